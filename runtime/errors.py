@@ -1,0 +1,145 @@
+"""Every error that radixlm raises on purpose, in one tree.
+
+A message says what happened, the two values that disagree, and what to do. Catch `RadixLMError` for all of
+them; `InvalidRequest` is the caller's mistake (HTTP 400, exit code 2), `EngineError` is ours.
+"""
+
+from __future__ import annotations
+
+
+class RadixLMError(Exception):
+    """Base of every error raised on purpose."""
+
+
+# What a model is compiled from.
+
+
+class SourceError(RadixLMError):
+    """The model source cannot be used."""
+
+
+class SourceNotFound(SourceError):
+    """No file, directory or repository is there, or it holds no model."""
+
+
+class CorruptSource(SourceError):
+    """The source is truncated, or contradicts itself."""
+
+
+class UnsupportedArchitecture(SourceError):
+    """The source's architecture is not in the registry; the message lists those that are."""
+
+
+class UnsupportedTensor(SourceError):
+    """A tensor has a storage type that no kernel runs."""
+
+
+class CompileError(RadixLMError):
+    """Compiling failed for a reason that is not the source's."""
+
+
+class VerificationFailed(CompileError):
+    """The fresh artifact disagrees with the NumPy evaluation of the same weights; nothing was published."""
+
+
+# What a model is compiled into.
+
+
+class ArtifactError(RadixLMError):
+    """The artifact cannot be used."""
+
+
+class ArtifactNotFound(ArtifactError):
+    """There is no artifact at this path."""
+
+
+class CorruptArtifact(ArtifactError):
+    """A file is missing, truncated, or not the one that the manifest describes."""
+
+
+class UnsupportedArtifact(ArtifactError):
+    """The artifact was written by another version of radixlm."""
+
+
+class UnsupportedCPU(ArtifactError):
+    """The artifact was compiled for CPU features that this machine does not have."""
+
+
+# What a client asks for.
+
+
+class InvalidRequest(RadixLMError, ValueError):
+    """The request cannot be served as it is; the message says which value and what is allowed."""
+
+
+class InvalidParameter(InvalidRequest):
+    """A parameter is outside its range."""
+
+
+class EmptyPrompt(InvalidRequest):
+    """The prompt has no tokens."""
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt and reply do not fit the model's context length."""
+
+
+# Key-value pages and sequences.
+
+
+class KVError(RadixLMError):
+    """An operation on pages or sequences was refused; nothing was changed."""
+
+
+class OutOfPages(KVError):
+    """The pool has too few free pages."""
+
+
+class PopLengthError(KVError):
+    """More tokens were to be popped than the sequence has."""
+
+    def __init__(self, length: int, pop: int) -> None:
+        super().__init__(f"the sequence has {length} tokens, cannot pop {pop}; pop at most {length}")
+        self.length = length
+        self.pop = pop
+
+
+class ForkLengthError(KVError):
+    """A fork was to begin past the end of the sequence."""
+
+    def __init__(self, length: int, at: int) -> None:
+        super().__init__(f"the sequence has {length} computed tokens, cannot fork at {at}; fork at 0..{length}")
+        self.length = length
+        self.at = at
+
+
+class AppendLengthError(KVError):
+    """An append would pass the context length."""
+
+    def __init__(self, length: int, append: int, context_length: int) -> None:
+        super().__init__(
+            f"the sequence has {length} tokens, {append} more pass the context length of {context_length}; "
+            f"append at most {context_length - length}"
+        )
+        self.length = length
+        self.append = append
+        self.context_length = context_length
+
+
+class UnknownSequence(KVError):
+    """No sequence has this id."""
+
+
+# The engine itself.
+
+
+class EngineError(RadixLMError):
+    """The engine could not do its work."""
+
+
+class StepFailed(EngineError):
+    """A step failed; its requests fail with it and the engine goes on."""
+
+
+class EngineClosed(EngineError):
+    """The engine was closed."""
