@@ -1,0 +1,86 @@
+"""What comes back from a request: deltas while it runs, a completion at its end.
+
+Plain frozen data, without behaviour; `request.py` makes them, the server turns them into JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "cancelled"]
+"""`stop`: a stop token or stop string; `length`: max_tokens or the context; `cancelled`: the client went away."""
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """The natural logarithm of a generated token's probability, and of the most likely tokens in its place.
+
+    They are those of the model, before penalties, bias, temperature and truncation. `top` is sorted, most likely first, and has as many
+    entries as `SamplingParams.logprobs` asks for; the generated token itself need not be among them.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of a request. `cached_tokens` of the `prompt_tokens` were reused and not computed."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # cached tokens by kind of match: {"exact": 96}
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds since the engine took the request; None where it never came so far."""
+
+    time_to_first_token_s: float | None
+    decode_tokens_per_s: float | None  # tokens after the first, over the time after the first
+    total_s: float
+
+
+@dataclass(frozen=True)
+class CacheMatch:
+    """What the request's first admission reused, and why it was not more."""
+
+    kind: str | None  # the weakest kind that was used, None if nothing was
+    num_cached_tokens: int
+    why_not_more: str | None  # for humans: names the first token that differs
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What a step added to a reply. Joined, the texts of all deltas are `Completion.text`.
+
+    `text` may be empty while `token_ids` is not (half a character, or the possible beginning of a stop string), and the last delta
+    may bring text without tokens. `finish_reason` is set in the last delta only.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None  # one per token of `token_ids`, if asked for
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished request.
+
+    `text` is the decoding of `token_ids` up to, and without, the stop token or stop string that ended it. `token_ids` are all tokens that the
+    model generated, the stop token included.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]  # those that were really used
+    logprobs: tuple[TokenLogprob, ...] | None
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+    cache_match: CacheMatch
