@@ -50,3 +50,79 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=lambda: _NO_BIAS)
     logprobs: int | None = None  # None: none; k: the generated token's and the k most likely ones'
     ignore_eos: bool = False  # go on past the model's own end-of-sequence tokens
+
+    def __post_init__(self) -> None:
+        _check_int("max_tokens", self.max_tokens, 1, optional=True)
+        _check_float("temperature", self.temperature, 0.0, 100.0)
+        _check_int("top_k", self.top_k, 0)
+        _check_float("top_p", self.top_p, 0.0, 1.0, above=True)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above=True)
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_int("seed", self.seed, -(2**63), 2**64 - 1, optional=True)
+        _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, optional=True)
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidParameter(f"ignore_eos is {self.ignore_eos!r}; it must be true or false")
+        self._check_stop()
+        self._check_logit_bias()
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken, so that no random number is drawn."""
+        return self.temperature == 0.0
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether a penalty or a bias acts on the logits before temperature does."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or bool(self.logit_bias)
+        )
+
+    def _check_stop(self) -> None:
+        if isinstance(self.stop, str):
+            raise InvalidParameter(f"stop is the string {self.stop!r}; it must be a tuple of strings")
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidParameter(f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed")
+        for stop in self.stop:
+            if not isinstance(stop, str) or not 0 < len(stop) <= MAX_STOP_LENGTH:
+                raise InvalidParameter(
+                    f"stop has {stop!r:.60}; each must be a string of 1 to {MAX_STOP_LENGTH} characters"
+                )
+        for token_id in self.stop_token_ids:
+            _check_int("stop_token_ids", token_id, 0)
+
+    def _check_logit_bias(self) -> None:
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidParameter(f"logit_bias is {self.logit_bias!r:.60}; it must map token ids to numbers")
+        for token_id, bias in self.logit_bias.items():
+            _check_int("logit_bias", token_id, 0)
+            _check_float(f"logit_bias of token {token_id}", bias, -100.0, 100.0)
+        object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
+
+
+def _check_int(
+    name: str, value: object, low: int, high: int | None = None, *, optional: bool = False
+) -> None:
+    """Raise InvalidParameter unless `value` is an integer in `[low, high]`, both included."""
+    if value is None and optional:
+        return
+    allowed = f"an integer of {low} or more" if high is None else f"an integer from {low} to {high}"
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidParameter(f"{name} is {value!r:.60}; it must be {allowed}")
+    if value < low or (high is not None and value > high):
+        raise InvalidParameter(f"{name} is {value}; it must be {allowed}")
+
+
+def _check_float(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
+    """Raise InvalidParameter unless `value` is a finite number in `[low, high]`, or in `(low, high]` if `above`."""
+    allowed = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InvalidParameter(f"{name} is {value!r:.60}; it must be {allowed}")
+    if not math.isfinite(value) or value < low or value > high or (above and value == low):
+        raise InvalidParameter(f"{name} is {value}; it must be {allowed}")
