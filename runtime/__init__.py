@@ -1,6 +1,7 @@
 """Artifact to tokens: the engine, its cache and its server.
 
-The names below load on first use, so that reading a manifest or raising an error does not load a model runtime.
+The names below load on first use, so that reading a manifest or raising an error does not load a model
+runtime.
 """
 
 from __future__ import annotations

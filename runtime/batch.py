@@ -1,7 +1,7 @@
 """One ragged forward pass as arrays, and the protocol of whatever runs it.
 
-Prefill, decode and both mixed look the same here: rows of tokens, each with a slot to write its KV to and the pages
-that it reads. Knows array shapes, not requests; `engine_core.py` fills it, `model_runner.py` runs it.
+Prefill, decode and both mixed look the same here: rows of tokens, each with a slot to write its KV to and the
+pages that it reads. Knows array shapes, not requests; `engine_core.py` fills it, `model_runner.py` runs it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Float32Array = npt.NDArray[np.float32]
 class Batch:
     """`T` tokens of `B` sequences that each hold at most `P` pages; `R` of the tokens want logits.
 
-    All arrays are int32 and C-contiguous. A slot is `page_id * PAGE_SIZE + row`. Within a sequence, tokens come in
-    order and each sees the rows `[0, kv_length)` of its sequence's pages, its own included: that is the causal mask.
-    Unused places of `page_table` are 0 and never read.
+    All arrays are int32 and C-contiguous. A slot is `page_id * PAGE_SIZE + row`. Within a sequence, tokens
+    come in order and each sees the rows `[0, kv_length)` of its sequence's pages, its own included: that is
+    the causal mask. Unused places of `page_table` are 0 and never read.
     """
 
     token_ids: Int32Array  # [T]

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "cancelled"]
-"""`stop`: a stop token or stop string; `length`: max_tokens or the context; `cancelled`: the client went away."""
+"""`stop`: a stop token or string; `length`: max_tokens or the context; `cancelled`: the client went away."""
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
     """The natural logarithm of a generated token's probability, and of the most likely tokens in its place.
 
-    They are those of the model, before penalties, bias, temperature and truncation. `top` is sorted, most likely first, and has as many
-    entries as `SamplingParams.logprobs` asks for; the generated token itself need not be among them.
+    They are those of the model, before penalties, bias, temperature and truncation. `top` is sorted, most
+    likely first, and has as many entries as `SamplingParams.logprobs` asks for; the generated token itself
+    need not be among them.
     """
 
     token_id: int
@@ -33,7 +34,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # cached tokens by kind of match: {"exact": 96}
+    tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # cached tokens: {"exact": 96}
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ class CacheMatch:
 class Delta:
     """What a step added to a reply. Joined, the texts of all deltas are `Completion.text`.
 
-    `text` may be empty while `token_ids` is not (half a character, or the possible beginning of a stop string), and the last delta
-    may bring text without tokens. `finish_reason` is set in the last delta only.
+    `text` may be empty while `token_ids` is not (half a character, or the possible beginning of a stop
+    string), and the last delta may bring text without tokens. `finish_reason` is set in the last delta only.
     """
 
     text: str
@@ -72,8 +73,8 @@ class Delta:
 class Completion:
     """A finished request.
 
-    `text` is the decoding of `token_ids` up to, and without, the stop token or stop string that ended it. `token_ids` are all tokens that the
-    model generated, the stop token included.
+    `text` is the decoding of `token_ids` up to, and without, the stop token or stop string that ended it.
+    `token_ids` are all tokens that the model generated, the stop token included.
     """
 
     text: str

@@ -1,7 +1,8 @@
 """The engine as a library: text in, text out, from any number of threads.
 
-Prepares prompts in the caller's thread, hands requests to the one thread that owns the model, and gives streams back. Knows nothing
-of HTTP; batching and pages are `engine_core.py`'s, the thread is `engine_loop.py`'s.
+Prepares prompts in the caller's thread, hands requests to the one thread that owns the model, and gives
+streams back. Knows nothing of HTTP; batching and pages are `engine_core.py`'s, the thread is
+`engine_loop.py`'s.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class EngineStats:
 class GenerationStream(Iterator[Delta]):
     """The deltas of one request, as they come. One thread may read it; any may cancel it.
 
-    As a context manager it cancels the request when the block is left early. Iterating raises the error that the request failed with.
+    As a context manager it cancels the request when the block is left early. Iterating raises the error that
+    the request failed with.
     """
 
     request_id: str
@@ -78,7 +80,9 @@ class GenerationStream(Iterator[Delta]):
         raise NotImplementedError
 
     def cancel(self) -> None:
-        """End the request as soon as possible; its last delta then has finish_reason `cancelled`. Harmless when finished."""
+        """End the request as soon as possible; its last delta then has finish_reason `cancelled`. Harmless
+        when finished.
+        """
         raise NotImplementedError
 
     def result(self) -> Completion:
@@ -102,7 +106,8 @@ class Engine:
 
     Args:
         model: the artifact, or its directory.
-        kv_cache_bytes: memory for KV pages; None: a quarter of the available memory, but no more than `max_num_seqs` full contexts need.
+        kv_cache_bytes: memory for KV pages; None: a quarter of the available memory, but no more than
+            `max_num_seqs` full contexts need.
         max_num_seqs: requests computed together; more wait.
         max_num_batched_tokens: tokens of one step, at most the artifact's own limit; None: that limit.
         num_threads: threads of the kernels; None: the runtime's choice.
@@ -114,8 +119,8 @@ class Engine:
 
     manifest: Manifest
     tokenizer: Tokenizer
-    default_params: SamplingParams  # what the model's makers recommend; use dataclasses.replace to change some
-    context_length: int  # tokens of prompt and reply together: the model's, or fewer if the KV pages hold fewer
+    default_params: SamplingParams  # what the model's makers recommend
+    context_length: int  # tokens of prompt and reply together: the model's, or what the KV pages hold
 
     def __init__(
         self,
@@ -149,19 +154,21 @@ class Engine:
     ) -> GenerationStream:
         """Like `generate`, but returns at once; the deltas come while they are computed.
 
-        `on_ready` is called on the engine's thread whenever `poll` has something new (a delta or an error): an event loop
-        passes `lambda: loop.call_soon_threadsafe(event.set)`. It must not block and must not raise.
-        `namespace` separates clients: cached prefixes are never shared between two namespaces.
+        `on_ready` is called on the engine's thread whenever `poll` has something new (a delta or an error):
+        an event loop passes `lambda: loop.call_soon_threadsafe(event.set)`. It must not block and must not
+        raise. `namespace` separates clients: cached prefixes are never shared between two namespaces.
         """
         raise NotImplementedError
 
     def chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, *, namespace: bytes = b""
     ) -> Completion:
-        """Answer a conversation of `{"role": ..., "content": ...}` messages, rendered by the model's chat template.
+        """Answer a conversation of `{"role": ..., "content": ...}` messages, rendered by the model's chat
+        template.
 
         Raises:
-            InvalidRequest: the artifact has no chat template, or the template refuses the messages; else as `generate`.
+            InvalidRequest: the artifact has no chat template, or the template refuses the messages; else as
+                `generate`.
         """
         return self.stream_chat(messages, params, namespace=namespace).result()
 
@@ -185,7 +192,9 @@ class Engine:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Cancel what runs, stop the thread and free the model. Later requests raise EngineClosed. May be called twice."""
+        """Cancel what runs, stop the thread and free the model. Later requests raise EngineClosed. May be
+        called twice.
+        """
         raise NotImplementedError
 
     def __enter__(self) -> Self:

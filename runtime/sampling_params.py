@@ -1,7 +1,7 @@
 """How a reply's tokens are chosen and when the reply ends: the client's wishes, validated.
 
-Knows ranges, not logits; `sampler.py` does what is wished here. What depends on the model (is this token id in the vocabulary) is
-checked by `EngineCore.validate`.
+Knows ranges, not logits; `sampler.py` does what is wished here. What depends on the model (is this token id
+in the vocabulary) is checked by `EngineCore.validate`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 class SamplingParams:
     """Sampling parameters of one request. Field names and meanings are those of OpenAI's and vLLM's APIs.
 
-    The order is: repetition, presence and frequency penalty, logit bias, temperature, then top-k, top-p and min-p, each
-    on what the one before it left. `temperature=0` takes the most likely token, the lowest id on ties.
+    The order is: repetition, presence and frequency penalty, logit bias, temperature, then top-k, top-p and
+    min-p, each on what the one before it left. `temperature=0` takes the most likely token, the lowest id on
+    ties.
 
     >>> SamplingParams(temperature=0.7, top_p=0.9, stop=("\\n\\n",), seed=7).greedy
     False
@@ -88,7 +89,7 @@ class SamplingParams:
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidParameter(f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed")
+            raise InvalidParameter(f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} do")
         for stop in self.stop:
             if not isinstance(stop, str) or not 0 < len(stop) <= MAX_STOP_LENGTH:
                 raise InvalidParameter(
@@ -120,7 +121,7 @@ def _check_int(
 
 
 def _check_float(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
-    """Raise InvalidParameter unless `value` is a finite number in `[low, high]`, or in `(low, high]` if `above`."""
+    """Raise InvalidParameter unless `value` is a finite number in `[low, high]`; `above` excludes `low`."""
     allowed = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise InvalidParameter(f"{name} is {value!r:.60}; it must be {allowed}")
