@@ -1,0 +1,235 @@
+"""Weights as numbers, before any kernel layout: codes, scales, minima, and how to make fewer bits of them.
+
+Knows what a stored weight is worth and what rounding it costs; knows no file format and no kernel. The
+block types of GGUF become weights in `sources/gguf_blocks.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from radixlm.runtime.errors import CompileError
+
+Float32 = NDArray[np.float32]
+KindName = Literal["q4", "q8", "f16", "bf16", "f32"]
+Mode = Literal["q4", "q8", "f16", "f32"]
+
+GROUP = 32  # values that share a scale when we choose it
+_ZEROS: dict[KindName, int] = {"q4": 8, "q8": 128}
+_STRIP_VALUES = 1 << 20  # values worked on at once: bounds the temporaries to a few times 4 MiB
+
+
+@dataclass(frozen=True)
+class WeightKind:
+    """How a weight is stored.
+
+    Quantized kinds hold one code per value and, for each `group` values of a row, a scale: the value is
+    `scale * (code - zero)`, or `scale * code + minimum` where there is a minimum. Other kinds hold the
+    values.
+    """
+
+    name: KindName
+    group: Literal[0, 16, 32] = 0
+    has_minimum: bool = False
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.group != 0
+
+    @property
+    def zero(self) -> int:
+        """The code that means 0.0; 0 for kinds with a minimum and for plain values."""
+        return 0 if self.has_minimum else _ZEROS.get(self.name, 0)
+
+    @property
+    def label(self) -> str:
+        """One word for tables, such as "q4_g32_min" or "bf16"."""
+        return f"{self.name}_g{self.group}{'_min' if self.has_minimum else ''}" if self.group else self.name
+
+
+Q4 = WeightKind("q4", 32)
+Q4_MINIMUM = WeightKind("q4", 32, True)
+Q8 = WeightKind("q8", 32)
+Q8_MINIMUM = WeightKind("q8", 32, True)
+Q8_GROUP16 = WeightKind("q8", 16)
+F16 = WeightKind("f16")
+BF16 = WeightKind("bf16")
+F32 = WeightKind("f32")
+
+DTYPES: dict[KindName, np.dtype[Any]] = {
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f32": np.dtype(np.float32),
+}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A matrix `[N, K]` (or a vector `[K]`, never quantized) as its source stores it.
+
+    `codes`: uint8 `[N, K]`, one code a byte, for q4 (0..15) and q8; otherwise the values as float16, bfloat16
+    (`ml_dtypes`) or float32. `scales`, `minima`: float16 `[N, K / group]`.
+    """
+
+    kind: WeightKind
+    codes: NDArray[Any]
+    scales: NDArray[np.float16] | None = None
+    minima: NDArray[np.float16] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.codes.shape
+
+    def dequantize(self) -> Float32:
+        """The values as float32, of the same shape; for quantized kinds and 16-bit ones a new array."""
+        if not self.kind.is_quantized:
+            return self.codes.astype(np.float32, copy=False)
+        assert self.scales is not None
+        values = self.codes.astype(np.float32)
+        groups = values.reshape(*self.scales.shape, self.kind.group)
+        groups -= np.float32(self.kind.zero)
+        groups *= self.scales.astype(np.float32)[..., None]
+        if self.minima is not None:
+            groups += self.minima.astype(np.float32)[..., None]
+        return values
+
+
+def requantize(weight: Weight | NDArray[Any], mode: Mode) -> Weight:
+    """Store `weight` as `mode`; one that is stored so already (with whatever groups and minima) stays as it
+    is.
+
+    q4 and q8 take groups of 32 along a row with one scale each. q4 is never worse than llama.cpp's Q4_0 in
+    squared error; q8 is its Q8_0. A q4 weight becomes q8 without rounding. Raises CompileError where a row
+    is no multiple of 32, and where values exceed what float16 holds.
+    """
+    if isinstance(weight, np.ndarray):
+        weight = Weight(_KIND_OF_DTYPE[weight.dtype], weight)
+    if weight.kind.name == mode:
+        return weight
+    if mode in DTYPES:
+        return Weight(WeightKind(mode), _narrow(weight.dequantize(), DTYPES[mode]))
+    if weight.kind.name == "q4":
+        assert mode == "q8"
+        return _widen(weight)
+    return _quantize(weight, mode)
+
+
+def rounding_error(source: Float32, weight: Weight) -> tuple[float, float]:
+    """What storing `source` as `weight` costs: the sums of the squared error and of the squared source.
+
+    Both are float64 sums, to be added over tensors; the root of their ratio is the relative error.
+    """
+    error = total = 0.0
+    values = source.reshape(-1, source.shape[-1])
+    for rows in _strips(values.shape):
+        exact = values[rows].astype(np.float64)
+        stored = _rows_of(weight, rows).dequantize().reshape(exact.shape)
+        error += float(np.square(exact - stored).sum())
+        total += float(np.square(exact).sum())
+    return error, total
+
+
+_KIND_OF_DTYPE = {dtype: WeightKind(name) for name, dtype in DTYPES.items()}
+
+
+def _widen(weight: Weight) -> Weight:
+    """4-bit codes as 8-bit ones of the same values: the zero moves from 8 to 128, scales and minima stay."""
+    shift = np.uint8(0 if weight.kind.has_minimum else _ZEROS["q8"] - _ZEROS["q4"])
+    kind = WeightKind("q8", weight.kind.group, weight.kind.has_minimum)
+    return Weight(kind, weight.codes + shift, weight.scales, weight.minima)
+
+
+def _narrow(values: Float32, dtype: np.dtype[Any]) -> NDArray[Any]:
+    with np.errstate(over="ignore"):
+        narrow = values.astype(dtype)
+    if not np.isfinite(narrow).all():
+        raise CompileError(
+            f"the weight holds values up to {np.abs(values).max():g}, float16 ends at 65504; "
+            "use --quantize keep or f32"
+        )
+    return narrow
+
+
+def _quantize(weight: Weight, mode: Mode) -> Weight:
+    num_rows, num_columns = weight.shape
+    if num_columns % GROUP:
+        raise CompileError(
+            f"a row of {num_columns} values cannot be cut into groups of {GROUP}; use --quantize keep or f16"
+        )
+    codes = np.empty(weight.shape, np.uint8)
+    scales = np.empty((num_rows, num_columns // GROUP), np.float16)
+    choose = _choose_q4 if mode == "q4" else _choose_q8
+    for rows in _strips(weight.shape):
+        groups = _rows_of(weight, rows).dequantize().reshape(-1, GROUP)
+        strip_codes, strip_scales = choose(groups)
+        codes[rows] = strip_codes.reshape(-1, num_columns)
+        scales[rows] = strip_scales.reshape(-1, num_columns // GROUP)
+    return Weight(Q4 if mode == "q4" else Q8, codes, scales)
+
+
+def _choose_q8(groups: Float32) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
+    """llama.cpp's Q8_0: the largest magnitude becomes 127. The scale is rounded after the codes are
+    chosen.""" scales = np.abs(groups).max(axis=1, keepdims=True) / np.float32(127) codes = np.rint(groups *
+    _reciprocal(scales)) + np.float32(_ZEROS["q8"])
+    return codes.astype(np.uint8), _narrow(scales, DTYPES["f16"])
+
+
+def _choose_q4(groups: Float32) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
+    """The best of a few scales per group of 32.
+
+    The first is llama.cpp's Q4_0 (the value of largest magnitude becomes code 0, that is -8), so that the
+    result is never worse. Each candidate's scale is then refitted to its codes by least squares.
+    """
+    extreme = np.take_along_axis(groups, np.abs(groups).argmax(axis=1, keepdims=True), axis=1)
+    best_codes, best_scales, best_error = _try_q4(groups, extreme / np.float32(-8), refit=False)
+    for code_of_extreme in _Q4_EXTREMES:
+        codes, scales, error = _try_q4(groups, extreme / np.float32(code_of_extreme), refit=True)
+        better = error < best_error
+        best_codes = np.where(better, codes, best_codes)
+        best_scales = np.where(better, scales, best_scales)
+        best_error = np.where(better, error, best_error)
+    return best_codes, best_scales
+
+
+# What the value of largest magnitude may become. On normal values the squared error is 0.968 of Q4_0's with
+# -8 alone, 0.945 with -8 and -7, 0.901 with these six, at five times the work of Q4_0.
+_Q4_EXTREMES = (-7.0, 7.5, 7.0, -8.5, -9.0, -7.5)
+
+
+def _try_q4(
+    groups: Float32, scales: Float32, *, refit: bool
+) -> tuple[NDArray[np.uint8], NDArray[np.float16], Float32]:
+    """Codes, the scale as stored, and the squared error, for groups `[G, 32]` and scales `[G, 1]`."""
+    levels = np.clip(np.floor(groups * _reciprocal(scales) + np.float32(0.5)), -8, 7)
+    if refit:
+        squares = np.einsum("gk,gk->g", levels, levels)[:, None]
+        scales = np.einsum("gk,gk->g", levels, groups)[:, None] * _reciprocal(squares)
+    stored = _narrow(scales, DTYPES["f16"])
+    residual = groups - levels * stored.astype(np.float32)
+    error = np.einsum("gk,gk->g", residual, residual)[:, None]
+    return (levels + np.float32(_ZEROS["q4"])).astype(np.uint8), stored, error
+
+
+def _reciprocal(values: Float32) -> Float32:
+    """1 / values, and 0 for 0."""
+    return np.divide(np.float32(1), values, out=np.zeros_like(values), where=values != 0)
+
+
+def _strips(shape: tuple[int, ...]) -> Iterator[slice]:
+    step = max(1, _STRIP_VALUES // shape[-1])
+    for start in range(0, shape[0], step):
+        yield slice(start, start + step)
+
+
+def _rows_of(weight: Weight, rows: slice) -> Weight:
+    if weight.codes.ndim == 1:
+        return weight
+    scales = None if weight.scales is None else weight.scales[rows]
+    minima = None if weight.minima is None else weight.minima[rows]
+    return Weight(weight.kind, weight.codes[rows], scales, minima)
