@@ -13,7 +13,6 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
-
 from radixlm.runtime.errors import CompileError
 
 Float32 = NDArray[np.float32]
@@ -101,8 +100,7 @@ class Weight:
 
 
 def requantize(weight: Weight | NDArray[Any], mode: Mode) -> Weight:
-    """Store `weight` as `mode`; one that is stored so already (with whatever groups and minima) stays as it
-    is.
+    """Store `weight` as `mode`; one that is stored so already, with whatever groups and minima, stays as is.
 
     q4 and q8 take groups of 32 along a row with one scale each. q4 is never worse than llama.cpp's Q4_0 in
     squared error; q8 is its Q8_0. A q4 weight becomes q8 without rounding. Raises CompileError where a row
@@ -174,9 +172,9 @@ def _quantize(weight: Weight, mode: Mode) -> Weight:
 
 
 def _choose_q8(groups: Float32) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
-    """llama.cpp's Q8_0: the largest magnitude becomes 127. The scale is rounded after the codes are
-    chosen.""" scales = np.abs(groups).max(axis=1, keepdims=True) / np.float32(127) codes = np.rint(groups *
-    _reciprocal(scales)) + np.float32(_ZEROS["q8"])
+    """llama.cpp's Q8_0: the largest magnitude becomes 127. The scale is rounded after the codes are chosen."""
+    scales = np.abs(groups).max(axis=1, keepdims=True) / np.float32(127)
+    codes = np.rint(groups * _reciprocal(scales)) + np.float32(_ZEROS["q8"])
     return codes.astype(np.uint8), _narrow(scales, DTYPES["f16"])
 
 
