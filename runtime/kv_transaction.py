@@ -1,7 +1,7 @@
 """Reserve the pages of a whole step, then commit it or roll it back.
 
-Tree, sequences and pool change together in `commit`, or not at all. Knows page ids and token counts, not what a
-forward computes.
+Tree, sequences and pool change together in `commit`, or not at all. Knows page ids and token counts, not what
+a forward computes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from .sequence import Sequence, num_pages_for
 class Reservation:
     """Room for the KV of tokens `[start, stop)` of one sequence.
 
-    `page_ids` are the pages of `[0, stop)`, those of the step included, and `copies` are the row copies to do before
-    the forward (none or one: the rows of a partial page that others own too).
+    `page_ids` are the pages of `[0, stop)`, those of the step included: of these, `[0, num_kept_pages)` are
+    the sequence's already. `copies` are the row copies to do before the forward (none or one: the rows of a
+    partial page that others own too).
     """
 
     sequence: Sequence
     start: int
     stop: int
     page_ids: tuple[int, ...]
+    num_kept_pages: int
     copies: tuple[PageCopy, ...]
 
     @property
@@ -65,7 +67,7 @@ class KVTransaction:
     def __init__(self, pool: PagePool, tree: RadixTree) -> None:
         self._pool = pool
         self._tree = tree
-        self._reservations: dict[int, tuple[Reservation, list[int]]] = {}
+        self._reservations: dict[int, Reservation] = {}  # by seq_id, in order
 
     def __enter__(self) -> KVTransaction:
         return self
@@ -78,39 +80,95 @@ class KVTransaction:
     @property
     def reservations(self) -> list[Reservation]:
         """What was reserved, in order."""
-        return [reservation for reservation, _ in self._reservations.values()]
+        return list(self._reservations.values())
 
     @property
     def copies(self) -> list[PageCopy]:
         """All row copies to do before the forward."""
-        return [copy for reservation in self.reservations for copy in reservation.copies]
+        return [copy for reservation in self._reservations.values() for copy in reservation.copies]
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> Reservation:
-        """Take pages for the next `num_tokens` uncomputed tokens; the sequence itself changes in `commit` only.
+        """Take pages for the next `num_tokens` uncomputed tokens; the sequence changes in `commit` only.
 
-        Evicts from the tree, least recently used first, when too few pages are free; a rollback does not bring those
-        back. If the sequence's last page is partial and not its own, it is replaced by a new one and the reservation
-        says which rows to copy; the source stays as it is until `commit`.
+        Evicts from the tree, least recently used first, when too few pages are free; a rollback does not
+        bring those back. If the sequence's last page is partial and not its own alone, it is replaced by a
+        new one and the reservation says which rows to copy; the source stays as it is until `commit`. So a
+        sequence that is alone always fits a pool of `num_pages_for(context_length) + 1` pages.
 
         Raises:
             OutOfPages: free and evictable pages together do not suffice; nothing is taken or evicted, the
                 transaction's other reservations stay, and `drop` gives one of them back.
-            UnknownSequence: it is closed.
+            UnknownSequence: the sequence is closed.
         """
-        raise NotImplementedError
+        sequence.require_open()
+        assert not sequence.is_reserved, f"{sequence} is reserved already"
+        assert 0 < num_tokens <= sequence.num_uncomputed, f"{num_tokens} tokens of {sequence}"
+        start, stop = sequence.num_computed, sequence.num_computed + num_tokens
+        kept = list(sequence.page_ids)
+        num_rows = start % PAGE_SIZE
+        must_copy = num_rows > 0 and not self._pool.is_private(kept[-1])
+        source = kept.pop() if must_copy else None
+        taken = self._take(num_pages_for(stop) - len(kept))
+        reservation = Reservation(
+            sequence=sequence,
+            start=start,
+            stop=stop,
+            page_ids=(*kept, *taken),
+            num_kept_pages=len(kept),
+            copies=() if source is None else (PageCopy(source, taken[0], num_rows),),
+        )
+        self._reservations[sequence.seq_id] = reservation
+        sequence.set_reserved(True)
+        return reservation
 
     def drop(self, sequence: Sequence) -> None:
         """Give back what was reserved for one sequence, for instance to preempt it; the others stay."""
-        raise NotImplementedError
+        reservation = self._reservations.pop(sequence.seq_id)
+        self._pool.release(reservation.page_ids[reservation.num_kept_pages :])
+        sequence.set_reserved(False)
 
     def commit(self) -> None:
         """Make the step's tokens computed, and share every page that is full now in the tree.
 
-        Where the tree has the same page of another request already, the sequence takes that and releases its own. Call
-        it when the forward (and the sampling) has succeeded, then append the sampled tokens.
+        Where the tree has the same page of another request already, the sequence takes that and releases its
+        own. Call it when the forward and the sampling have succeeded, then append the sampled tokens.
         """
-        raise NotImplementedError
+        for reservation in self._reservations.values():
+            sequence = reservation.sequence
+            self._pool.release(sequence.page_ids[reservation.num_kept_pages :])  # the source of a copy
+            sequence.replace_kv(self._share(reservation), reservation.stop)
+            sequence.set_reserved(False)
+        self._reservations.clear()
 
     def rollback(self) -> None:
         """Give back every page that is not committed; no effect after `commit`."""
-        raise NotImplementedError
+        for reservation in self.reservations:
+            self.drop(reservation.sequence)
+
+    def _take(self, num_pages: int) -> list[int]:
+        num_free, num_cached = self._pool.num_free, self._pool.num_cached
+        if num_pages > num_free + num_cached:
+            raise OutOfPages(
+                f"request needs {num_pages} pages of {PAGE_SIZE} tokens, {num_free} are free and "
+                f"{num_cached} can be evicted; lower --max-num-seqs or raise --kv-cache-gb"
+            )
+        if num_pages > num_free:
+            self._tree.evict(num_pages - num_free)
+        return self._pool.allocate(num_pages)
+
+    def _share(self, reservation: Reservation) -> list[int]:
+        """Put the pages that are full now into the tree; the pages that the sequence has from now on."""
+        first, last = reservation.start // PAGE_SIZE, reservation.stop // PAGE_SIZE
+        page_ids = list(reservation.page_ids)
+        if first == last:
+            return page_ids
+        sequence = reservation.sequence
+        tokens = slice(first * PAGE_SIZE, last * PAGE_SIZE)
+        own = page_ids[first:last]
+        shared = self._tree.insert(
+            sequence.namespace, page_ids[:first], sequence.token_ids[tokens], own, sequence.generated[tokens]
+        )
+        self._pool.retain(theirs for theirs, ours in zip(shared, own, strict=True) if theirs != ours)
+        self._pool.release(ours for theirs, ours in zip(shared, own, strict=True) if theirs != ours)
+        page_ids[first:last] = shared
+        return page_ids

@@ -1,4 +1,4 @@
-"""Own the page ids: which are free, which only the tree keeps, which sequences use, and how many owners each has.
+"""Own the page ids: which are free, which only the tree keeps, which sequences use; and count owners.
 
 Knows ids and counts. Not what the pages hold, nor which sequence or node an owner is.
 """
@@ -15,8 +15,8 @@ from .manifest import PAGE_SIZE
 class PagePool:
     """`num_pages` pages, each free, cached (the tree is its one owner) or in use (a sequence owns it too).
 
-    `num_free + num_cached + num_in_use == num_pages`, always. Owners are sequences, counted, and the tree, at most
-    once. A page is free when its last owner leaves, and nobody else ever frees one.
+    `num_free + num_cached + num_in_use == num_pages`, always. Owners are sequences, counted, and the tree, at
+    most once. A page is free when its last owner leaves, and nobody else ever frees one.
 
     >>> pool = PagePool(num_pages=2)
     >>> pages = pool.allocate(2)

@@ -6,65 +6,18 @@ reservations of a step say.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence as TokenIds
+import collections.abc
 from dataclasses import dataclass
-from typing import Literal
 
+from .errors import EmptyPrompt, UnknownSequence
 from .kv_transaction import KVTransaction
+from .manifest import PAGE_SIZE
 from .page_pool import PagePool
-from .radix_tree import RadixTree
+from .prefix_match import MatchKind, PartialPage, PrefixMatch, WhyNotMore
+from .radix_tree import Found, RadixTree
 from .sequence import Sequence
 
-MatchKind = Literal["exact"]
-
-
-@dataclass(frozen=True)
-class PartialPage:
-    """The first `num_rows` rows of page `page_id` are reused by copying them; a reservation says when."""
-
-    page_id: int
-    num_rows: int
-
-
-@dataclass(frozen=True)
-class WhyNotMore:
-    """Why a match ended at token `position`.
-
-    `complete`: everything that may be reused was (the last token is always computed).
-    `differs`: the cache goes on with `cached_token` where the prompt has `wanted_token`; of several, one that
-    shares the most tokens.
-    `evicted`: a continuation that began with `wanted_token` was cached and had to make room.
-    `unseen`: nothing cached goes on here, as far as the cache remembers.
-    """
-
-    kind: Literal["complete", "differs", "evicted", "unseen"]
-    position: int
-    cached_token: int | None = None
-    wanted_token: int | None = None
-
-
-@dataclass(frozen=True)
-class PrefixMatch:
-    """What of a prompt is cached. Holds no page: it is true until the cache changes.
-
-    `pages` are the full pages that are shared, `partial` the page after them of which rows are copied.
-    `num_tokens == PAGE_SIZE * len(pages) + partial.num_rows == sum(tokens_by_kind.values())`.
-    """
-
-    prompt_ids: tuple[int, ...]
-    num_match: int
-    namespace: bytes
-    tokens_by_kind: Mapping[MatchKind, int]
-    pages: tuple[int, ...]
-    partial: PartialPage | None
-    why_not_more: WhyNotMore
-    generated: bytes  # one byte a matched token: 1 where a model made it
-    version: int  # of the tree that it was found in
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt tokens that need no forward."""
-        return sum(self.tokens_by_kind.values())
+__all__ = ["CacheStats", "MatchKind", "PartialPage", "PrefixCache", "PrefixMatch", "WhyNotMore"]
 
 
 @dataclass(frozen=True)
@@ -101,27 +54,62 @@ class PrefixCache:
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
-        self._tree = RadixTree(pool)
+        self.tree = RadixTree(pool)
+        self._sequences: dict[int, Sequence] = {}
+        self._next_seq_id = 0
+        self._num_prompt_tokens = 0
+        self._num_reused_tokens = 0
 
     def match(
-        self, prompt_ids: TokenIds[int], *, num_match: int | None = None, namespace: bytes = b""
+        self,
+        prompt_ids: collections.abc.Sequence[int],
+        *,
+        num_match: int | None = None,
+        namespace: bytes = b"",
     ) -> PrefixMatch:
         """The longest cached prefix of `prompt_ids[:num_match]`, never the whole prompt; changes nothing.
 
         Raises:
             EmptyPrompt: there are no tokens.
         """
-        raise NotImplementedError
+        prompt = tuple(prompt_ids)
+        if not prompt:
+            raise EmptyPrompt("the prompt has 0 tokens; send at least one")
+        num_match = len(prompt) if num_match is None else num_match
+        limit = min(num_match, len(prompt) - 1)
+        found = self.tree.find(namespace, prompt[:limit])
+        partial = None if found.partial_page is None else PartialPage(found.partial_page, found.num_rows)
+        return PrefixMatch(
+            prompt_ids=prompt,
+            num_match=num_match,
+            namespace=namespace,
+            tokens_by_kind={"exact": found.num_tokens} if found.num_tokens else {},
+            pages=tuple(found.pages),
+            partial=partial,
+            why_not_more=_why_not_more(found, prompt, limit),
+            version=self.tree.version,
+        )
 
     def open(self, match: PrefixMatch, *, context_length: int) -> Sequence:
-        """Start a sequence of the match's prompt that shares the matched pages: `num_computed` is what was reused.
+        """Start a sequence of the match's prompt that shares the matched pages: it has their tokens computed.
 
         If the cache changed since, it is matched again: call `match` right before `open` when you report it.
 
         Raises:
             AppendLengthError: the prompt is longer than the context; nothing is opened.
         """
-        raise NotImplementedError
+        sequence = Sequence(
+            self._next_seq_id,
+            match.prompt_ids,
+            pool=self.pool,
+            context_length=context_length,
+            namespace=match.namespace,
+        )
+        self._next_seq_id += 1
+        self._sequences[sequence.seq_id] = sequence
+        self._num_prompt_tokens += len(sequence)
+        self._num_reused_tokens += self._reuse(sequence, min(match.num_match, len(sequence) - 1))
+        return sequence
 
     def fork(self, sequence: Sequence, at: int) -> Sequence:
         """A new sequence of the first `at` computed tokens, sharing their pages; append before it computes.
@@ -130,11 +118,15 @@ class PrefixCache:
             ForkLengthError: `at` is past the computed tokens.
             UnknownSequence: it is closed, or not of this cache.
         """
-        raise NotImplementedError
+        self._require(sequence)
+        child = sequence.fork(at, seq_id=self._next_seq_id)
+        self._next_seq_id += 1
+        self._sequences[child.seq_id] = child
+        return child
 
     def begin(self) -> KVTransaction:
         """A transaction for one step, to be used in a `with`."""
-        raise NotImplementedError
+        return KVTransaction(self.pool, self.tree)
 
     def preempt(self, sequence: Sequence) -> None:
         """Leave all of the sequence's KV in the tree, where it can be evicted; the sequence keeps its tokens.
@@ -144,27 +136,37 @@ class PrefixCache:
         Raises:
             UnknownSequence: it is closed, or not of this cache.
         """
-        raise NotImplementedError
+        self._require(sequence)
+        self._leave_in_tree(sequence)
+        self._give_back(sequence)
 
     def resume(self, sequence: Sequence) -> int:
         """Take from the tree what it has of the sequence's uncomputed tokens; how many tokens were gained.
 
-        For a preempted sequence, and for one that waited while another computed the same prefix.
+        For a preempted sequence, and for one that waited while another computed the same prefix. Its last
+        token is left to compute.
 
         Raises:
             UnknownSequence: it is closed, or not of this cache.
         """
-        raise NotImplementedError
+        self._require(sequence)
+        return self._reuse(sequence, len(sequence) - 1)
 
     def close(self, sequence: Sequence, *, keep: bool = True) -> None:
         """End a sequence: its pages are released, and with `keep` the partial last one stays in the tree too.
 
-        Full pages are shared as soon as they are committed and stay in either case.
+        Full pages are shared as soon as they are committed and stay in either case. The tokens can still be
+        read.
 
         Raises:
             UnknownSequence: it is closed, or not of this cache.
         """
-        raise NotImplementedError
+        self._require(sequence)
+        if keep:
+            self._leave_in_tree(sequence)
+        self._give_back(sequence)
+        sequence.mark_closed()
+        del self._sequences[sequence.seq_id]
 
     def get(self, seq_id: int) -> Sequence:
         """The live sequence with this id.
@@ -172,16 +174,87 @@ class PrefixCache:
         Raises:
             UnknownSequence: there is none.
         """
-        raise NotImplementedError
+        sequence = self._sequences.get(seq_id)
+        if sequence is None:
+            raise UnknownSequence(f"no live sequence has the id {seq_id}; {len(self._sequences)} are live")
+        return sequence
 
     def clear(self) -> int:
         """Evict everything that no live sequence uses; how many pages became free."""
-        raise NotImplementedError
+        num_pages = self.pool.num_cached
+        self.tree.evict(num_pages)
+        return num_pages
 
     def stats(self) -> CacheStats:
         """Counts for metrics and tests."""
-        raise NotImplementedError
+        return CacheStats(
+            num_pages=self.pool.num_pages,
+            num_free_pages=self.pool.num_free,
+            num_cached_pages=self.pool.num_cached,
+            num_in_use_pages=self.pool.num_in_use,
+            num_sequences=len(self._sequences),
+            num_nodes=self.tree.num_nodes,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_reused_tokens=self._num_reused_tokens,
+            num_evicted_pages=self.tree.num_evicted_pages,
+        )
 
     def check(self) -> None:
         """Raise AssertionError unless pool, tree and live sequences agree; not inside a transaction."""
-        raise NotImplementedError
+        self.pool.check([sequence.page_ids for sequence in self._sequences.values()], self.tree.page_ids())
+        self.tree.check()
+        for seq_id, sequence in self._sequences.items():
+            sequence.check()
+            assert sequence.seq_id == seq_id and not sequence.is_closed and not sequence.is_reserved
+            full = sequence.page_ids[: sequence.num_computed // PAGE_SIZE]
+            assert all(map(self.pool.is_in_tree, full)), f"{sequence} has full pages that nobody can find"
+
+    def _reuse(self, sequence: Sequence, limit: int) -> int:
+        """Share what the tree has of the first `limit` tokens, if that is more than is computed; the gain."""
+        assert not sequence.is_reserved, f"{sequence} is reserved"
+        before = sequence.num_computed
+        if limit <= before:
+            return 0
+        found = self.tree.find(sequence.namespace, sequence.token_ids[:limit])
+        if found.num_tokens <= before:
+            return 0
+        page_ids = found.pages if found.partial_page is None else [*found.pages, found.partial_page]
+        self.pool.retain(page_ids)
+        self.pool.release(sequence.page_ids)
+        sequence.replace_kv(page_ids, found.num_tokens)
+        sequence.inherit_generated(found.generated)
+        self.tree.touch(found.pages)  # not the partial page: one common row does not make a run recent
+        return found.num_tokens - before
+
+    def _leave_in_tree(self, sequence: Sequence) -> None:
+        """Keep the rows of the partial last page; the full pages are there already."""
+        num_full = sequence.num_computed // PAGE_SIZE
+        full, tail = sequence.page_ids[:num_full], sequence.page_ids[num_full:]
+        if not tail or self.pool.is_in_tree(tail[0]):  # rows that it found there, or popped back to
+            self.tree.touch(full)
+            return
+        tokens = slice(num_full * PAGE_SIZE, sequence.num_computed)
+        self.tree.insert_tail(
+            sequence.namespace, full, sequence.token_ids[tokens], tail[0], sequence.generated[tokens]
+        )
+
+    def _give_back(self, sequence: Sequence) -> None:
+        assert not sequence.is_reserved, f"{sequence} is reserved"
+        self.pool.release(sequence.page_ids)
+        sequence.replace_kv([], 0)
+
+    def _require(self, sequence: Sequence) -> None:
+        if self.get(sequence.seq_id) is not sequence:
+            raise UnknownSequence(f"sequence {sequence.seq_id} is of another cache")
+
+
+def _why_not_more(found: Found, prompt: tuple[int, ...], limit: int) -> WhyNotMore:
+    position = found.num_tokens
+    if position >= limit:
+        return WhyNotMore("complete", position)
+    wanted = prompt[position]
+    if found.was_evicted:
+        return WhyNotMore("evicted", position, found.cached_token, wanted)
+    if found.cached_token is None:
+        return WhyNotMore("unseen", position, None, wanted)
+    return WhyNotMore("differs", position, found.cached_token, wanted)

@@ -1,20 +1,349 @@
 """Find the longest run of tokens whose KV is in pages, for live and finished sequences alike.
 
-Knows token ids, page ids, and when each run was used last. Not what a token means, nor who shares a page: the pool
-counts that.
+Knows token ids, page ids, and when each run was used last. Not what a token means, nor which sequence shares
+a page: the pool counts those.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .manifest import PAGE_SIZE
 from .page_pool import PagePool
+from .radix_node import PAGE_BYTES, TOKEN_BYTES, Node, either, encode_key, num_common_tokens, token_at
+
+
+@dataclass(frozen=True)
+class Found:
+    """The longest cached run that begins like the wanted tokens.
+
+    Of its `num_tokens`, the first are in the full `pages`; the other `num_rows` are the first rows of
+    `partial_page`, which may be part of a full page or a tail. `cached_token` is what the tree has next, if
+    anything; `was_evicted` says that it once had the wanted token there.
+    """
+
+    num_tokens: int
+    pages: list[int]
+    partial_page: int | None
+    num_rows: int
+    generated: bytes
+    cached_token: int | None
+    was_evicted: bool
 
 
 class RadixTree:
-    """Runs of tokens by prefix, one root a namespace."""
+    """Runs of tokens by prefix, one root a namespace.
+
+    ::
+
+        root -> [page page page] -> [page]            a node is a run of full pages
+                                 -> [page page tail)  a tail is a leaf of its own, of one partial page
+
+    A page has one node. A node splits at page boundaries only, so that runs which differ inside a page are
+    siblings that begin with the same rows. The rows of a page in the tree never change; whoever wants to
+    write after them copies them first. Sequences that own a page own all pages above it, so what no sequence
+    owns can go, leaves first.
+    """
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
+        self._roots: dict[bytes, Node] = {}
+        self._nodes: dict[int, Node] = {}  # without the roots
+        self._node_of_page = np.full(pool.num_pages, -1, np.int64)
+        self._next_id = 0
+        self._clock = 0
+        self._leaves: list[tuple[int, int]] = []  # heap of (last_used, node_id), some outdated
+        self.version = 0  # rises when what can be found changes
+        self.num_evicted_pages = 0
+
+    @property
+    def num_nodes(self) -> int:
+        """Runs in the tree, roots not counted."""
+        return len(self._nodes)
+
+    def find(self, namespace: bytes, token_ids: Sequence[int]) -> Found:
+        """The longest run of the namespace that begins like `token_ids`; changes nothing."""
+        key = encode_key(token_ids)
+        pages: list[int] = []
+        generated: list[bytes] = []
+        partial_page, num_rows = None, 0
+        node, done = self._roots.get(namespace), 0
+        cached_token, was_evicted = None, False
+        while node is not None and done < len(key):
+            child, common = node.nearest(key, done)
+            if child is None or common == 0:
+                was_evicted = token_at(key, done // TOKEN_BYTES) in node.evicted
+                cached_token = token_at(child.run, 0) if child is not None else None
+                break
+            if common == PAGE_SIZE:
+                common = num_common_tokens(child.run, key, 0, done)
+            num_full = common // PAGE_SIZE
+            pages += child.pages[:num_full]
+            generated.append(bytes(child.generated[:common]))
+            if num_full < len(child.pages):
+                num_rows = common % PAGE_SIZE
+                partial_page = child.pages[num_full] if num_rows else None
+                if common * TOKEN_BYTES < len(child.run):
+                    cached_token = token_at(child.run, common)
+                break
+            node, done = child, done + num_full * PAGE_BYTES
+        return Found(
+            num_tokens=len(pages) * PAGE_SIZE + num_rows,
+            pages=pages,
+            partial_page=partial_page,
+            num_rows=num_rows,
+            generated=b"".join(generated),
+            cached_token=cached_token,
+            was_evicted=was_evicted,
+        )
+
+    def insert(
+        self,
+        namespace: bytes,
+        above: Sequence[int],
+        token_ids: Sequence[int],
+        page_ids: Sequence[int],
+        generated: bytes,
+    ) -> list[int]:
+        """Keep full pages below the pages `above`; the result is the pages that hold these tokens now.
+
+        Where the tree has a page of the same tokens at the same place, that one is in the result and the
+        given one stays the caller's alone.
+        """
+        assert len(token_ids) == PAGE_SIZE * len(page_ids) == len(generated)
+        key = encode_key(token_ids)
+        node, offset = self._end_of(namespace, above)
+        kept: list[int] = []
+        while len(kept) < len(page_ids):
+            if offset < len(node.pages):
+                start = len(kept)
+                common = num_common_tokens(node.run, key, offset * PAGE_BYTES, start * PAGE_BYTES)
+                common //= PAGE_SIZE
+                marks = generated[start * PAGE_SIZE : (start + common) * PAGE_SIZE]
+                node.mark_generated(offset * PAGE_SIZE, marks)
+                kept += node.pages[offset : offset + common]
+                offset += common
+                if offset < len(node.pages) and len(kept) < len(page_ids):
+                    self._split(node, offset)
+                continue
+            start = len(kept)
+            child = node.child(key[start * PAGE_BYTES : (start + 1) * PAGE_BYTES])
+            if child is None:
+                rest = list(page_ids[start:])
+                node = self._grow(node, key[start * PAGE_BYTES :], rest, generated[start * PAGE_SIZE :])
+                offset = len(node.pages)
+                kept += rest
+            else:
+                node, offset = child, 0
+        self._touch(node, offset)
+        return kept
+
+    def insert_tail(
+        self, namespace: bytes, above: Sequence[int], token_ids: Sequence[int], page_id: int, generated: bytes
+    ) -> None:
+        """Keep the first `len(token_ids)` rows of a partial page below the pages `above`.
+
+        The page stays the caller's alone where the tree has the same rows at the same place.
+        """
+        assert 0 < len(token_ids) == len(generated) < PAGE_SIZE
+        key = encode_key(token_ids)
+        node, offset = self._end_of(namespace, above)
+        if offset < len(node.pages):
+            run = node.run[offset * PAGE_BYTES : (offset + 1) * PAGE_BYTES]
+            if run.startswith(key):
+                node.mark_generated(offset * PAGE_SIZE, generated)
+                self._touch(node, offset + 1)
+                return
+            self._split(node, offset)
+        longer = node.beginning_with(key)
+        if longer is None:
+            generated = self._supersede_tail(node, key, generated)
+            longer = self._new_child(node, key, [page_id], generated)
+        else:
+            longer.mark_generated(0, generated)
+        self._touch(longer, 1)
+
+    def touch(self, page_ids: Sequence[int]) -> None:
+        """Say that these pages, from a root down, are used now; the rest of their last run is not."""
+        if page_ids:
+            self._touch(*self._end_of_pages(page_ids))
 
     def evict(self, num_pages: int) -> None:
-        """Free `num_pages` pages, the least recently used leaf's last page first."""
-        raise NotImplementedError
+        """Free `num_pages` pages that no sequence owns: of the leaf used longest ago, its last page first."""
+        assert num_pages <= self._pool.num_cached, f"{num_pages} of {self._pool.num_cached} pages"
+        owned: list[tuple[int, int]] = []  # leaves whose last page a live sequence owns
+        while num_pages > 0:
+            last_used, node_id = entry = heapq.heappop(self._leaves)
+            node = self._nodes.get(node_id)
+            if node is None or node.children or node.last_used != last_used:
+                continue
+            num_trimmed = self._trim(node, num_pages)
+            num_pages -= num_trimmed
+            if node.pages:
+                owned.append(entry)
+        for entry in owned:
+            heapq.heappush(self._leaves, entry)
+
+    def paths(self) -> Iterator[tuple[bytes, list[int], list[int]]]:
+        """Namespace, tokens and pages from the root to each leaf; slow."""
+        for namespace, root in self._roots.items():
+            stack: list[tuple[Node, list[int], list[int]]] = [(root, [], [])]
+            while stack:
+                node, token_ids, pages = stack.pop()
+                token_ids = token_ids + np.frombuffer(bytes(node.run), ">u4").tolist()
+                pages = pages + node.pages
+                if not node.children:
+                    yield namespace, token_ids, pages
+                stack += [(child, token_ids, pages) for child in node.children]
+
+    def check(self) -> None:
+        """Raise AssertionError unless every node is whole, reachable, in order and known by its pages."""
+        reached: dict[int, Node] = {}
+        waiting = set(self._leaves)
+        stack = list(self._roots.values())
+        assert all(root.children for root in stack), "a root without runs"
+        while stack:
+            node = stack.pop()
+            assert node.keys == sorted(set(node.keys)) == [child.key for child in node.children]
+            for child in node.children:
+                assert child.parent is node and child.start == node.start + len(node.pages)
+                assert child.pages and len(child.generated) * TOKEN_BYTES == len(child.run)
+                assert -(-len(child.run) // PAGE_BYTES) == len(child.pages)
+                assert not child.is_tail or (len(child.pages) == 1 and not child.children), "a tail is a leaf"
+                assert (self._node_of_page[child.pages] == child.node_id).all()
+                assert child.children or (child.last_used, child.node_id) in waiting, "a leaf not in the heap"
+                num_users = [self._pool.num_users(page) for page in node.pages[-1:] + child.pages]
+                assert num_users == sorted(num_users, reverse=True), "a page has users that its prefix lacks"
+                reached[child.node_id] = child
+            stack += node.children
+        assert reached == self._nodes, "an orphan"
+        assert int((self._node_of_page >= 0).sum()) == sum(len(node.pages) for node in reached.values())
+
+    def page_ids(self) -> list[int]:
+        """Every page that the tree owns."""
+        return [page for node in self._nodes.values() for page in node.pages]
+
+    def _end_of(self, namespace: bytes, above: Sequence[int]) -> tuple[Node, int]:
+        """The node that the pages `above` end in, and how many of its pages they take."""
+        if above:
+            return self._end_of_pages(above)
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = Node(-1, parent=None, start=0, namespace=namespace)
+        return root, 0
+
+    def _end_of_pages(self, above: Sequence[int]) -> tuple[Node, int]:
+        node = self._nodes[int(self._node_of_page[above[-1]])]
+        offset = len(above) - node.start
+        assert node.pages[offset - 1] == above[-1], f"page {above[-1]} is elsewhere in the tree"
+        return node, offset
+
+    def _grow(self, node: Node, key: bytes, page_ids: list[int], generated: bytes) -> Node:
+        """Put a run at the end of `node`: into it, if nothing else goes on there, or into a child."""
+        generated = self._supersede_tail(node, key, generated)
+        if node.children or node.parent is None:
+            return self._new_child(node, key, page_ids, generated)
+        self._pool.add_to_tree(page_ids)
+        node.run += key
+        node.pages += page_ids
+        node.generated += generated
+        node.evicted.clear()  # they went on from where the run ended before
+        self._node_of_page[page_ids] = node.node_id
+        self.version += 1
+        return node
+
+    def _new_child(self, node: Node, key: bytes, page_ids: list[int], generated: bytes) -> Node:
+        self._pool.add_to_tree(page_ids)
+        start = node.start + len(node.pages)
+        child = Node(self._new_id(), node, start, bytearray(key), page_ids, bytearray(generated))
+        self._nodes[child.node_id] = child
+        self._node_of_page[page_ids] = child.node_id
+        node.add(child)
+        self.version += 1
+        return child
+
+    def _supersede_tail(self, node: Node, key: bytes, generated: bytes) -> bytes:
+        """Drop a tail that `key` begins with, unless it is in use; `generated` with its marks."""
+        tail = node.tail_before(key[:PAGE_BYTES])
+        if tail is None:
+            return generated
+        generated = either(generated, bytes(tail.generated) + bytes(len(generated) - len(tail.generated)))
+        if self._pool.num_users(tail.pages[0]) == 0:
+            self._unlink(tail, node)
+        return generated
+
+    def _split(self, node: Node, num_pages: int) -> None:
+        lower = node.split(num_pages, self._new_id())
+        self._nodes[lower.node_id] = lower
+        self._node_of_page[lower.pages] = lower.node_id
+        if not lower.children:
+            self._push(lower)
+
+    def _trim(self, node: Node, num_pages: int) -> int:
+        """Free up to `num_pages` last pages of a leaf that no sequence owns; how many it were."""
+        num_trimmed = 0
+        limit = min(num_pages, len(node.pages))
+        while num_trimmed < limit and self._pool.num_users(node.pages[-1 - num_trimmed]) == 0:
+            num_trimmed += 1
+        if num_trimmed == 0:
+            return 0
+        first_token = token_at(node.run, (len(node.pages) - num_trimmed) * PAGE_SIZE)
+        if num_trimmed < len(node.pages):
+            self._drop_pages(node, num_trimmed)
+            node.evicted.clear()  # they went on from where the run ended before
+            node.remember_evicted(first_token)
+        else:
+            assert node.parent is not None
+            node.parent.remember_evicted(first_token)
+            self._unlink(node, node.parent)
+            self._settle(node.parent)
+        self.num_evicted_pages += num_trimmed
+        return num_trimmed
+
+    def _unlink(self, leaf: Node, parent: Node) -> None:
+        parent.remove(leaf)
+        self._drop_pages(leaf, len(leaf.pages))
+        del self._nodes[leaf.node_id]
+        parent.last_used = max(parent.last_used, leaf.last_used)  # only the end of a used run is touched
+
+    def _settle(self, node: Node) -> None:
+        """After a child went: a run without children is a leaf to evict, a root without any goes too."""
+        if node.children:
+            return
+        if node.parent is None:
+            del self._roots[node.namespace]
+        else:
+            self._push(node)
+
+    def _drop_pages(self, node: Node, num_pages: int) -> None:
+        """Give up the last pages of a run."""
+        left = len(node.pages) - num_pages
+        page_ids = node.pages[left:]
+        self._node_of_page[page_ids] = -1
+        self._pool.remove_from_tree(page_ids)
+        del node.pages[left:], node.run[left * PAGE_BYTES :], node.generated[left * PAGE_SIZE :]
+        self.version += 1
+
+    def _touch(self, node: Node, num_pages: int) -> None:
+        """The first pages of a run are used now; what is below them keeps its own time."""
+        if num_pages < len(node.pages):
+            self._split(node, num_pages)
+        self._clock += 1
+        node.last_used = self._clock
+        if not node.children:
+            self._push(node)
+
+    def _push(self, leaf: Node) -> None:
+        heapq.heappush(self._leaves, (leaf.last_used, leaf.node_id))
+        if len(self._leaves) > 2 * len(self._nodes) + 64:
+            nodes = self._nodes.values()
+            self._leaves = [(node.last_used, node.node_id) for node in nodes if not node.children]
+            heapq.heapify(self._leaves)
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id

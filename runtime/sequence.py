@@ -1,13 +1,14 @@
 """Hold one request's tokens, the pages of their KV, and how many of them have KV.
 
-The one owner of all three: whoever wants the length of the KV asks here. Knows page ids, not what they hold, and
-neither requests nor the tree.
+The one owner of all three: whoever wants the length of the KV asks here. Knows page ids, not what they hold,
+and neither requests nor the tree.
 """
 
 from __future__ import annotations
 
 import collections.abc
 from collections.abc import Iterable
+from operator import or_
 
 from .errors import AppendLengthError, ForkLengthError, PopLengthError, UnknownSequence
 from .manifest import PAGE_SIZE
@@ -28,12 +29,12 @@ class Sequence:
         KV         [0 ....... num_computed)              in page_ids, PAGE_SIZE rows a page
         to compute            [num_computed .. len)      what the next forwards take
 
-    A prompt starts with `num_computed < len`, because its last token is always computed: its logits are needed. A
-    sampled token has no KV until the next forward, so while decoding `num_uncomputed` is 1 at the start of each step.
-    To sample once more after a token that is computed, pop it and append it again.
+    A prompt starts with `num_computed < len`, because its last token is always computed: its logits are
+    needed. A sampled token has no KV until the next forward, so while decoding `num_uncomputed` is 1 at the
+    start of each step. To sample once more after a token that is computed, pop it and append it again.
 
-    `append`, `pop` and `fork` are the only mutations, and each validates before it changes anything. KV grows by a
-    `KVTransaction` alone. Sequences come from `PrefixCache.open` and `PrefixCache.fork`, not from here.
+    `append`, `pop` and `fork` are the only mutations, and each validates before it changes anything. KV grows
+    by a `KVTransaction` alone. Sequences come from `PrefixCache.open` and `PrefixCache.fork`, not from here.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Sequence:
 
     @property
     def page_ids(self) -> collections.abc.Sequence[int]:
-        """The pages of `[0, num_computed)`, in order; read only. `Reservation.page_ids` has those of a step too."""
+        """The pages of `[0, num_computed)`, in order; read only. `Reservation` has those of a step too."""
         return self._page_ids
 
     @property
@@ -126,7 +127,8 @@ class Sequence:
     def pop(self, num_tokens: int) -> None:
         """Drop the last `num_tokens` tokens with their KV, and give back the pages that no token is left in.
 
-        A last page that others own too keeps its rows: the next reservation copies the ones that are left here.
+        A last page that others own too keeps its rows: the next reservation copies the ones that are left
+        here.
 
         Raises:
             PopLengthError: there are fewer tokens; nothing is popped.
@@ -176,7 +178,7 @@ class Sequence:
         if self._is_closed:
             raise UnknownSequence(f"sequence {self.seq_id} is closed; open it again from the cache")
 
-    # For PrefixCache and KVTransaction, which own the other half of each change (the pool's counts and the tree).
+    # For PrefixCache and KVTransaction, which own the other half of each change (pool and tree).
 
     @property
     def is_reserved(self) -> bool:
@@ -194,8 +196,9 @@ class Sequence:
         self._num_computed = num_computed
 
     def inherit_generated(self, generated: bytes) -> None:
-        """Take over who made the first tokens from the run of the tree that they were found in."""
-        self._generated[: len(generated)] = generated
+        """Note which of the first tokens a model made; so says the run that they were found in."""
+        own = self._generated[: len(generated)]
+        self._generated[: len(generated)] = bytes(map(or_, own, generated))
 
     def mark_closed(self) -> None:
         """Close it; its pages are released already."""

@@ -1,0 +1,60 @@
+"""Say what of a prompt is cached, by which kind of match, and why not more.
+
+Values only; `prefix_cache.py` makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+MatchKind = Literal["exact"]
+
+
+@dataclass(frozen=True)
+class PartialPage:
+    """The first `num_rows` rows of page `page_id` are reused by copying them; a reservation says when."""
+
+    page_id: int
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class WhyNotMore:
+    """Why a match ended at token `position`.
+
+    `complete`: everything that may be reused was (the last token is always computed).
+    `differs`: the cache goes on with `cached_token` where the prompt has `wanted_token`; of several, one that
+    shares the most tokens.
+    `evicted`: a continuation that began with `wanted_token` was cached and had to make room.
+    `unseen`: nothing cached goes on here, as far as the cache remembers.
+    """
+
+    kind: Literal["complete", "differs", "evicted", "unseen"]
+    position: int
+    cached_token: int | None = None
+    wanted_token: int | None = None
+
+
+@dataclass(frozen=True)
+class PrefixMatch:
+    """What of a prompt is cached. Holds no page: it is true until the cache changes.
+
+    `pages` are the full pages that are shared, `partial` the page after them of which rows are copied.
+    `num_tokens == PAGE_SIZE * len(pages) + partial.num_rows == sum(tokens_by_kind.values())`.
+    """
+
+    prompt_ids: tuple[int, ...]
+    num_match: int
+    namespace: bytes
+    tokens_by_kind: Mapping[MatchKind, int]
+    pages: tuple[int, ...]
+    partial: PartialPage | None
+    why_not_more: WhyNotMore
+    version: int  # of the tree that it was found in
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens that need no forward."""
+        return sum(self.tokens_by_kind.values())

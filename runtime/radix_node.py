@@ -1,0 +1,173 @@
+"""Hold one run of tokens in the tree, the pages of its KV, and the runs that go on from it.
+
+Knows bytes, page ids and order. Not the pool, and not when to evict.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .manifest import PAGE_SIZE
+
+Key = bytes | bytearray
+TOKEN_BYTES = 4
+PAGE_BYTES = PAGE_SIZE * TOKEN_BYTES  # of token ids, not of KV
+MAX_EVICTED_REMEMBERED = 64
+
+
+def encode_key(token_ids: Iterable[int]) -> bytes:
+    """Four big-endian bytes a token: equality is one memcmp, and bytes sort as the tokens do.
+
+    >>> encode_key([1, 256])
+    b'\\x00\\x00\\x00\\x01\\x00\\x00\\x01\\x00'
+    """
+    return np.array(token_ids if isinstance(token_ids, list) else list(token_ids), dtype=">u4").tobytes()
+
+
+def token_at(key: Key, index: int) -> int:
+    """Token `index` of a key."""
+    return int.from_bytes(key[index * TOKEN_BYTES : (index + 1) * TOKEN_BYTES], "big")
+
+
+def num_common_tokens(run: Key, key: Key, run_start: int = 0, key_start: int = 0) -> int:
+    """How many tokens `run[run_start:]` and `key[key_start:]` begin with alike; starts are in bytes.
+
+    Compares pieces that double in size, so that the cost follows the answer and not the run.
+    """
+    length = min(len(run) - run_start, len(key) - key_start)
+    done, step = 0, PAGE_BYTES
+    while done < length:
+        stop = min(done + step, length)
+        ours, theirs = run[run_start + done : run_start + stop], key[key_start + done : key_start + stop]
+        if ours != theirs:
+            differ = np.frombuffer(ours, np.uint32) != np.frombuffer(theirs, np.uint32)
+            return done // TOKEN_BYTES + int(differ.argmax())
+        done, step = stop, 2 * step
+    return length // TOKEN_BYTES
+
+
+@dataclass(eq=False)
+class Node:
+    """A run of full pages, or a tail: a leaf of one page of which only the first rows are valid.
+
+    The run begins `start` pages below the root and has `len(run) // TOKEN_BYTES` tokens. `generated` has one
+    byte a token, 1 where a model made it. Siblings are sorted by their first page of tokens; no two have the
+    same full page, but they may begin with the same rows. `evicted` are first tokens of continuations that
+    had to make room.
+    """
+
+    node_id: int
+    parent: Node | None
+    start: int
+    run: bytearray = field(default_factory=bytearray)
+    pages: list[int] = field(default_factory=list)
+    generated: bytearray = field(default_factory=bytearray)
+    last_used: int = 0
+    keys: list[bytes] = field(default_factory=list)
+    children: list[Node] = field(default_factory=list)
+    evicted: set[int] = field(default_factory=set)
+    namespace: bytes = b""  # of a root
+
+    @property
+    def is_tail(self) -> bool:
+        """Whether its one page is partial."""
+        return len(self.run) < PAGE_BYTES * len(self.pages)
+
+    @property
+    def key(self) -> bytes:
+        """The tokens of its first page, by which its parent sorts it."""
+        return bytes(self.run[:PAGE_BYTES])
+
+    def nearest(self, key: bytes, key_start: int) -> tuple[Node | None, int]:
+        """The child that shares the most first-page tokens with `key[key_start:]`, and how many they are.
+
+        Of sorted siblings it is one of the two beside the place where the key belongs.
+        """
+        wanted = key[key_start : key_start + PAGE_BYTES]
+        place = bisect_left(self.keys, wanted)
+        best, most = None, -1
+        for index in (place, place - 1):
+            if 0 <= index < len(self.keys):
+                common = num_common_tokens(self.keys[index], wanted)
+                if common > most:
+                    best, most = self.children[index], common
+        return best, max(most, 0)
+
+    def child(self, page_key: bytes) -> Node | None:
+        """The child whose first page is exactly this."""
+        place = bisect_left(self.keys, page_key)
+        if place < len(self.keys) and self.keys[place] == page_key:
+            return self.children[place]
+        return None
+
+    def beginning_with(self, rows: bytes) -> Node | None:
+        """A child whose first page begins with `rows`."""
+        place = bisect_left(self.keys, rows)
+        if place < len(self.keys) and self.keys[place].startswith(rows):
+            return self.children[place]
+        return None
+
+    def tail_before(self, page_key: bytes) -> Node | None:
+        """A tail whose rows are the first ones of `page_key`, if it is the neighbour."""
+        place = bisect_left(self.keys, page_key)
+        if place > 0 and self.children[place - 1].is_tail and page_key.startswith(self.keys[place - 1]):
+            return self.children[place - 1]
+        return None
+
+    def add(self, child: Node) -> None:
+        """Put a child at its place."""
+        place = bisect_left(self.keys, child.key)
+        self.keys.insert(place, child.key)
+        self.children.insert(place, child)
+
+    def remove(self, child: Node) -> None:
+        """Take a child out."""
+        place = bisect_left(self.keys, child.key)
+        assert self.children[place] is child
+        del self.keys[place], self.children[place]
+
+    def remember_evicted(self, token_id: int) -> None:
+        """Note the first token of a continuation that is gone; what is past the limit is forgotten."""
+        if len(self.evicted) < MAX_EVICTED_REMEMBERED:
+            self.evicted.add(token_id)
+
+    def mark_generated(self, offset: int, generated: bytes) -> None:
+        """Note that the model made these tokens, from token `offset` on, whoever wrote them first."""
+        if any(generated):
+            old = self.generated[offset : offset + len(generated)]
+            self.generated[offset : offset + len(generated)] = either(old, generated)
+
+    def split(self, num_pages: int, lower_id: int) -> Node:
+        """Cut the run after `num_pages` pages; what is below becomes its only child, which is returned."""
+        assert 0 < num_pages < len(self.pages)
+        cut = num_pages * PAGE_SIZE
+        lower = Node(
+            lower_id,
+            parent=self,
+            start=self.start + num_pages,
+            run=self.run[cut * TOKEN_BYTES :],
+            pages=self.pages[num_pages:],
+            generated=self.generated[cut:],
+            last_used=self.last_used,
+            keys=self.keys,
+            children=self.children,
+            evicted=self.evicted,
+        )
+        for child in lower.children:
+            child.parent = lower
+        del self.run[cut * TOKEN_BYTES :], self.pages[num_pages:], self.generated[cut:]
+        self.keys, self.children, self.evicted = [lower.key], [lower], set()
+        return lower
+
+
+def either(ours: Key, theirs: Key) -> bytes:
+    """Bytewise or, of equal lengths.
+
+    >>> either(bytes([0, 1, 0]), bytes([0, 1, 1]))
+    b'\\x00\\x01\\x01'
+    """
+    return (int.from_bytes(ours, "big") | int.from_bytes(theirs, "big")).to_bytes(len(ours), "big")
