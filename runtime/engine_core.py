@@ -1,0 +1,290 @@
+"""Run requests step by step: schedule, compute, sample, commit.
+
+One thread owns it; it starts none and never waits. Everything it works with is handed in, and a failure stays
+with whom it concerns: one request, or the requests of one step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .batch import Batch, Float32Array, Forward
+from .completion import Completion, Delta
+from .errors import EngineError, InvalidParameter, OutOfPages, RadixLMError, StepFailed
+from .kv_transaction import KVTransaction
+from .prefix_cache import PrefixCache
+from .request import Request, RequestLimits
+from .sampler import SampledToken, sample
+from .scheduler import Scheduler, SchedulerPolicy
+from .sequence import num_pages_for
+from .step_plan import ScheduledRequest
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What a step brought for one request. The last one has a `completion` or an `error`."""
+
+    request_id: str
+    delta: Delta | None = None
+    completion: Completion | None = None
+    error: RadixLMError | None = None
+
+
+@dataclass(frozen=True)
+class CoreCounters:
+    """What was done since the start."""
+
+    num_steps: int = 0
+    num_finished: int = 0
+    num_failed: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
+
+
+class EngineCore:
+    """`add` requests, `step` until they are finished, `abort` those that nobody waits for any more.
+
+    Args:
+        forward: the model.
+        cache: pages and prefixes, of this engine alone.
+        limits: what a request must keep to. A context needs a page more than its tokens fill, because the
+            rows of a
+            page that is reused in part lie there twice for a moment.
+        clock: seconds; only differences count.
+
+    Raises:
+        InvalidParameter: the cache is too small for the context length.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        cache: PrefixCache,
+        limits: RequestLimits,
+        *,
+        policy: SchedulerPolicy | None = None,
+        clock: Callable[[], float],
+    ) -> None:
+        num_needed = num_pages_for(limits.context_length) + 1
+        if num_needed > cache.pool.num_pages:
+            raise InvalidParameter(
+                f"a context of {limits.context_length} tokens needs {num_needed} pages, the pool has "
+                f"{cache.pool.num_pages}; raise --kv-cache-gb or lower the context length"
+            )
+        self.limits = limits
+        self.counters = CoreCounters()
+        self._forward = forward
+        self._cache = cache
+        self._clock = clock
+        self._scheduler = Scheduler(cache, policy or SchedulerPolicy(), context_length=limits.context_length)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do anything."""
+        return self._scheduler.has_work
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold no pages."""
+        return self._scheduler.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        """Requests that take part in steps."""
+        return self._scheduler.num_running
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a request had to give its pages back."""
+        return self._scheduler.num_preemptions
+
+    @property
+    def cache(self) -> PrefixCache:
+        """Pages and prefixes."""
+        return self._cache
+
+    def add(self, request: Request) -> None:
+        """Let a request wait for its turn.
+
+        Raises:
+            InvalidRequest: it cannot be served as it is, or its id is taken; nothing is changed.
+        """
+        self.limits.validate(request.prompt, request.params)
+        if request.request_id in self._scheduler:
+            raise InvalidParameter(f"request id {request.request_id!r} is in use; choose another")
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request where it is, with finish reason `cancelled`; None if it has ended already."""
+        if request_id not in self._scheduler:
+            return None
+        request = self._scheduler.remove(request_id)
+        try:
+            delta = request.cancel()
+        except Exception as error:
+            return self._fail(request, _internal_error(request, error))
+        return self._finish(request, delta)
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one batch, and return what is new; empty if nobody has a token yet, or nothing is to be
+        done.
+        """
+        with self._cache.begin() as step:
+            plan = self._scheduler.schedule(step, self._clock())
+            scheduled = plan.scheduled
+            try:
+                sampled = self._compute(step, scheduled)
+            except Exception as error:
+                _LOGGER.exception("step %d failed", self.counters.num_steps)
+                step.rollback()
+                return self._fail_step(scheduled, error)
+            damaged = [item for item, token in sampled if token is None]
+            for item in damaged:
+                step.drop(item.reservation.sequence)  # what came out of it must not be reused
+            step.commit()
+        self._count(num_steps=1)
+        outputs = [self._accept(item.request, token) for item, token in sampled if token is not None]
+        outputs += [self._fail_damaged(item.request) for item in damaged]
+        if damaged:
+            self._cache.clear()  # the numbers may have been wrong in earlier pages already
+        if plan.unservable is not None:
+            outputs.append(self._fail_unservable(plan.unservable))
+        return outputs
+
+    def check(self) -> None:
+        """Raise AssertionError unless queues, sequences, pages and tree agree; between steps only."""
+        self._scheduler.check()
+        self._cache.check()
+        sequences = [request.sequence for request in self._scheduler.requests() if request.sequence]
+        assert self._cache.stats().num_sequences == len(sequences), "a sequence belongs to no request"
+        for sequence in sequences:
+            assert self._cache.get(sequence.seq_id) is sequence
+
+    # One step.
+
+    def _compute(
+        self, step: KVTransaction, scheduled: list[ScheduledRequest]
+    ) -> list[tuple[ScheduledRequest, SampledToken | None]]:
+        """Run the model, and sample for those whose prompt ends in this step."""
+        if not scheduled:
+            return []
+        if step.copies:
+            self._forward.copy_rows(step.copies)
+        logits = self._forward.forward(make_batch(scheduled))
+        sampling = [item for item in scheduled if item.wants_logits]
+        self._check_logits(logits, len(sampling))
+        tokens = sample(logits, [item.request.sampler for item in sampling])
+        return list(zip(sampling, tokens, strict=True))
+
+    def _check_logits(self, logits: Float32Array, num_rows: int) -> None:
+        if logits.shape != (num_rows, self.limits.vocab_size):
+            raise EngineError(
+                f"the model returned logits of shape {logits.shape}, not "
+                f"{(num_rows, self.limits.vocab_size)}; compile the model again"
+            )
+
+    def _accept(self, request: Request, token: SampledToken) -> RequestOutput:
+        try:
+            delta = request.accept(token, self._clock())
+        except Exception as error:
+            self._scheduler.remove(request.request_id)
+            return self._fail(request, _internal_error(request, error))
+        self._count(num_generated_tokens=1)
+        if delta.finish_reason is None:
+            return RequestOutput(request.request_id, delta)
+        self._scheduler.remove(request.request_id)
+        return self._finish(request, delta)
+
+    def _finish(self, request: Request, delta: Delta) -> RequestOutput:
+        """Close the sequence of a request that left the scheduler; what it computed stays cached."""
+        if request.sequence is not None:
+            self._cache.close(request.sequence)
+        completion = request.completion(self._clock())
+        usage = completion.usage
+        self._count(
+            num_finished=1, num_prompt_tokens=usage.prompt_tokens, num_cached_tokens=usage.cached_tokens
+        )
+        return RequestOutput(request.request_id, delta, completion)
+
+    # Failures.
+
+    def _fail(self, request: Request, error: RadixLMError) -> RequestOutput:
+        """Close the sequence of a request that left the scheduler, and keep nothing that is not shared
+        already.
+        """
+        if request.sequence is not None:
+            self._cache.close(request.sequence, keep=False)
+        self._count(num_failed=1)
+        return RequestOutput(request.request_id, error=error)
+
+    def _fail_step(self, scheduled: list[ScheduledRequest], error: Exception) -> list[RequestOutput]:
+        outputs = []
+        for item in scheduled:
+            request = self._scheduler.remove(item.request.request_id)
+            failure = StepFailed(
+                f"the step of {len(scheduled)} requests failed: {type(error).__name__}: {error}; try again"
+            )
+            failure.__cause__ = error
+            outputs.append(self._fail(request, failure))
+        return outputs
+
+    def _fail_damaged(self, request: Request) -> RequestOutput:
+        self._scheduler.remove(request.request_id)
+        return self._fail(
+            request,
+            EngineError(
+                f"the model returned logits that are not finite after {len(request.admitted)} tokens; cached "
+                f"prefixes were dropped; try again, and if it stays so, compile the model again"
+            ),
+        )
+
+    def _fail_unservable(self, request: Request) -> RequestOutput:
+        self._scheduler.remove(request.request_id)
+        return self._fail(
+            request,
+            OutOfPages(
+                f"{request!r} does not fit the pool of {self._cache.pool.num_pages} pages even alone; "
+                f"raise --kv-cache-gb"
+            ),
+        )
+
+    def _count(self, **added: int) -> None:
+        now = {name: getattr(self.counters, name) + count for name, count in added.items()}
+        self.counters = replace(self.counters, **now)
+
+
+def make_batch(scheduled: list[ScheduledRequest]) -> Batch:
+    """The arrays of a step; sequences in the order given, each one's tokens in order of position."""
+    reservations = [item.reservation for item in scheduled]
+    lengths = np.array([reservation.num_tokens for reservation in reservations])
+    positions = np.concatenate([np.arange(r.start, r.stop, dtype=np.int32) for r in reservations])
+    page_table = np.zeros((len(reservations), max(len(r.page_ids) for r in reservations)), np.int32)
+    for row, reservation in zip(page_table, reservations, strict=True):
+        row[: len(reservation.page_ids)] = reservation.page_ids
+    last_rows = np.cumsum(lengths) - 1
+    return Batch(
+        token_ids=np.array([token for r in reservations for token in r.token_ids], np.int32),
+        positions=positions,
+        slots=np.array([slot for r in reservations for slot in r.slots], np.int32),
+        row_of_token=np.repeat(np.arange(len(reservations), dtype=np.int32), lengths),
+        page_table=page_table,
+        kv_lengths=positions + np.int32(1),
+        logit_rows=last_rows[[item.wants_logits for item in scheduled]].astype(np.int32),
+    )
+
+
+def _internal_error(request: Request, error: Exception) -> RadixLMError:
+    """An error that clients may see; ours stays as it is."""
+    _LOGGER.error("%r failed", request, exc_info=error)
+    if isinstance(error, RadixLMError):
+        return error
+    failure = EngineError(f"the request failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,249 @@
+"""One request from prompt to completion: what it wants, what it has generated, and when it ends.
+
+The token list and the KV belong to its `Sequence`; this adds the sampler's state, the text and the times.
+Knows nothing of other requests, pages or threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from .completion import CacheMatch, Completion, Delta, FinishReason, Timings, TokenLogprob, Usage
+from .errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter
+from .prefix_match import PrefixMatch, WhyNotMore
+from .sampler import SampledToken, SamplerState
+from .sampling_params import SamplingParams
+from .sequence import Sequence
+from .stop_strings import StopStrings
+
+if TYPE_CHECKING:
+    from radixlm.tokenizer_fix import PreparedPrompt
+
+
+class TextDecoder(Protocol):
+    """Ids in, text out; `tokenizer_fix.StreamDecoder` is the real one."""
+
+    def push(self, token_id: int) -> str:
+        """Take one token and return the text that is certain now."""
+        ...
+
+    def finish(self) -> str:
+        """Return the text that was still open."""
+        ...
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """What a request must keep to, whatever the engine is doing: checked in the caller's thread, too."""
+
+    vocab_size: int
+    context_length: int  # tokens of prompt and reply together
+
+    def validate(self, prompt: PreparedPrompt, params: SamplingParams) -> None:
+        """Raise if the model can never serve this.
+
+        Raises:
+            EmptyPrompt: no tokens.
+            ContextLengthExceeded: the prompt leaves no room for one token of reply.
+            InvalidParameter: a token id is not in the vocabulary.
+        """
+        if not prompt.ids:
+            raise EmptyPrompt("the prompt has no tokens; it needs at least one")
+        if len(prompt.ids) >= self.context_length:
+            raise ContextLengthExceeded(
+                f"the prompt has {len(prompt.ids)} tokens, the context holds {self.context_length} and "
+                f"needs one for the reply; shorten the prompt to {self.context_length - 1}"
+            )
+        self._require_known("the prompt", prompt.ids)
+        self._require_known("stop_token_ids", params.stop_token_ids)
+        self._require_known("logit_bias", params.logit_bias)
+
+    def _require_known(self, where: str, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidParameter(
+                    f"{where} has token id {token_id}; the vocabulary is 0 to {self.vocab_size - 1}"
+                )
+
+
+class Request:
+    """A request and all that is remembered of it. `sequence` is None until the scheduler admits it."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: PreparedPrompt,
+        params: SamplingParams,
+        *,
+        decoder: TextDecoder,
+        vocab_size: int,
+        eos_token_ids: Iterable[int] = (),
+        namespace: bytes = b"",
+        arrived_at: float = 0.0,
+    ) -> None:
+        """A request that waits.
+
+        Args:
+            decoder: fresh, and told of the prompt.
+            eos_token_ids: the model's own, which end the reply unless `params.ignore_eos`.
+            arrived_at: seconds, on the engine's clock.
+        """
+        self.request_id = request_id
+        self.prompt = prompt
+        self.params = params
+        self.namespace = namespace
+        self.arrived_at = arrived_at
+        self.sequence: Sequence | None = None
+        self.num_preemptions = 0
+        self._match: PrefixMatch | None = None
+        self._sampler = SamplerState(params, prompt.ids, vocab_size)
+        self._decoder = decoder
+        self._stops = StopStrings(params.stop)
+        self._stop_ids = frozenset(params.stop_token_ids) | frozenset(
+            () if params.ignore_eos else eos_token_ids
+        )
+        self._text: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._finish_reason: FinishReason | None = None
+        self._first_token_at: float | None = None
+        self._last_token_at: float | None = None
+
+    def __repr__(self) -> str:
+        return f"Request({self.request_id!r}, {len(self.prompt.ids)} + {self.num_generated} tokens)"
+
+    @property
+    def admitted(self) -> Sequence:
+        """The sequence; there must be one."""
+        assert self.sequence is not None, f"request {self.request_id} was never admitted"
+        return self.sequence
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of the reply so far."""
+        return len(self.sequence) - len(self.prompt.ids) if self.sequence else 0
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Tokens of the reply so far, the stop token included."""
+        return tuple(self.sequence.token_ids[len(self.prompt.ids) :]) if self.sequence else ()
+
+    @property
+    def sampler(self) -> SamplerState:
+        """The state that `sample` draws with."""
+        return self._sampler
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the reply has ended."""
+        return self._finish_reason is not None
+
+    def admit(self, sequence: Sequence, match: PrefixMatch) -> None:
+        """Take the sequence that the scheduler opened on a match of the prompt."""
+        assert self.sequence is None, "admitted twice"
+        self.sequence, self._match = sequence, match
+
+    def accept(self, sampled: SampledToken, now: float) -> Delta:
+        """Append a sampled token to the sequence, and end the reply if it says so or there is room for no
+        more.
+        """
+        assert not self.is_finished
+        self.admitted.append([sampled.token_id])
+        self._sampler.record(sampled.token_id)
+        self._first_token_at = now if self._first_token_at is None else self._first_token_at
+        self._last_token_at = now
+        text, reason = self._advance(sampled.token_id)
+        logprobs = None if sampled.logprob is None else (sampled.logprob,)
+        self._logprobs += logprobs or ()
+        return self._delta(text, (sampled.token_id,), logprobs, reason)
+
+    def cancel(self) -> Delta:
+        """End the reply where it is."""
+        assert not self.is_finished
+        return self._delta(self._flush(), (), None, "cancelled")
+
+    def completion(self, now: float) -> Completion:
+        """The finished reply."""
+        assert self._finish_reason is not None, "not finished"
+        return Completion(
+            text="".join(self._text),
+            token_ids=self.token_ids,
+            prompt_token_ids=tuple(self.prompt.ids),
+            logprobs=None if self.params.logprobs is None else tuple(self._logprobs),
+            finish_reason=self._finish_reason,
+            usage=self._usage(),
+            timings=self._timings(now),
+            cache_match=_describe(self._match),
+        )
+
+    def _advance(self, token_id: int) -> tuple[str, FinishReason | None]:
+        """The text that the token releases, and whether it ends the reply."""
+        if token_id in self._stop_ids:
+            return self._flush(), "stop"
+        text = self._stops.push(self._decoder.push(token_id))
+        if self._stops.stopped:
+            return text, "stop"
+        if self.num_generated == self.params.max_tokens or len(self.admitted) == self.admitted.context_length:
+            text += self._flush()
+            return text, "stop" if self._stops.stopped else "length"
+        return text, None
+
+    def _flush(self) -> str:
+        """What decoder and stop strings still held back."""
+        return self._stops.push(self._decoder.finish()) + self._stops.finish()
+
+    def _delta(
+        self,
+        text: str,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprob, ...] | None,
+        reason: FinishReason | None,
+    ) -> Delta:
+        self._text.append(text)
+        self._finish_reason = reason
+        return Delta(text, token_ids, logprobs, reason)
+
+    def _usage(self) -> Usage:
+        tokens_by_kind: dict[str, int] = {}
+        if self._match is not None:
+            tokens_by_kind.update(self._match.tokens_by_kind)
+        return Usage(
+            prompt_tokens=len(self.prompt.ids),
+            completion_tokens=self.num_generated,
+            cached_tokens=sum(tokens_by_kind.values()),
+            tokens_by_kind=tokens_by_kind,
+        )
+
+    def _timings(self, now: float) -> Timings:
+        first, last = self._first_token_at, self._last_token_at
+        speed = None
+        if first is not None and last is not None and last > first:
+            speed = (self.num_generated - 1) / (last - first)
+        return Timings(
+            time_to_first_token_s=None if first is None else first - self.arrived_at,
+            decode_tokens_per_s=speed,
+            total_s=now - self.arrived_at,
+        )
+
+
+def _describe(match: PrefixMatch | None) -> CacheMatch:
+    if match is None:
+        return CacheMatch(kind=None, num_cached_tokens=0, why_not_more="never admitted")
+    kinds = [kind for kind, count in match.tokens_by_kind.items() if count]
+    return CacheMatch(
+        kind=kinds[-1] if kinds else None,
+        num_cached_tokens=match.num_tokens,
+        why_not_more=_explain(match.why_not_more),
+    )
+
+
+def _explain(why: WhyNotMore) -> str:
+    """One line for a client about where the match ended."""
+    at = f"at token {why.position}"
+    return {
+        "complete": "all that may be reused was",
+        "differs": f"{at} the cache has id {why.cached_token}, the prompt id {why.wanted_token}",
+        "evicted": f"{at} a continuation with id {why.wanted_token} was cached and had to make room",
+        "unseen": f"{at} nothing cached goes on with id {why.wanted_token}",
+    }[why.kind]

@@ -1,0 +1,188 @@
+"""Choose one token per row of logits, as each request's `SamplingParams` wish.
+
+Rows are independent: what a request draws depends on its own logits, parameters and generator, never on the
+rows beside it. Knows numbers, not text or pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .batch import Float32Array
+from .completion import TokenLogprob
+from .sampling_params import SamplingParams
+
+Float64Array = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.intp]
+
+FIRST_CANDIDATES = 256  # top-p sorts this many tokens first: nearly always they hold the mass that it wants
+
+
+@dataclass(frozen=True)
+class SampledToken:
+    """The token chosen for one row, with its logprob if the request asks for it."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+
+
+class SamplerState:
+    """What sampling remembers of one request: its random generator and, if a penalty needs them, token
+    counts.
+
+    It is the request's own and survives preemption untouched.
+    """
+
+    def __init__(self, params: SamplingParams, prompt_ids: Iterable[int], vocab_size: int) -> None:
+        self.params = params
+        self._generator: np.random.Generator | None = None
+        if not params.greedy:
+            seed = None if params.seed is None else params.seed % 2**64
+            self._generator = np.random.Generator(np.random.PCG64(seed))
+        self._counts: npt.NDArray[np.int32] | None = None  # [vocab], of the reply
+        self._is_seen: npt.NDArray[np.bool_] | None = None  # [vocab], in prompt or reply
+        if params.presence_penalty or params.frequency_penalty:
+            self._counts = np.zeros(vocab_size, np.int32)
+        if params.repetition_penalty != 1.0:
+            self._is_seen = np.zeros(vocab_size, np.bool_)
+            self._is_seen[list(prompt_ids)] = True
+        self._bias_ids = np.fromiter(params.logit_bias.keys(), np.intp, len(params.logit_bias))
+        self._bias = np.fromiter(params.logit_bias.values(), np.float64, len(params.logit_bias))
+
+    def record(self, token_id: int) -> None:
+        """Count a token of the reply."""
+        if self._counts is not None:
+            self._counts[token_id] += 1
+        if self._is_seen is not None:
+            self._is_seen[token_id] = True
+
+    def penalize(self, logits: Float64Array) -> None:
+        """Apply penalties and bias to one row, in place.
+
+        The repetition penalty is that of CTRL (Keskar et al. 2019, arXiv:1909.05858), presence and frequency
+        penalties are OpenAI's.
+        """
+        if self._is_seen is not None:
+            seen = logits[self._is_seen]
+            penalty = self.params.repetition_penalty
+            logits[self._is_seen] = np.where(seen > 0.0, seen / penalty, seen * penalty)
+        if self._counts is not None:
+            logits -= self.params.presence_penalty * (self._counts > 0)
+            logits -= self.params.frequency_penalty * self._counts
+        logits[self._bias_ids] += self._bias
+
+    def uniform(self) -> float:
+        """The next random number in `[0, 1)`; one is drawn for each token."""
+        assert self._generator is not None, "greedy requests draw nothing"
+        return float(self._generator.random())
+
+
+def sample(logits: Float32Array, states: Sequence[SamplerState]) -> list[SampledToken | None]:
+    """One token for each row of `logits` `[R, vocab]`; None where the row holds a number that is not finite.
+
+    Draws from the states' generators, but records nothing: the caller does when it accepts the tokens.
+    """
+    assert len(logits) == len(states)
+    if not states:
+        return []
+    most_likely = np.argmax(logits, axis=1)
+    is_finite = _finite_rows(logits)
+    return [
+        _sample_row(row, state, int(best)) if finite else None
+        for row, state, best, finite in zip(logits, states, most_likely, is_finite, strict=True)
+    ]
+
+
+def _finite_rows(logits: Float32Array) -> list[bool]:
+    """Whether each row is finite: its sum is not if any number is not, and one sum is cheap."""
+    with np.errstate(all="ignore"):
+        sums = logits.sum(axis=1)
+    return [
+        bool(np.isfinite(total)) or bool(np.isfinite(row).all())
+        for total, row in zip(sums, logits, strict=True)
+    ]
+
+
+def _sample_row(logits: Float32Array, state: SamplerState, most_likely: int) -> SampledToken:
+    params = state.params
+    token_id = most_likely
+    if not params.greedy or params.changes_logits:
+        adjusted = logits.astype(np.float64)
+        state.penalize(adjusted)
+        token_id = int(np.argmax(adjusted)) if params.greedy else _draw(adjusted, state)
+    if params.logprobs is None:
+        return SampledToken(token_id)
+    return SampledToken(token_id, _logprob(logits.astype(np.float64), token_id, params.logprobs))
+
+
+def _draw(logits: Float64Array, state: SamplerState) -> int:
+    """Draw from `softmax(logits / temperature)`, cut to top-k, then top-p, then min-p."""
+    params = state.params
+    # The maximum first: a tiny temperature would overflow otherwise. Every weight is at most 1, the best
+    # one's is 1.
+    with np.errstate(over="ignore", under="ignore"):
+        weights = np.exp((logits - logits.max()) / params.temperature)
+    token_ids = _candidates(weights, params)
+    kept = weights if token_ids is None else weights[token_ids]
+    cumulative = np.cumsum(kept)
+    index = int(np.searchsorted(cumulative, state.uniform() * cumulative[-1], side="right"))
+    index = min(index, len(kept) - 1)  # rounding may place the product on the total itself
+    return index if token_ids is None else int(token_ids[index])
+
+
+def _candidates(weights: Float64Array, params: SamplingParams) -> IntArray | None:
+    """The ids that may be drawn, most likely first, or None for all; `weights` are probabilities times a
+    constant.
+    """
+    if 0 < params.top_k < len(weights):
+        token_ids = _top(weights, params.top_k)
+        if params.top_p < 1.0:
+            kept = weights[token_ids]
+            token_ids = token_ids[: _nucleus(np.cumsum(kept), params.top_p * kept.sum())]
+    elif params.top_p < 1.0:
+        token_ids = _top_p(weights, params.top_p)
+    elif params.min_p > 0.0:
+        return np.flatnonzero(weights >= params.min_p * weights.max())
+    else:
+        return None
+    if params.min_p > 0.0:
+        token_ids = token_ids[weights[token_ids] >= params.min_p * weights.max()]
+    return token_ids
+
+
+def _top_p(weights: Float64Array, top_p: float) -> IntArray:
+    """The fewest most likely ids that hold `top_p` of the mass; sorts no more than it must."""
+    wanted = top_p * weights.sum()
+    num_candidates = FIRST_CANDIDATES
+    while True:
+        token_ids = _top(weights, num_candidates)
+        cumulative = np.cumsum(weights[token_ids])
+        if cumulative[-1] >= wanted or num_candidates >= len(weights):
+            return token_ids[: _nucleus(cumulative, wanted)]
+        num_candidates *= 8
+
+
+def _nucleus(cumulative: Float64Array, wanted: float) -> int:
+    """How many of the sorted weights it takes to reach the mass `wanted`; at least one."""
+    return int(np.searchsorted(cumulative, wanted, side="left")) + 1
+
+
+def _top(values: Float64Array, count: int) -> IntArray:
+    """The ids of the `count` largest values, largest first, lower ids first on ties."""
+    if count >= len(values):
+        return np.argsort(-values, kind="stable")
+    smallest = np.partition(values, len(values) - count)[len(values) - count]
+    token_ids = np.flatnonzero(values >= smallest)
+    return token_ids[np.argsort(-values[token_ids], kind="stable")[:count]]
+
+
+def _logprob(logits: Float64Array, token_id: int, num_top: int) -> TokenLogprob:
+    """The logprobs of the model itself, before anything that the request wishes."""
+    largest = logits.max()
+    logprobs = logits - largest - np.log(np.exp(logits - largest).sum())
+    top = _top(logprobs, num_top) if num_top else ()
+    return TokenLogprob(token_id, float(logprobs[token_id]), tuple((int(i), float(logprobs[i])) for i in top))

@@ -1,0 +1,232 @@
+"""Decide which requests compute how many tokens in the next step, and who must give its pages back.
+
+Knows requests, pages and a token budget. No tensors, no text, and no clock: time is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+
+from .kv_transaction import KVTransaction
+from .manifest import PAGE_SIZE
+from .prefix_cache import PrefixCache
+from .prefix_match import PrefixMatch
+from .request import Request
+from .sequence import num_pages_for
+from .step_plan import StepPlan
+
+
+@dataclass(frozen=True)
+class SchedulerPolicy:
+    """Limits of a step, and how cached prefixes weigh against waiting.
+
+    A waiting request's turn comes by `cached tokens + ageing_tokens_per_s * seconds waited`: a cached prefix
+    lets it overtake others, for a bounded time. Only the `num_candidates` oldest are looked at, so that a
+    long queue costs nothing.
+    """
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    ageing_tokens_per_s: float = 256.0
+    num_candidates: int = 32
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill over one prefix cache.
+
+    Pages are taken from the newest running request first, so the oldest always advances and everybody
+    finishes. A preempted request comes before those that never ran; its KV stays in the tree until others
+    need the room, and it resumes from there.
+    """
+
+    def __init__(self, cache: PrefixCache, policy: SchedulerPolicy, *, context_length: int) -> None:
+        self._cache = cache
+        self._policy = policy
+        self._context_length = context_length
+        self._waiting: dict[str, Request] = {}  # by id, in order of arrival
+        self._preempted: dict[str, Request] = {}  # their sequences are open and hold no pages
+        self._running: dict[str, Request] = {}
+        self._arrivals: dict[str, int] = {}
+        self._num_arrived = 0
+        self.num_preemptions = 0
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._arrivals
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is any request."""
+        return bool(self._arrivals)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without pages: those that never ran, and those that were preempted."""
+        return len(self._waiting) + len(self._preempted)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that take part in steps."""
+        return len(self._running)
+
+    def requests(self) -> list[Request]:
+        """All requests, in no particular order."""
+        return list(chain(self._running.values(), self._preempted.values(), self._waiting.values()))
+
+    def add(self, request: Request) -> None:
+        """Let a request wait for its turn."""
+        assert request.request_id not in self._arrivals, "added twice"
+        self._arrivals[request.request_id] = self._num_arrived
+        self._num_arrived += 1
+        self._waiting[request.request_id] = request
+
+    def remove(self, request_id: str) -> Request:
+        """Forget a request, finished or not; its sequence stays open and is the caller's to close."""
+        del self._arrivals[request_id]
+        for queue in (self._running, self._preempted, self._waiting):
+            if request_id in queue:
+                return queue.pop(request_id)
+        raise AssertionError(f"request {request_id} is in no queue")
+
+    def schedule(self, step: KVTransaction, now: float) -> StepPlan:
+        """Reserve pages for the next step, preempting if need be.
+
+        Running requests come first, those that decode before those that prefill; what is left of the budget
+        admits waiting ones. While there is work the plan is not empty, or names a request that can only fail.
+        """
+        plan = StepPlan(step, self._policy.max_num_batched_tokens)
+        num_preemptions = self.num_preemptions
+        for request in self._in_turn():
+            if request.request_id in self._running and plan.budget > 0:
+                self._advance(request, plan)
+        if self.num_preemptions == num_preemptions:  # else pages are short: admitting would take them back
+            self._admit(plan, now)
+        return plan
+
+    def check(self) -> None:
+        """Raise AssertionError unless queues and sequences agree; not inside a transaction."""
+        queues = (self._running, self._preempted, self._waiting)
+        assert sum(map(len, queues)) == len(self._arrivals), "a request is in two queues, or in none"
+        assert {request.request_id for request in self.requests()} == set(self._arrivals)
+        assert len(self._running) <= self._policy.max_num_seqs
+        for request in self._waiting.values():
+            assert request.sequence is None, f"{request!r} waits and has a sequence"
+        for request in chain(self._running.values(), self._preempted.values()):
+            sequence = request.admitted
+            assert not request.is_finished and not sequence.is_closed
+            assert sequence.num_uncomputed > 0, f"{request!r} has nothing to compute"
+            assert tuple(sequence.token_ids[: len(request.prompt.ids)]) == tuple(request.prompt.ids)
+        for request in self._preempted.values():
+            assert not request.admitted.page_ids, f"{request!r} was preempted and holds pages"
+
+    # Running requests.
+
+    def _in_turn(self) -> list[Request]:
+        """Those that decode first, so that no long prompt stops them; each kind by arrival."""
+        return sorted(self._running.values(), key=lambda r: (r.admitted.num_uncomputed > 1, self._arrival(r)))
+
+    def _arrival(self, request: Request) -> int:
+        return self._arrivals[request.request_id]
+
+    def _advance(self, request: Request, plan: StepPlan) -> None:
+        """Reserve a running request's next tokens, at the cost of newer ones, or give up its own pages."""
+        while not plan.reserve(request):
+            if len(self._running) == 1:
+                plan.unservable = request
+                return
+            newest = max(self._running.values(), key=self._arrival)
+            self._preempt(newest, plan)
+            if newest is request:
+                return
+
+    def _preempt(self, request: Request, plan: StepPlan) -> None:
+        """Take a request's pages, those of this step too; what it computed stays in the tree for now."""
+        plan.drop(request)
+        self._cache.preempt(request.admitted)
+        self._preempted[request.request_id] = self._running.pop(request.request_id)
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+
+    # Waiting requests.
+
+    def _admit(self, plan: StepPlan, now: float) -> None:
+        """Run waiting requests until one does not fit: nobody overtakes it for that."""
+        while plan.budget > 0 and len(self._running) < self._policy.max_num_seqs:
+            request = self._resume_oldest(plan) if self._preempted else self._start_best(plan, now)
+            if request is None:
+                return
+            self._running[request.request_id] = request
+            if not plan.reserve(request):
+                if len(self._running) == 1:
+                    plan.unservable = request
+                else:
+                    self._preempt(request, plan)
+                return
+
+    def _resume_oldest(self, plan: StepPlan) -> Request | None:
+        request = min(self._preempted.values(), key=self._arrival)
+        match = self._cache.match(request.admitted.token_ids, namespace=request.namespace)
+        if not self._fits(match, plan):
+            return None
+        self._cache.resume(request.admitted)
+        return self._preempted.pop(request.request_id)
+
+    def _start_best(self, plan: StepPlan, now: float) -> Request | None:
+        chosen = self._choose(now)
+        if chosen is None or not self._fits(chosen[1], plan):
+            return None
+        request, match = chosen
+        request.admit(self._cache.open(match, context_length=self._context_length), match)
+        return self._waiting.pop(request.request_id)
+
+    def _choose(self, now: float) -> tuple[Request, PrefixMatch] | None:
+        """The waiting request with the longest cached prefix, age counted in; the older one on ties."""
+        best: tuple[Request, PrefixMatch] | None = None
+        best_score = 0.0
+        for request in islice(self._waiting.values(), self._policy.num_candidates):
+            match = self._cache.match(
+                request.prompt.ids, num_match=request.prompt.num_match, namespace=request.namespace
+            )
+            if self._is_being_computed(match):
+                continue
+            score = match.num_tokens + self._policy.ageing_tokens_per_s * max(0.0, now - request.arrived_at)
+            if best is None or score > best_score:
+                best, best_score = (request, match), score
+        return best
+
+    def _is_being_computed(self, match: PrefixMatch) -> bool:
+        """Whether a running request is at work on more of this prompt: then that one computes it for both."""
+        limit = min(match.num_match, len(match.prompt_ids) - 1)
+        for other in self._running.values():
+            sequence = other.admitted
+            if sequence.num_uncomputed == 1 or sequence.namespace != match.namespace:
+                continue
+            if sequence.num_computed >= limit or match.num_tokens >= limit:
+                continue
+            num_common = _num_common(match.prompt_ids, sequence.token_ids, limit)
+            if num_common // PAGE_SIZE * PAGE_SIZE > max(match.num_tokens, sequence.num_computed):
+                return True
+        return False
+
+    def _fits(self, match: PrefixMatch, plan: StepPlan) -> bool:
+        """Whether the whole prompt and one token find pages beside what running requests still need.
+
+        Let in earlier, it would only be preempted again. A request that is alone is always let in.
+        """
+        if not self._running:
+            return True
+        pool = self._cache.pool
+        num_evictable = pool.num_cached - sum(pool.num_users(page) == 0 for page in match.pages)
+        num_available = pool.num_free + num_evictable - plan.num_promised_pages(self._running.values())
+        return num_pages_for(len(match.prompt_ids) + 1) - len(match.pages) <= num_available
+
+
+def _num_common(left: Sequence[int], right: Sequence[int], limit: int) -> int:
+    """How many of the first `limit` ids are the same, counted in whole pages."""
+    limit = min(limit, len(left), len(right))
+    for start in range(0, limit, PAGE_SIZE):
+        stop = start + PAGE_SIZE
+        if stop > limit or tuple(left[start:stop]) != tuple(right[start:stop]):
+            return start
+    return limit
