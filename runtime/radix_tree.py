@@ -6,12 +6,12 @@ a page: the pool counts those.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from .eviction_queue import EvictionQueue
 from .manifest import PAGE_SIZE
 from .page_pool import PagePool
 from .radix_node import PAGE_BYTES, TOKEN_BYTES, Node, either, encode_key, num_common_tokens, token_at
@@ -56,7 +56,7 @@ class RadixTree:
         self._node_of_page = np.full(pool.num_pages, -1, np.int64)
         self._next_id = 0
         self._clock = 0
-        self._leaves: list[tuple[int, int]] = []  # heap of (last_used, node_id), some outdated
+        self._leaves = EvictionQueue(self._nodes)
         self.version = 0  # rises when what can be found changes
         self.num_evicted_pages = 0
 
@@ -175,18 +175,14 @@ class RadixTree:
     def evict(self, num_pages: int) -> None:
         """Free `num_pages` pages that no sequence owns: of the leaf used longest ago, its last page first."""
         assert num_pages <= self._pool.num_cached, f"{num_pages} of {self._pool.num_cached} pages"
-        owned: list[tuple[int, int]] = []  # leaves whose last page a live sequence owns
+        owned: list[Node] = []  # leaves whose last page a live sequence owns: at most one each
         while num_pages > 0:
-            last_used, node_id = entry = heapq.heappop(self._leaves)
-            node = self._nodes.get(node_id)
-            if node is None or node.children or node.last_used != last_used:
-                continue
-            num_trimmed = self._trim(node, num_pages)
-            num_pages -= num_trimmed
-            if node.pages:
-                owned.append(entry)
-        for entry in owned:
-            heapq.heappush(self._leaves, entry)
+            leaf = self._leaves.pop()
+            num_pages -= self._trim(leaf, num_pages)
+            if leaf.pages:
+                owned.append(leaf)
+        for leaf in owned:
+            self._leaves.push(leaf)
 
     def paths(self) -> Iterator[tuple[bytes, list[int], list[int]]]:
         """Namespace, tokens and pages from the root to each leaf; slow."""
@@ -203,7 +199,6 @@ class RadixTree:
     def check(self) -> None:
         """Raise AssertionError unless every node is whole, reachable, in order and known by its pages."""
         reached: dict[int, Node] = {}
-        waiting = set(self._leaves)
         stack = list(self._roots.values())
         assert all(root.children for root in stack), "a root without runs"
         while stack:
@@ -215,12 +210,12 @@ class RadixTree:
                 assert -(-len(child.run) // PAGE_BYTES) == len(child.pages)
                 assert not child.is_tail or (len(child.pages) == 1 and not child.children), "a tail is a leaf"
                 assert (self._node_of_page[child.pages] == child.node_id).all()
-                assert child.children or (child.last_used, child.node_id) in waiting, "a leaf not in the heap"
                 num_users = [self._pool.num_users(page) for page in node.pages[-1:] + child.pages]
                 assert num_users == sorted(num_users, reverse=True), "a page has users that its prefix lacks"
                 reached[child.node_id] = child
             stack += node.children
         assert reached == self._nodes, "an orphan"
+        assert not self._leaves.missing(), "a leaf that could never be evicted"
         assert int((self._node_of_page >= 0).sum()) == sum(len(node.pages) for node in reached.values())
 
     def page_ids(self) -> list[int]:
@@ -281,7 +276,7 @@ class RadixTree:
         self._nodes[lower.node_id] = lower
         self._node_of_page[lower.pages] = lower.node_id
         if not lower.children:
-            self._push(lower)
+            self._leaves.push(lower)
 
     def _trim(self, node: Node, num_pages: int) -> int:
         """Free up to `num_pages` last pages of a leaf that no sequence owns; how many it were."""
@@ -317,7 +312,7 @@ class RadixTree:
         if node.parent is None:
             del self._roots[node.namespace]
         else:
-            self._push(node)
+            self._leaves.push(node)
 
     def _drop_pages(self, node: Node, num_pages: int) -> None:
         """Give up the last pages of a run."""
@@ -335,14 +330,7 @@ class RadixTree:
         self._clock += 1
         node.last_used = self._clock
         if not node.children:
-            self._push(node)
-
-    def _push(self, leaf: Node) -> None:
-        heapq.heappush(self._leaves, (leaf.last_used, leaf.node_id))
-        if len(self._leaves) > 2 * len(self._nodes) + 64:
-            nodes = self._nodes.values()
-            self._leaves = [(node.last_used, node.node_id) for node in nodes if not node.children]
-            heapq.heapify(self._leaves)
+            self._leaves.push(node)
 
     def _new_id(self) -> int:
         self._next_id += 1

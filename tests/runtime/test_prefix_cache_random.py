@@ -1,0 +1,237 @@
+"""Random lives of sequences over a small pool, against plain lists of tokens.
+
+A store that knows what each row holds shows any wrong reuse.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from radixlm.runtime.batch import PageCopy
+from radixlm.runtime.errors import (
+    AppendLengthError,
+    ForkLengthError,
+    OutOfPages,
+    PopLengthError,
+    UnknownSequence,
+)
+from radixlm.runtime.kv_transaction import Reservation
+from radixlm.runtime.page_pool import PagePool
+from radixlm.runtime.prefix_cache import PrefixCache
+from radixlm.runtime.sequence import Sequence
+
+CONTEXT_LENGTH = 100
+TOKENS = st.integers(0, 2)
+NAMESPACES = st.sampled_from([b"", b"", b"", b"a"])
+RUNS = st.lists(st.tuples(TOKENS, st.integers(1, 20)), min_size=1, max_size=4).map(
+    lambda runs: [token for token, length in runs for _ in range(length)]
+)
+
+
+class FakePages:
+    """Each row holds the hash of namespace and all tokens up to its own, as the KV of a token depends on them all."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[int, int], int] = {}
+
+    def copy(self, copies: list[PageCopy]) -> None:
+        for copy in copies:
+            for row in range(copy.num_rows):
+                self.rows[copy.dst_page, row] = self.rows[copy.src_page, row]
+
+    def forward(self, reservation: Reservation) -> None:
+        tokens = list(reservation.sequence.token_ids)
+        positions = range(reservation.start, reservation.stop)
+        for position, slot in zip(positions, reservation.slots, strict=True):
+            prefix = (reservation.sequence.namespace, *tokens[: position + 1])
+            self.rows[divmod(slot, 16)] = hash(prefix)
+
+    def check(self, namespace: bytes, tokens: list[int], page_ids: list[int]) -> None:
+        for position in range(len(tokens)):
+            row = self.rows[page_ids[position // 16], position % 16]
+            assert row == hash((namespace, *tokens[: position + 1])), f"row {position} is another's"
+
+
+def num_common(ours: list[int], theirs: list[int]) -> int:
+    pairs = zip(ours, theirs, strict=False)
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
+
+
+class SequencesOverASmallPool(RuleBasedStateMachine):
+    @initialize(num_pages=st.integers(8, 24))
+    def start(self, num_pages: int) -> None:
+        self.cache = PrefixCache(PagePool(num_pages))
+        self.pages = FakePages()
+        self.tokens: dict[int, list[int]] = {}  # the slow, obvious version: seq_id -> tokens
+        self.kept: set[tuple[bytes, tuple[int, ...]]] = set()  # every run that was ever left to be found
+        self.texts: list[list[int]] = [[0] * 40]
+
+    def pick(self, data: Any) -> Sequence:
+        return self.cache.get(data.draw(st.sampled_from(sorted(self.tokens)), label="sequence"))
+
+    def keep(self, sequence: Sequence, num_tokens: int) -> None:
+        if num_tokens:
+            self.kept.add((sequence.namespace, tuple(sequence.token_ids[:num_tokens])))
+
+    @precondition(lambda self: len(self.tokens) < 6)
+    @rule(data=st.data(), namespace=NAMESPACES, new=RUNS)
+    def open(self, data: Any, namespace: bytes, new: list[int]) -> None:
+        text = data.draw(st.sampled_from(self.texts), label="begins like")
+        prompt = (text[: data.draw(st.integers(0, len(text)), label="for")] + new)[:CONTEXT_LENGTH]
+        num_match = data.draw(st.none() | st.integers(0, len(prompt)), label="num_match")
+        match = self.cache.match(prompt, num_match=num_match, namespace=namespace)
+
+        limit = min(len(prompt) - 1, len(prompt) if num_match is None else num_match)
+        runs = [tokens for name, tokens, _ in self.cache.tree.paths() if name == namespace]
+        longest = max((num_common(run, prompt[:limit]) for run in runs), default=0)
+        assert match.num_tokens == longest
+        if self.cache.stats().num_evicted_pages == 0:
+            kept = [list(run) for name, run in self.kept if name == namespace]
+            assert longest == max((num_common(run, prompt[:limit]) for run in kept), default=0)
+        why = match.why_not_more
+        assert why.position == match.num_tokens
+        assert (why.kind == "complete") == (match.num_tokens == limit)
+        if why.kind == "differs":
+            assert why.wanted_token == prompt[why.position] != why.cached_token
+            followed = [*prompt[: why.position], why.cached_token]
+            assert any(run[: why.position + 1] == followed for run in runs)
+
+        sequence = self.cache.open(match, context_length=CONTEXT_LENGTH)
+        assert sequence.num_computed == match.num_tokens < len(prompt)
+        self.tokens[sequence.seq_id] = list(prompt)
+        self.texts = [*self.texts[-7:], prompt]
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data(), fails=st.booleans())
+    def step(self, data: Any, fails: bool) -> None:
+        chosen = data.draw(st.lists(st.sampled_from(sorted(self.tokens)), unique=True), label="step")
+        sequences = [self.cache.get(seq_id) for seq_id in chosen]
+        parts = {
+            sequence: data.draw(st.integers(1, sequence.num_uncomputed), label="tokens")
+            for sequence in sequences
+            if sequence.num_uncomputed
+        }
+        self.run(parts, fails=fails, drops=data.draw(st.booleans(), label="drop the last"))
+
+    @rule()
+    def compute_everything(self) -> None:
+        sequences = [self.cache.get(seq_id) for seq_id in self.tokens]
+        self.run({sequence: sequence.num_uncomputed for sequence in sequences if sequence.num_uncomputed})
+
+    def run(self, parts: dict[Sequence, int], *, fails: bool = False, drops: bool = False) -> None:
+        """One step of the engine."""
+        computed = {seq_id: self.cache.get(seq_id).num_computed for seq_id in self.tokens}
+        with self.cache.begin() as step:
+            for sequence, num_tokens in parts.items():
+                counts = self.cache.stats()
+                try:
+                    step.reserve(sequence, num_tokens)
+                except OutOfPages:
+                    assert self.cache.stats() == counts, "something was taken or evicted"
+            if drops and step.reservations:
+                step.drop(step.reservations[-1].sequence)
+            reservations = step.reservations
+            self.pages.copy(step.copies)
+            for reservation in reservations:
+                self.pages.forward(reservation)
+            for reservation in reservations:
+                seen = list(reservation.sequence.token_ids[: reservation.stop])
+                self.pages.check(reservation.sequence.namespace, seen, list(reservation.page_ids))
+            if not fails:
+                step.commit()
+                for reservation in reservations:
+                    computed[reservation.sequence.seq_id] = reservation.stop
+                    self.keep(reservation.sequence, reservation.stop // 16 * 16)
+        assert computed == {seq_id: self.cache.get(seq_id).num_computed for seq_id in self.tokens}
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data(), new=RUNS)
+    def append(self, data: Any, new: list[int]) -> None:
+        sequence = self.pick(data)
+        tokens = self.tokens[sequence.seq_id]
+        if len(tokens) + len(new) > CONTEXT_LENGTH:
+            with pytest.raises(AppendLengthError):
+                sequence.append(new)
+        else:
+            sequence.append(new)
+            tokens += new
+            self.texts = [*self.texts[-7:], list(tokens)]
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data(), num_tokens=st.integers(-1, CONTEXT_LENGTH))
+    def pop(self, data: Any, num_tokens: int) -> None:
+        sequence = self.pick(data)
+        tokens = self.tokens[sequence.seq_id]
+        if 0 <= num_tokens <= len(tokens):
+            sequence.pop(num_tokens)
+            del tokens[len(tokens) - num_tokens :]
+        else:
+            with pytest.raises(PopLengthError):
+                sequence.pop(num_tokens)
+
+    @precondition(lambda self: 0 < len(self.tokens) < 6)
+    @rule(data=st.data(), at=st.integers(0, CONTEXT_LENGTH))
+    def fork(self, data: Any, at: int) -> None:
+        sequence = self.pick(data)
+        if at <= sequence.num_computed:
+            child = self.cache.fork(sequence, at)
+            self.tokens[child.seq_id] = self.tokens[sequence.seq_id][:at]
+        else:
+            with pytest.raises(ForkLengthError):
+                self.cache.fork(sequence, at)
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def preempt(self, data: Any) -> None:
+        sequence = self.pick(data)
+        self.keep(sequence, sequence.num_computed)
+        self.cache.preempt(sequence)
+        assert sequence.num_computed == 0
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def resume(self, data: Any) -> None:
+        sequence = self.pick(data)
+        before = sequence.num_computed
+        assert self.cache.resume(sequence) == sequence.num_computed - before
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data(), keep=st.booleans())
+    def close(self, data: Any, keep: bool) -> None:
+        sequence = self.pick(data)
+        if keep:
+            self.keep(sequence, sequence.num_computed)
+        self.cache.close(sequence, keep=keep)
+        del self.tokens[sequence.seq_id]
+        with pytest.raises(UnknownSequence):
+            self.cache.close(sequence)
+        with pytest.raises(UnknownSequence):
+            sequence.append([1])
+
+    @precondition(lambda self: self.cache.stats().num_cached_pages > 0)
+    @rule()
+    def clear(self) -> None:
+        self.cache.clear()
+        assert self.cache.stats().num_cached_pages == 0
+
+    @invariant()
+    def everything_adds_up(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        self.cache.check()
+        for seq_id, tokens in self.tokens.items():
+            sequence = self.cache.get(seq_id)
+            assert list(sequence.token_ids) == tokens
+            self.pages.check(sequence.namespace, tokens[: sequence.num_computed], list(sequence.page_ids))
+        for namespace, run, page_ids in self.cache.tree.paths():
+            self.pages.check(namespace, run, page_ids)
+
+
+TestSequencesOverASmallPool = SequencesOverASmallPool.TestCase
+TestSequencesOverASmallPool.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)

@@ -1,0 +1,120 @@
+"""A sequence validates before it changes anything: a refused call leaves all as it was."""
+
+from __future__ import annotations
+
+import pytest
+from radixlm.runtime.errors import AppendLengthError, ForkLengthError, PopLengthError, UnknownSequence
+from radixlm.runtime.page_pool import PagePool
+from radixlm.runtime.prefix_cache import PrefixCache
+from radixlm.runtime.sequence import Sequence
+
+State = tuple[list[int], list[int], int, int]
+
+
+def computed_sequence(cache: PrefixCache, num_tokens: int, context_length: int = 512) -> Sequence:
+    """A sequence with the KV of all its tokens."""
+    sequence = cache.open(cache.match(range(num_tokens)), context_length=context_length)
+    with cache.begin() as step:
+        step.reserve(sequence, num_tokens)
+        step.commit()
+    return sequence
+
+
+def state(cache: PrefixCache, sequence: Sequence) -> State:
+    cache.check()
+    return list(sequence.token_ids), list(sequence.page_ids), sequence.num_computed, cache.pool.num_free
+
+
+def test_pop_of_304_from_202_is_refused_and_changes_nothing() -> None:
+    cache = PrefixCache(PagePool(32))
+    sequence = computed_sequence(cache, 202)
+    before = state(cache, sequence)
+    with pytest.raises(PopLengthError, match="has 202 tokens, cannot pop 304") as refused:
+        sequence.pop(304)
+    assert (refused.value.length, refused.value.pop) == (202, 304)
+    assert state(cache, sequence) == before
+
+
+def test_a_negative_pop_is_refused() -> None:
+    cache = PrefixCache(PagePool(4))
+    sequence = computed_sequence(cache, 20)
+    with pytest.raises(PopLengthError):
+        sequence.pop(-1)
+    assert len(sequence) == 20
+
+
+def test_fork_past_the_computed_tokens_is_refused_and_changes_nothing() -> None:
+    cache = PrefixCache(PagePool(32))
+    sequence = computed_sequence(cache, 40)
+    sequence.append([7])
+    before = state(cache, sequence)
+    with pytest.raises(ForkLengthError, match="has 40 computed tokens, cannot fork at 41"):
+        cache.fork(sequence, 41)
+    assert state(cache, sequence) == before
+    assert cache.stats().num_sequences == 1
+
+
+def test_append_past_the_context_is_refused_and_changes_nothing() -> None:
+    cache = PrefixCache(PagePool(32))
+    sequence = computed_sequence(cache, 40, context_length=41)
+    before = state(cache, sequence)
+    with pytest.raises(AppendLengthError, match="40 tokens, 2 more pass the context length of 41"):
+        sequence.append([1, 2])
+    assert state(cache, sequence) == before
+    sequence.append([1])
+
+
+def test_a_prompt_past_the_context_opens_nothing() -> None:
+    cache = PrefixCache(PagePool(4))
+    with pytest.raises(AppendLengthError):
+        cache.open(cache.match(range(30)), context_length=29)
+    assert cache.stats().num_sequences == 0
+    cache.check()
+
+
+def test_an_unknown_sequence_is_refused() -> None:
+    cache, other = PrefixCache(PagePool(4)), PrefixCache(PagePool(4))
+    with pytest.raises(UnknownSequence, match="no live sequence has the id 7"):
+        cache.get(7)
+    sequence = computed_sequence(cache, 20)
+    computed_sequence(other, 20)
+    with pytest.raises(UnknownSequence, match="of another cache"):
+        other.close(sequence)
+    cache.close(sequence)
+    for refused in (
+        lambda: cache.close(sequence),
+        lambda: cache.preempt(sequence),
+        lambda: cache.resume(sequence),
+        lambda: cache.fork(sequence, 0),
+        lambda: cache.begin().reserve(sequence, 1),
+        lambda: sequence.append([1]),
+        lambda: sequence.pop(0),
+    ):
+        with pytest.raises(UnknownSequence):
+            refused()
+    assert list(sequence.token_ids) == list(range(20)), "what a request said can be read after it ended"
+    cache.check()
+    other.check()
+
+
+def test_pop_gives_back_the_pages_that_no_token_is_left_in() -> None:
+    cache = PrefixCache(PagePool(8))
+    sequence = computed_sequence(cache, 40)
+    sequence.append([7, 8])
+    sequence.pop(1)
+    assert (len(sequence), sequence.num_computed, len(sequence.page_ids)) == (41, 40, 3)
+    sequence.pop(8)
+    assert (len(sequence), sequence.num_computed, len(sequence.page_ids)) == (33, 33, 3)
+    sequence.pop(1)
+    assert (len(sequence), sequence.num_computed, len(sequence.page_ids)) == (32, 32, 2)
+    assert state(cache, sequence)[-1] == 6
+
+
+def test_generated_tokens_are_told_from_the_clients() -> None:
+    cache = PrefixCache(PagePool(8))
+    sequence = cache.open(cache.match([1, 2]), context_length=8)
+    sequence.append([3])
+    sequence.append([4], generated=False)
+    assert sequence.generated == bytes([0, 0, 1, 0])
+    sequence.pop(1)
+    assert sequence.generated == bytes([0, 0, 1])
