@@ -1,0 +1,124 @@
+"""Render a conversation with the template that the model came with.
+
+A template is a program by someone else: it runs in Jinja's immutable sandbox, with what `transformers` gives
+templates (loop controls, `tojson`, `raise_exception`, `strftime_now`) and bounds on its size and its output.
+Knows text, not tokens: `tokenizer_fix` encodes what is rendered here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from .errors import InvalidRequest
+
+__all__ = ["MAX_RENDERED_LENGTH", "MAX_TEMPLATE_LENGTH", "ChatTemplate"]
+
+MAX_TEMPLATE_LENGTH = 1 << 20  # characters; the longest published template has some ten thousand
+MAX_RENDERED_LENGTH = 1 << 25  # characters
+
+
+class ChatTemplate:
+    """A compiled chat template.
+
+    >>> template = ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    >>> template.render([{"role": "user", "content": "Hi"}])
+    '<user>Hi'
+
+    Args:
+        source: the Jinja template.
+        bos_token: text of the beginning-of-sequence token, which many templates begin with.
+        eos_token: text of the end-of-sequence token.
+
+    Raises:
+        InvalidRequest: the template is too long or is not valid Jinja.
+    """
+
+    def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
+        if len(source) > MAX_TEMPLATE_LENGTH:
+            raise InvalidRequest(
+                f"the chat template has {len(source)} characters, at most {MAX_TEMPLATE_LENGTH} are allowed; "
+                "compile the model with a shorter one"
+            )
+        self._special_tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        try:
+            self._template = _environment().from_string(source)
+        except (jinja2.TemplateSyntaxError, RecursionError) as error:
+            raise InvalidRequest(f"the model's chat template is not valid Jinja: {_reason(error)}") from error
+
+    def render(self, messages: Sequence[Mapping[str, object]], add_generation_prompt: bool = True) -> str:
+        """The text of `messages`, ready to be continued by the assistant if `add_generation_prompt`.
+
+        `messages` are handed over as they are and not changed.
+
+        Raises:
+            InvalidRequest: the template refuses the messages or fails on them, or the text is too long.
+        """
+        pieces: list[str] = []
+        length = 0
+        try:
+            for piece in self._template.generate(
+                messages=[dict(message) for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
+            ):
+                length += len(piece)
+                if length > MAX_RENDERED_LENGTH:
+                    raise InvalidRequest(
+                        f"the chat template makes more than {MAX_RENDERED_LENGTH} characters of these "
+                        "messages; send shorter ones"
+                    )
+                pieces.append(piece)
+        except _Refused as error:
+            raise InvalidRequest(f"the chat template refuses these messages: {error}") from error
+        except InvalidRequest:
+            raise
+        # A template computes on what clients send: any exception in it is one of the request, not of ours.
+        except Exception as error:
+            raise InvalidRequest(f"the chat template fails on these messages: {_reason(error)}") from error
+        return "".join(pieces)
+
+
+class _Refused(Exception):
+    """The template called `raise_exception`."""
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """The environment that `transformers` renders chat templates in."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own `tojson` escapes for HTML; a prompt is not HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise _Refused(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _reason(error: BaseException) -> str:
+    """One line, however many the error has."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -1,0 +1,85 @@
+"""The routes of the server, over one engine.
+
+Knows paths and who answers them; `served.py` has the limits, `chat.py` and `completions.py` the answers.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ..errors import RadixLMError
+from .chat import ChatCompletions
+from .completions import Completions
+from .disconnect import ClientGone
+from .errors import answer
+from .protocol import ModelList, ModelReply
+from .served import Served, json_response
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+MAX_STALL_S = 60.0  # a step of the largest model takes seconds, not a minute
+
+
+def create_app(engine: Engine, *, model_id: str | None = None, max_body_bytes: int = 16 << 20) -> Starlette:
+    """An ASGI application that serves `engine`; closing the engine is its owner's part.
+
+    Args:
+        model_id: the name that clients call the model by; None: the artifact's own.
+        max_body_bytes: longer request bodies are refused with 413.
+    """
+    served = Served(engine, model_id or engine.manifest.name, int(time.time()), max_body_bytes)
+    models = _Models(served)
+    routes = [
+        Route("/v1/chat/completions", ChatCompletions(served).create, methods=["POST"]),
+        Route("/v1/completions", Completions(served).create, methods=["POST"]),
+        Route("/v1/models", models.list, methods=["GET"]),
+        Route("/v1/models/{model_id:path}", models.one, methods=["GET"]),
+        Route("/health", models.health, methods=["GET"]),
+    ]
+    app = Starlette(routes=routes)
+    for kind in (RadixLMError, msgspec.MsgspecError, Exception):
+        app.add_exception_handler(kind, answer)
+    app.add_exception_handler(404, answer)
+    app.add_exception_handler(405, answer)
+    app.add_exception_handler(ClientGone, _nobody_listens)
+    return app
+
+
+class _Models:
+    """What is served, and how it does."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    async def list(self, request: Request) -> Response:
+        """`GET /v1/models`."""
+        return json_response(ModelList([self._model()]))
+
+    async def one(self, request: Request) -> Response:
+        """`GET /v1/models/{model_id}`."""
+        self._served.check_model(request.path_params["model_id"])
+        return json_response(self._model())
+
+    async def health(self, request: Request) -> Response:
+        """`GET /health`: 503 when the engine has work and does not get on with it."""
+        stats = self._served.engine.stats()
+        healthy = stats.alive and stats.stalled_s < MAX_STALL_S
+        body = {"status": "ok" if healthy else "failing", **asdict(stats)}
+        return JSONResponse(body, 200 if healthy else 503)
+
+    def _model(self) -> ModelReply:
+        return ModelReply(self._served.model_id, self._served.created)
+
+
+async def _nobody_listens(request: Request, error: Exception) -> Response:
+    """nginx's status for a client that has gone; only a log ever sees it."""
+    return Response(status_code=499)

@@ -1,0 +1,88 @@
+"""`POST /v1/chat/completions`: a conversation's next reply, whole or as it is made."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..completion import Completion, TokenLogprob
+from .disconnect import while_connected
+from .protocol import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatLogprob,
+    ChatLogprobs,
+    ChatRequest,
+    Reply,
+    ReplyMessage,
+    TopLogprob,
+    UsageReply,
+)
+from .reply_stream import ReplyStream
+from .served import Served, json_response
+from .sse import EventStream
+
+
+@dataclass(frozen=True)
+class ChatCompletions:
+    """The endpoint for one served model."""
+
+    served: Served
+
+    async def create(self, request: Request) -> Response:
+        """Answer one request; every error it raises is one of `errors.describe`."""
+        body = await self.served.read(request, ChatRequest)
+        self.served.check_model(body.model)
+        engine = self.served.engine
+        params = body.sampling_params(engine.default_params)
+        messages = [message.to_template() for message in body.messages]
+        stream = await ReplyStream.open(lambda wake: engine.stream_chat(messages, params, on_ready=wake))
+        new_id = f"chatcmpl-{uuid.uuid4().hex}"
+        start = partial(Reply, id=new_id, created=int(time.time()), model=self.served.model_id)
+        if body.stream:
+            return EventStream(self._chunks(stream, start, body.include_usage), stream)
+        async with stream:
+            return json_response(self._whole(start, await while_connected(request.receive, stream.result())))
+
+    def _whole(self, start: partial[Reply], completion: Completion) -> Reply:
+        choice = ChatChoice(
+            ReplyMessage(completion.text), completion.finish_reason, self._logprobs(completion.logprobs)
+        )
+        return start(object="chat.completion", choices=[choice], usage=UsageReply.of(completion.usage))
+
+    async def _chunks(
+        self, stream: ReplyStream, start: partial[Reply], include_usage: bool
+    ) -> AsyncGenerator[msgspec.Struct]:
+        """The role, each delta, the finish reason, and usage if asked for."""
+        chunk = partial(start, object="chat.completion.chunk", usage=None if include_usage else msgspec.UNSET)
+        yield chunk(choices=[ChatChunkChoice(ChatDelta(content="", role="assistant"))])
+        async for delta in stream:
+            if delta.text or delta.logprobs:
+                logprobs = self._logprobs(delta.logprobs)
+                yield chunk(choices=[ChatChunkChoice(ChatDelta(content=delta.text), logprobs=logprobs)])
+            if delta.finish_reason:
+                yield chunk(choices=[ChatChunkChoice(ChatDelta(), delta.finish_reason)])
+        if include_usage:
+            yield chunk(choices=[], usage=UsageReply.of((await stream.result()).usage))
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
+        if logprobs is None:
+            return None
+        return ChatLogprobs([self._logprob(logprob) for logprob in logprobs])
+
+    def _logprob(self, logprob: TokenLogprob) -> ChatLogprob:
+        top = [self._top(token_id, value) for token_id, value in logprob.top]
+        own = self._top(logprob.token_id, logprob.logprob)
+        return ChatLogprob(own.token, own.logprob, own.bytes, top)
+
+    def _top(self, token_id: int, logprob: float) -> TopLogprob:
+        text = self.served.token_text(token_id)
+        return TopLogprob(text, logprob, list(text.encode()))

@@ -1,0 +1,85 @@
+"""Every error as OpenAI's clients expect it: a status, and `{"error": {"message", "type", "param", "code"}}`.
+
+Knows which error is whose mistake. Bad input is 400, never 422; what is ours is 500 or 503.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..errors import EngineClosed, EngineError, InvalidRequest, RadixLMError
+from .protocol import ErrorBody, ErrorReply
+
+_log = logging.getLogger(__name__)
+
+
+class HTTPError(RadixLMError):
+    """An answer other than 200, with all that its body says."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+
+
+def describe(error: Exception) -> tuple[int, ErrorReply]:
+    """Status and body for `error`; one that nobody foresaw is logged, and its text kept from the client."""
+    match error:
+        case HTTPError():
+            return error.status, _reply(error.status, str(error), error.param, error.code)
+        case msgspec.ValidationError():
+            return 400, _reply(400, f"the body is not as expected: {error}", _param_of(str(error)))
+        case msgspec.DecodeError():
+            return 400, _reply(400, f"the body is not valid JSON: {error}")
+        case InvalidRequest():
+            return 400, _reply(400, str(error))
+        case HTTPException():
+            return error.status_code, _reply(error.status_code, str(error.detail))
+        case EngineClosed():
+            return 503, _reply(503, str(error))
+        case EngineError():
+            _log.error("a request failed: %s", error)
+            return 500, _reply(500, str(error))
+        case _:
+            _log.error("a request failed", exc_info=error)
+            return 500, _reply(500, "internal error; the server's log says more")
+
+
+async def answer(request: Request, error: Exception) -> Response:
+    """Starlette's exception handler for all of the above."""
+    match error:
+        case HTTPException(status_code=404):
+            error = HTTPError(
+                404, f"there is nothing at {request.url.path}; see /v1/models", code="not_found"
+            )
+        case HTTPException(status_code=405):
+            allowed = (error.headers or {}).get("Allow", "")
+            message = f"{request.url.path} does not take {request.method}; use {allowed}"
+            return _response(405, _reply(405, message), {"Allow": allowed})
+    return _response(*describe(error))
+
+
+def _response(status: int, reply: ErrorReply, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(reply), status, headers, media_type="application/json")
+
+
+def _reply(status: int, message: str, param: str | None = None, code: str | None = None) -> ErrorReply:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return ErrorReply(ErrorBody(message, kind, param, code))
+
+
+def _param_of(message: str) -> str | None:
+    """The field that msgspec complains of: ``... - at `$.messages[0].role` ``, or ``unknown field `x` ``."""
+    found = re.search(r"(?:unknown|required) field `([^`]+)`", message) or re.search(
+        r"at `\$\.([^`]+)`", message
+    )
+    return found[1] if found else None

@@ -1,0 +1,262 @@
+"""OpenAI's requests and replies as types: what a client may send, and what it gets.
+
+Validation is strict: a wrong type or an unknown field is an error that names it, for a parameter that is
+silently ignored answers a question that was not asked. Knows shapes and defaults, not the engine's work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from ..completion import FinishReason, Usage
+from ..errors import InvalidParameter
+from ..sampling_params import SamplingParams
+
+# What clients send.
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+
+
+class TextPart(msgspec.Struct, forbid_unknown_fields=True):
+    text: str
+    type: Literal["text"] = "text"
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """One message; parts of text are joined, for templates expect one string."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    def to_template(self) -> dict[str, object]:
+        """The message as chat templates know it; they know `developer` as `system`."""
+        content = self.content if isinstance(self.content, str) else "".join(p.text for p in self.content)
+        role = "system" if self.role == "developer" else self.role
+        message: dict[str, object] = {"role": role, "content": content}
+        return message if self.name is None else message | {"name": self.name}
+
+
+class SamplingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The fields that both kinds of completion share. None, or a missing field, is the model's default."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    logit_bias: dict[int, float] | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
+    user: str | None = None  # for the client's own books: nothing is done with it
+    metadata: dict[str, str] | None = None  # likewise
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
+        """`defaults` with what the request says instead.
+
+        Raises:
+            InvalidParameter: a value is outside its range, or more than one choice is asked for.
+        """
+        if self.n not in (None, 1):
+            raise InvalidParameter(f"n is {self.n}; it must be 1: send one request per choice")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidParameter("stream_options is for streams; set stream to true or leave it out")
+        wishes = {name: getattr(self, name) for name in _PLAIN_FIELDS}
+        wishes["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop
+        wishes |= self._own_wishes()
+        return dataclasses.replace(defaults, **{k: v for k, v in wishes.items() if v is not None})
+
+    def _own_wishes(self) -> dict[str, object]:
+        """Fields of `SamplingParams` that only one kind of completion sets."""
+        raise NotImplementedError
+
+
+_PLAIN_FIELDS = (
+    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "seed", "stop_token_ids", "logit_bias", "ignore_eos"),
+)
+
+
+class ChatRequest(SamplingRequest, kw_only=True):
+    """Body of `POST /v1/chat/completions`."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None  # OpenAI's newer name of max_tokens
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    def _own_wishes(self) -> dict[str, object]:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidParameter("top_logprobs is set, logprobs is not; set logprobs to true as well")
+        wishes: dict[str, object] = {"logprobs": (self.top_logprobs or 0) if self.logprobs else None}
+        if self.max_completion_tokens is not None:
+            wishes["max_tokens"] = self.max_completion_tokens
+        return wishes
+
+
+class CompletionRequest(SamplingRequest, kw_only=True):
+    """Body of `POST /v1/completions`: one prompt, as text or as token ids."""
+
+    prompt: str | list[str | int]
+    max_tokens: int | None = 16  # OpenAI's default
+    logprobs: int | None = None
+    echo: bool | None = None
+
+    @property
+    def one_prompt(self) -> str | list[int]:
+        """The prompt; a list of one text is that text.
+
+        Raises:
+            InvalidParameter: the list holds several texts, or text and ids.
+        """
+        if isinstance(self.prompt, str):
+            return self.prompt
+        ids = [part for part in self.prompt if isinstance(part, int)]
+        if len(ids) == len(self.prompt):
+            return ids
+        if len(self.prompt) == 1 and isinstance(self.prompt[0], str):
+            return self.prompt[0]
+        raise InvalidParameter(
+            f"prompt is a list of {len(self.prompt)} items; it must be one text, or token ids: send one "
+            "request per prompt"
+        )
+
+    def _own_wishes(self) -> dict[str, object]:
+        if self.echo:
+            raise InvalidParameter("echo is true; it must be false: the prompt is not sent back")
+        return {"logprobs": self.logprobs}
+
+
+# What clients get.
+
+
+class ErrorBody(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorReply(msgspec.Struct):
+    error: ErrorBody
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+    cached_tokens_by_kind: Mapping[str, int]  # ours: how the cached tokens were found
+
+
+class UsageReply(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+    @classmethod
+    def of(cls, usage: Usage) -> UsageReply:
+        """`usage` in OpenAI's shape."""
+        return cls(
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            usage.prompt_tokens + usage.completion_tokens,
+            PromptTokensDetails(usage.cached_tokens, dict(usage.tokens_by_kind)),
+        )
+
+
+class Reply(msgspec.Struct, kw_only=True):
+    """What every reply and every chunk of one begins with."""
+
+    id: str
+    object: str
+    created: int  # Unix time
+    model: str
+    choices: list[ChatChoice] | list[ChatChunkChoice] | list[TextChoice]
+    usage: UsageReply | msgspec.UnsetType | None = msgspec.UNSET  # unset: a chunk of a stream without usage
+
+
+class TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[ChatLogprob]
+
+
+class ReplyMessage(msgspec.Struct):
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct):
+    message: ReplyMessage
+    finish_reason: FinishReason
+    logprobs: ChatLogprobs | None = None
+    index: int = 0
+
+
+class ChatDelta(msgspec.Struct):
+    content: str | msgspec.UnsetType = msgspec.UNSET
+    role: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChunkChoice(msgspec.Struct):
+    delta: ChatDelta
+    finish_reason: FinishReason | None = None
+    logprobs: ChatLogprobs | None = None
+    index: int = 0
+
+
+class TextLogprobs(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]  # characters of the reply before the token
+
+
+class TextChoice(msgspec.Struct):
+    text: str
+    finish_reason: FinishReason | None = None
+    logprobs: TextLogprobs | None = None
+    index: int = 0
+
+
+class ModelReply(msgspec.Struct):
+    id: str
+    created: int
+    object: str = "model"
+    owned_by: str = "radixlm"
+
+
+class ModelList(msgspec.Struct):
+    data: list[ModelReply]
+    object: str = "list"

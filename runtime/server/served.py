@@ -1,0 +1,61 @@
+"""What every endpoint serves, and how a request's body becomes a type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .errors import HTTPError
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Served:
+    """One model behind the endpoints, and their limits."""
+
+    engine: Engine
+    model_id: str
+    created: int  # Unix time at which serving began
+    max_body_bytes: int
+
+    def check_model(self, model_id: str | None) -> None:
+        """Raise HTTPError(404) unless `model_id` is the model served here, or None."""
+        if model_id not in (None, self.model_id):
+            message = f"there is no model {model_id!r:.200} here; this server has {self.model_id!r}"
+            raise HTTPError(404, message, param="model", code="model_not_found")
+
+    async def read(self, request: Request, type: type[T]) -> T:
+        """The request's body as `type`.
+
+        Raises:
+            HTTPError: 413, the body is longer than `max_body_bytes`; the rest is not read.
+            msgspec.DecodeError: the body is not JSON, or not of this type.
+        """
+        body = bytearray()
+        self._check_length(int(request.headers.get("content-length", 0)))
+        async for chunk in request.stream():
+            body += chunk
+            self._check_length(len(body))
+        return msgspec.json.decode(body, type=type)
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token by itself; half a character is U+FFFD."""
+        return self.engine.tokenizer.decode([token_id], skip_special=False)
+
+    def _check_length(self, num_bytes: int) -> None:
+        if num_bytes > self.max_body_bytes:
+            message = f"the body has {num_bytes} bytes or more, at most {self.max_body_bytes} are allowed"
+            raise HTTPError(413, message, code="body_too_large")
+
+
+def json_response(value: msgspec.Struct, status: int = 200) -> Response:
+    """`value` as JSON."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
