@@ -230,10 +230,10 @@ class PrefixCache:
         """Keep the rows of the partial last page; the full pages are there already."""
         num_full = sequence.num_computed // PAGE_SIZE
         full, tail = sequence.page_ids[:num_full], sequence.page_ids[num_full:]
-        if not tail or self.pool.is_in_tree(tail[0]):  # rows that it found there, or popped back to
+        if not tail:
             self.tree.touch(full)
             return
-        tokens = slice(num_full * PAGE_SIZE, sequence.num_computed)
+        tokens = slice(num_full * PAGE_SIZE, sequence.num_computed)  # may be there: found there, or popped to
         self.tree.insert_tail(
             sequence.namespace, full, sequence.token_ids[tokens], tail[0], sequence.generated[tokens]
         )

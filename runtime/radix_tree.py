@@ -262,13 +262,15 @@ class RadixTree:
         return child
 
     def _supersede_tail(self, node: Node, key: bytes, generated: bytes) -> bytes:
-        """Drop a tail that `key` begins with, unless it is in use; `generated` with its marks."""
+        """Drop a tail that `key` begins with; `generated` with its marks.
+
+        A sequence that was about to copy its rows owns the page alone from here on, and writes to it.
+        """
         tail = node.tail_before(key[:PAGE_BYTES])
         if tail is None:
             return generated
         generated = either(generated, bytes(tail.generated) + bytes(len(generated) - len(tail.generated)))
-        if self._pool.num_users(tail.pages[0]) == 0:
-            self._unlink(tail, node)
+        self._unlink(tail, node)
         return generated
 
     def _split(self, node: Node, num_pages: int) -> None:
@@ -303,7 +305,6 @@ class RadixTree:
         parent.remove(leaf)
         self._drop_pages(leaf, len(leaf.pages))
         del self._nodes[leaf.node_id]
-        parent.last_used = max(parent.last_used, leaf.last_used)  # only the end of a used run is touched
 
     def _settle(self, node: Node) -> None:
         """After a child went: a run without children is a leaf to evict, a root without any goes too."""

@@ -173,6 +173,41 @@ def test_why_not_more_tells_evicted_from_never_seen() -> None:
     cache.close(live)
 
 
+def test_what_was_evicted_is_said_of_the_place_where_it_was() -> None:
+    cache = PrefixCache(PagePool(4))
+    serve(cache, conversation(1, 64))
+    serve(cache, conversation(2, 16))  # takes the page of 1048..
+    serve(cache, [7] * 32)  # takes those of 1016.. and 1032..
+    assert cache.match(conversation(1, 64)).why_not_more == WhyNotMore("evicted", 16, None, 1016)
+    assert cache.match([*conversation(1, 16), 1048, 7]).why_not_more == WhyNotMore("unseen", 16, None, 1048)
+
+    cache = PrefixCache(PagePool(5))
+    serve(cache, conversation(1, 48))
+    serve(cache, conversation(2, 48))  # takes the page of 1032..
+    serve(cache, [*conversation(1, 32), *[7] * 16])
+    match = cache.match([*conversation(1, 32), *[7] * 16, 1032, 7])
+    assert (match.num_tokens, match.why_not_more.kind) == (48, "unseen")
+
+
+def test_a_run_that_a_client_wrote_counts_as_generated_once_a_model_made_it() -> None:
+    cache = PrefixCache(PagePool(16))
+    prompt, reply = conversation(1, 10), tuple(range(30))
+    serve(cache, [*prompt, *reply])
+    assert sum(opened(cache, [*prompt, *reply, 7]).generated) == 0
+    serve(cache, prompt, reply)
+    assert opened(cache, [*prompt, *reply, 7]).generated == bytes([0] * 10 + [1] * 30 + [0])
+
+
+def test_rows_of_a_tail_stay_generated_in_the_run_that_takes_its_place() -> None:
+    cache = PrefixCache(PagePool(16))
+    client = opened(cache, [*conversation(1, 4), 1, 2, *range(50, 70)])
+    serve(cache, conversation(1, 4), reply=(1, 2))
+    compute(cache, client)
+    cache.close(client)
+    again = opened(cache, [*conversation(1, 4), 1, 2, *range(50, 71)])
+    assert again.generated == bytes([0] * 4 + [1] * 2 + [0] * 21)
+
+
 def test_generated_runs_are_remembered_when_a_client_sends_them_back() -> None:
     cache = PrefixCache(PagePool(16))
     serve(cache, conversation(1, 30), reply=(1, 2, 3, 4))
@@ -252,6 +287,29 @@ def test_the_unused_end_of_a_run_goes_before_its_used_beginning() -> None:
     serve(cache, conversation(3, 16))
     assert cache.match([*conversation(1, 64), 7]).num_tokens == 16
     assert cache.match([*conversation(1, 16), 7, 8]).num_tokens == 17
+
+
+def test_what_a_cancelled_request_used_is_recent_and_the_rest_of_that_run_is_not() -> None:
+    cache = PrefixCache(PagePool(6))
+    serve(cache, conversation(1, 64))
+    serve(cache, conversation(2, 32))
+    cache.close(opened(cache, conversation(1, 17)), keep=False)
+    serve(cache, conversation(3, 48))
+    assert is_cached(cache, 2)
+    assert cache.match(conversation(1, 64)).num_tokens == 16
+    serve(cache, conversation(4, 32))
+    assert not is_cached(cache, 2)
+    assert cache.match(conversation(1, 64)).num_tokens == 16
+
+
+def test_a_tail_that_two_sequences_were_about_to_copy_can_be_superseded() -> None:
+    cache = PrefixCache(PagePool(16))
+    serve(cache, conversation(1, 20))
+    first, second, third = (opened(cache, [*conversation(1, 20), *[which] * 20]) for which in range(3))
+    assert len(compute(cache, first)) == 1
+    assert len(compute(cache, second)) == 1, "the third still owns the source"
+    assert compute(cache, third) == [], "the last one writes after the rows that it found"
+    assert [cache.match([*one.token_ids, 9]).num_tokens for one in (first, second, third)] == [32] * 3
 
 
 @settings(max_examples=50, deadline=None)

@@ -33,7 +33,7 @@ RUNS = st.lists(st.tuples(TOKENS, st.integers(1, 20)), min_size=1, max_size=4).m
 
 
 class FakePages:
-    """Each row holds the hash of namespace and all tokens up to its own, as the KV of a token depends on them all."""
+    """Each row holds the hash of all tokens up to its own, as the KV of a token depends on them all."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[int, int], int] = {}
