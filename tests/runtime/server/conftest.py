@@ -1,0 +1,154 @@
+"""A fake engine: it answers with the words of its script, from a thread of its own, as the real one does."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+from radixlm.runtime.completion import (
+    CacheMatch,
+    Completion,
+    Delta,
+    FinishReason,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+from radixlm.runtime.engine import EngineStats, GenerationStream
+from radixlm.runtime.errors import EmptyPrompt, RadixLMError
+from radixlm.runtime.sampling_params import SamplingParams
+from radixlm.runtime.server import create_app
+from starlette.testclient import TestClient
+
+STATS = EngineStats(
+    **{name: 0 for name in EngineStats.__dataclass_fields__} | {"alive": True, "stalled_s": 0.0}  # type: ignore[arg-type]
+)
+
+
+class FakeStream(GenerationStream):
+    """The engine's words, one delta each; the last one says why it ends."""
+
+    def __init__(
+        self, engine: FakeEngine, params: SamplingParams, on_ready: Callable[[], None] | None
+    ) -> None:
+        self.cancelled = threading.Event()
+        self._engine = engine
+        self._params = params
+        self._on_ready = on_ready or (lambda: None)
+        self._deltas: deque[Delta | RadixLMError] = deque()
+        self._ended = False
+        self._sent: list[Delta] = []
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        words = self._engine.words[: self._params.max_tokens]
+        for number, word in enumerate(words):
+            while number >= self._engine.num_free_words and not self._engine.go_on.wait(0.01):
+                if self.cancelled.is_set():
+                    break
+            if self.cancelled.is_set():
+                self._put(Delta("", (), finish_reason="cancelled"))
+                return
+            if isinstance(word, RadixLMError):
+                self._put(word)
+                return
+            last = number == len(words) - 1
+            asked = self._params.logprobs is not None
+            logprobs = (TokenLogprob(number, -0.5, ((number, -0.5),)),) if asked else None
+            self._put(Delta(word, (number,), logprobs, self._finish_reason() if last else None))
+
+    def _finish_reason(self) -> FinishReason:
+        max_tokens = self._params.max_tokens
+        return "stop" if max_tokens is None or max_tokens > len(self._engine.words) else "length"
+
+    def _put(self, item: Delta | RadixLMError) -> None:
+        self._deltas.append(item)
+        self._on_ready()
+
+    def poll(self) -> Delta | None:
+        if self._ended:
+            raise StopIteration
+        if not self._deltas:
+            return None
+        item = self._deltas.popleft()
+        if isinstance(item, RadixLMError):
+            self._ended = True
+            raise item
+        self._sent.append(item)
+        self._ended = item.finish_reason is not None
+        return item
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+    def result(self) -> Completion:
+        assert self._ended
+        logprobs = tuple(p for d in self._sent for p in d.logprobs or ())
+        return Completion(
+            text="".join(d.text for d in self._sent),
+            token_ids=tuple(i for d in self._sent for i in d.token_ids),
+            prompt_token_ids=(1, 2, 3),
+            logprobs=logprobs if self._params.logprobs is not None else None,
+            finish_reason=self._sent[-1].finish_reason or "stop",
+            usage=Usage(3, len(self._sent), 2, {"exact": 2}),
+            timings=Timings(0.1, 10.0, 0.2),
+            cache_match=CacheMatch("exact", 2, None),
+        )
+
+
+@dataclass
+class FakeEngine:
+    """What the server needs of an engine, and what it was asked."""
+
+    words: list[str | RadixLMError] = field(default_factory=lambda: ["Hello", " wörld", "!"])
+    go_on: threading.Event = field(default_factory=threading.Event)  # words come only while it is set,
+    num_free_words: int = 0  # but for the first ones
+    asked: list[tuple[object, SamplingParams]] = field(default_factory=list)
+    streams: list[FakeStream] = field(default_factory=list)
+    engine_stats: EngineStats = STATS
+    default_params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.3))
+    manifest: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(name="fake"))
+
+    def __post_init__(self) -> None:
+        self.go_on.set()
+
+    @property
+    def tokenizer(self) -> SimpleNamespace:
+        return SimpleNamespace(decode=lambda ids, skip_special: "".join(str(self.words[i]) for i in ids))
+
+    def stream_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        params: SamplingParams,
+        *,
+        on_ready: Callable[[], None] | None = None,
+    ) -> FakeStream:
+        return self.stream(messages, params, on_ready=on_ready)
+
+    def stream(
+        self, prompt: object, params: SamplingParams, *, on_ready: Callable[[], None] | None = None
+    ) -> FakeStream:
+        if not prompt:
+            raise EmptyPrompt("the prompt has no tokens; send at least one")
+        self.asked.append((prompt, params))
+        self.streams.append(FakeStream(self, params, on_ready))
+        return self.streams[-1]
+
+    def stats(self) -> EngineStats:
+        return self.engine_stats
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def client(engine: FakeEngine) -> Iterator[TestClient]:
+    app = create_app(engine, max_body_bytes=10_000)  # type: ignore[arg-type]
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client

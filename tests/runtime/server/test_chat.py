@@ -1,0 +1,171 @@
+"""Chat completions in OpenAI's shape, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from radixlm.runtime.errors import StepFailed
+from starlette.testclient import TestClient
+
+if TYPE_CHECKING:
+    from .conftest import FakeEngine
+
+USER = {"role": "user", "content": "Hi"}
+USAGE = {
+    "prompt_tokens": 3,
+    "completion_tokens": 3,
+    "total_tokens": 6,
+    "prompt_tokens_details": {"cached_tokens": 2, "cached_tokens_by_kind": {"exact": 2}},
+}
+
+
+def ask(client: TestClient, **body: object) -> Any:
+    return client.post("/v1/chat/completions", json={"messages": [USER], **body})
+
+
+def events(client: TestClient, **body: object) -> list[Any]:
+    """The values of a stream; asserts that `[DONE]` ends it."""
+    response = ask(client, stream=True, **body)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *lines, done = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert done == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def test_a_whole_reply_has_text_finish_reason_and_usage(client: TestClient) -> None:
+    reply = ask(client, model="fake").json()
+    assert reply["object"] == "chat.completion"
+    assert reply["id"].startswith("chatcmpl-")
+    assert reply["model"] == "fake"
+    assert reply["usage"] == USAGE
+    [choice] = reply["choices"]
+    assert choice["index"] == 0
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"] == {"role": "assistant", "content": "Hello wörld!", "refusal": None}
+
+
+def test_a_stream_joins_to_the_whole_reply(client: TestClient) -> None:
+    chunks = events(client)
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert "".join(delta.get("content", "") for delta in deltas) == "Hello wörld!"
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 4 + ["stop"]
+    assert not any("usage" in chunk for chunk in chunks)
+
+
+def test_a_stream_ends_with_usage_if_asked(client: TestClient) -> None:
+    chunks = events(client, stream_options={"include_usage": True})
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"] == USAGE
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+
+
+def test_parameters_reach_the_engine_and_the_rest_are_the_models_defaults(
+    client: TestClient, engine: FakeEngine
+) -> None:
+    ask(client, max_completion_tokens=2, top_p=0.5, stop="END", seed=7, logit_bias={"5": -1.5})
+    [(messages, params)] = engine.asked
+    assert messages == [USER]
+    assert (params.max_tokens, params.top_p, params.stop, params.seed) == (2, 0.5, ("END",), 7)
+    assert dict(params.logit_bias) == {5: -1.5}
+    assert params.temperature == 0.3
+
+
+def test_parts_are_joined_and_developer_is_system(client: TestClient, engine: FakeEngine) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    ask(client, messages=[{"role": "developer", "content": parts}])
+    assert engine.asked[0][0] == [{"role": "system", "content": "ab"}]
+
+
+def test_length_is_the_finish_reason_at_max_tokens(client: TestClient) -> None:
+    choice = ask(client, max_tokens=1).json()["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "Hello")
+
+
+def test_logprobs_have_tokens_bytes_and_alternatives(client: TestClient) -> None:
+    content = ask(client, logprobs=True, top_logprobs=1).json()["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in content] == ["Hello", " wörld", "!"]
+    assert bytes(content[1]["bytes"]).decode() == " wörld"
+    assert content[0]["top_logprobs"] == [{"token": "Hello", "logprob": -0.5, "bytes": list(b"Hello")}]
+
+
+def test_logprobs_are_streamed_with_their_text(client: TestClient) -> None:
+    choices = [chunk["choices"][0] for chunk in events(client, logprobs=True)]
+    spoken = [choice for choice in choices if choice["delta"].get("content")]
+    assert [choice["logprobs"]["content"][0]["token"] for choice in spoken] == ["Hello", " wörld", "!"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"messages": "Hi"}, "messages", "Expected `array`"),
+        ({"messages": [{"role": "robot", "content": "Hi"}]}, "messages[0].role", "robot"),
+        ({"messages": [{"role": "user"}]}, "content", "required field `content`"),
+        ({"max_tokens": "5"}, "max_tokens", "Expected `int | null`"),
+        ({"temprature": 1}, "temprature", "unknown field `temprature`"),
+        ({"temperature": -1}, None, "temperature is -1"),
+        ({"max_tokens": 0}, None, "max_tokens is 0"),
+        ({"n": 2}, None, "n is 2"),
+        ({"top_logprobs": 2}, None, "set logprobs to true"),
+        ({"stream_options": {"include_usage": True}}, None, "stream_options is for streams"),
+        ({"messages": []}, None, "the prompt has no tokens"),
+    ],
+)
+def test_bad_input_is_400_in_openais_shape(
+    client: TestClient, body: dict[str, object], param: str | None, says: str
+) -> None:
+    response = ask(client, **body)
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert says in error["message"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "nul", '{"messages": NaN}', '"\\ud800"', "\xff"])
+def test_a_body_that_is_no_request_is_400(client: TestClient, text: str) -> None:
+    response = client.post("/v1/chat/completions", content=text.encode("latin-1"))
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith("the body is not")
+
+
+def test_a_failing_step_is_500_in_openais_shape(client: TestClient, engine: FakeEngine) -> None:
+    engine.words = ["Hello", StepFailed("the step failed; send the request again")]
+    response = ask(client)
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert "the step failed" in response.json()["error"]["message"]
+
+
+def test_an_error_in_a_stream_is_its_last_event_and_nothing_is_done(
+    client: TestClient, engine: FakeEngine
+) -> None:
+    engine.words = ["Hello", StepFailed("the step failed; send the request again")]
+    lines = [line for line in ask(client, stream=True).text.split("\n\n") if line]
+    assert "the step failed" in json.loads(lines[-1].removeprefix("data: "))["error"]["message"]
+    assert "[DONE]" not in lines[-1]
+
+
+def test_an_engine_that_is_closed_under_a_request_is_503(client: TestClient, engine: FakeEngine) -> None:
+    engine.go_on.clear()
+    submit = engine.stream
+
+    def submit_and_close(*args: Any, **kwargs: Any) -> Any:
+        stream = submit(*args, **kwargs)
+        stream.cancel()
+        return stream
+
+    engine.stream = submit_and_close  # type: ignore[method-assign]
+    assert ask(client).status_code == 503
+
+
+def test_an_error_that_nobody_foresaw_keeps_its_text_to_the_log(
+    client: TestClient, engine: FakeEngine
+) -> None:
+    engine.default_params = None  # type: ignore[assignment]
+    response = ask(client)
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == "internal error; the server's log says more"

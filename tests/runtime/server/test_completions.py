@@ -1,0 +1,87 @@
+"""Plain completions in OpenAI's shape, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from starlette.testclient import TestClient
+
+if TYPE_CHECKING:
+    from .conftest import FakeEngine
+
+
+def ask(client: TestClient, **body: object) -> Any:
+    return client.post("/v1/completions", json={"prompt": "Once", **body})
+
+
+def test_a_whole_completion_has_text_finish_reason_and_usage(client: TestClient) -> None:
+    reply = ask(client).json()
+    assert reply["object"] == "text_completion"
+    assert reply["id"].startswith("cmpl-")
+    assert reply["choices"] == [
+        {"text": "Hello wörld!", "finish_reason": "stop", "logprobs": None, "index": 0}
+    ]
+    assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
+
+
+def test_a_stream_joins_to_the_whole_completion(client: TestClient) -> None:
+    response = ask(client, stream=True, stream_options={"include_usage": True})
+    *lines, done = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert done == "[DONE]"
+    *chunks, last = [json.loads(line) for line in lines]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hello wörld!"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert last["choices"] == []
+    assert last["usage"]["total_tokens"] == 6
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fed"), [("Once", "Once"), (["Once"], "Once"), ([5, 6], [5, 6]), ([5], [5])]
+)
+def test_a_prompt_is_a_text_or_token_ids(
+    client: TestClient, engine: FakeEngine, prompt: object, fed: object
+) -> None:
+    assert ask(client, prompt=prompt).status_code == 200
+    assert engine.asked[0][0] == fed
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"prompt": ["a", "b"]}, "one request per prompt"),
+        ({"prompt": ["a", 5]}, "one request per prompt"),
+        ({"prompt": []}, "the prompt has no tokens"),
+        ({"prompt": ""}, "the prompt has no tokens"),
+        ({"prompt": {}}, "prompt"),
+        ({"echo": True}, "echo is true"),
+        ({"logprobs": 99}, "logprobs is 99"),
+        ({"stop": ["a"] * 99}, "stop has 99 strings"),
+    ],
+)
+def test_bad_input_is_400(client: TestClient, body: dict[str, object], says: str) -> None:
+    response = ask(client, **body)
+    assert response.status_code == 400
+    assert says in response.json()["error"]["message"]
+
+
+def test_a_completion_has_openais_16_tokens_unless_asked(client: TestClient, engine: FakeEngine) -> None:
+    ask(client)
+    ask(client, max_tokens=None)
+    assert [params.max_tokens for _, params in engine.asked] == [16, None]
+
+
+def test_logprobs_say_where_in_the_text_each_token_begins(client: TestClient) -> None:
+    logprobs = ask(client, logprobs=1).json()["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["Hello", " wörld", "!"]
+    assert logprobs["text_offset"] == [0, 5, 11]
+    assert logprobs["token_logprobs"] == [-0.5] * 3
+    assert logprobs["top_logprobs"][0] == {"Hello": -0.5}
+
+
+def test_streamed_offsets_are_those_of_the_whole(client: TestClient) -> None:
+    lines = [line.removeprefix("data: ") for line in ask(client, stream=True, logprobs=0).text.split("\n\n")]
+    choices = [json.loads(line)["choices"][0] for line in lines if line and line != "[DONE]"]
+    offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
+    assert offsets == [0, 5, 11]
