@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .completion import Completion, Delta
-    from .engine import Engine, EngineStats, GenerationStream
+    from .engine import Engine
+    from .engine_stats import EngineStats
+    from .generation_stream import GenerationStream
     from .sampling_params import SamplingParams
 
 __all__ = ["Completion", "Delta", "Engine", "EngineStats", "GenerationStream", "SamplingParams"]
@@ -20,8 +22,8 @@ _MODULE_OF = {
     "Completion": "completion",
     "Delta": "completion",
     "Engine": "engine",
-    "EngineStats": "engine",
-    "GenerationStream": "engine",
+    "EngineStats": "engine_stats",
+    "GenerationStream": "generation_stream",
     "SamplingParams": "sampling_params",
 }
 

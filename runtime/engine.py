@@ -7,20 +7,32 @@ streams back. Knows nothing of HTTP; batching and pages are `engine_core.py`'s, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
+from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer, TokenizerProfile
+
+from .artifact import Artifact
+from .batch import Forward
+from .chat_template import ChatTemplate
 from .completion import CacheMatch, Completion, Delta, FinishReason, Timings, TokenLogprob, Usage
+from .engine_core import EngineCore
+from .engine_loop import EngineLoop
+from .engine_stats import EngineStats
+from .errors import EmptyPrompt, InvalidParameter, InvalidRequest
+from .generation_stream import GenerationStream
+from .kv_budget import KVBudget
+from .manifest import Manifest
+from .page_pool import PagePool
+from .prefix_cache import PrefixCache
+from .request import Request, RequestLimits
 from .sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from radixlm.tokenizer_fix import Tokenizer
-
-    from .artifact import Artifact
-    from .manifest import Manifest
+from .scheduler import SchedulerPolicy
 
 __all__ = [
     "CacheMatch",
@@ -40,62 +52,16 @@ Prompt = str | Sequence[int]
 Message = Mapping[str, object]  # {"role": ..., "content": ...}
 
 
-@dataclass(frozen=True)
-class EngineStats:
-    """The engine's state now and what it did since it was opened."""
+class Runner(Forward, Protocol):
+    """A model that runs, and can be freed; `ModelRunner` is the real one."""
 
-    alive: bool  # the owner thread runs
-    stalled_s: float  # seconds since the last finished step while there is work; 0.0 when idle
-    uptime_s: float
-    num_waiting: int
-    num_running: int
-    num_pages: int
-    num_free_pages: int
-    num_cached_pages: int  # held by the prefix cache alone, can be evicted
-    num_steps: int
-    num_finished: int
-    num_failed: int
-    num_preemptions: int
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_generated_tokens: int
+    def close(self) -> None:
+        """Free it."""
+        ...
 
 
-class GenerationStream(Iterator[Delta]):
-    """The deltas of one request, as they come. One thread may read it; any may cancel it.
-
-    As a context manager it cancels the request when the block is left early. Iterating raises the error that
-    the request failed with.
-    """
-
-    request_id: str
-    prompt_token_ids: tuple[int, ...]
-
-    def __next__(self) -> Delta:
-        """Wait for the next delta; raise StopIteration after the one with a `finish_reason`."""
-        raise NotImplementedError
-
-    def poll(self) -> Delta | None:
-        """The next delta if there is one now, else None; after the last delta raise StopIteration."""
-        raise NotImplementedError
-
-    def cancel(self) -> None:
-        """End the request as soon as possible; its last delta then has finish_reason `cancelled`. Harmless
-        when finished.
-        """
-        raise NotImplementedError
-
-    def result(self) -> Completion:
-        """Wait for the end, skipping deltas not read yet, and return the whole completion."""
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.cancel()
+OpenRunner = Callable[["Artifact", int, int | None], Runner]
+"""Makes a runner of an artifact, with a number of KV pages and of threads."""
 
 
 class Engine:
@@ -111,16 +77,16 @@ class Engine:
         max_num_seqs: requests computed together; more wait.
         max_num_batched_tokens: tokens of one step, at most the artifact's own limit; None: that limit.
         num_threads: threads of the kernels; None: the runtime's choice.
+        open_runner: what runs the artifact; None: the native runtime.
+
+    Attributes:
+        default_params: what the model's makers recommend; `dataclasses.replace` changes some of it.
+        context_length: tokens of prompt and reply together: the model's, or fewer if the KV pages hold fewer.
 
     Raises:
         ArtifactError: the artifact cannot be used.
         InvalidParameter: an argument is outside its range, or `kv_cache_bytes` holds no context worth having.
     """
-
-    manifest: Manifest
-    tokenizer: Tokenizer
-    default_params: SamplingParams  # what the model's makers recommend
-    context_length: int  # tokens of prompt and reply together: the model's, or what the KV pages hold
 
     def __init__(
         self,
@@ -130,8 +96,31 @@ class Engine:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int | None = None,
         num_threads: int | None = None,
+        open_runner: OpenRunner | None = None,
     ) -> None:
-        raise NotImplementedError
+        artifact = Artifact.open(model) if isinstance(model, str | Path) else model
+        manifest = artifact.manifest
+        policy = _policy(manifest, max_num_seqs, max_num_batched_tokens)
+        budget = KVBudget.choose(manifest, kv_cache_bytes=kv_cache_bytes, max_num_seqs=max_num_seqs)
+        self.manifest = manifest
+        self.tokenizer = _tokenizer(artifact)
+        self.default_params = SamplingParams(
+            temperature=manifest.sampling.temperature,
+            top_p=manifest.sampling.top_p,
+            top_k=manifest.sampling.top_k,
+            repetition_penalty=manifest.sampling.repetition_penalty,
+        )
+        self.context_length = budget.context_length
+        self._chat_template = _chat_template(artifact, self.tokenizer)
+        self._limits = RequestLimits(manifest.model.vocab_size, budget.context_length)
+        self._opened_at = time.monotonic()
+        self._request_numbers = itertools.count()
+        runner = (open_runner or _open_model_runner)(artifact, budget.num_pages, num_threads)
+        cache = PrefixCache(PagePool(budget.num_pages))
+        self._core = EngineCore(runner, cache, self._limits, policy=policy, clock=time.monotonic)
+        self._loop = EngineLoop(self._core, clock=time.monotonic, on_exit=runner.close)
+        # An engine that nobody closes is closed when it is collected, or before the interpreter ends.
+        self._finalizer = weakref.finalize(self, self._loop.close)
 
     def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, *, namespace: bytes = b""
@@ -154,21 +143,28 @@ class Engine:
     ) -> GenerationStream:
         """Like `generate`, but returns at once; the deltas come while they are computed.
 
-        `on_ready` is called on the engine's thread whenever `poll` has something new (a delta or an error):
-        an event loop passes `lambda: loop.call_soon_threadsafe(event.set)`. It must not block and must not
-        raise. `namespace` separates clients: cached prefixes are never shared between two namespaces.
+        `namespace` separates clients: cached prefixes are never shared between two namespaces. `on_ready` is
+        called on the engine's thread whenever `poll` has something new (a delta or an error): an event loop
+        passes `lambda: loop.call_soon_threadsafe(event.set)`. It must neither block nor raise.
         """
-        raise NotImplementedError
+        if isinstance(prompt, str):
+            if not prompt:
+                raise EmptyPrompt("the prompt is empty; send at least one character")
+            prepared = self.tokenizer.prepare_completion(prompt)
+        else:
+            self._limits.require_known("the prompt", _as_ids(prompt))
+            prepared = self.tokenizer.prepare_completion(_as_ids(prompt))
+        return self._submit(prepared, params, namespace, on_ready)
 
     def chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, *, namespace: bytes = b""
     ) -> Completion:
-        """Answer a conversation of `{"role": ..., "content": ...}` messages, rendered by the model's chat
+        """Answer a conversation of `{"role": ..., "content": ...}` messages, rendered by the model's
         template.
 
         Raises:
-            InvalidRequest: the artifact has no chat template, or the template refuses the messages; else as
-                `generate`.
+            InvalidRequest: the artifact has no chat template, or the template refuses the messages.
+            EmptyPrompt, ContextLengthExceeded, InvalidParameter, EngineError: as `generate`.
         """
         return self.stream_chat(messages, params, namespace=namespace).result()
 
@@ -181,21 +177,48 @@ class Engine:
         on_ready: Callable[[], None] | None = None,
     ) -> GenerationStream:
         """Like `chat`, but returns at once; see `stream`."""
-        raise NotImplementedError
+        prepared = self.tokenizer.prepare_chat(self.render(messages))
+        return self._submit(prepared, params, namespace, on_ready)
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The text that `chat` feeds the model: the conversation and the generation prompt."""
-        raise NotImplementedError
+        """The text that `chat` feeds the model: the conversation and the generation prompt.
+
+        Raises:
+            InvalidRequest: the artifact has no chat template, or the template refuses the messages.
+        """
+        if self._chat_template is None:
+            raise InvalidRequest(
+                f"model {self.manifest.name} has no chat template; use generate, or compile a chat model"
+            )
+        return self._chat_template.render(messages)
 
     def stats(self) -> EngineStats:
         """Counters and the state now; never waits for a step."""
-        raise NotImplementedError
+        core, counters, pool = self._core, self._core.counters, self._core.cache.pool
+        return EngineStats(
+            alive=self._loop.is_alive,
+            stalled_s=self._loop.stalled_s,
+            uptime_s=time.monotonic() - self._opened_at,
+            num_waiting=core.num_waiting + self._loop.num_submitted,
+            num_running=core.num_running,
+            num_pages=pool.num_pages,
+            num_free_pages=pool.num_free,
+            num_cached_pages=pool.num_cached,
+            num_steps=counters.num_steps,
+            num_finished=counters.num_finished,
+            num_failed=counters.num_failed,
+            num_preemptions=core.num_preemptions,
+            num_prompt_tokens=counters.num_prompt_tokens,
+            num_cached_tokens=counters.num_cached_tokens,
+            num_generated_tokens=counters.num_generated_tokens,
+        )
 
     def close(self) -> None:
-        """Cancel what runs, stop the thread and free the model. Later requests raise EngineClosed. May be
-        called twice.
+        """Cancel what runs, stop the thread and free the model; later requests raise EngineClosed.
+
+        May be called twice.
         """
-        raise NotImplementedError
+        self._finalizer()
 
     def __enter__(self) -> Self:
         return self
@@ -204,3 +227,79 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _submit(
+        self,
+        prompt: PreparedPrompt,
+        params: SamplingParams | None,
+        namespace: bytes,
+        on_ready: Callable[[], None] | None,
+    ) -> GenerationStream:
+        params = self.default_params if params is None else params
+        self._limits.validate(prompt, params)
+        request = Request(
+            f"request-{next(self._request_numbers)}",
+            prompt,
+            params,
+            decoder=self.tokenizer.stream(
+                prompt_ids=prompt.ids, swallow_leading_space=prompt.swallow_leading_space
+            ),
+            vocab_size=self._limits.vocab_size,
+            eos_token_ids=self.manifest.tokenizer.eos_token_ids,
+            namespace=namespace,
+            arrived_at=time.monotonic(),
+        )
+        stream = GenerationStream(
+            request.request_id, tuple(prompt.ids), cancel=self._loop.cancel, on_ready=on_ready
+        )
+        self._loop.submit(request, stream.deliver)
+        return stream
+
+
+def _open_model_runner(artifact: Artifact, num_pages: int, num_threads: int | None) -> Runner:
+    from .model_runner import ModelRunner  # loads the native runtime, which other runners do without
+
+    return ModelRunner(artifact, num_pages=num_pages, num_threads=num_threads)
+
+
+def _policy(manifest: Manifest, max_num_seqs: int, max_num_batched_tokens: int | None) -> SchedulerPolicy:
+    limits = manifest.module
+    max_num_tokens = limits.max_num_tokens if max_num_batched_tokens is None else max_num_batched_tokens
+    _require_within("max_num_seqs", max_num_seqs, min(limits.max_num_logits, limits.max_num_tokens))
+    _require_within("max_num_batched_tokens", max_num_tokens, limits.max_num_tokens)
+    return SchedulerPolicy(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_tokens)
+
+
+def _require_within(name: str, value: int, most: int) -> None:
+    if not isinstance(value, int) or not 1 <= value <= most:
+        raise InvalidParameter(f"{name} is {value!r}; this artifact allows 1 to {most}")
+
+
+def _tokenizer(artifact: Artifact) -> Tokenizer:
+    info = artifact.manifest.tokenizer
+    return Tokenizer(
+        artifact.tokenizer_json,
+        TokenizerProfile.from_dict(info.profile),
+        bos_token_id=info.bos_token_id,
+        add_bos_token=info.add_bos_token,
+    )
+
+
+def _chat_template(artifact: Artifact, tokenizer: Tokenizer) -> ChatTemplate | None:
+    if artifact.chat_template is None:
+        return None
+    info = artifact.manifest.tokenizer
+    bos, eos = [info.bos_token_id] if info.bos_token_id is not None else [], list(info.eos_token_ids[:1])
+    return ChatTemplate(
+        artifact.chat_template,
+        bos_token=tokenizer.decode(bos, skip_special=False),
+        eos_token=tokenizer.decode(eos, skip_special=False),
+    )
+
+
+def _as_ids(prompt: Sequence[int]) -> list[int]:
+    ids = list(prompt)
+    for token_id in ids:
+        if not isinstance(token_id, int) or isinstance(token_id, bool):
+            raise InvalidParameter(f"the prompt has {token_id!r:.60}; it must be text or token ids")
+    return ids

@@ -10,30 +10,19 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from .batch import Batch, Float32Array, Forward
-from .completion import Completion, Delta
+from .batch import Float32Array, Forward, make_batch
+from .completion import Delta
 from .errors import EngineError, InvalidParameter, OutOfPages, RadixLMError, StepFailed
 from .kv_transaction import KVTransaction
 from .prefix_cache import PrefixCache
 from .request import Request, RequestLimits
+from .request_output import RequestOutput
 from .sampler import SampledToken, sample
 from .scheduler import Scheduler, SchedulerPolicy
 from .sequence import num_pages_for
 from .step_plan import ScheduledRequest
 
 _LOGGER = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """What a step brought for one request. The last one has a `completion` or an `error`."""
-
-    request_id: str
-    delta: Delta | None = None
-    completion: Completion | None = None
-    error: RadixLMError | None = None
 
 
 @dataclass(frozen=True)
@@ -177,7 +166,9 @@ class EngineCore:
             return []
         if step.copies:
             self._forward.copy_rows(step.copies)
-        logits = self._forward.forward(make_batch(scheduled))
+        logits = self._forward.forward(
+            make_batch([item.reservation for item in scheduled], [item.wants_logits for item in scheduled])
+        )
         sampling = [item for item in scheduled if item.wants_logits]
         self._check_logits(logits, len(sampling))
         tokens = sample(logits, [item.request.sampler for item in sampling])
@@ -258,26 +249,6 @@ class EngineCore:
     def _count(self, **added: int) -> None:
         now = {name: getattr(self.counters, name) + count for name, count in added.items()}
         self.counters = replace(self.counters, **now)
-
-
-def make_batch(scheduled: list[ScheduledRequest]) -> Batch:
-    """The arrays of a step; sequences in the order given, each one's tokens in order of position."""
-    reservations = [item.reservation for item in scheduled]
-    lengths = np.array([reservation.num_tokens for reservation in reservations])
-    positions = np.concatenate([np.arange(r.start, r.stop, dtype=np.int32) for r in reservations])
-    page_table = np.zeros((len(reservations), max(len(r.page_ids) for r in reservations)), np.int32)
-    for row, reservation in zip(page_table, reservations, strict=True):
-        row[: len(reservation.page_ids)] = reservation.page_ids
-    last_rows = np.cumsum(lengths) - 1
-    return Batch(
-        token_ids=np.array([token for r in reservations for token in r.token_ids], np.int32),
-        positions=positions,
-        slots=np.array([slot for r in reservations for slot in r.slots], np.int32),
-        row_of_token=np.repeat(np.arange(len(reservations), dtype=np.int32), lengths),
-        page_table=page_table,
-        kv_lengths=positions + np.int32(1),
-        logit_rows=last_rows[[item.wants_logits for item in scheduled]].astype(np.int32),
-    )
 
 
 def _internal_error(request: Request, error: Exception) -> RadixLMError:

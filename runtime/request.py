@@ -56,11 +56,12 @@ class RequestLimits:
                 f"the prompt has {len(prompt.ids)} tokens, the context holds {self.context_length} and "
                 f"needs one for the reply; shorten the prompt to {self.context_length - 1}"
             )
-        self._require_known("the prompt", prompt.ids)
-        self._require_known("stop_token_ids", params.stop_token_ids)
-        self._require_known("logit_bias", params.logit_bias)
+        self.require_known("the prompt", prompt.ids)
+        self.require_known("stop_token_ids", params.stop_token_ids)
+        self.require_known("logit_bias", params.logit_bias)
 
-    def _require_known(self, where: str, token_ids: Iterable[int]) -> None:
+    def require_known(self, where: str, token_ids: Iterable[int]) -> None:
+        """Raise InvalidParameter if a token id is not in the vocabulary; `where` names its place."""
         for token_id in token_ids:
             if not 0 <= token_id < self.vocab_size:
                 raise InvalidParameter(
@@ -205,9 +206,8 @@ class Request:
         return Delta(text, token_ids, logprobs, reason)
 
     def _usage(self) -> Usage:
-        tokens_by_kind: dict[str, int] = {}
-        if self._match is not None:
-            tokens_by_kind.update(self._match.tokens_by_kind)
+        by_kind = self._match.tokens_by_kind.items() if self._match else ()
+        tokens_by_kind: dict[str, int] = {kind: count for kind, count in by_kind}
         return Usage(
             prompt_tokens=len(self.prompt.ids),
             completion_tokens=self.num_generated,

@@ -1,0 +1,172 @@
+"""The one thread that owns an `EngineCore`, and the door through which others talk to it.
+
+It sleeps while there is nothing to do. If it ever dies, everybody who waits gets the error instead of waiting
+on. Knows requests and listeners, not text or HTTP.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .engine_core import EngineCore
+from .errors import EngineClosed, EngineError, RadixLMError
+from .request import Request
+from .request_output import RequestOutput
+
+_LOGGER = logging.getLogger(__name__)
+
+Listener = Callable[[RequestOutput], None]
+"""Gets a request's outputs, on the loop's thread; must neither block nor raise."""
+
+
+@dataclass(frozen=True)
+class _Submission:
+    request: Request
+    listener: Listener
+
+
+@dataclass(frozen=True)
+class _Cancellation:
+    request_id: str
+
+
+class EngineLoop:
+    """Runs `core` in a thread of its own until `close`; all methods may be called from any thread."""
+
+    def __init__(self, core: EngineCore, *, clock: Callable[[], float], on_exit: Callable[[], None]) -> None:
+        """Start the thread; `on_exit` is called on it when it ends, to free what the core works with."""
+        self._core = core
+        self._clock = clock
+        self._on_exit = on_exit
+        self._listeners: dict[str, Listener] = {}  # of requests in the core; the thread's own
+        self._wake = threading.Condition()  # guards all below
+        self._inbox: deque[_Submission | _Cancellation] = deque()
+        self._is_closing = False
+        self._crash: EngineError | None = None
+        self._busy_since: float | None = None  # begin of the work, or end of the last step; None when idle
+        self._thread = threading.Thread(target=self._run, name="radixlm-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests are taken and computed."""
+        return self._thread.is_alive() and not self._is_closing and self._crash is None
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds since the last finished step while there is work; 0.0 when idle."""
+        with self._wake:
+            return 0.0 if self._busy_since is None else max(0.0, self._clock() - self._busy_since)
+
+    @property
+    def num_submitted(self) -> int:
+        """Requests and cancellations that the thread has not looked at yet."""
+        return len(self._inbox)
+
+    def submit(self, request: Request, listener: Listener) -> None:
+        """Hand a request over; all that comes of it, errors too, goes to `listener`.
+
+        Raises:
+            EngineClosed: the loop was closed.
+            EngineError: the loop died of an error.
+        """
+        self._post(_Submission(request, listener))
+
+    def cancel(self, request_id: str) -> None:
+        """End a request where it is; harmless if it has ended, or the loop has."""
+        try:
+            self._post(_Cancellation(request_id))
+        except EngineError:
+            return  # closing or dying, the loop ends every request itself
+
+    def close(self) -> None:
+        """Cancel what runs, end the thread and wait for it. May be called twice."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _post(self, command: _Submission | _Cancellation) -> None:
+        with self._wake:
+            if self._crash is not None:
+                raise EngineError(str(self._crash)) from self._crash
+            if self._is_closing:
+                raise EngineClosed("the engine was closed; open it again")
+            if self._busy_since is None:
+                self._busy_since = self._clock()
+            self._inbox.append(command)
+            self._wake.notify()
+
+    # On the thread.
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._do_commands()
+                if self._core.has_work:
+                    for output in self._core.step():
+                        self._deliver(output)
+            self._do_commands()
+            for request_id in list(self._listeners):
+                self._abort(request_id)
+        except BaseException as error:
+            _LOGGER.critical("the engine's thread died", exc_info=error)
+            self._fail_everybody(error)
+        finally:
+            self._on_exit()
+
+    def _wait_for_work(self) -> bool:
+        """Sleep until there is something to do; False when the loop is to end."""
+        with self._wake:
+            is_idle = not self._core.has_work and not self._inbox
+            self._busy_since = None if is_idle else self._clock()
+            while not (self._is_closing or self._inbox or self._core.has_work):
+                self._wake.wait()
+            return not self._is_closing
+
+    def _do_commands(self) -> None:
+        while self._inbox:
+            command = self._inbox.popleft()
+            if isinstance(command, _Submission):
+                self._add(command.request, command.listener)
+            else:
+                self._abort(command.request_id)
+
+    def _add(self, request: Request, listener: Listener) -> None:
+        try:
+            self._core.add(request)
+        except Exception as error:
+            known = error if isinstance(error, RadixLMError) else EngineError(f"the request failed: {error}")
+            listener(RequestOutput(request.request_id, error=known))
+        else:
+            self._listeners[request.request_id] = listener
+
+    def _abort(self, request_id: str) -> None:
+        output = self._core.abort(request_id)
+        if output is not None:
+            self._deliver(output)
+
+    def _deliver(self, output: RequestOutput) -> None:
+        is_last = output.completion is not None or output.error is not None
+        listener = self._listeners.pop(output.request_id) if is_last else self._listeners[output.request_id]
+        listener(output)
+
+    def _fail_everybody(self, cause: BaseException) -> None:
+        """Tell all who wait, and those still in the inbox, that nothing more will come."""
+        crash = EngineError(f"the engine died of {type(cause).__name__}: {cause}; open it again")
+        crash.__cause__ = cause
+        with self._wake:
+            self._crash = crash
+        waiting = dict(self._listeners)
+        self._listeners.clear()
+        while self._inbox:
+            command = self._inbox.popleft()
+            if isinstance(command, _Submission):
+                waiting[command.request.request_id] = command.listener
+        for request_id, listener in waiting.items():
+            listener(RequestOutput(request_id, error=crash))

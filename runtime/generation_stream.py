@@ -1,0 +1,101 @@
+"""The reading end of a request that runs in the engine's thread.
+
+Knows queues, not tokens: what arrives is handed on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Self
+
+from .completion import Completion, Delta
+from .request_output import RequestOutput
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class GenerationStream(Iterator[Delta]):
+    """The deltas of one request, as they come. One thread may read it; any may cancel it.
+
+    As a context manager it cancels the request when the block is left early. Reading raises the error that
+    the request failed with.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: tuple[int, ...],
+        *,
+        cancel: Callable[[str], None],
+        on_ready: Callable[[], None] | None = None,
+    ) -> None:
+        """A stream for `deliver` to fill; the engine makes it."""
+        self.request_id = request_id
+        self.prompt_token_ids = prompt_token_ids
+        self._cancel = cancel
+        self._on_ready = on_ready
+        self._outputs: SimpleQueue[RequestOutput] = SimpleQueue()
+        self._last: RequestOutput | None = None
+
+    def deliver(self, output: RequestOutput) -> None:
+        """Add what came, on the engine's thread."""
+        self._outputs.put(output)
+        if self._on_ready is not None:
+            try:
+                self._on_ready()
+            except Exception:  # the client's fault, and not worth the engine's thread
+                _LOGGER.exception("on_ready of request %s failed", self.request_id)
+
+    def __next__(self) -> Delta:
+        """Wait for the next delta; raise StopIteration after the one with a `finish_reason`."""
+        self._require_more()
+        return self._take(self._outputs.get())
+
+    def poll(self) -> Delta | None:
+        """The next delta if there is one now, else None; after the last delta raise StopIteration."""
+        self._require_more()
+        try:
+            return self._take(self._outputs.get_nowait())
+        except Empty:
+            return None
+
+    def cancel(self) -> None:
+        """End the request as soon as possible: its last delta has the finish reason `cancelled`.
+
+        Harmless when it has ended.
+        """
+        if self._last is None:
+            self._cancel(self.request_id)
+
+    def result(self) -> Completion:
+        """Wait for the end, skipping deltas not read yet, and return the whole completion."""
+        for _ in self:
+            pass
+        assert self._last is not None
+        if self._last.error is not None:
+            raise self._last.error
+        assert self._last.completion is not None
+        return self._last.completion
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def _require_more(self) -> None:
+        if self._last is not None:
+            raise StopIteration
+
+    def _take(self, output: RequestOutput) -> Delta:
+        if output.completion is not None or output.error is not None:
+            self._last = output
+        if output.error is not None:
+            raise output.error
+        assert output.delta is not None
+        return output.delta

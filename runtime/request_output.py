@@ -1,0 +1,18 @@
+"""What the engine hands out for a request, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .completion import Completion, Delta
+from .errors import RadixLMError
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What a step brought for one request. The last one has a `completion` or an `error`."""
+
+    request_id: str
+    delta: Delta | None = None
+    completion: Completion | None = None
+    error: RadixLMError | None = None

@@ -1,0 +1,190 @@
+"""A model whose every logit depends on the exact KV rows that it sees, and the same model running alone.
+
+KV of a token is a digest of the token, its position and all rows before it, read through slots, page table
+and lengths as a real model does. Any wrong page, row, length or order gives another digest and so other
+tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from radixlm.runtime.batch import Batch, Float32Array, PageCopy
+from radixlm.runtime.engine_core import EngineCore
+from radixlm.runtime.manifest import PAGE_SIZE
+from radixlm.runtime.page_pool import PagePool
+from radixlm.runtime.prefix_cache import PrefixCache
+from radixlm.runtime.request import Request, RequestLimits
+from radixlm.runtime.request_output import RequestOutput
+from radixlm.runtime.sampler import SamplerState, sample
+from radixlm.runtime.sampling_params import SamplingParams
+from radixlm.runtime.scheduler import SchedulerPolicy
+
+VOCAB_SIZE = 40
+EOS = 39
+CONTEXT_LENGTH = 96
+POLICY = SchedulerPolicy(max_num_seqs=8, max_num_batched_tokens=24)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """As `tokenizer_fix.PreparedPrompt`, without a tokenizer."""
+
+    ids: tuple[int, ...]
+    num_match: int
+    swallow_leading_space: bool = False
+    text: str | None = None
+
+
+def prompt(ids: Sequence[int]) -> Prompt:
+    return Prompt(tuple(ids), len(ids))
+
+
+class LetterDecoder:
+    """Each id is a letter."""
+
+    def push(self, token_id: int) -> str:
+        return chr(ord("A") + token_id)
+
+    def finish(self) -> str:
+        return ""
+
+
+def text_of(token_ids: Sequence[int]) -> str:
+    return "".join(map(LetterDecoder().push, token_ids))
+
+
+def digest(rows: np.ndarray, token: int, position: int) -> int:
+    """The KV row of a token after `rows`; 52 bits, so that it can seed a generator."""
+    weighted = int((rows * np.arange(1, 2 * len(rows), 2, dtype=np.uint64)).sum(dtype=np.uint64))
+    return (weighted * 6364136223846793005 + token * 1442695040888963407 + position * 22695477 + 1) % 2**52
+
+
+def logits_of(row: int) -> Float32Array:
+    return np.random.default_rng(row).normal(size=VOCAB_SIZE).astype(np.float32) * 3
+
+
+class FakeModel:
+    """Keeps the pages; `before` is called with each batch and may raise, `after` may change the logits."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.kv = np.full((num_pages, PAGE_SIZE), 2**51, np.uint64)  # rows never written would be noticed
+        self.before: Callable[[Batch], None] = lambda batch: None
+        self.after: Callable[[Batch, Float32Array], None] = lambda batch, logits: None
+        self.num_tokens = 0
+
+    def forward(self, batch: Batch) -> Float32Array:
+        self.before(batch)
+        for array in vars(batch).values():
+            assert array.dtype == np.int32 and array.flags.c_contiguous
+        self.num_tokens += len(batch.token_ids)
+        flat = self.kv.reshape(-1)
+        for i, token in enumerate(batch.token_ids):
+            pages = batch.page_table[batch.row_of_token[i]]
+            length, position = int(batch.kv_lengths[i]), int(batch.positions[i])
+            own = pages[(length - 1) // PAGE_SIZE] * PAGE_SIZE + (length - 1) % PAGE_SIZE
+            assert length == position + 1 and own == batch.slots[i]
+            flat[own] = digest(self.kv[pages].reshape(-1)[: length - 1], int(token), position)
+        rows = [logits_of(int(flat[batch.slots[i]])) for i in batch.logit_rows]
+        logits = np.array(rows, np.float32).reshape(len(rows), VOCAB_SIZE)
+        self.after(batch, logits)
+        return logits
+
+    def copy_rows(self, copies: Sequence[PageCopy]) -> None:
+        for copy in copies:
+            self.kv[copy.dst_page, : copy.num_rows] = self.kv[copy.src_page, : copy.num_rows]
+
+
+def alone(
+    prompt_ids: Sequence[int], params: SamplingParams, *, context_length: int = CONTEXT_LENGTH
+) -> tuple[int, ...]:
+    """What the model generates with no engine, cache or company."""
+    state = SamplerState(params, prompt_ids, VOCAB_SIZE)
+    tokens, rows = list(prompt_ids), np.zeros(0, np.uint64)
+    stop_ids = {*params.stop_token_ids, *([] if params.ignore_eos else [EOS])}
+    generated: list[int] = []
+    while True:
+        for position in range(len(rows), len(tokens)):
+            rows = np.append(rows, np.uint64(digest(rows, tokens[position], position)))
+        sampled = sample(logits_of(int(rows[-1]))[None], [state])[0]
+        assert sampled is not None
+        state.record(sampled.token_id)
+        tokens.append(sampled.token_id)
+        generated.append(sampled.token_id)
+        if sampled.token_id in stop_ids or len(tokens) == context_length:
+            return tuple(generated)
+        if len(generated) == params.max_tokens:
+            return tuple(generated)
+
+
+@dataclass
+class Bench:
+    """An engine core on a fake model, what it has put out so far, and a clock that stands still."""
+
+    num_pages: int = 16
+    context_length: int = CONTEXT_LENGTH
+    policy: SchedulerPolicy = POLICY
+    now: float = 0.0
+    outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.model = FakeModel(self.num_pages)
+        self.cache = PrefixCache(PagePool(self.num_pages))
+        limits = RequestLimits(VOCAB_SIZE, self.context_length)
+        self.core = EngineCore(self.model, self.cache, limits, policy=self.policy, clock=lambda: self.now)
+
+    def request(
+        self, name: str, ids: Sequence[int], params: SamplingParams, namespace: bytes = b""
+    ) -> Request:
+        return Request(
+            name,
+            prompt(ids),
+            params,
+            decoder=LetterDecoder(),
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=(EOS,),
+            namespace=namespace,
+            arrived_at=self.now,
+        )
+
+    def add(self, name: str, ids: Sequence[int], params: SamplingParams, namespace: bytes = b"") -> Request:
+        request = self.request(name, ids, params, namespace)
+        self.core.add(request)
+        return request
+
+    def step(self) -> None:
+        for output in self.core.step():
+            self.outputs.setdefault(output.request_id, []).append(output)
+        self.core.check()
+
+    def abort(self, name: str) -> None:
+        output = self.core.abort(name)
+        if output is not None:
+            self.outputs.setdefault(name, []).append(output)
+        self.core.check()
+
+    def run(self, max_steps: int = 5000) -> None:
+        for _ in range(max_steps):
+            if not self.core.has_work:
+                return
+            self.step()
+        raise AssertionError(f"still busy after {max_steps} steps")
+
+    def tokens(self, name: str) -> tuple[int, ...]:
+        """The ids of a finished request, which its deltas must agree with."""
+        outputs = self.outputs[name]
+        completion = outputs[-1].completion
+        assert completion is not None, outputs[-1].error
+        deltas = [output.delta for output in outputs if output.delta]
+        assert "".join(delta.text for delta in deltas) == completion.text
+        assert tuple(t for delta in deltas for t in delta.token_ids) == completion.token_ids
+        assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+        assert deltas[-1].finish_reason == completion.finish_reason
+        return completion.token_ids
+
+    def error(self, name: str) -> Exception:
+        error = self.outputs[name][-1].error
+        assert error is not None
+        return error
