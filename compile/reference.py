@@ -58,7 +58,7 @@ def reference_logits(
 def rope_frequencies(config: ModelConfig) -> Float32Array:
     """Radians per position of each rotated pair, float32 `[head_dim / 2]`.
 
-    Computed in float32 as `transformers` does: in float64 the angles at position 8,000 differ by 1e-4.
+    Computed in float32 as `transformers` does: in float64 the angles at position 8,000 differ by up to 5e-4.
     """
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     frequencies = np.float32(1.0) / np.power(np.float32(config.rope_theta), exponents, dtype=np.float32)
