@@ -172,7 +172,7 @@ def _quantize(weight: Weight, mode: Mode) -> Weight:
 
 
 def _choose_q8(groups: Float32) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
-    """llama.cpp's Q8_0: the largest magnitude becomes 127. The scale is rounded after the codes are chosen."""
+    """llama.cpp's Q8_0: the largest magnitude becomes 127; the scale is rounded after choosing the codes."""
     scales = np.abs(groups).max(axis=1, keepdims=True) / np.float32(127)
     codes = np.rint(groups * _reciprocal(scales)) + np.float32(_ZEROS["q8"])
     return codes.astype(np.uint8), _narrow(scales, DTYPES["f16"])

@@ -34,6 +34,10 @@ class UnsupportedTensor(SourceError):
     """A tensor has a storage type that no kernel runs."""
 
 
+class UnsupportedTokenizer(SourceError):
+    """The source's tokenizer is of a kind that cannot be rebuilt; the message lists those that can."""
+
+
 class CompileError(RadixLMError):
     """Compiling failed for a reason that is not the source's."""
 

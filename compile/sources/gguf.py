@@ -1,0 +1,249 @@
+"""A GGUF file as a model source: llama.cpp's names, dimensions and row order turned into Hugging Face's.
+
+Knows how llama.cpp's converter renames and permutes; the bytes are `gguf_file.py`'s and `gguf_blocks.py`'s
+matter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from radixlm.runtime.errors import CorruptSource, SourceError, UnsupportedArchitecture, UnsupportedTensor
+from radixlm.runtime.manifest import ModelConfig, SamplingDefaults, SourceInfo
+
+from ..quantization import Float32, Weight
+from .checkpoint import ARCHITECTURES, END_OF_REPLY, SUPPORTED, check_heads, check_tensors, checked
+from .gguf_blocks import BLOCK_TYPES, float32_from_blocks, weight_from_blocks
+from .gguf_file import GGUFFile
+from .gguf_tokenizer import build_tokenizer_json, vocabulary_from_gguf
+from .source import TensorInfo
+
+_SAMPLE_BYTES = 1024  # of each tensor, in the fingerprint
+
+
+class GGUFSource:
+    """A model in one `.gguf` file; a `Source`."""
+
+    def __init__(self, path: Path, *, name: str | None = None) -> None:
+        """Raises SourceNotFound, CorruptSource, UnsupportedArchitecture, -Tensor or -Tokenizer."""
+        self._file = GGUFFile(path)
+        metadata = self._file.metadata
+        _refuse_parts(path, metadata)
+        self.name = name or path.stem
+        self._tensors = {_hugging_face_name(name): name for name in self._file.tensors if name != _ROPE_FREQS}
+        self.config = _config(self._file)
+        check_heads(str(path), self.config)
+        check_tensors(str(path), self.config, self.tensors())
+        self._check_types()
+        vocabulary = vocabulary_from_gguf(metadata)
+        if len(vocabulary.tokens) > self.config.vocab_size:
+            raise CorruptSource(
+                f"{path}: the tokenizer has {len(vocabulary.tokens)} tokens, "
+                f"the embedding {self.config.vocab_size} rows"
+            )
+        self.tokenizer_json = build_tokenizer_json(vocabulary)
+        self.chat_template: str | None = metadata.get("tokenizer.chat_template")
+        self.bos_token_id = vocabulary.bos_token_id
+        self.add_bos_token = vocabulary.add_bos_token and vocabulary.bos_token_id is not None
+        self.eos_token_ids = _eos_token_ids(metadata, vocabulary.tokens)
+        self.sampling = SamplingDefaults()
+        self.info = SourceInfo(format="gguf", name=self.name, fingerprint=self._fingerprint())
+
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        infos = {}
+        for name, stored_name in self._tensors.items():
+            stored = self._file.tensors[stored_name]
+            infos[name] = TensorInfo(tuple(int(n) for n in reversed(stored.shape)), stored.tensor_type.name)
+        return infos
+
+    def read(self, name: str, rows: slice | None = None) -> Weight:
+        weight = weight_from_blocks(self._type_of(name), self._blocks(name, rows))
+        for parts in (weight.scales, weight.minima):
+            if parts is not None and not np.isfinite(parts).all():
+                raise CorruptSource(
+                    f"{self._file.path}: {name} has scales that are no numbers; fetch it again"
+                )
+        return weight
+
+    def read_float32(self, name: str, rows: slice | None = None) -> Float32:
+        return float32_from_blocks(self._type_of(name), self._blocks(name, rows))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _type_of(self, name: str) -> str:
+        return str(self._file.tensors[self._tensors[name]].tensor_type.name)
+
+    def _blocks(self, name: str, rows: slice | None) -> NDArray[np.uint8]:
+        """Bytes of some rows in Hugging Face's order; a view of the file where that is its order too."""
+        blocks = self._file.blocks(self._tensors[name])
+        num_heads = self._num_permuted_heads(name)
+        is_vector = len(self._file.tensors[self._tensors[name]].shape) == 1
+        if is_vector:  # plain values, since `_check_types` refuses quantized vectors
+            values = blocks.reshape(self.tensors()[name].shape[0], -1)
+            values = values if num_heads is None else values[_unpermuted_rows(len(values), num_heads)]
+            return values[rows or slice(None)].reshape(-1)
+        if num_heads is None:
+            return blocks[rows or slice(None)]
+        return blocks[_unpermuted_rows(len(blocks), num_heads)[rows or slice(None)]]
+
+    def _num_permuted_heads(self, name: str) -> int | None:
+        if self.config.architecture != "llama":
+            return None
+        if ".q_proj." in name:
+            return self.config.num_attention_heads
+        return self.config.num_key_value_heads if ".k_proj." in name else None
+
+    def _check_types(self) -> None:
+        for name, info in self.tensors().items():
+            usable = {"F32", "F16", "BF16"} if len(info.shape) == 1 else BLOCK_TYPES
+            if info.type not in usable:
+                raise UnsupportedTensor(
+                    f"{self._file.path}: {self._tensors[name]} is stored as {info.type}, supported here are "
+                    f"{', '.join(sorted(usable))}; take a Q4_K_M, Q8_0 or F16 file of the same model"
+                )
+
+    def _fingerprint(self) -> str:
+        """Over the header, the file's size and the beginning of each tensor."""
+        digest = hashlib.sha256(self._file.data[: self._file.header_bytes].data)
+        digest.update(len(self._file.data).to_bytes(8, "little"))
+        for tensor in self._file.tensors.values():
+            start = self._file.data[tensor.data_offset :][: min(tensor.n_bytes, _SAMPLE_BYTES)]
+            digest.update(start.data)
+        return digest.hexdigest()
+
+
+def _config(file: GGUFFile) -> ModelConfig:
+    metadata, label = file.metadata, str(file.path)
+    architecture = metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES or metadata.get(f"{architecture}.expert_count"):
+        kind = f"{architecture} with experts" if architecture in ARCHITECTURES else architecture
+        raise UnsupportedArchitecture(f"{label}: architecture {kind!r} is not supported; {SUPPORTED}")
+
+    def get(key: str, default: Any = None) -> Any:
+        value = metadata.get(f"{architecture}.{key}", default)
+        if isinstance(value, list) and len(set(value)) == 1:
+            return value[0]  # per layer, the same everywhere
+        return value
+
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise CorruptSource(f"{label}: token_embd.weight is missing; the file is incomplete, fetch it again")
+    num_heads, hidden_size = get("attention.head_count"), get("embedding_length")
+    try:
+        head_dim = get("attention.key_length") or hidden_size // num_heads
+    except (TypeError, ZeroDivisionError):
+        raise CorruptSource(f"{label}: {hidden_size} values cannot be shared by {num_heads} heads") from None
+    if (
+        get("attention.value_length", head_dim) != head_dim
+        or get("rope.dimension_count", head_dim) != head_dim
+    ):
+        raise UnsupportedArchitecture(
+            f"{label}: heads whose parts differ in size are not supported; {SUPPORTED}"
+        )
+    return checked(
+        label,
+        {
+            "architecture": architecture,
+            "vocab_size": int(embedding.shape[1]),
+            "hidden_size": hidden_size,
+            "intermediate_size": get("feed_forward_length"),
+            "num_hidden_layers": get("block_count"),
+            "num_attention_heads": num_heads,
+            "num_key_value_heads": get("attention.head_count_kv", num_heads),
+            "head_dim": head_dim,
+            "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
+            "rope_theta": get("rope.freq_base", 10000.0),
+            "rope_scaling": _rope_scaling(file, get, head_dim),
+            "max_position_embeddings": get("context_length"),
+            "sliding_window": get("attention.sliding_window") or None,
+            "tie_word_embeddings": "output.weight" not in file.tensors,
+            "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        },
+        ModelConfig,
+    )
+
+
+def _rope_scaling(file: GGUFFile, get: Any, head_dim: int) -> dict[str, Any] | None:
+    if _ROPE_FREQS in file.tensors:
+        tensor = file.tensors[_ROPE_FREQS]
+        if tensor.tensor_type.name != "F32" or list(tensor.shape) != [head_dim // 2]:
+            raise CorruptSource(f"{file.path}: {_ROPE_FREQS} is not {head_dim // 2} numbers in F32")
+        return {"type": "factors", "factors": file.blocks(_ROPE_FREQS).view("<f4").tolist()}
+    kind = get("rope.scaling.type", "linear" if get("rope.scale_linear") else "none")
+    if kind == "none":
+        return None
+    if kind != "linear":
+        raise UnsupportedArchitecture(
+            f"{file.path}: RoPE scaling {kind!r} is not supported, only linear and llama3"
+        )
+    factor = float(get("rope.scaling.factor") or get("rope.scale_linear") or 1.0)
+    return None if factor == 1.0 else {"type": "linear", "factor": factor}
+
+
+def _unpermuted_rows(num_rows: int, num_heads: int) -> NDArray[np.intp]:
+    """Where in the file each row of Q or K is.
+
+    Hugging Face rotates the first half of a head against the second, ggml neighbours, and so llama.cpp's
+    converter stores row `half * i + j` of a head at `2 * j + i`.
+    """
+    half = num_rows // num_heads // 2
+    return np.arange(num_rows).reshape(num_heads, half, 2).swapaxes(1, 2).reshape(-1)
+
+
+def _hugging_face_name(name: str) -> str:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; unknown names stay as they are."""
+    if name in _NAMES:
+        return _NAMES[name]
+    match name.split("."):
+        case ["blk", index, part, suffix] if part in _LAYER_NAMES:
+            return f"model.layers.{index}.{_LAYER_NAMES[part]}.{suffix}"
+    return name
+
+
+def _eos_token_ids(metadata: Mapping[str, Any], tokens: list[str] | Any) -> tuple[int, ...]:
+    """The declared ends of text, turn and message, and the well-known ones in the vocabulary."""
+    declared = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
+    known = {text: index for index, text in enumerate(tokens) if text in END_OF_REPLY}
+    ids = [*declared, *(known.get(text) for text in END_OF_REPLY)]
+    return tuple(dict.fromkeys(index for index in ids if index is not None and index < len(tokens)))
+
+
+def _refuse_parts(path: Path, metadata: Mapping[str, Any]) -> None:
+    if metadata.get("split.count", 1) > 1:
+        raise SourceError(
+            f"{path} is one of {metadata['split.count']} parts; join them with llama-gguf-split --merge first"
+        )
+
+
+_ROPE_FREQS = "rope_freqs.weight"
+_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}

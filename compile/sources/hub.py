@@ -1,0 +1,55 @@
+"""Models of the Hugging Face hub: `hf:ORG/NAME`, or `hf:ORG/NAME@REVISION`.
+
+Knows which files of a repository make a model; downloads them into the hub library's own cache, which other
+tools share. `HF_ENDPOINT` and `HF_TOKEN` are respected.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import huggingface_hub
+from radixlm.runtime.errors import SourceNotFound
+
+PREFIX = "hf:"
+FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-*-of-*.safetensors",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+
+
+def download(reference: str, *, cache_dir: Path | None = None) -> Path:
+    """The directory of the model `hf:ORG/NAME[@REVISION]`; files that are there already are not fetched
+    again.
+
+    Raises SourceNotFound where the hub cannot be reached or has no such model.
+    """
+    repo_id, _, revision = reference.removeprefix(PREFIX).partition("@")
+    endpoint = os.environ.get("HF_ENDPOINT") or None  # read now; the library reads it when it is imported
+    try:
+        path = huggingface_hub.snapshot_download(
+            repo_id,
+            revision=revision or None,
+            allow_patterns=list(FILES),
+            cache_dir=None if cache_dir is None else cache_dir / "hub",
+            endpoint=endpoint,
+        )
+    except Exception as error:  # the library lets its HTTP client's errors through, whichever client it has
+        raise SourceNotFound(
+            f"{reference} cannot be had from {endpoint or 'the hub'} ({_first_line(error)}); "
+            "check the name, the network and, for a gated model, HF_TOKEN"
+        ) from error
+    return Path(path)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:200]

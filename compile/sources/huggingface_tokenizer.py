@@ -1,0 +1,135 @@
+"""The tokenizer of a Hugging Face directory: its JSON, its special ids, its chat template.
+
+Knows the files (tokenizer.json or tokenizer.model, tokenizer_config.json, chat_template.jinja) and which of
+them has the last word.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from radixlm.runtime.errors import CorruptSource, SourceNotFound
+from tokenizers import Tokenizer
+
+from .checkpoint import END_OF_REPLY
+from .gguf_tokenizer import TokenType, Vocabulary, build_tokenizer_json
+from .sentencepiece_model import vocabulary_from_sentencepiece
+
+Json = Mapping[str, Any]
+
+
+class HuggingFaceTokenizer:
+    """What the directory `path` says of its tokenizer."""
+
+    def __init__(self, path: Path, config: Json, generation: Json, *, vocab_size: int) -> None:
+        """Raises SourceNotFound without a tokenizer, CorruptSource for a damaged one or too large ids."""
+        self._path = path
+        self._settings = _read_settings(path / "tokenizer_config.json")
+        self.json = self._read_tokenizer()
+        try:
+            self._tokenizer = Tokenizer.from_str(self.json)
+        except Exception as error:  # the library raises bare Exception
+            raise CorruptSource(
+                f"{path / 'tokenizer.json'} is no tokenizer ({error}); fetch it again"
+            ) from error
+        self._ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        largest = max(self._ids.values(), default=-1)
+        if largest >= vocab_size:
+            raise CorruptSource(f"{path}: the tokenizer has id {largest}, the embedding {vocab_size} rows")
+        self.bos_token_id = self._bos_token_id(config, generation)
+        self.eos_token_ids = self._eos_token_ids(config, generation)
+        self.add_bos_token = self._adds_bos()
+        self.chat_template = self._read_chat_template()
+
+    def _read_tokenizer(self) -> str:
+        model = self._path / "tokenizer.model"
+        try:
+            if (self._path / "tokenizer.json").is_file():
+                return (self._path / "tokenizer.json").read_text(encoding="utf-8")
+            if not model.is_file():
+                raise SourceNotFound(
+                    f"{self._path} has neither tokenizer.json nor tokenizer.model; add one of them"
+                )
+            adds_bos = bool(self._settings.get("add_bos_token", True))
+            vocabulary = vocabulary_from_sentencepiece(model.read_bytes(), add_bos_token=adds_bos)
+        except (OSError, UnicodeDecodeError) as error:
+            raise CorruptSource(
+                f"{self._path}: the tokenizer cannot be read ({error}); fetch it again"
+            ) from error
+        return build_tokenizer_json(_with_added(vocabulary, self._settings.get("added_tokens_decoder") or {}))
+
+    def _bos_token_id(self, config: Json, generation: Json) -> int | None:
+        named = self._ids.get(_text(self._settings.get("bos_token")))
+        ids = [named, *_ids_in(generation, "bos_token_id"), *_ids_in(config, "bos_token_id")]
+        return next((index for index in ids if index is not None and index in self._ids.values()), None)
+
+    def _eos_token_ids(self, config: Json, generation: Json) -> tuple[int, ...]:
+        """All that any file declares, and the well-known ones in the vocabulary."""
+        declared = [*_ids_in(generation, "eos_token_id"), *_ids_in(config, "eos_token_id")]
+        named = self._ids.get(_text(self._settings.get("eos_token")))
+        ids = [*declared, named, *(self._ids.get(text) for text in END_OF_REPLY)]
+        known = set(self._ids.values())
+        return tuple(dict.fromkeys(index for index in ids if index is not None and index in known))
+
+    def _adds_bos(self) -> bool:
+        """The tokenizer's setting; without one, what tokenizer.json itself puts before an empty text."""
+        if self.bos_token_id is None:
+            return False
+        declared = self._settings.get("add_bos_token")
+        return (
+            bool(declared)
+            if declared is not None
+            else self._tokenizer.encode("").ids[:1] == [self.bos_token_id]
+        )
+
+    def _read_chat_template(self) -> str | None:
+        file = self._path / "chat_template.jinja"
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+        template = self._settings.get("chat_template")
+        if isinstance(template, list):  # several, by name
+            named = {
+                entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)
+            }
+            template = named.get("default")
+        return template if isinstance(template, str) else None
+
+
+def _read_settings(path: Path) -> Json:
+    if not path.is_file():
+        return {}
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CorruptSource(f"{path} is no JSON ({error}); fetch it again") from error
+    return settings if isinstance(settings, dict) else {}
+
+
+def _with_added(vocabulary: Vocabulary, added: Json) -> Vocabulary:
+    """The tokens that tokenizer_config.json puts after SentencePiece's own pieces."""
+    tokens, types, scores = list(vocabulary.tokens), list(vocabulary.types), list(vocabulary.scores)
+    for key in sorted(added, key=int):
+        if int(key) < len(tokens):
+            continue
+        if int(key) > len(tokens):
+            raise CorruptSource(f"added token {key} leaves a hole after {len(tokens)} pieces")
+        tokens.append(str(added[key]["content"]))
+        types.append(TokenType.CONTROL if added[key].get("special") else TokenType.USER_DEFINED)
+        scores.append(0.0)
+    return replace(vocabulary, tokens=tokens, types=types, scores=scores)
+
+
+def _ids_in(settings: Json, key: str) -> list[int]:
+    value = settings.get(key)
+    values = value if isinstance(value, list) else [value]
+    return [index for index in values if isinstance(index, int) and not isinstance(index, bool)]
+
+
+def _text(token: Any) -> str:
+    """A token in tokenizer_config.json is its text, or an object with `content`."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else ""

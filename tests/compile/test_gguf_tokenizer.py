@@ -1,0 +1,217 @@
+"""Tokenizers rebuilt from GGUF metadata and SentencePiece files encode as llama.cpp does."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from radixlm.compile.sources import open_source
+from radixlm.compile.sources.gguf_tokenizer import (
+    TokenType,
+    Vocabulary,
+    build_tokenizer_json,
+    merges_from_scores,
+    vocabulary_from_gguf,
+)
+from radixlm.compile.sources.sentencepiece_model import vocabulary_from_sentencepiece
+from radixlm.runtime.errors import CorruptSource, UnsupportedTokenizer
+from tokenizers import Tokenizer
+
+TESTS_DATA = Path(__file__).resolve().parent.parent / "data"
+
+
+def llama_cpp_vectors(folder: Path, name: str) -> list[tuple[str, list[int]]]:
+    """Texts, and their ids as llama.cpp's own tests have them."""
+    texts = (folder / f"ggml-vocab-{name}.gguf.inp").read_text("utf-8").split("\n__ggml_vocab_test__\n")
+    ids = (folder / f"ggml-vocab-{name}.gguf.out").read_text("utf-8").split("\n")
+    return [(text, [int(number) for number in line.split()]) for text, line in zip(texts, ids, strict=False)]
+
+
+def gguf_metadata(tokenizer_json: str, pre: str) -> dict[str, Any]:
+    """The metadata that llama.cpp's converter writes for a byte-level tokenizer."""
+    tokenizer = json.loads(tokenizer_json)
+    tokens = {index: token for token, index in tokenizer["model"]["vocab"].items()}
+    types = dict.fromkeys(tokens, int(TokenType.NORMAL))
+    for added in tokenizer["added_tokens"]:
+        tokens[added["id"]] = added["content"]
+        types[added["id"]] = int(TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED)
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [tokens[index] for index in range(len(tokens))],
+        "tokenizer.ggml.token_type": [types[index] for index in range(len(tokens))],
+        "tokenizer.ggml.merges": tokenizer["model"]["merges"],
+    }
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def packed_json(name: str) -> str:
+    return gzip.decompress((TESTS_DATA / "tokenizers" / f"{name}.json.gz").read_bytes()).decode()
+
+
+def test_qwen2_equals_llama_cpp() -> None:
+    metadata = gguf_metadata(packed_json("qwen2"), "qwen2")
+    tokenizer = Tokenizer.from_str(build_tokenizer_json(vocabulary_from_gguf(metadata)))
+    vectors = llama_cpp_vectors(TESTS_DATA / "vectors" / "llama.cpp", "qwen2")
+    assert [encode(tokenizer, text) for text, _ in vectors] == [ids for _, ids in vectors]
+    assert encode(tokenizer, "<|im_start|>") == [151644]
+
+
+def test_smollm2_is_rebuilt_to_the_letter() -> None:
+    expected = json.loads(packed_json("smollm2"))
+    metadata = gguf_metadata(json.dumps(expected), "smollm")
+    rebuilt = json.loads(build_tokenizer_json(vocabulary_from_gguf(metadata)))
+    assert rebuilt == expected
+
+
+def test_smollm2_of_the_real_file_is_rebuilt_to_the_letter(smollm2_gguf: Path) -> None:
+    with open_source(smollm2_gguf) as source:
+        assert json.loads(source.tokenizer_json) == json.loads(packed_json("smollm2"))
+
+
+def test_llama3_equals_llama_cpp(data_dir: Path) -> None:
+    text = (data_dir / "tokenizers/llama3/tokenizer.json").read_text("utf-8")
+    vocabulary = vocabulary_from_gguf(gguf_metadata(text, "llama-bpe"))
+    tokenizer = Tokenizer.from_str(build_tokenizer_json(vocabulary))
+    vectors = llama_cpp_vectors(data_dir / "vectors/llama.cpp", "llama-bpe")
+    assert [encode(tokenizer, text) for text, _ in vectors] == [ids for _, ids in vectors]
+    assert vocabulary.add_bos_token
+
+
+def test_llama2_scores_become_the_merges_of_the_known_tokenizer(data_dir: Path) -> None:
+    folder = data_dir / "tokenizers/llama2-legacy"
+    rebuilt = build_tokenizer_json(vocabulary_from_sentencepiece((folder / "tokenizer.model").read_bytes()))
+    assert json.loads(rebuilt) == json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    tokenizer = Tokenizer.from_str(rebuilt)
+    vectors = llama_cpp_vectors(data_dir / "vectors/llama.cpp", "llama-spm")
+    assert [encode(tokenizer, text) for text, _ in vectors] == [ids for _, ids in vectors]
+
+
+def test_llama2_from_gguf_metadata_is_the_same_tokenizer(data_dir: Path) -> None:
+    folder = data_dir / "tokenizers/llama2-legacy"
+    from_model = vocabulary_from_sentencepiece((folder / "tokenizer.model").read_bytes())
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": list(from_model.tokens),
+        "tokenizer.ggml.token_type": list(from_model.types),
+        "tokenizer.ggml.scores": list(from_model.scores),
+    }
+    assert json.loads(build_tokenizer_json(vocabulary_from_gguf(metadata))) == json.loads(
+        (folder / "tokenizer.json").read_text("utf-8")
+    )
+
+
+# A SentencePiece vocabulary of our own, for machines without Llama's.
+PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+WORDS = ["▁a", "ab", "▁ab", "▁", "a", "b", "c", "<", "/", "s", ">", "</", "s>"]
+
+
+def tiny_vocabulary() -> Vocabulary:
+    types = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
+    return Vocabulary(
+        model="llama",
+        tokens=[*PIECES, *WORDS],
+        types=[*types, *[TokenType.NORMAL] * len(WORDS)],
+        scores=[*[0.0] * len(PIECES), *(-float(rank) for rank in range(len(WORDS)))],
+        bos_token_id=1,
+        unknown_token_id=0,
+        add_bos_token=True,
+    )
+
+
+def slow_sentencepiece(vocabulary: Vocabulary, text: str) -> list[str]:
+    """While any two neighbours make a piece, join the pair whose piece has the best score, leftmost first."""
+    scores = dict(zip(vocabulary.tokens, vocabulary.scores, strict=True))
+    symbols = list("▁" + text.replace(" ", "▁"))
+    while True:
+        pairs = [left + right for left, right in pairwise(symbols)]
+        known = [(scores[pair], -at) for at, pair in enumerate(pairs) if pair in WORDS]
+        if not known:
+            return symbols
+        at = -max(known)[1]
+        symbols[at : at + 2] = [pairs[at]]
+
+
+@pytest.mark.parametrize("text", ["ab", "a b", "abab ab", "cab  a", "b", "", " ", "<s> ab"])
+def test_scores_merge_as_sentencepiece_does(text: str) -> None:
+    vocabulary = tiny_vocabulary()
+    encoding = Tokenizer.from_str(build_tokenizer_json(vocabulary)).encode(text, add_special_tokens=False)
+    if "<s>" not in text and text:
+        assert encoding.tokens == slow_sentencepiece(vocabulary, text)
+
+
+def test_a_control_token_is_never_merged_from_text() -> None:
+    assert "</ s>" not in merges_from_scores(tiny_vocabulary())
+
+
+def test_unknown_characters_fall_back_to_bytes_and_decode_again() -> None:
+    tokenizer = Tokenizer.from_str(build_tokenizer_json(tiny_vocabulary()))
+    encoding = tokenizer.encode("é a")
+    assert encoding.tokens == ["<s>", "▁", "<0xC3>", "<0xA9>", "▁a"]
+    assert tokenizer.decode(encoding.ids) == "é a"
+
+
+def proto_field(number: int, payload: bytes | int) -> bytes:
+    if isinstance(payload, int):
+        return bytes([number << 3, payload])
+    assert len(payload) < 128 or number == 1
+    return bytes([number << 3 | 2]) + bytes([len(payload)]) + payload
+
+
+def serialized_model(vocabulary: Vocabulary, model_type: int = 2) -> bytes:
+    """A ModelProto with the fields that a vocabulary needs."""
+    pieces = b"".join(
+        proto_field(
+            1,
+            proto_field(1, token.encode())
+            + bytes([2 << 3 | 5])
+            + struct.pack("<f", score)
+            + proto_field(3, type_),
+        )
+        for token, score, type_ in zip(vocabulary.tokens, vocabulary.scores, vocabulary.types, strict=True)
+    )
+    return pieces + proto_field(2, proto_field(3, model_type)) + proto_field(3, proto_field(3, 1))
+
+
+def test_a_sentencepiece_file_is_read_back() -> None:
+    assert vocabulary_from_sentencepiece(serialized_model(tiny_vocabulary())) == tiny_vocabulary()
+
+
+def test_a_unigram_model_is_refused() -> None:
+    with pytest.raises(UnsupportedTokenizer, match="unigram"):
+        vocabulary_from_sentencepiece(serialized_model(tiny_vocabulary(), model_type=1))
+
+
+def test_a_truncated_sentencepiece_file_is_corrupt() -> None:
+    data = serialized_model(tiny_vocabulary())
+    for length in (0, 1, 5, len(data) // 2 + 1):
+        with pytest.raises((CorruptSource, UnsupportedTokenizer)):
+            vocabulary_from_sentencepiece(data[:length])
+
+
+def test_unknown_kinds_and_pre_tokenizers_are_refused_with_those_that_are_known() -> None:
+    with pytest.raises(UnsupportedTokenizer, match=r"'bert'.*gpt2.*llama"):
+        build_tokenizer_json(Vocabulary(model="bert", tokens=["a"], types=[1]))
+    with pytest.raises(UnsupportedTokenizer, match=r"'poro'.*gpt-2.*smollm"):
+        build_tokenizer_json(Vocabulary(model="gpt2", tokens=["a"], types=[1], pre="poro"))
+
+
+def test_metadata_without_a_tokenizer_is_corrupt() -> None:
+    with pytest.raises(CorruptSource, match="no tokenizer"):
+        vocabulary_from_gguf({})
+
+
+@pytest.mark.parametrize("pre", ["default", "gpt-2", "tekken", "llama3", "deepseek-r1-qwen"])
+def test_every_pre_tokenizer_keeps_the_text(pre: str) -> None:
+    metadata = gguf_metadata(packed_json("smollm2"), pre)
+    tokenizer = Tokenizer.from_str(build_tokenizer_json(vocabulary_from_gguf(metadata)))
+    text = "Hello, world's 1234\n\n  größe <=> ẞ 你好 !!"
+    assert tokenizer.decode(encode(tokenizer, text)) == text
