@@ -1,0 +1,191 @@
+"""One thread owns the core; fifty may call, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+from radixlm.runtime.batch import Batch
+from radixlm.runtime.engine_loop import EngineLoop
+from radixlm.runtime.errors import EngineClosed, EngineError, InvalidParameter, StepFailed
+from radixlm.runtime.generation_stream import GenerationStream
+from radixlm.runtime.sampling_params import SamplingParams
+
+from .fake_model import EOS, Bench, alone, text_of
+
+WAIT_S = 60.0  # only a hang takes that long
+
+
+class Running:
+    """A loop over a fake model."""
+
+    def __init__(self, num_pages: int = 24) -> None:
+        self.bench = Bench(num_pages)
+        self.closed = threading.Event()
+        self.loop = EngineLoop(self.bench.core, clock=time.monotonic, on_exit=self.closed.set)
+
+    def stream(
+        self,
+        name: str,
+        ids: Sequence[int],
+        params: SamplingParams,
+        on_ready: Callable[[], None] | None = None,
+    ) -> GenerationStream:
+        stream = GenerationStream(name, tuple(ids), cancel=self.loop.cancel, on_ready=on_ready)
+        self.loop.submit(self.bench.request(name, ids, params), stream.deliver)
+        return stream
+
+
+@pytest.fixture
+def running() -> Running:
+    return Running()
+
+
+def drawn(seed: int, max_tokens: int = 24) -> SamplingParams:
+    return SamplingParams(seed=seed, max_tokens=max_tokens, ignore_eos=True)
+
+
+def endless() -> SamplingParams:
+    return SamplingParams(temperature=0.0, ignore_eos=True)
+
+
+def test_fifty_threads_get_what_running_alone_gives(running: Running) -> None:
+    results: dict[int, tuple[int, ...]] = {}
+
+    def call(i: int) -> None:
+        stream = running.stream(f"r{i}", [i % EOS] * 18, drawn(i))
+        if i % 5 == 0:
+            next(stream)
+            stream.cancel()
+        results[i] = stream.result().token_ids
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(results) == 50
+    for i, token_ids in results.items():
+        expected = alone([i % EOS] * 18, drawn(i))
+        assert token_ids == (expected if i % 5 else expected[: len(token_ids)])
+    running.loop.close()
+    running.bench.core.check()
+    assert running.closed.is_set() and not running.bench.core.has_work
+
+
+def test_deltas_join_to_the_text(running: Running) -> None:
+    stream = running.stream("a", [1, 2], drawn(1))
+    assert "".join(delta.text for delta in stream) == stream.result().text == text_of(alone([1, 2], drawn(1)))
+    running.loop.close()
+
+
+def test_leaving_a_stream_early_cancels_it(running: Running) -> None:
+    with running.stream("a", [1], endless()) as stream:
+        next(stream)
+    assert stream.result().finish_reason in ("cancelled", "length")
+    stream.cancel()
+    running.loop.close()
+
+
+def test_poll_never_waits_and_on_ready_tells_when_to(running: Running) -> None:
+    ready = threading.Event()
+    stream = running.stream("a", [1, 2], drawn(1), on_ready=ready.set)
+    texts = []
+    with pytest.raises(StopIteration):
+        while True:
+            ready.clear()
+            while (delta := stream.poll()) is not None:
+                texts.append(delta.text)
+            assert ready.wait(WAIT_S)
+    assert "".join(texts) == stream.result().text
+    running.loop.close()
+
+
+def test_on_ready_that_raises_hurts_nobody(running: Running) -> None:
+    def on_ready() -> None:
+        raise RuntimeError("loop is closed")
+
+    assert running.stream("a", [1], drawn(1), on_ready).result().token_ids == alone([1], drawn(1))
+    running.loop.close()
+
+
+def test_failing_step_fails_its_requests_and_later_ones_succeed(running: Running) -> None:
+    def fail(batch: Batch) -> None:
+        running.bench.model.before = lambda batch: None
+        raise ValueError("broken kernel")
+
+    running.bench.model.before = fail
+    with pytest.raises(StepFailed, match="broken kernel"):
+        running.stream("a", [1], drawn(1)).result()
+    assert running.stream("b", [1], drawn(1)).result().token_ids == alone([1], drawn(1))
+    assert running.loop.is_alive
+    running.loop.close()
+
+
+def test_refused_request_gets_its_error(running: Running) -> None:
+    with pytest.raises(InvalidParameter):
+        running.stream("a", [1000], drawn(1)).result()
+    assert running.loop.is_alive
+    running.loop.close()
+
+
+def test_crash_of_the_loop_fails_everybody_who_waits_or_comes_later(running: Running) -> None:
+    entered, crash = threading.Event(), threading.Event()
+
+    def die(batch: Batch) -> None:
+        entered.set()
+        assert crash.wait(WAIT_S)
+        raise SystemExit("out of everything")  # not an Exception: nothing below the loop catches it
+
+    running.bench.model.before = die
+    streams = [running.stream("runs", [1], endless())]
+    assert entered.wait(WAIT_S)
+    streams.append(running.stream("in the inbox", [2], endless()))
+    crash.set()
+    for stream in streams:
+        with pytest.raises(EngineError, match="out of everything"):
+            stream.result()
+    with pytest.raises(EngineError, match="died"):
+        running.stream("late", [1], endless())
+    assert not running.loop.is_alive and running.closed.wait(WAIT_S)
+    streams[0].cancel()
+    running.loop.close()
+
+
+def test_close_cancels_what_runs_and_refuses_what_comes(running: Running) -> None:
+    entered = threading.Event()
+    running.bench.model.before = lambda batch: entered.set()
+    streams = [running.stream(f"r{i}", [i], endless()) for i in range(12)]
+    assert entered.wait(WAIT_S)
+    running.loop.close()
+    running.loop.close()
+    assert {stream.result().finish_reason for stream in streams} <= {"cancelled", "length"}
+    with pytest.raises(EngineClosed):
+        running.stream("late", [1], endless())
+    running.bench.core.check()
+
+
+def test_idle_loop_sleeps_and_a_hanging_step_shows_as_stalled(running: Running) -> None:
+    running.stream("a", [1], drawn(1)).result()
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hang(batch: Batch) -> None:
+        entered.set()
+        assert go_on.wait(WAIT_S)
+
+    running.bench.model.before = hang
+    num_steps = running.bench.core.counters.num_steps
+    time.sleep(0.02)
+    assert running.bench.core.counters.num_steps == num_steps
+    assert running.loop.stalled_s == 0.0
+    stream = running.stream("b", [1], drawn(1))
+    assert entered.wait(WAIT_S)
+    before = running.loop.stalled_s
+    time.sleep(0.02)
+    assert running.loop.stalled_s >= before + 0.02
+    go_on.set()
+    stream.result()
+    running.loop.close()
+    assert running.loop.stalled_s == 0.0

@@ -1,0 +1,64 @@
+"""Every value outside its range is refused by name."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from radixlm.runtime.errors import InvalidParameter, InvalidRequest
+from radixlm.runtime.sampling_params import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", 0),
+        ("max_tokens", 1.5),
+        ("max_tokens", True),
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", "hot"),
+        ("temperature", None),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("min_p", 2),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -3),
+        ("seed", 2**64),
+        ("seed", "x"),
+        ("stop", "text"),
+        ("stop", ("",)),
+        ("stop", (1,)),
+        ("stop", ("x" * 2000,)),
+        ("stop", tuple(map(str, range(20)))),
+        ("stop_token_ids", (-1,)),
+        ("logit_bias", {1: 101.0}),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {"1": 1.0}),
+        ("logit_bias", [1]),
+        ("logprobs", 21),
+        ("logprobs", -1),
+        ("ignore_eos", 1),
+    ],
+)
+def test_value_outside_its_range_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(InvalidParameter, match=name) as refused:
+        SamplingParams(**{name: value})
+    assert isinstance(refused.value, InvalidRequest) and "\n" not in str(refused.value)
+
+
+def test_edges_are_allowed() -> None:
+    SamplingParams(max_tokens=1, temperature=0, top_k=0, top_p=1, min_p=1, seed=2**64 - 1, logprobs=20)
+    SamplingParams(logit_bias={0: -100}, presence_penalty=-2, frequency_penalty=2, stop=("x",) * 16)
+
+
+def test_changing_the_callers_dictionary_changes_nothing() -> None:
+    bias = {1: 1.0}
+    params = SamplingParams(logit_bias=bias)
+    bias[1] = 500.0
+    assert params.logit_bias == {1: 1.0}

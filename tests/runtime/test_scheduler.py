@@ -1,0 +1,169 @@
+"""Who runs, who waits, and who gives pages back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from radixlm.runtime.manifest import PAGE_SIZE
+from radixlm.runtime.page_pool import PagePool
+from radixlm.runtime.prefix_cache import PrefixCache
+from radixlm.runtime.request import Request
+from radixlm.runtime.sampler import SampledToken
+from radixlm.runtime.sampling_params import SamplingParams
+from radixlm.runtime.scheduler import Scheduler, SchedulerPolicy
+from radixlm.runtime.step_plan import StepPlan
+
+from .fake_model import VOCAB_SIZE, LetterDecoder, prompt
+
+
+class Bench:
+    """A scheduler whose steps always succeed and whose requests always generate token 1."""
+
+    def __init__(self, num_pages: int, policy: SchedulerPolicy, context_length: int = 160) -> None:
+        self.cache = PrefixCache(PagePool(num_pages))
+        self.scheduler = Scheduler(self.cache, policy, context_length=context_length)
+        self.now = 0.0
+
+    def add(self, name: str, ids: Sequence[int]) -> Request:
+        params = SamplingParams(temperature=0.0)
+        decoder = LetterDecoder()
+        request = Request(
+            name, prompt(ids), params, decoder=decoder, vocab_size=VOCAB_SIZE, arrived_at=self.now
+        )
+        self.scheduler.add(request)
+        return request
+
+    def step(self) -> dict[str, int]:
+        """Tokens that each request computes, in order."""
+        with self.cache.begin() as step:
+            plan: StepPlan = self.scheduler.schedule(step, self.now)
+            shares = {item.request.request_id: item.reservation.num_tokens for item in plan.scheduled}
+            step.commit()
+        for item in plan.scheduled:
+            if item.wants_logits:
+                item.request.accept(SampledToken(1), self.now)
+        self.scheduler.check()
+        self.cache.check()
+        return shares
+
+    def finish(self, name: str) -> None:
+        self.cache.close(self.scheduler.remove(name).admitted)
+
+    def remember(self, ids: Sequence[int]) -> None:
+        """Leave a prompt in the cache."""
+        sequence = self.cache.open(self.cache.match(ids), context_length=160)
+        with self.cache.begin() as step:
+            step.reserve(sequence, sequence.num_uncomputed)
+            step.commit()
+        self.cache.close(sequence)
+
+
+def policy(max_num_seqs: int = 8, max_num_batched_tokens: int = 32, **more: float) -> SchedulerPolicy:
+    return SchedulerPolicy(max_num_seqs, max_num_batched_tokens, **more)  # type: ignore[arg-type]
+
+
+def test_long_prompt_is_computed_in_chunks_beside_those_that_decode() -> None:
+    bench = Bench(40, policy(max_num_batched_tokens=32))
+    bench.add("short", [1, 2, 3])
+    assert bench.step() == {"short": 3}
+    bench.add("long", [4] * 80)
+    assert bench.step() == {"short": 1, "long": 31}
+    assert bench.step() == {"short": 1, "long": 31}
+    assert bench.step() == {"short": 1, "long": 18}
+    assert bench.step() == {"short": 1, "long": 1}
+
+
+def test_no_more_than_max_num_seqs_run() -> None:
+    bench = Bench(40, policy(max_num_seqs=2))
+    for name in "abc":
+        bench.add(name, [ord(name) % 30] * 4)
+    assert list(bench.step()) == ["a", "b"]
+    bench.finish("a")
+    assert list(bench.step()) == ["b", "c"]
+
+
+def test_longest_cached_prefix_goes_first() -> None:
+    bench = Bench(40, policy(max_num_seqs=1))
+    bench.remember([7] * 64)
+    bench.add("cold", [8] * 60)
+    bench.add("warm", [7] * 60)
+    assert list(bench.step()) == ["warm"]
+
+
+def test_age_outweighs_any_cached_prefix_so_that_nobody_starves() -> None:
+    bench = Bench(60, policy(max_num_seqs=1, ageing_tokens_per_s=10.0))
+    bench.remember([7] * 64)
+    bench.add("cold", [8] * 20)
+    for i in range(20):
+        bench.now += 1.0
+        bench.add(f"warm{i}", [7] * 60)
+        (name,) = bench.step()
+        bench.finish(name)
+        if name == "cold":
+            assert i >= 5, "overtaken less than its cached prefix is worth"
+            return
+    raise AssertionError("starved")
+
+
+def test_shared_prefix_is_computed_once_and_does_not_hold_up_others() -> None:
+    bench = Bench(40, policy(max_num_batched_tokens=20))
+    bench.add("first", [7] * 49)
+    bench.add("same", [7] * 49)
+    bench.add("other", [9] * 8)
+    assert bench.step() == {"first": 20}
+    assert bench.step() == {"first": 20}
+    assert bench.step() == {"first": 9, "other": 8}
+    assert bench.step() == {"first": 1, "other": 1, "same": 1}
+
+
+def test_newest_running_request_gives_its_pages_back_and_comes_back_from_the_cache() -> None:
+    bench = Bench(7, policy(), context_length=96)
+    old, new = bench.add("old", [1] * 33), bench.add("new", [2] * 16)
+    bench.step()
+    bench.step()
+    while not new.num_preemptions:
+        bench.step()
+    num_generated = new.num_generated
+    assert num_generated > 0 and old.num_preemptions == 0
+    bench.step()
+    assert new.num_generated == num_generated and not new.admitted.page_ids
+    bench.finish("old")
+    shares = bench.step()
+    assert 1 <= shares["new"] < 16 + num_generated, "computed again what the cache still had"
+    assert new.num_generated == num_generated + 1
+
+
+def test_older_prompt_takes_pages_that_a_newer_decoder_was_given_in_the_same_step() -> None:
+    bench = Bench(7, policy(max_num_batched_tokens=17), context_length=96)
+    bench.add("old", [1] * 80)
+    bench.step()  # 17 of 80 tokens
+    new = bench.add("new", [2] * 15)
+    bench.scheduler._running["new"] = bench.scheduler._waiting.pop("new")  # as if admitted too early
+    new.admit(bench.cache.open(match := bench.cache.match([2] * 15), context_length=96), match)
+    while not new.num_preemptions:
+        shares = bench.step()
+    assert "new" not in shares and "old" in shares
+
+
+def test_request_that_does_not_fit_yet_waits_and_nobody_overtakes_it_for_that() -> None:
+    bench = Bench(8, policy(), context_length=112)
+    bench.add("runs", [1] * 60)
+    bench.step()
+    bench.add("large", [2] * 64)
+    bench.add("small", [3] * 4)
+    for _ in range(4):
+        bench.step()
+    assert bench.scheduler.num_running == 1 and bench.scheduler.num_waiting == 2
+    bench.finish("runs")
+    assert list(bench.step()) == ["large"]
+
+
+@pytest.mark.parametrize("num_tokens", [1, PAGE_SIZE, PAGE_SIZE + 1])
+def test_request_that_does_not_fit_even_alone_is_named(num_tokens: int) -> None:
+    bench = Bench(1, policy())
+    bench.add("large", [1] * (PAGE_SIZE + num_tokens))
+    with bench.cache.begin() as step:
+        plan = bench.scheduler.schedule(step, 0.0)
+        assert plan.unservable is not None and plan.unservable.request_id == "large"
+        assert plan.scheduled == []

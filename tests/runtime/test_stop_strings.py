@@ -1,0 +1,50 @@
+"""Neither a stop string nor what follows it is ever released, however the text is cut."""
+
+from __future__ import annotations
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+from radixlm.runtime.stop_strings import StopStrings
+
+LETTERS = "ab"
+
+
+def slow(text: str, stops: list[str]) -> tuple[str, bool]:
+    """The text before the stop string that is complete first, the longest of those."""
+    for end in range(1, len(text) + 1):
+        complete = [stop for stop in stops if text[:end].endswith(stop)]
+        if complete:
+            return text[: end - max(map(len, complete))], True
+    return text, False
+
+
+@given(
+    st.lists(st.text(LETTERS, max_size=5), max_size=8),
+    st.lists(st.text(LETTERS, min_size=1, max_size=4), max_size=3),
+)
+@example(["ab", "c"], ["abc", "b"])
+@example(["aaab"], ["aab"])
+def test_released_text_is_that_before_the_first_stop(pieces: list[str], stops: list[str]) -> None:
+    found = StopStrings(stops)
+    released = "".join(found.push(piece) for piece in pieces)
+    stopped = found.stopped
+    released += found.finish()
+    assert (released, stopped) == slow("".join(pieces), stops)
+
+
+@given(st.text(LETTERS, max_size=20), st.lists(st.text(LETTERS, min_size=1, max_size=4), max_size=3))
+def test_no_more_is_held_back_than_may_become_a_stop(text: str, stops: list[str]) -> None:
+    found = StopStrings(stops)
+    released = found.push(text)
+    if not found.stopped:
+        held = text[len(released) :]
+        assert not held or any(stop.startswith(held) for stop in stops)
+
+
+def test_text_passes_straight_through_without_stops() -> None:
+    assert StopStrings([]).push("anything") == "anything"
+
+
+def test_nothing_is_released_after_a_stop() -> None:
+    stops = StopStrings(["X"])
+    assert (stops.push("aXb"), stops.push("c"), stops.finish()) == ("a", "", "")
