@@ -1,0 +1,127 @@
+"""Write a PrimFunc with TVMScript's builder: loops are `with` blocks, repetition is a Python `for`.
+
+Straight Python rather than the parsed decorator, because a kernel is a family: what differs between kinds and targets
+is decided while building, with ordinary functions and ordinary `if`. Kernels take bare pointers and int64 sizes and
+return 0; `forward` calls them like C functions. Knows no arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from .vector import Expr
+
+SIZE = "size"
+_ANY_SIZE = 1 << 40  # a pointer's buffer has no size of its own
+
+
+@dataclass
+class Memory:
+    """A flat buffer: `memory[i]` reads, `memory[i] = value` emits a store; a ramp as index moves a vector."""
+
+    buffer: Any
+
+    def __getitem__(self, index: Expr) -> Expr:
+        return self.buffer[index]
+
+    def __setitem__(self, index: Expr, value: Expr) -> None:
+        T.buffer_store(self.buffer, value, [index])
+
+    def at(self, index: Expr) -> Expr:
+        """The address of an element."""
+        return T.address_of(self.buffer[index])
+
+
+class Kernel:
+    """The function being built: `with Kernel() as k:` then arguments, then the body; afterwards `k.function`.
+
+    >>> with Kernel() as k:
+    ...     x, n = k.arguments(x="float32", n=SIZE)
+    ...     with parallel(n) as i:
+    ...         x[i] = x[i] * T.float32(2)
+    """
+
+    def __init__(self) -> None:
+        self._builder = IRBuilder()
+        self._frame = T.prim_func(is_private=True, s_tir=True)
+        self.function: Any = None
+
+    def __enter__(self) -> Kernel:
+        self._builder.__enter__()
+        self._frame.__enter__()
+        T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True})
+        T.func_ret(T.int32().ty)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._frame.__exit__(*error)
+        self._builder.__exit__(*error)
+        if error[0] is None:
+            self.function = self._builder.get()
+
+    def arguments(self, **dtypes: str) -> tuple[Any, ...]:
+        """All arguments, in order: `name="float32"` is the address of such numbers, `name=SIZE` an int64."""
+        # the builder wants every argument before the first buffer is declared
+        values = [
+            (dtype, T.arg(name, T.int64() if dtype == SIZE else T.handle(dtype, "global")))
+            for name, dtype in dtypes.items()
+        ]
+        return tuple(
+            value
+            if dtype == SIZE
+            else Memory(T.decl_buffer((T.int64(_ANY_SIZE),), dtype, data=value, layout=None))
+            for dtype, value in values
+        )
+
+
+def registers(size: int, dtype: str) -> Memory:
+    """Scratch of `size` elements. Below 1024 bytes LLVM keeps it on the stack or in registers; above, TVM's
+    workspace pool of the thread gives it."""
+    return Memory(T.alloc_buffer((size,), dtype, layout=None))
+
+
+def _extent(stop: Expr) -> Expr:
+    return T.int64(stop) if isinstance(stop, int) else stop
+
+
+@contextmanager
+def serial(stop: Expr) -> Iterator[Expr]:
+    """A loop from 0 to `stop`."""
+    with T.serial(_extent(stop)) as i:
+        yield i
+
+
+@contextmanager
+def parallel(stop: Expr) -> Iterator[Expr]:
+    """A loop from 0 to `stop` over the thread pool, in contiguous runs."""
+    with T.parallel(_extent(stop)) as i:
+        yield i
+
+
+@contextmanager
+def when(condition: Expr) -> Iterator[None]:
+    """Do the block if `condition` holds."""
+    with T.If(condition), T.Then():
+        yield
+
+
+@contextmanager
+def either(condition: Expr) -> Iterator[tuple[Any, Any]]:
+    """Two branches: `with either(c) as (then, otherwise): with then: ...; with otherwise: ...`."""
+    with T.If(condition):
+        yield T.Then(), T.Else()
+
+
+def for_each_row(count: Expr, body: Callable[[Expr], None], serial_up_to: int = 8) -> None:
+    """Emit `body(row)` for each row: a few on the calling thread, many over the pool."""
+    with either(count <= serial_up_to) as (then, otherwise):
+        with then, serial(count) as row:
+            body(row)
+        with otherwise, parallel(count) as row:
+            body(row)

@@ -1,0 +1,90 @@
+"""Rotary position embedding (Su et al., 2021; halves rotated, as in Hugging Face's Llama), and the append to the pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script.ir_builder import tirx as T
+
+from radixlm.runtime.manifest import PAGE_SIZE, KVLayout
+
+from .builder import SIZE, Kernel, for_each_row, serial
+from .pages import KV_DTYPES, PagedPool
+from .vector import Expr, lanes, vector_type
+
+
+def rope_angles(head_dim: int) -> Any:
+    """A PrimFunc `(positions, inverse_frequencies, angles, num_rows) -> 0`.
+
+    `angles` float32 `[num_rows, head_dim]`: cosines of `position * inverse_frequency` (float32, as Transformers rounds
+    it), then sines.
+    """
+    half = head_dim // 2
+    with Kernel() as k:
+        positions, frequencies, angles, num_rows = k.arguments(
+            positions="int32", frequencies="float32", angles="float32", num_rows=SIZE
+        )
+
+        def row(m: Expr) -> None:
+            with serial(half) as i:
+                angle = T.Cast("float32", positions[m]) * frequencies[i]
+                angles[m * head_dim + i] = T.cos(angle)
+                angles[m * head_dim + half + i] = T.sin(angle)
+
+        for_each_row(num_rows, row)
+    return k.function
+
+
+def rope_append(layout: KVLayout, num_heads: int, q_column: int, k_column: int, v_column: int, stride: int) -> Any:
+    """A PrimFunc `(qkv, angles, slots, q, pool, layer, num_pages, num_rows) -> 0`.
+
+    Reads rows of `qkv` float32 `[num_rows, stride]`; writes rotated queries to `q` float32 `[num_rows, num_heads *
+    head_dim]`, and rotated keys and the values to row `slots[m]` of the pool.
+    """
+    head_dim, half = layout.head_dim, layout.head_dim // 2
+    n = next(n for n in (16, 8, 4, 2, 1) if half % n == 0)
+    dtype = KV_DTYPES[layout.dtype]
+    with Kernel() as k:
+        qkv, angles, slots, q, pool, layer, num_pages, num_rows = k.arguments(
+            qkv="float32",
+            angles="float32",
+            slots="int32",
+            q="float32",
+            pool=dtype,
+            layer=SIZE,
+            num_pages=SIZE,
+            num_rows=SIZE,
+        )
+        paged = PagedPool(layout, pool, layer, num_pages)
+
+        def stored(value: Expr) -> Expr:
+            return value if dtype == "float32" else T.Cast(vector_type(dtype, n), value)
+
+        def rotated(m: Expr, column: Expr, i: int) -> tuple[Expr, Expr]:
+            """Elements `i..i+n` of both halves of a head, turned."""
+            first, second = qkv[lanes(m * stride + column + i, n)], qkv[lanes(m * stride + column + half + i, n)]
+            cos, sin = angles[lanes(m * head_dim + i, n)], angles[lanes(m * head_dim + half + i, n)]
+            return first * cos - second * sin, second * cos + first * sin
+
+        def row(m: Expr) -> None:
+            page = T.Cast("int64", slots[m]) // PAGE_SIZE
+            token = T.Cast("int64", slots[m]) % PAGE_SIZE
+            with serial(num_heads) as h:
+                for i in range(0, half, n):
+                    first, second = rotated(m, q_column + h * head_dim, i)
+                    start = (m * num_heads + h) * head_dim + i
+                    q[lanes(start, n)], q[lanes(start + half, n)] = first, second
+            with serial(layout.num_kv_heads) as h:
+                key, value = paged.keys(page, h), paged.values(page, h)
+                for i in range(0, half, n):
+                    first, second = rotated(m, k_column + h * head_dim, i)
+                    # keys are transposed: neighbours in a head are PAGE_SIZE apart
+                    for offset, turned in ((i, first), (i + half, second)):
+                        where = key + offset * PAGE_SIZE + token
+                        pool[T.ramp(where, PAGE_SIZE, n) if n > 1 else where] = stored(turned)
+                for i in range(0, head_dim, n):
+                    source = qkv[lanes(m * stride + v_column + h * head_dim + i, n)]
+                    pool[lanes(value + token * head_dim + i, n)] = stored(source)
+
+        for_each_row(num_rows, row)
+    return k.function

@@ -1,0 +1,93 @@
+"""Vectors of 16 lanes in TVMScript: the vocabulary that kernels are written in.
+
+LLVM splits them into whatever registers the target has. These are Python functions that build expressions; the names
+are short because kernels are read as formulas. Knows one thing of a target: whether it multiplies and adds in one
+instruction. Contraction is always asked for explicitly, so that two kernels that add the same numbers in the same
+order get the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script import tirx as T
+
+LANES = 16
+Expr = Any  # a TVM expression
+
+
+def lanes(start: Expr, n: int = LANES) -> Expr:
+    """The index of `n` neighbours, `start` first."""
+    return T.ramp(start, 1, n)
+
+
+def splat(value: Expr, n: int = LANES) -> Expr:
+    """`value` in every lane."""
+    return T.broadcast(value, n)
+
+
+def const(value: float, n: int = LANES) -> Expr:
+    """A float32 constant in every lane."""
+    return T.broadcast(T.float32(value), n)
+
+
+def vector_type(dtype: str, n: int = LANES) -> str:
+    """TVM's name of a vector type; one lane is the scalar type."""
+    return dtype if n == 1 else f"{dtype}x{n}"
+
+
+def to_f32(value: Expr, dtype: str, n: int = LANES) -> Expr:
+    """Stored numbers (`float32`, `float16`, or `bfloat16` as its 16 bits) as float32, exactly."""
+    if dtype == "float32":
+        return value
+    if dtype == "bfloat16":  # the upper half of a float32
+        bits = T.Cast(vector_type("uint32", n), value)
+        shift: Expr = T.uint32(16) if n == 1 else T.broadcast(T.uint32(16), n)
+        return T.reinterpret(vector_type("float32", n), T.shift_left(bits, shift))
+    return T.Cast(vector_type("float32", n), value)
+
+
+def storage_type(dtype: str) -> str:
+    """The type that a kernel's buffer has for numbers of `dtype`."""
+    return "uint16" if dtype == "bfloat16" else dtype
+
+
+def fma(a: Expr, b: Expr, c: Expr, has_fma: bool, n: int = LANES) -> Expr:
+    """`a * b + c`, rounded once where the target can."""
+    if not has_fma:
+        return a * b + c
+    dtype = vector_type("float32", n)
+    name = "llvm.fma.f32" if n == 1 else f"llvm.fma.v{n}f32"
+    return T.call_llvm_pure_intrin(dtype, name, a, b, c)
+
+
+def reduce_max(value: Expr) -> Expr:
+    """The largest of 16 float32 lanes."""
+    return T.call_llvm_pure_intrin("float32", "llvm.vector.reduce.fmax.v16f32", value)
+
+
+def reduce_sum_i32(value: Expr) -> Expr:
+    """The sum of 16 int32 lanes."""
+    return T.call_llvm_pure_intrin("int32", "llvm.vector.reduce.add.v16i32", value)
+
+
+def absolute(value: Expr) -> Expr:
+    """The magnitude of each float32 lane."""
+    return T.call_llvm_pure_intrin("float32x16", "llvm.fabs.v16f32", value)
+
+
+def exp(x: Expr, has_fma: bool) -> Expr:
+    """e to the power of each of 16 lanes, to 1e-7 relative; arguments below -87 count as -87.
+
+    The polynomial is Cephes' expf (S. L. Moshier): a vector `T.exp` would be 16 calls of libm.
+    """
+    x = T.min(T.max(x, const(-87.0)), const(88.0))
+    n = T.floor(fma(x, const(1.4426950408889634), const(0.5), has_fma))
+    r = fma(n, const(-0.693359375), x, has_fma)
+    r = fma(n, const(2.12194440e-4), r, has_fma)
+    p = const(1.9875691500e-4)
+    for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        p = fma(p, r, const(c), has_fma)
+    y = fma(p, r * r, r + const(1.0), has_fma)
+    power = T.Cast("int32x16", n) + T.broadcast(T.int32(127), LANES)
+    return y * T.reinterpret("float32x16", T.shift_left(power, T.broadcast(T.int32(23), LANES)))

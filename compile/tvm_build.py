@@ -1,0 +1,48 @@
+"""From PrimFuncs to a shared library: TVM's own passes, with one of ours between them. Knows no model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm.ir.transform import Sequential
+from tvm.tirx.build import tir_to_runtime
+
+from .targets import Target
+
+_CPU = 1  # DLPack's device type
+
+
+def build_library(functions: dict[Any, Any], target: Target) -> Any:
+    """Compile PrimFuncs (keyed by GlobalVar, or by name if exported) into a runtime module."""
+    tvm_target = target.tvm_target()
+    module = tvm.IRModule(functions)
+    module = tvm.tirx.transform.BindTarget(tvm_target.with_host(tvm_target))(module)
+    pipeline, finalize_host, _ = tvm.tirx.get_default_tir_pipeline(tvm_target)
+    module = Sequential([_name_the_device()])(pipeline(module))
+    return tir_to_runtime(finalize_host()(module), {}, tvm_target)
+
+
+def export_library(library: Any, path: Path) -> None:
+    """Link the module into `path` with the system's C compiler."""
+    library.export_library(str(path))
+
+
+def _name_the_device() -> Any:
+    """Say in each private function that scratch memory is the CPU's.
+
+    Exported functions learn it from their arguments. It cannot be said when the kernel is written: storage is planned
+    in between, and moves allocations out of such a scope.
+    """
+
+    @tvm.tirx.transform.prim_func_pass(opt_level=0)
+    def name_the_device(function: Any, module: Any, context: Any) -> Any:
+        if "global_symbol" in function.attrs:
+            return function
+        body = function.body
+        for key, value in (("device_type", _CPU), ("device_id", 0)):
+            body = tvm.tirx.AttrStmt(tvm.tirx.IntImm("int32", 0), key, tvm.tirx.IntImm("int32", value), body)
+        return function.with_body(body)
+
+    return name_the_device
