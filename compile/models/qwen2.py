@@ -1,0 +1,9 @@
+"""Qwen2 and Qwen2.5 (Yang et al., 2024): Llama's shape with a bias on queries, keys and values."""
+
+from __future__ import annotations
+
+from .llama import LlamaForCausalLM
+
+
+class Qwen2ForCausalLM(LlamaForCausalLM):
+    """The bias comes with `config.attention_bias`, which a Qwen2 source always sets."""

@@ -1,0 +1,165 @@
+"""From a program to the artifact's library: `forward` and the functions that move KV, with their checks of shapes.
+
+`forward` is one PrimFunc that calls the kernels directly: no virtual machine, no allocation, every state tensor an
+argument. Where a weight lies is compiled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm.ir import Call as TVMCall
+from tvm.ir import GlobalVar
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from radixlm.runtime.manifest import PAGE_SIZE, KVLayout, ModelConfig
+
+from .kernels.attention import SPAN_PAGES
+from .kernels.layout import ROW_BLOCK, round_up
+from .kernels.pages import KV_DTYPES, copy_rows, move_pages
+from .ops import ROW_TILE
+from .program import Argument, Input, Place, Program, Size, Stored
+from .targets import Target
+from .tvm_build import build_library
+from .weight_plan import WeightPlan
+
+ENTRY_POINTS = ("forward", "copy_pages", "read_pages", "write_pages")
+
+
+def build_module(program: Program, plan: WeightPlan, config: ModelConfig, layout: KVLayout, target: Target) -> Any:
+    """The compiled library with `ENTRY_POINTS`, ready to export."""
+    kernels = {key: GlobalVar(f"kernel_{i}") for i, key in enumerate(program.kernels)}
+    functions: dict[Any, Any] = {kernels[key]: kernel for key, kernel in program.kernels.items()}
+    functions["forward"] = _forward(program, plan, config, layout, kernels)
+    for name, kernel, build in (
+        ("copy_pages", copy_rows(layout), _copy_pages),
+        ("read_pages", move_pages(layout, into_pool=False), _move_pages),
+        ("write_pages", move_pages(layout, into_pool=True), _move_pages),
+    ):
+        variable = GlobalVar(f"kernel_{name}")
+        functions[variable] = kernel
+        functions[name] = build(name, layout, variable)
+    return build_library(functions, target)
+
+
+@dataclass
+class _Entry:
+    """An exported function: `arguments` names each and gives its dtype and shape; symbolic dimensions are names."""
+
+    name: str
+    sizes: dict[str, Any]
+    buffers: dict[str, Any]
+
+    def address(self, name: str) -> Any:
+        """The first element's address."""
+        buffer = self.buffers[name]
+        return T.address_of(buffer[tuple([0] * len(buffer.shape))])
+
+
+def _entry(
+    name: str, arguments: Mapping[str, tuple[str, tuple[int | str, ...]]], body: Callable[[_Entry], None]
+) -> Any:
+    with IRBuilder() as builder:
+        with T.prim_func(s_tir=True):
+            T.func_attr({"tirx.noalias": True, "global_symbol": name, "tirx.is_scheduled": True})
+            handles = {argument: T.arg(argument, T.handle()) for argument in arguments}
+            entry = _Entry(name, {}, {})
+            for argument, (dtype, shape) in arguments.items():
+                dimensions = [d if isinstance(d, int) else entry.sizes.setdefault(d, T.int64()) for d in shape]
+                entry.buffers[argument] = T.match_buffer(handles[argument], dimensions, dtype)
+            body(entry)
+        return builder.get()
+
+
+def _pool_shape(layout: KVLayout) -> tuple[int | str, ...]:
+    return (layout.num_layers, "num_pages", 2, layout.num_kv_heads, PAGE_SIZE * layout.head_dim)
+
+
+def _forward(
+    program: Program, plan: WeightPlan, config: ModelConfig, layout: KVLayout, kernels: Mapping[Any, Any]
+) -> Any:
+    tokens: tuple[int | str, ...] = ("num_tokens",)
+    arguments: dict[str, tuple[str, tuple[int | str, ...]]] = {
+        "token_ids": ("int32", tokens),
+        "positions": ("int32", tokens),
+        "slots": ("int32", tokens),
+        "row_of_token": ("int32", tokens),
+        "page_table": ("int32", ("num_sequences", "table_stride")),
+        "kv_lengths": ("int32", tokens),
+        "logit_rows": ("int32", ("num_logits",)),
+        "kv_pool": (KV_DTYPES[layout.dtype], _pool_shape(layout)),
+        "weights": ("uint8", (plan.num_bytes,)),
+        "workspace": ("uint8", (program.workspace_bytes,)),
+        "logits": ("float32", ("num_logits", round_up(config.vocab_size, ROW_BLOCK))),
+    }
+
+    def body(entry: _Entry) -> None:
+        sizes = dict(entry.sizes)
+        for rows in ("tokens", "logits"):
+            sizes[f"padded_{rows}"] = (sizes[f"num_{rows}"] + (ROW_TILE - 1)) // ROW_TILE * ROW_TILE
+        sizes["max_spans"] = (sizes["table_stride"] + (SPAN_PAGES - 1)) // SPAN_PAGES
+        weights, workspace = entry.buffers["weights"], entry.buffers["workspace"]
+
+        def value(argument: Argument, is_pointer: bool) -> Any:
+            if isinstance(argument, Input):
+                return entry.address(argument.name)
+            if isinstance(argument, Place):
+                return T.address_of(workspace[argument.offset])
+            if isinstance(argument, Stored):
+                return T.address_of(weights[plan.offset(argument.name)])
+            if isinstance(argument, Size):
+                return sizes[argument.name]
+            # a pointer that the kernel does not follow must still be one
+            return T.address_of(workspace[0]) if is_pointer else T.int64(argument)
+
+        for call in program.calls:
+            parameters = program.kernels[call.key].params
+            values = [
+                value(argument, not _is_integer(parameter))
+                for argument, parameter in zip(call.arguments, parameters, strict=True)
+            ]
+            T.evaluate(TVMCall(kernels[call.key], values, ret_ty="int32"))
+
+    return _entry("forward", arguments, body)
+
+
+def _is_integer(parameter: Any) -> bool:
+    return bool(tvm.ir.is_prim_expr(parameter)) and str(parameter.ty) == str(T.int64().ty)
+
+
+def _copy_pages(name: str, layout: KVLayout, kernel: Any) -> Any:
+    copies: tuple[int | str, ...] = ("num_copies",)
+    arguments: dict[str, tuple[str, tuple[int | str, ...]]] = {
+        "kv_pool": (KV_DTYPES[layout.dtype], _pool_shape(layout)),
+        "source": ("int32", copies),
+        "destination": ("int32", copies),
+        "num_rows": ("int32", copies),
+    }
+
+    def body(entry: _Entry) -> None:
+        pointers = [entry.address(argument) for argument in arguments]
+        values = [*pointers, entry.sizes["num_pages"], entry.sizes["num_copies"]]
+        T.evaluate(TVMCall(kernel, values, ret_ty="int32"))
+
+    return _entry(name, arguments, body)
+
+
+def _move_pages(name: str, layout: KVLayout, kernel: Any) -> Any:
+    dtype = KV_DTYPES[layout.dtype]
+    page: tuple[int | str, ...] = (layout.num_layers, 2, layout.num_kv_heads, PAGE_SIZE * layout.head_dim)
+    arguments: dict[str, tuple[str, tuple[int | str, ...]]] = {
+        "kv_pool": (dtype, _pool_shape(layout)),
+        "pages": ("int32", ("num_moved",)),
+        "buffer": (dtype, ("num_moved", *page)),
+    }
+
+    def body(entry: _Entry) -> None:
+        pointers = [entry.address(argument) for argument in arguments]
+        values = [*pointers, entry.sizes["num_pages"], entry.sizes["num_moved"]]
+        T.evaluate(TVMCall(kernel, values, ret_ty="int32"))
+
+    return _entry(name, arguments, body)

@@ -1,0 +1,298 @@
+"""The operations that a model file is written in: each appends kernel calls to a program.
+
+Chooses kernels by how weights are stored and quantizes activations where the next matrix wants it; a model file knows
+nothing of either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from radixlm.runtime.manifest import KVLayout, ModelConfig
+
+from .kernels.activation import ActivationSpec, Function, activation, gather_rows
+from .kernels.attention import attention, span_scratch_floats
+from .kernels.embedding import embedding
+from .kernels.float_linear import float_linear
+from .kernels.integer_linear import integer_linear
+from .kernels.layout import GROUP, ROW_BLOCK, LinearSpec, round_up
+from .kernels.rope import rope_angles, rope_append
+from .layers import Embedding, Linear, RMSNorm
+from .program import Argument, Input, Place, Program, Size, Stored
+from .quantization import WeightKind
+from .rope_frequencies import INVERSE_FREQUENCIES
+from .targets import Target
+from .weight_plan import WeightPlan
+
+ROW_TILE = 4  # quantized rows are padded to whole register tiles
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that one forward takes."""
+
+    num_tokens: int
+    num_logits: int
+    context_length: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """float32 `[rows, stride]` in the workspace (or the logits); `columns` are where joined outputs begin."""
+
+    memory: Argument
+    stride: int
+    columns: tuple[int, ...]
+    num_rows: Size
+    padded_rows: Size
+    max_rows: int
+
+
+@dataclass
+class Activation:
+    """A function of rows that is computed when a linear needs it, in the form that it needs: floats or codes."""
+
+    function: Function
+    rows: Rows
+    width: int
+    gain: Argument
+    eps: float
+    floats: Place | None = None
+    codes: tuple[Place, Place, Place] | None = field(default=None)
+
+
+class Ops:
+    """Appends the kernels of one model to `program`, and its weights to `plan`."""
+
+    def __init__(
+        self, config: ModelConfig, layout: KVLayout, limits: Limits, target: Target, plan: WeightPlan
+    ) -> None:
+        self.config, self.layout, self.limits, self.target, self.plan = config, layout, limits, target, plan
+        self.program = Program()
+        self._layer = 0
+
+    # What a model file calls.
+
+    def embed(self, layer: Embedding) -> Rows:
+        """Rows of the embedding for the step's tokens; also the rotary angles of their positions."""
+        config = self.config
+        self._rope_angles()
+        matrix = self.plan.matrix(((layer.name, layer.num_rows),), config.hidden_size)
+        rows = self._token_rows("hidden", config.hidden_size, (0,))
+        self.program.call(
+            ("embedding", matrix.kind, config.hidden_size),
+            lambda: embedding(matrix.kind, config.hidden_size, rows.stride),
+            Input("token_ids"),
+            *self._arrays(matrix.name, matrix.kind),
+            rows.memory,
+            rows.num_rows,
+        )
+        return rows
+
+    def rms_norm(self, x: Rows, norm: RMSNorm) -> Activation:
+        """`x / rms(x) * gain`."""
+        gain = self.plan.vector(((norm.name, norm.size),))
+        return Activation("rms_norm", x, norm.size, Stored(gain.name), self.config.rms_norm_eps)
+
+    def linear(self, x: Activation, *layers: Linear) -> Rows:
+        """The outputs of all layers, side by side."""
+        columns, width = [], 0
+        for layer in layers:
+            columns.append(width)
+            width += round_up(layer.num_outputs, ROW_BLOCK)
+        role = layers[0].name.rsplit(".", 2)[-2]  # such as "q_proj": the same in each layer
+        rows = self._token_rows(("linear", role), width, tuple(columns))
+        self._multiply(x, layers, rows)
+        return rows
+
+    def add_linear(self, x: Rows, y: Activation, layer: Linear) -> Rows:
+        """`x + W y`, in place of x."""
+        self._multiply(y, (layer,), x, add=True)
+        return x
+
+    def attention(self, qkv: Rows) -> Activation:
+        """Rotate queries and keys, append keys and values to the pool, attend; one call for each decoder layer."""
+        config, layout, layer = self.config, self.layout, self._layer
+        self._layer += 1
+        width = config.num_attention_heads * config.head_dim
+        q_column, k_column, v_column = qkv.columns
+        q = self._token_rows("q", width, (0,))
+        self.program.call(
+            ("rope_append", qkv.columns, qkv.stride),
+            lambda: rope_append(layout, config.num_attention_heads, q_column, k_column, v_column, qkv.stride),
+            qkv.memory,
+            self._angles(),
+            Input("slots"),
+            q.memory,
+            Input("kv_pool"),
+            layer,
+            Size("num_pages"),
+            qkv.num_rows,
+        )
+        scratch = span_scratch_floats(config.num_attention_heads, config.head_dim, self.limits.context_length)
+        y = self._token_rows("attention", width, (0,))
+        self.program.call(
+            "attention",
+            lambda: attention(layout, config.num_attention_heads, self.target),
+            q.memory,
+            Input("kv_pool"),
+            Input("page_table"),
+            Input("row_of_token"),
+            Input("kv_lengths"),
+            self.program.place("spans", scratch * 4),
+            y.memory,
+            layer,
+            Size("num_pages"),
+            Size("table_stride"),
+            Size("max_spans"),
+            q.num_rows,
+        )
+        return Activation("identity", y, width, 0, 0.0)
+
+    def silu_mul(self, gate_up: Rows) -> Activation:
+        """`silu(gate) * up` (SwiGLU, Shazeer, 2020)."""
+        return Activation("silu_mul", gate_up, self.config.intermediate_size, 0, 0.0)
+
+    def logits(self, x: Rows, norm: RMSNorm, head: Linear) -> None:
+        """Normalize the rows whose logits are wanted, and multiply them with the output matrix."""
+        num_rows, padded = Size("num_logits"), Size("padded_logits")
+        picked = Rows(
+            self.program.place("picked", self.limits.num_logits * x.stride * 4),
+            x.stride,
+            (0,),
+            num_rows,
+            padded,
+            self.limits.num_logits,
+        )
+        self.program.call(
+            ("gather_rows", x.stride),
+            lambda: gather_rows(x.stride),
+            x.memory,
+            Input("logit_rows"),
+            picked.memory,
+            num_rows,
+        )
+        stride = round_up(head.num_outputs, ROW_BLOCK)
+        out = Rows(Input("logits"), stride, (0,), num_rows, padded, self.limits.num_logits)
+        self._multiply(self.rms_norm(picked, norm), (head,), out)
+
+    # How it is done.
+
+    def _token_rows(self, role: Hashable, width: int, columns: tuple[int, ...]) -> Rows:
+        stride, most = round_up(width, ROW_BLOCK), self.limits.num_tokens
+        memory = self.program.place(role, most * stride * 4)
+        return Rows(memory, stride, columns, Size("num_tokens"), Size("padded_tokens"), most)
+
+    def _angles(self) -> Place:
+        return self.program.place("angles", self.limits.num_tokens * self.config.head_dim * 4)
+
+    def _rope_angles(self) -> None:
+        frequencies = self.plan.vector(((INVERSE_FREQUENCIES, self.config.head_dim // 2),))
+        self.program.call(
+            "rope_angles",
+            lambda: rope_angles(self.config.head_dim),
+            Input("positions"),
+            Stored(frequencies.name),
+            self._angles(),
+            Size("num_tokens"),
+        )
+
+    def _arrays(self, name: str, kind: WeightKind) -> tuple[Argument, Argument, Argument]:
+        return (
+            Stored(f"{name}.codes"),
+            Stored(f"{name}.scales") if kind.is_quantized else 0,
+            Stored(f"{name}.minima") if kind.has_minimum else 0,
+        )
+
+    def _multiply(self, x: Activation, layers: Sequence[Linear], y: Rows, *, add: bool = False) -> None:
+        column = 0
+        for run in _runs_of_one_kind(layers, self.plan):
+            matrix = self.plan.matrix(tuple((layer.name, layer.num_outputs) for layer in run), x.width)
+            bias: Argument = 0
+            if run[0].has_bias:
+                parts = tuple((layer.bias_name, layer.num_outputs) for layer in run)
+                bias = Stored(self.plan.vector(parts).name)
+            spec = LinearSpec(
+                matrix.kind, matrix.num_outputs, matrix.padded_inputs, y.stride, column, run[0].has_bias, add
+            )
+            codes, scales, minima = self._arrays(matrix.name, matrix.kind)
+            if matrix.kind.is_quantized:
+                self.program.call(
+                    spec,
+                    lambda spec=spec: integer_linear(spec, self.target),  # type: ignore[misc]
+                    codes,
+                    scales,
+                    minima,
+                    bias,
+                    *self._quantized(x),
+                    y.memory,
+                    y.num_rows,
+                    y.padded_rows,
+                )
+            else:
+                x_stride = round_up(x.width, ROW_BLOCK)
+                self.program.call(
+                    (spec, x_stride),
+                    lambda spec=spec, x_stride=x_stride: float_linear(spec, self.target, x_stride),  # type: ignore[misc]
+                    codes,
+                    bias,
+                    self._floats(x),
+                    y.memory,
+                    y.num_rows,
+                )
+            column += matrix.num_outputs
+
+    def _quantized(self, x: Activation) -> tuple[Place, Place, Place]:
+        if x.codes is None:
+            groups = round_up(x.width, GROUP) // GROUP
+            rows = round_up(x.rows.max_rows, ROW_TILE)
+            x.codes = (
+                self.program.place(("codes", x.width, rows), groups * rows * GROUP),
+                self.program.place(("scales", x.width, rows), groups * rows * 4),
+                self.program.place(("sums", x.width, rows), groups * rows * 8),
+            )
+            self._activate(x, None, x.codes)
+        return x.codes
+
+    def _floats(self, x: Activation) -> Argument:
+        if x.function == "identity":
+            return x.rows.memory
+        if x.floats is None:
+            stride = round_up(x.width, ROW_BLOCK)
+            x.floats = self.program.place(("floats", x.width, x.rows.max_rows), x.rows.max_rows * stride * 4)
+            self._activate(x, x.floats, None)
+        return x.floats
+
+    def _activate(self, x: Activation, floats: Place | None, codes: tuple[Place, Place, Place] | None) -> None:
+        spec = ActivationSpec(
+            x.function,
+            x.width,
+            x.rows.stride,
+            quantize=codes is not None,
+            keep_float=floats is not None,
+            y_stride=round_up(x.width, ROW_BLOCK),
+            up_column=x.rows.columns[-1],
+            eps=x.eps,
+        )
+        self.program.call(
+            spec,
+            lambda: activation(spec, self.target),
+            x.rows.memory,
+            x.gain,
+            0 if floats is None else floats,
+            *(codes or (0, 0, 0)),
+            x.rows.num_rows,
+            x.rows.padded_rows,
+        )
+
+
+def _runs_of_one_kind(layers: Sequence[Linear], plan: WeightPlan) -> list[list[Linear]]:
+    """Neighbours that are stored alike, and so run as one matrix."""
+    runs: list[list[Linear]] = []
+    for layer in layers:
+        if runs and plan.kinds[runs[-1][0].name] == plan.kinds[layer.name] and runs[-1][0].has_bias == layer.has_bias:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return runs

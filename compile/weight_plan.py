@@ -1,0 +1,112 @@
+"""Which arrays an artifact's weights become, and where each lies in the file. Knows sizes, not numbers.
+
+Matrices that are multiplied with the same input lie one after another as one array, so that one kernel runs them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from .kernels.layout import ALIGNMENT, ROW_BLOCK, packed_shape, padded_inputs, round_up
+from .quantization import WeightKind
+
+Array = Literal["codes", "scales", "minima"]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Matrices of one kind and one width, stacked. `parts` are the checkpoint's names, with their rows."""
+
+    parts: tuple[tuple[str, int], ...]
+    kind: WeightKind
+    num_inputs: int
+
+    @property
+    def name(self) -> str:
+        """The first part's name, and the others' last."""
+        return "+".join(name for name, _ in self.parts)
+
+    @property
+    def num_outputs(self) -> int:
+        """Rows, each part padded to whole blocks."""
+        return sum(round_up(rows, ROW_BLOCK) for _, rows in self.parts)
+
+    def array_bytes(self) -> dict[Array, int]:
+        """Bytes of each array that it is stored as."""
+        shape = packed_shape(self.kind, self.num_outputs, self.num_inputs)
+        sizes: dict[Array, int] = {"codes": shape.codes, "scales": shape.scales, "minima": shape.minima}
+        return {array: size for array, size in sizes.items() if size}
+
+    @property
+    def padded_inputs(self) -> int:
+        """Columns in kernel layout."""
+        return padded_inputs(self.kind, self.num_inputs)
+
+
+@dataclass(frozen=True)
+class Vector:
+    """float32 numbers: gains and biases, each part padded to whole blocks of outputs, or computed ones (`part` "")."""
+
+    parts: tuple[tuple[str, int], ...]
+
+    @property
+    def name(self) -> str:
+        """As a matrix's."""
+        return "+".join(name for name, _ in self.parts)
+
+    @property
+    def size(self) -> int:
+        """Numbers, with padding."""
+        return sum(round_up(size, ROW_BLOCK) for _, size in self.parts)
+
+
+class WeightPlan:
+    """Arrays in the order in which the model asks for them; each is a tensor of weights.safetensors.
+
+    Args:
+        kinds: how each of the checkpoint's matrices will be stored.
+    """
+
+    def __init__(self, kinds: Mapping[str, WeightKind]) -> None:
+        self.kinds = kinds
+        self.matrices: dict[str, Matrix] = {}
+        self.vectors: dict[str, Vector] = {}
+        self._offsets: dict[str, int] = {}
+        self._end = 0
+
+    def matrix(self, parts: tuple[tuple[str, int], ...], num_inputs: int) -> Matrix:
+        """Plan a matrix, or find it if it is planned already (a tied output matrix)."""
+        matrix = Matrix(parts, self.kinds[parts[0][0]], num_inputs)
+        if matrix.name not in self.matrices:
+            self.matrices[matrix.name] = matrix
+            for array, size in matrix.array_bytes().items():
+                self._place(f"{matrix.name}.{array}", size)
+        return matrix
+
+    def vector(self, parts: tuple[tuple[str, int], ...]) -> Vector:
+        """Plan float32 numbers."""
+        vector = Vector(parts)
+        if vector.name not in self.vectors:
+            self.vectors[vector.name] = vector
+            self._place(vector.name, vector.size * 4)
+        return vector
+
+    def _place(self, name: str, size: int) -> None:
+        self._offsets[name] = self._end
+        self._end += round_up(size, ALIGNMENT)
+
+    def offset(self, name: str) -> int:
+        """Where the data of a tensor begin, in bytes from the first tensor's."""
+        return self._offsets[name]
+
+    def tensors(self) -> dict[str, tuple[int, int]]:
+        """Name to [begin, end) in bytes; every tensor begins and ends at a multiple of `ALIGNMENT`."""
+        begins = list(self._offsets.values())
+        return dict(zip(self._offsets, zip(begins, [*begins[1:], self._end], strict=True), strict=True))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return self._end
