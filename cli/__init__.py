@@ -1,0 +1,1 @@
+"""The `radixlm` command; one subcommand per file."""

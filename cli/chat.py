@@ -1,0 +1,101 @@
+"""`radixlm chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import engine_options, sampling_options, take
+
+if TYPE_CHECKING:
+    from .conversation import Conversation
+
+DEFAULT_SYSTEM = "You are a helpful assistant."
+DEMO_QUESTIONS = (
+    "What is the capital of France?",
+    "What is it famous for? Answer in one sentence.",
+)
+DEMO_MAX_TOKENS = 96
+HELP = "/reset forgets the conversation, /exit leaves (so does Ctrl-D); Ctrl-C stops a reply"
+
+
+@click.command("chat")
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option("--system", default=DEFAULT_SYSTEM, show_default=True, help="The system prompt; may be empty.")
+@engine_options
+@sampling_options
+def command(artifact: Path, system: str, **options: Any) -> None:
+    """Talk with the model. Ctrl-C stops a reply, /exit leaves, /reset begins again, /help says so.
+
+    After each reply one line tells its tokens, their speed, the time to the first one, and how many tokens of
+    the prompt came from the cache. Without a terminal on standard input it holds a short conversation of its
+    own.
+
+    \b
+    radixlm chat smollm2.radixlm
+    radixlm chat smollm2.radixlm --system "You are a pirate." --temperature 0.7
+    """
+    from .conversation import Conversation
+
+    engine_wishes, sampling_wishes = take(options)
+    with engine_wishes.open(artifact) as engine:
+        interactive = sys.stdin is not None and sys.stdin.isatty()
+        defaults = engine.default_params
+        if not interactive:
+            defaults = dataclasses.replace(defaults, temperature=0.0, max_tokens=DEMO_MAX_TOKENS)
+        conversation = Conversation(engine, sampling_wishes.params(defaults), system)
+        if interactive:
+            _talk(conversation)
+        else:
+            _demonstrate(conversation)
+
+
+def _demonstrate(conversation: Conversation) -> None:
+    for question in DEMO_QUESTIONS:
+        click.echo(f"> {question}")
+        conversation.ask(question)
+
+
+def _talk(conversation: Conversation) -> None:
+    """Read and answer until the user leaves."""
+    from radixlm.runtime.errors import RadixLMError
+
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # gives input() a history and cursor keys
+
+    click.secho(HELP, dim=True)
+    while (text := _read()) is not None:
+        match text.strip():
+            case "":
+                continue
+            case "/exit":
+                return
+            case "/reset":
+                conversation.reset()
+                click.secho("the conversation begins again", dim=True)
+            case "/help":
+                click.secho(HELP, dim=True)
+            case command if command.startswith("/"):
+                click.secho(f"there is no {command.split()[0]}; {HELP}", dim=True)
+            case question:
+                try:
+                    conversation.ask(question)
+                except RadixLMError as error:
+                    click.secho(f"Error: {error}", err=True)
+
+
+def _read() -> str | None:
+    """A line from the terminal; None at its end. Ctrl-C drops the line."""
+    while True:
+        try:
+            return input("> ")
+        except EOFError:
+            click.echo()
+            return None
+        except KeyboardInterrupt:
+            click.secho("\n/exit leaves", dim=True)

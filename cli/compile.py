@@ -1,0 +1,86 @@
+"""`radixlm compile`: a model source becomes an artifact."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import click
+
+
+@click.command("compile")
+@click.argument("source")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="NAME.radixlm",
+    help="The artifact to write, a directory.",
+)
+@click.option(
+    "--quantize",
+    type=click.Choice(["keep", "q4", "q8", "f16", "f32"]),
+    default="keep",
+    show_default=True,
+    help="How to store the weights; keep: at the source's own precision.",
+)
+@click.option(
+    "--target",
+    default="native",
+    show_default=True,
+    help="The CPU to compile for: native, x86-64-v2, x86-64-v3, x86-64-v4, ...",
+)
+@click.option(
+    "--kv-dtype",
+    type=click.Choice(["f16", "f32"]),
+    default="f16",
+    show_default=True,
+    help="How to store keys and values.",
+)
+@click.option(
+    "--context-length",
+    type=click.IntRange(min=16),
+    metavar="N",
+    help="Most tokens of prompt and reply together.  [default: the model's own]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and no progress.")
+def command(
+    source: str,
+    output: Path,
+    quantize: str,
+    target: str,
+    kv_dtype: str,
+    context_length: int | None,
+    as_json: bool,
+) -> None:
+    """Compile SOURCE into an artifact.
+
+    SOURCE is a .gguf file, a Hugging Face directory, hf:ORG/NAME, or the alias smollm2. The fresh artifact is
+    run against a plain evaluation of the same weights, and published only if both agree.
+
+    \b
+    radixlm compile smollm2 -o smollm2.radixlm
+    radixlm compile model.Q4_K_M.gguf -o model.radixlm --target x86-64-v3
+    radixlm compile ./Qwen2.5-0.5B -o qwen.radixlm --quantize q4
+    """
+    import msgspec
+    from radixlm.compile import compile_model
+
+    from .progress import ProgressDisplay
+
+    with nullcontext() if as_json else ProgressDisplay(sys.stderr) as progress:
+        report = compile_model(
+            source,
+            output,
+            quantize=quantize,
+            target=target,
+            kv_dtype=kv_dtype,
+            context_length=context_length,
+            progress=progress,
+        )
+    if as_json:
+        click.echo(msgspec.json.encode(report, enc_hook=str))
+    else:
+        click.echo(f"{output} is ready: radixlm chat {output}")

@@ -1,0 +1,68 @@
+"""A conversation in the terminal: what was said, and the next reply as it comes.
+
+Knows messages and how to show a reply; where the questions come from is `chat.py`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from radixlm.runtime import Completion, Engine, SamplingParams
+
+
+@dataclass
+class Conversation:
+    """Messages so far, and the engine that answers."""
+
+    engine: Engine
+    params: SamplingParams
+    system: str  # the system prompt; empty: none, and the chat template may put its own
+    messages: list[dict[str, str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was said, but not the system prompt."""
+        self.messages = [{"role": "system", "content": self.system}] if self.system else []
+
+    def ask(self, text: str) -> Completion:
+        """Print the reply to `text` as it comes, then a dim line about it. Ctrl-C stops the reply.
+
+        A stopped reply stays in the conversation as far as it went; one without text is forgotten, with its
+        question.
+
+        Raises:
+            RadixLMError: there is no reply; the conversation is as it was before.
+        """
+        question = {"role": "user", "content": text}
+        with self.engine.stream_chat([*self.messages, question], self.params) as stream:
+            try:
+                for delta in stream:
+                    click.echo(delta.text, nl=False)
+            except KeyboardInterrupt:
+                stream.cancel()
+            completion = stream.result()
+        click.echo()
+        click.secho(summary(completion), dim=True)
+        if completion.text:
+            self.messages += [question, {"role": "assistant", "content": completion.text}]
+        return completion
+
+
+def summary(completion: Completion) -> str:
+    """One line: tokens, speed, time to first token, and what the cache spared."""
+    usage, timings = completion.usage, completion.timings
+    parts = [f"{usage.completion_tokens} tokens"]
+    if timings.decode_tokens_per_s is not None:
+        parts.append(f"{timings.decode_tokens_per_s:.1f} tokens/s")
+    if timings.time_to_first_token_s is not None:
+        parts.append(f"first token after {timings.time_to_first_token_s * 1000:.0f} ms")
+    parts.append(f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens from the cache")
+    if completion.finish_reason != "stop":
+        parts.append({"length": "cut at the length limit", "cancelled": "stopped"}[completion.finish_reason])
+    return " · ".join(parts)

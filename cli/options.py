@@ -1,0 +1,110 @@
+"""Options that several commands share: how to open the engine, and how to choose tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from radixlm.runtime import Engine, SamplingParams
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How to open an artifact."""
+
+    kv_cache_gb: float | None
+    max_num_seqs: int
+    threads: int | None
+
+    def open(self, artifact: Path) -> Engine:
+        """An engine over `artifact`.
+
+        Raises:
+            ArtifactError: the artifact cannot be used.
+        """
+        from radixlm.runtime import Engine
+
+        return Engine(
+            artifact,
+            kv_cache_bytes=None if self.kv_cache_gb is None else int(self.kv_cache_gb * 1e9),
+            max_num_seqs=self.max_num_seqs,
+            num_threads=self.threads,
+        )
+
+
+def engine_options(function: F) -> F:
+    """Add the fields of `EngineOptions` as options; the function gets them as keyword arguments."""
+    for option in (
+        click.option("--threads", type=click.IntRange(min=1), help="Threads to compute with."),
+        click.option(
+            "--max-num-seqs",
+            type=click.IntRange(min=1),
+            default=64,
+            show_default=True,
+            help="Requests computed together; more wait.",
+        ),
+        click.option(
+            "--kv-cache-gb",
+            type=click.FloatRange(min=0, min_open=True),
+            help="Memory for keys and values, in GB.  [default: as much as is needed, up to a quarter of "
+            "what is free]",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """What the user wishes of the reply; None is the model's default."""
+
+    max_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    seed: int | None
+    stop: tuple[str, ...]
+
+    def params(self, defaults: SamplingParams) -> SamplingParams:
+        """`defaults` with what the user wishes instead.
+
+        Raises:
+            InvalidParameter: a value is outside its range.
+        """
+        wishes = dataclasses.asdict(self)
+        return dataclasses.replace(defaults, **{k: v for k, v in wishes.items() if v not in (None, ())})
+
+
+def sampling_options(function: F) -> F:
+    """Add the fields of `SamplingOptions` as options; the function gets them as keyword arguments."""
+    for option in (
+        click.option("--stop", multiple=True, metavar="TEXT", help="End the reply before this; repeatable."),
+        click.option("--seed", type=int, help="Make sampling repeatable."),
+        click.option("--repetition-penalty", type=float, help="Above 1, repeat less."),
+        click.option(
+            "--min-p", type=float, help="Drop tokens below this share of the best one's probability."
+        ),
+        click.option("--top-p", type=float, help="Sample from the tokens that make up this probability."),
+        click.option("--top-k", type=int, help="Sample from this many tokens; 0 is all."),
+        click.option("--temperature", type=float, help="0 always takes the most likely token."),
+        click.option("--max-tokens", type=int, help="Most tokens of a reply."),
+    ):
+        function = option(function)
+    return function
+
+
+def take(options: dict[str, Any]) -> tuple[EngineOptions, SamplingOptions]:
+    """The keyword arguments of a command with both kinds of options, as the two objects."""
+    names = [field.name for field in dataclasses.fields(EngineOptions)]
+    engine = {name: options.pop(name) for name in names}
+    return EngineOptions(**engine), SamplingOptions(**options)

@@ -1,0 +1,48 @@
+"""`radixlm serve`: an artifact behind an HTTP server."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .options import EngineOptions, engine_options
+
+
+@click.command("serve")
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes any that is free."
+)
+@click.option("--model-id", help="The name that clients call the model by.  [default: the artifact's own]")
+@engine_options
+def command(artifact: Path, host: str, port: int, model_id: str | None, **options: Any) -> None:
+    """Serve the model to OpenAI's clients: /v1/chat/completions, /v1/completions, /v1/models, /health.
+
+    There is no authentication yet: listen on addresses that you trust.
+
+    \b
+    radixlm serve smollm2.radixlm --port 8000
+    curl localhost:8000/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
+    """
+    import uvicorn
+    from radixlm.runtime.server import create_app
+
+    # Listening first: an address in use is known before the model is loaded.
+    with _listen(host, port) as listener, EngineOptions(**options).open(artifact) as engine:
+        app = create_app(engine, model_id=model_id)
+        config = uvicorn.Config(app, log_level="info", access_log=False, timeout_graceful_shutdown=5)
+        address = f"[{host}]" if ":" in host else host
+        click.echo(f"serving {artifact} at http://{address}:{listener.getsockname()[1]}/v1", err=True)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ValueError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from error

@@ -1,0 +1,173 @@
+"""A conversation in the terminal: what is shown, remembered and survived."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import textwrap
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+from radixlm.cli import chat
+from radixlm.cli.conversation import Conversation
+from radixlm.cli.main import cli
+from radixlm.runtime.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from .conftest import FakeEngine
+
+SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
+REPLY = {"role": "assistant", "content": "Hello there"}
+
+
+def test_without_a_terminal_it_holds_a_conversation_of_two_turns(
+    runner: CliRunner, engine: type[FakeEngine]
+) -> None:
+    result = runner.invoke(cli, ["chat", "x.radixlm"])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[:2] == [f"> {chat.DEMO_QUESTIONS[0]}", "Hello there"]
+    assert lines[2] == (
+        "2 tokens · 80.0 tokens/s · first token after 125 ms · 0 of 20 prompt tokens from the cache"
+    )
+    assert lines[5].endswith("20 of 40 prompt tokens from the cache")
+    first, second = ({"role": "user", "content": question} for question in chat.DEMO_QUESTIONS)
+    assert [messages for messages, _ in engine.asked] == [[SYSTEM, first], [SYSTEM, first, REPLY, second]]
+    assert all(params.greedy and params.max_tokens for _, params in engine.asked)
+
+
+def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEngine]) -> None:
+    options = ["--system", "", "--temperature", "0.7", "--stop", "a", "--stop", "b", "--kv-cache-gb", "0.5"]
+    runner.invoke(cli, ["chat", "x.radixlm", *options, "--threads", "2"])
+    messages, params = engine.asked[0]
+    assert [message["role"] for message in messages] == ["user"]  # type: ignore[attr-defined]
+    assert (params.temperature, params.stop) == (0.7, ("a", "b"))
+    assert engine.opened == [{"kv_cache_bytes": 500_000_000, "max_num_seqs": 64, "num_threads": 2}]
+
+
+def test_a_missing_artifact_is_one_line_and_exit_code_2(runner: CliRunner, engine: type[FakeEngine]) -> None:
+    result = runner.invoke(cli, ["chat", "nothing"])
+    assert result.exit_code == 2
+    assert result.output == "Error: there is no artifact at nothing; make one with: radixlm compile\n"
+
+
+def test_a_value_out_of_range_is_one_line_and_exit_code_2(
+    runner: CliRunner, engine: type[FakeEngine]
+) -> None:
+    result = runner.invoke(cli, ["chat", "x.radixlm", "--top-p", "7"])
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
+    assert "top_p is 7.0" in result.output
+
+
+def test_a_stopped_reply_stays_as_far_as_it_went(
+    engine: type[FakeEngine], capsys: pytest.CaptureFixture[str]
+) -> None:
+    conversation = Conversation(engine("x.radixlm"), SamplingParams(), "")  # type: ignore[arg-type]
+    engine.words = ["Once", None, "never"]
+    conversation.ask("Tell a story")
+    assert capsys.readouterr().out.endswith("· stopped\n")
+    assert conversation.messages[-1] == {"role": "assistant", "content": "Once"}
+
+
+def test_a_reply_stopped_before_its_first_word_is_forgotten_with_its_question(
+    engine: type[FakeEngine],
+) -> None:
+    conversation = Conversation(engine("x.radixlm"), SamplingParams(), "Be brief.")  # type: ignore[arg-type]
+    engine.words = [None]
+    conversation.ask("Tell a story")
+    assert [message["role"] for message in conversation.messages] == ["system"]
+
+
+def test_reset_and_errors_leave_a_conversation_that_goes_on(
+    engine: type[FakeEngine], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = iter(["Hi", "too long", "", "/help", "/fly", "/reset", "Bye", "/exit", "never"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    conversation = Conversation(engine("x.radixlm"), SamplingParams(), "")  # type: ignore[arg-type]
+    chat._talk(conversation)
+    assert [len(messages) for messages, _ in engine.asked] == [1, 1]  # type: ignore[arg-type]
+    output = capsys.readouterr()
+    assert output.err == "Error: the prompt has 9999 tokens, the context 2048; send a shorter one\n"
+    assert "there is no /fly" in output.out
+    assert next(lines) == "never"
+
+
+ENDLESS = """
+import itertools, time
+import radixlm.runtime.engine as engine_module
+from radixlm.runtime.completion import CacheMatch, Completion, Delta, Timings, Usage
+from radixlm.runtime.sampling_params import SamplingParams
+
+class Stream:
+    def __enter__(self): return self
+    def __exit__(self, *_): pass
+    def cancel(self): pass
+    def __iter__(self):
+        for number in itertools.count():
+            time.sleep(0.01)
+            yield Delta(f"w{number} ", (0,))
+    def result(self):
+        usage, timings, match = Usage(1, 1, 0), Timings(None, None, 1.0), CacheMatch(None, 0, None)
+        return Completion("w0", (0,), (0,), None, "cancelled", usage, timings, match)
+
+class Engine:
+    default_params = SamplingParams()
+    def __init__(self, *_, **__): pass
+    def __enter__(self): return self
+    def __exit__(self, *_): print("closed")
+    def stream_chat(self, *_): return Stream()
+
+engine_module.Engine = Engine
+from radixlm.cli.main import main
+import sys
+sys.argv = ["radixlm", "chat", "x.radixlm"]
+main()
+"""
+
+
+def test_in_a_real_terminal_ctrl_c_stops_the_reply_and_the_line_but_not_the_program() -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", textwrap.dedent(ENDLESS)]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=_take_terminal)
+    os.close(theirs)
+    try:
+        _expect(ours, b"> ")
+        os.write(ours, b"Hi\n")
+        _expect(ours, b"w3 ")
+        os.write(ours, b"\x03")
+        _expect(ours, b"stopped")
+        _expect(ours, b"> ")
+        os.write(ours, b"half a line\x03")
+        _expect(ours, b"/exit leaves")
+        os.write(ours, b"Again\n")
+        _expect(ours, b"w3 ")
+        os.write(ours, b"\x03")
+        _expect(ours, b"> ")
+        os.write(ours, b"\x04")
+        _expect(ours, b"closed")
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        os.close(ours)
+
+
+def _take_terminal() -> None:
+    """Make standard input the controlling terminal, so that Ctrl-C on it interrupts."""
+    import fcntl
+    import termios
+
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def _expect(terminal: int, what: bytes) -> None:
+    """Read until `what` is shown; EOFError or a time-out fails the test."""
+    seen = b""
+    deadline = time.monotonic() + 30
+    while what not in seen:
+        assert time.monotonic() < deadline, seen
+        seen += os.read(terminal, 4096)

@@ -1,0 +1,28 @@
+"""A prompt on the command line or on standard input is continued."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from click.testing import CliRunner
+from radixlm.cli.main import cli
+
+if TYPE_CHECKING:
+    from .conftest import FakeEngine
+
+
+def test_the_continuation_is_printed(runner: CliRunner, engine: type[FakeEngine]) -> None:
+    result = runner.invoke(cli, ["generate", "x.radixlm", "Once", "--max-tokens", "5"])
+    assert (result.exit_code, result.output) == (0, "Hello there\n")
+    [(prompt, params)] = engine.asked
+    assert (prompt, params.max_tokens, params.temperature) == ("Once", 5, 0.2)
+
+
+def test_a_dash_reads_the_prompt_from_standard_input(runner: CliRunner, engine: type[FakeEngine]) -> None:
+    runner.invoke(cli, ["generate", "x.radixlm", "-"], input="Twice\n")
+    assert engine.asked[0][0] == "Twice\n"
+
+
+def test_ctrl_c_is_exit_code_130(runner: CliRunner, engine: type[FakeEngine]) -> None:
+    engine.words = ["Once", None]
+    assert runner.invoke(cli, ["generate", "x.radixlm", "Once"]).exit_code == 130
