@@ -1,0 +1,44 @@
+# What a newcomer needs: `make run` to talk with a model, `make test` to check everything.
+
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+ARTIFACT := .cache/smollm2.radixlm
+# What an artifact is made by: it is compiled again when one of these is newer.
+COMPILER := $(shell find compile tokenizer_fix -name '*.py') runtime/manifest.py runtime/artifact.py requirements.lock
+
+.PHONY: run test lint goldens lock clean
+
+run: $(ARTIFACT)/manifest.json
+	@$(BIN)/radixlm chat $(ARTIFACT)
+
+test: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+# The small files in tests/goldens, made anew with torch and transformers in a virtual environment of their own.
+goldens:
+	sh tests/goldens/make.sh
+
+# The newest versions that pyproject.toml allows, pinned.
+lock:
+	sh .ci/lock.sh
+
+clean:
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+
+$(ARTIFACT)/manifest.json: $(COMPILER) | $(VENV)/.run
+	@mkdir -p $(dir $(ARTIFACT))
+	@rm -rf $(ARTIFACT)
+	@$(BIN)/radixlm compile smollm2 -o $(ARTIFACT)
+
+# Each stamp is written last, so that an install that broke off is done again.
+$(VENV)/.run: requirements.lock pyproject.toml
+	@sh .ci/venv.sh $(VENV) requirements.lock
+	@touch $@
+
+$(VENV)/.test: requirements-dev.lock $(VENV)/.run
+	@sh .ci/venv.sh $(VENV) requirements-dev.lock
+	@touch $@
