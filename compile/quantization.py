@@ -215,8 +215,9 @@ def _try_q4(
 
 
 def _reciprocal(values: Float32) -> Float32:
-    """1 / values, and 0 for 0."""
-    return np.divide(np.float32(1), values, out=np.zeros_like(values), where=values != 0)
+    """1 / values; 0 for zeros and for numbers so small that their reciprocal is none."""
+    usable = np.abs(values) >= np.finfo(np.float32).tiny
+    return np.divide(np.float32(1), values, out=np.zeros_like(values), where=usable)
 
 
 def _strips(shape: tuple[int, ...]) -> Iterator[slice]:

@@ -29,6 +29,7 @@ class HuggingFaceTokenizer:
         """Raises SourceNotFound without a tokenizer, CorruptSource for a damaged one or too large ids."""
         self._path = path
         self._settings = _read_settings(path / "tokenizer_config.json")
+        self._bos_of_pieces: int | None = None  # what tokenizer.model says, if that is the tokenizer
         self.json = self._read_tokenizer()
         try:
             self._tokenizer = Tokenizer.from_str(self.json)
@@ -56,6 +57,7 @@ class HuggingFaceTokenizer:
                 )
             adds_bos = bool(self._settings.get("add_bos_token", True))
             vocabulary = vocabulary_from_sentencepiece(model.read_bytes(), add_bos_token=adds_bos)
+            self._bos_of_pieces = vocabulary.bos_token_id
         except (OSError, UnicodeDecodeError) as error:
             raise CorruptSource(
                 f"{self._path}: the tokenizer cannot be read ({error}); fetch it again"
@@ -65,6 +67,7 @@ class HuggingFaceTokenizer:
     def _bos_token_id(self, config: Json, generation: Json) -> int | None:
         named = self._ids.get(_text(self._settings.get("bos_token")))
         ids = [named, *_ids_in(generation, "bos_token_id"), *_ids_in(config, "bos_token_id")]
+        ids.append(self._bos_of_pieces)
         return next((index for index in ids if index is not None and index in self._ids.values()), None)
 
     def _eos_token_ids(self, config: Json, generation: Json) -> tuple[int, ...]:

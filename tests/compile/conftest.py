@@ -1,0 +1,213 @@
+"""Tiny models written as the formats' own tools write them, so that sources can be read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import ml_dtypes
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from radixlm.compile.sources.checkpoint import expected_shapes
+from radixlm.runtime.manifest import ModelConfig
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *map(chr, range(ord("a"), ord("z") + 1)), "th", "he"]
+
+
+@dataclass
+class TinyModel:
+    """A random model: its configuration, and its weights under Hugging Face's names, float32."""
+
+    config: ModelConfig
+    weights: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(7)
+        for name, shape in expected_shapes(self.config).items():
+            self.weights[name] = rng.standard_normal(shape, np.float32)
+
+
+@pytest.fixture
+def make_tiny() -> Callable[..., TinyModel]:
+    """Make a tiny model; keyword arguments replace parts of its configuration."""
+
+    def make(**changes: Any) -> TinyModel:
+        values: dict[str, Any] = {
+            "architecture": "llama",
+            "vocab_size": len(TOKENS),
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "rms_norm_eps": 2.0**-17,
+            "rope_theta": 5000.0,
+            "max_position_embeddings": 128,
+        }
+        return TinyModel(ModelConfig(**(values | changes)))
+
+    return make
+
+
+@pytest.fixture
+def write_gguf(tmp_path: Path) -> Callable[..., Path]:
+    """Write a TinyModel as llama.cpp's converter does; `edit(writer)` adds metadata and tensors."""
+
+    def write(
+        tiny: TinyModel, matrix_type: Type = Type.F32, edit: Callable[[gguf.GGUFWriter], None] | None = None
+    ) -> Path:
+        path = tmp_path / "tiny.gguf"
+        writer = gguf.GGUFWriter(path, tiny.config.architecture)
+        add_metadata(writer, tiny.config)
+        if edit is not None:
+            edit(writer)
+        for name, weight in tiny.weights.items():
+            stored = permuted(tiny.config, name, weight)
+            type_ = matrix_type if weight.ndim == 2 else Type.F32
+            writer.add_tensor(gguf_name(name), gguf.quants.quantize(stored, type_), raw_dtype=type_)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    return write
+
+
+def add_metadata(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([3] * 3 + [1] * (len(TOKENS) - 3))
+    writer.add_token_merges(["t h", "h e"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(TEMPLATE)
+
+
+def permuted(config: ModelConfig, name: str, weight: np.ndarray) -> np.ndarray:
+    """`LlamaModel.permute` of llama.cpp's convert_hf_to_gguf.py, which Qwen2's converter does not call."""
+    if config.architecture != "llama" or not (".q_proj." in name or ".k_proj." in name):
+        return weight
+    heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
+    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
+
+
+def gguf_name(name: str) -> str:
+    stem, _, suffix = name.rpartition(".")
+    return f"{gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2).get_name(stem)}.{suffix}"
+
+
+@pytest.fixture
+def write_huggingface(tmp_path: Path) -> Callable[..., Path]:
+    """Write a TinyModel as transformers does; `changes` go into config.json, None removes a key."""
+
+    def write(tiny: TinyModel, dtype: Any = np.float32, num_shards: int = 1, **changes: Any) -> Path:
+        path = tmp_path / "tiny-hf"
+        path.mkdir(exist_ok=True)
+        config = huggingface_config(tiny.config) | changes
+        kept = {key: value for key, value in config.items() if value is not None}
+        (path / "config.json").write_text(json.dumps(kept))
+        (path / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+        (path / "tokenizer_config.json").write_text(
+            json.dumps({"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": TEMPLATE})
+        )
+        names = list(tiny.weights)
+        shards = [names[index::num_shards] for index in range(num_shards)]
+        files = (
+            ["model.safetensors"]
+            if num_shards == 1
+            else [f"model-{index + 1:05}-of-{num_shards:05}.safetensors" for index in range(num_shards)]
+        )
+        for file, shard in zip(files, shards, strict=True):
+            write_safetensors(path / file, {name: tiny.weights[name].astype(dtype) for name in shard})
+        if num_shards > 1:
+            weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+            (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        return path
+
+    return write
+
+
+def huggingface_config(config: ModelConfig) -> dict[str, Any]:
+    classes = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+    keys = set(config.__struct_fields__) - {"architecture", "rope_scaling", "attention_bias"}
+    return {key: getattr(config, key) for key in keys} | {
+        "architectures": [classes[config.architecture]],
+        "model_type": config.architecture,
+        "hidden_act": "silu",
+        "eos_token_id": 2,
+    }
+
+
+def tokenizer_json() -> dict[str, Any]:
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": index,
+                "content": token,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+            for index, token in enumerate(TOKENS[:3])
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "vocab": {token: index for index, token in enumerate(TOKENS)},
+            "merges": ["t h", "h e"],
+        },
+    }
+
+
+def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    names = {
+        np.dtype(np.float32): "F32",
+        np.dtype(np.float16): "F16",
+        np.dtype(ml_dtypes.bfloat16): "BF16",
+        np.dtype(np.int8): "I8",
+    }
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, tensor in tensors.items():
+        header[name] = {
+            "dtype": names[tensor.dtype],
+            "shape": tensor.shape,
+            "data_offsets": [at, at + tensor.nbytes],
+        }
+        at += tensor.nbytes
+    text = json.dumps(header).encode()
+    data = b"".join(tensor.tobytes() for tensor in tensors.values())
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)

@@ -1,0 +1,289 @@
+"""A GGUF file reads as the Hugging Face checkpoint it was converted from, or says in one line why not."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from radixlm.compile.quantization import Q8
+from radixlm.compile.sources import GGUFSource, open_source
+from radixlm.runtime.errors import (
+    CorruptSource,
+    SourceError,
+    SourceNotFound,
+    UnsupportedArchitecture,
+    UnsupportedTensor,
+)
+from radixlm.runtime.manifest import RopeScaling
+
+Make = Callable[..., Any]
+QUERY = "model.layers.1.self_attn.q_proj.weight"
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True}, {"tie_word_embeddings": True}])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_every_tensor_is_the_checkpoints_own(
+    architecture: str, changes: dict[str, Any], make_tiny: Make, write_gguf: Make
+) -> None:
+    tiny = make_tiny(architecture=architecture, **changes)
+    with open_source(write_gguf(tiny)) as source:
+        assert source.config == tiny.config
+        assert source.tensors().keys() == tiny.weights.keys()
+        for name, weight in tiny.weights.items():
+            assert source.tensors()[name].shape == weight.shape
+            np.testing.assert_array_equal(source.read(name).dequantize(), weight)
+            np.testing.assert_array_equal(source.read_float32(name, slice(3, 11)), weight[3:11])
+
+
+@pytest.mark.parametrize(
+    "name", [QUERY, QUERY.replace("q_proj", "k_proj"), QUERY.replace("q_proj", "o_proj")]
+)
+def test_rows_of_quantized_tensors_come_in_hugging_faces_order(
+    name: str, make_tiny: Make, write_gguf: Make
+) -> None:
+    tiny = make_tiny()
+    expected = gguf.quants.dequantize(gguf.quants.quantize(tiny.weights[name], Type.Q8_0), Type.Q8_0)
+    with open_source(write_gguf(tiny, Type.Q8_0)) as source:
+        assert source.read(name).kind == Q8
+        assert source.tensors()[name].type == "Q8_0"
+        np.testing.assert_array_equal(source.read(name).dequantize(), expected)
+        np.testing.assert_array_equal(source.read(name, slice(5, 9)).dequantize(), expected[5:9])
+
+
+def test_names_ids_and_template_come_from_the_metadata(make_tiny: Make, write_gguf: Make) -> None:
+    with open_source(write_gguf(make_tiny())) as source:
+        assert source.name == source.info.name == "tiny"
+        assert source.bos_token_id == 1 and not source.add_bos_token
+        assert source.eos_token_ids == (2, 0)  # <|im_end|> as declared, <|endoftext|> as known
+        assert source.chat_template == "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def test_llama3s_stored_frequencies_become_factors(make_tiny: Make, write_gguf: Make) -> None:
+    factors = np.linspace(1, 8, 8, dtype=np.float32)
+    path = write_gguf(make_tiny(), edit=lambda writer: writer.add_tensor("rope_freqs.weight", factors))
+    with open_source(path) as source:
+        assert source.config.rope_scaling == RopeScaling(type="factors", factors=tuple(factors.tolist()))
+        assert "rope_freqs.weight" not in source.tensors()
+
+
+def test_linear_scaling_and_the_sliding_window_are_kept(make_tiny: Make, write_gguf: Make) -> None:
+    def edit(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_sliding_window(64)
+
+    with open_source(write_gguf(make_tiny(), edit=edit)) as source:
+        assert source.config.rope_scaling == RopeScaling(type="linear", factor=4.0)
+        assert source.config.sliding_window == 64
+
+
+def test_the_fingerprint_is_stable_and_sees_other_weights(make_tiny: Make, write_gguf: Make) -> None:
+    tiny = make_tiny()
+    first = GGUFSource(write_gguf(tiny)).info.fingerprint
+    assert GGUFSource(write_gguf(tiny)).info.fingerprint == first
+    tiny.weights[QUERY] = tiny.weights[QUERY] + 1
+    assert GGUFSource(write_gguf(tiny)).info.fingerprint != first
+
+
+# What cannot be used.
+
+
+def test_yarn_is_refused(make_tiny: Make, write_gguf: Make) -> None:
+    path = write_gguf(
+        make_tiny(), edit=lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    )
+    with pytest.raises(UnsupportedArchitecture, match="yarn"):
+        open_source(path)
+
+
+def test_another_architecture_is_refused_with_those_that_are_supported(
+    make_tiny: Make, tmp_path: Path
+) -> None:
+    path = tmp_path / "gemma.gguf"
+    writer = gguf.GGUFWriter(path, "gemma")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedArchitecture, match=r"'gemma'.*Llama 1, 2 and 3.*Qwen2"):
+        open_source(path)
+
+
+def test_a_mixture_of_experts_is_refused(make_tiny: Make, write_gguf: Make) -> None:
+    path = write_gguf(make_tiny(), edit=lambda writer: writer.add_expert_count(8))
+    with pytest.raises(UnsupportedArchitecture, match="experts"):
+        open_source(path)
+
+
+def test_a_part_of_a_split_file_is_refused(make_tiny: Make, write_gguf: Make) -> None:
+    path = write_gguf(make_tiny(), edit=lambda writer: writer.add_uint16("split.count", 3))
+    with pytest.raises(SourceError, match="gguf-split --merge"):
+        open_source(path)
+
+
+def test_a_tensor_type_that_no_kernel_runs_is_named(make_tiny: Make, write_gguf: Make) -> None:
+    path = write_gguf(make_tiny())
+    data = bytearray(path.read_bytes())
+    name = b"blk.1.attn_q.weight"
+    at = data.index(name) + len(name) + 4 + 2 * 8
+    assert struct.unpack_from("<I", data, at) == (Type.F32,)
+    struct.pack_into("<I", data, at, Type.I32)  # as large as F32, so only the type is wrong
+    path.write_bytes(data)
+    with pytest.raises(UnsupportedTensor, match=r"blk.1.attn_q.weight is stored as I32.*Q4_K_M"):
+        open_source(path)
+
+
+@pytest.mark.parametrize("type_", [Type.Q2_K, Type.Q3_K, Type.IQ4_XS, Type.IQ2_XXS])
+def test_low_bit_types_are_refused(type_: Type, make_tiny: Make, tmp_path: Path) -> None:
+    path = write_low_bit(make_tiny(hidden_size=256, head_dim=64, intermediate_size=256), type_, tmp_path)
+    with pytest.raises(UnsupportedTensor, match=f"{type_.name}.*take a Q4_K_M"):
+        open_source(path)
+
+
+def write_low_bit(tiny: Any, type_: Type, folder: Path) -> Path:
+    """A model whose matrices hold zero bytes of a type that the gguf package cannot quantize to."""
+    from_conftest = sys.modules[type(tiny).__module__]
+    writer = gguf.GGUFWriter(folder / "low.gguf", "llama")
+    from_conftest.add_metadata(writer, tiny.config)
+    _, block_bytes = gguf.GGML_QUANT_SIZES[type_]
+    for name, weight in tiny.weights.items():
+        if weight.ndim == 1:
+            writer.add_tensor(from_conftest.gguf_name(name), weight)
+        else:
+            blocks = np.zeros((weight.shape[0], weight.shape[1] // 256 * block_bytes), np.uint8)
+            writer.add_tensor(from_conftest.gguf_name(name), blocks, raw_dtype=type_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return folder / "low.gguf"
+
+
+def test_a_missing_tensor_is_named(make_tiny: Make, write_gguf: Make) -> None:
+    tiny = make_tiny()
+    del tiny.weights[QUERY]
+    with pytest.raises(CorruptSource, match=f"{QUERY} is missing"):
+        open_source(write_gguf(tiny))
+
+
+def test_a_shape_that_contradicts_the_metadata_is_named(make_tiny: Make, write_gguf: Make) -> None:
+    tiny = make_tiny()
+    tiny.weights[QUERY] = tiny.weights[QUERY][:32]
+    with pytest.raises(CorruptSource, match=rf"{QUERY} has shape \[32, 64\].*\[64, 64\]"):
+        open_source(write_gguf(tiny))
+
+
+def test_scales_that_are_no_numbers_are_corrupt(make_tiny: Make, write_gguf: Make) -> None:
+    path = write_gguf(make_tiny(), Type.Q8_0)
+    reader = gguf.GGUFReader(path, "r+")
+    tensor = next(tensor for tensor in reader.tensors if tensor.name == "blk.1.attn_q.weight")
+    tensor.data[0, :2] = np.frombuffer(np.float16("inf").tobytes(), np.uint8)
+    reader.data.flush()
+    with open_source(path) as source, pytest.raises(CorruptSource, match="scales"):
+        source.read(QUERY)
+
+
+# Damaged files.
+
+
+def test_a_file_cut_anywhere_is_corrupt(make_tiny: Make, write_gguf: Make) -> None:
+    path = write_gguf(make_tiny())
+    whole = path.read_bytes()
+    lengths = {0, 1, 4, 8, 23, 24, *range(25, len(whole), 997), len(whole) - 40}
+    for length in lengths:
+        path.write_bytes(whole[:length])
+        with pytest.raises(CorruptSource) as caught:
+            open_source(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_cut_file_says_what_it_has_and_needs(make_tiny: Make, write_gguf: Make) -> None:
+    path = write_gguf(make_tiny())
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-200])
+    with pytest.raises(CorruptSource, match=rf"truncated: it has {len(whole) - 200} bytes and needs \d+"):
+        open_source(path)
+
+
+@pytest.mark.parametrize(
+    "counts_and_array",
+    [
+        struct.pack("<QQ", 1 << 60, 0),
+        struct.pack("<QQ", 0, 1 << 60),
+        struct.pack("<QQQ1sIIQ", 0, 1, 1, b"k", 9, 4, 1 << 60),  # an array of 2^60 numbers
+        struct.pack("<QQQ1sIIQ", 0, 1, 1, b"k", 9, 8, 1 << 60),  # of strings
+        struct.pack("<QQQ1sIQ", 0, 1, 1, b"k", 8, (1 << 64) - 8),  # a string of almost 2^64 bytes
+        struct.pack("<QQQ1sIIQ", 0, 1, 1, b"k", 9, 9, 1 << 60),  # of arrays
+    ],
+)
+def test_absurd_counts_are_corrupt_and_allocate_nothing(counts_and_array: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "absurd.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<I", 3) + counts_and_array)
+    with pytest.raises(CorruptSource):
+        open_source(path)
+
+
+@pytest.fixture
+def whole_gguf(make_tiny: Make, write_gguf: Make) -> tuple[Path, bytes, int]:
+    """A file, its content, and how much of that is header."""
+    path = write_gguf(make_tiny(num_hidden_layers=1))
+    return path, path.read_bytes(), int(gguf.GGUFReader(path).data_offset)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(damage=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=4))
+def test_damaged_bytes_are_a_source_error_or_harmless(
+    whole_gguf: tuple[Path, bytes, int], damage: list[tuple[int, int]]
+) -> None:
+    path, whole, header_bytes = whole_gguf
+    content = bytearray(whole)
+    for at, value in damage:
+        content[at % header_bytes] = value
+    path.write_bytes(content)
+    try:
+        with open_source(path) as source:
+            for name in source.tensors():
+                source.read(name)
+    except SourceError as error:
+        assert "\n" not in str(error)
+
+
+def test_a_file_that_is_not_there_says_what_to_give() -> None:
+    with pytest.raises(SourceNotFound, match=r"\.gguf file, a model directory, hf:ORG/NAME"):
+        open_source("no/such/model.gguf")
+
+
+# Memory.
+
+READ_ALL = """
+import sys
+from radixlm.compile.sources import open_source
+
+def anonymous_mib():
+    line = next(line for line in open("/proc/self/status") if line.startswith("RssAnon"))
+    return int(line.split()[1]) / 1024
+
+before = anonymous_mib()
+with open_source(sys.argv[1]) as source:
+    for name in source.tensors():
+        source.read(name)
+print(anonymous_mib() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RssAnon is Linux's")
+def test_reading_a_model_keeps_no_weights_in_memory(smollm2_gguf: Path) -> None:
+    """The tokenizer takes 40 MiB; the codes of all weights together would be 128 MiB more."""
+    command = [sys.executable, "-c", READ_ALL, str(smollm2_gguf)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(result.stdout) < 90

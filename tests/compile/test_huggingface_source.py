@@ -1,0 +1,242 @@
+"""A Hugging Face directory reads as it was written, or says in one line why not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from radixlm.compile.sources import open_source
+from radixlm.runtime.errors import (
+    CorruptSource,
+    SourceNotFound,
+    UnsupportedArchitecture,
+    UnsupportedTensor,
+)
+from radixlm.runtime.manifest import RopeScaling, SamplingDefaults
+
+Make = Callable[..., Any]
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_every_tensor_is_read_as_it_was_written(
+    dtype: Any, num_shards: int, make_tiny: Make, write_huggingface: Make
+) -> None:
+    tiny = make_tiny(architecture="qwen2", attention_bias=True)
+    with open_source(write_huggingface(tiny, dtype, num_shards)) as source:
+        assert source.config == tiny.config
+        assert source.tensors().keys() == tiny.weights.keys()
+        for name, weight in tiny.weights.items():
+            np.testing.assert_array_equal(source.read(name).codes, weight.astype(dtype))
+            np.testing.assert_array_equal(
+                source.read_float32(name, slice(2, 5)), weight[2:5].astype(dtype).astype(np.float32)
+            )
+
+
+def test_ids_template_and_name_come_from_their_files(make_tiny: Make, write_huggingface: Make) -> None:
+    path = write_huggingface(make_tiny())
+    (path / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [2, 0], "temperature": 0.7, "top_p": 0.8, "top_k": 20})
+    )
+    with open_source(path) as source:
+        assert (source.name, source.bos_token_id, source.eos_token_ids) == ("tiny-hf", 1, (2, 0))
+        assert source.chat_template == "{% for m in messages %}{{ m.content }}{% endfor %}"
+        assert source.sampling == SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20)
+        assert not source.add_bos_token
+
+
+def test_a_template_file_wins_over_the_one_in_the_configuration(
+    make_tiny: Make, write_huggingface: Make
+) -> None:
+    path = write_huggingface(make_tiny())
+    (path / "chat_template.jinja").write_text("from the file")
+    assert open_source(path).chat_template == "from the file"
+
+
+def test_bos_is_added_where_the_post_processor_adds_it(make_tiny: Make, write_huggingface: Make) -> None:
+    path = write_huggingface(make_tiny())
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    bos = "<|im_start|>"
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {bos: {"id": bos, "ids": [1], "tokens": [bos]}},
+    }
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert open_source(path).add_bos_token
+
+
+def test_mistral_keeps_its_sliding_window(make_tiny: Make, write_huggingface: Make) -> None:
+    changes = {"architectures": ["MistralForCausalLM"], "sliding_window": 64}
+    with open_source(write_huggingface(make_tiny(), **changes)) as source:
+        assert (source.config.architecture, source.config.sliding_window) == ("llama", 64)
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_qwen2_has_a_window_only_where_it_is_used(
+    used: bool, make_tiny: Make, write_huggingface: Make
+) -> None:
+    tiny = make_tiny(architecture="qwen2", attention_bias=True)
+    path = write_huggingface(tiny, sliding_window=64, use_sliding_window=used)
+    assert open_source(path).config.sliding_window == (64 if used else None)
+
+
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3}}, RopeScaling(type="llama3", **LLAMA3)),
+        (
+            {
+                "rope_theta": None,
+                "rope_parameters": {"rope_type": "llama3", "rope_theta": 5000.0, **LLAMA3},
+            },
+            RopeScaling(type="llama3", **LLAMA3),
+        ),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, RopeScaling(type="linear", factor=2.0)),
+        ({"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}, None),
+    ],
+)
+def test_both_spellings_of_rope_are_read(
+    changes: dict[str, Any], expected: RopeScaling | None, make_tiny: Make, write_huggingface: Make
+) -> None:
+    config = open_source(write_huggingface(make_tiny(), **changes)).config
+    assert config.rope_scaling == expected and config.rope_theta == 5000.0
+
+
+def test_a_tied_models_output_matrix_and_old_frequencies_are_left_out(
+    make_tiny: Make, write_huggingface: Make
+) -> None:
+    tiny = make_tiny(tie_word_embeddings=True)
+    names = set(tiny.weights)
+    tiny.weights["lm_head.weight"] = tiny.weights["model.embed_tokens.weight"]
+    tiny.weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(8, np.float32)
+    assert open_source(write_huggingface(tiny)).tensors().keys() == names
+
+
+def test_a_sentencepiece_model_stands_in_for_tokenizer_json(
+    data_dir: Path, make_tiny: Make, write_huggingface: Make
+) -> None:
+    path = write_huggingface(make_tiny(vocab_size=32000))
+    (path / "tokenizer.json").unlink()
+    (path / "tokenizer_config.json").unlink()
+    folder = data_dir / "tokenizers/llama2-legacy"
+    (path / "tokenizer.model").write_bytes((folder / "tokenizer.model").read_bytes())
+    with open_source(path) as source:
+        assert json.loads(source.tokenizer_json) == json.loads((folder / "tokenizer.json").read_text("utf-8"))
+        assert source.add_bos_token and (source.bos_token_id, source.eos_token_ids) == (1, (2,))
+
+
+def test_stories260k_opens(data_dir: Path) -> None:
+    with open_source(data_dir / "models/stories260K-hf") as source:
+        assert (source.config.num_hidden_layers, source.config.head_dim) == (5, 8)
+        assert source.config.tie_word_embeddings and source.eos_token_ids == (2,)
+
+
+# What cannot be used.
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"architectures": ["GemmaForCausalLM"]}, UnsupportedArchitecture, r"Gemma.*Llama 1, 2 and 3.*Qwen2"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, UnsupportedArchitecture, "'yarn'"),
+        ({"attention_bias": True}, UnsupportedArchitecture, "attention_bias"),
+        ({"hidden_act": "gelu"}, UnsupportedArchitecture, "gelu"),
+        ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedTensor, "gptq"),
+        ({"hidden_size": "64"}, CorruptSource, "hidden_size"),
+        ({"hidden_size": -64}, CorruptSource, "hidden_size"),
+        ({"num_key_value_heads": 3}, CorruptSource, "3 key-value heads"),
+        ({"num_hidden_layers": 3}, CorruptSource, "model.layers.2.*is missing"),
+        ({"num_hidden_layers": 1}, UnsupportedArchitecture, "model.layers.1.*no place"),
+        ({"intermediate_size": 128}, CorruptSource, r"\[96, 64\].*\[128, 64\]"),
+    ],
+)
+def test_settings_that_cannot_be_run_are_named(
+    changes: dict[str, Any],
+    error: type[Exception],
+    message: str,
+    make_tiny: Make,
+    write_huggingface: Make,
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        open_source(write_huggingface(make_tiny(), **changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_directory_that_is_no_model_says_so(tmp_path: Path) -> None:
+    with pytest.raises(SourceNotFound, match=r"no config\.json"):
+        open_source(tmp_path)
+
+
+def test_pickled_weights_are_not_read(make_tiny: Make, write_huggingface: Make) -> None:
+    path = write_huggingface(make_tiny())
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+    with pytest.raises(SourceNotFound, match="pickled"):
+        open_source(path)
+
+
+def test_weights_of_another_type_are_named(make_tiny: Make, write_huggingface: Make) -> None:
+    tiny = make_tiny()
+    path = write_huggingface(tiny, np.int8)
+    with pytest.raises(UnsupportedTensor, match=r"stored as I8.*F32, F16, BF16"):
+        open_source(path)
+
+
+def test_safetensors_cut_anywhere_are_corrupt(make_tiny: Make, write_huggingface: Make) -> None:
+    path = write_huggingface(make_tiny()) / "model.safetensors"
+    whole = path.read_bytes()
+    for length in (0, 4, 8, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CorruptSource) as caught:
+            open_source(path.parent)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_header_that_overlaps_tensors_is_corrupt(make_tiny: Make, write_huggingface: Make) -> None:
+    path = write_huggingface(make_tiny()) / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"data_offsets": [0, ', b'"data_offsets": [9, ', 1))
+    with pytest.raises(CorruptSource, match="begins at 9"):
+        open_source(path.parent)
+
+
+def test_a_missing_shard_is_named(make_tiny: Make, write_huggingface: Make) -> None:
+    path = write_huggingface(make_tiny(), num_shards=2)
+    (path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(CorruptSource, match=r"model-00002-of-00002\.safetensors is missing"):
+        open_source(path)
+
+
+def test_a_shard_outside_the_directory_is_not_opened(make_tiny: Make, write_huggingface: Make) -> None:
+    path = write_huggingface(make_tiny(), num_shards=2)
+    index = path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "../other.safetensors"}}))
+    with pytest.raises(CorruptSource, match="no safetensors file beside it"):
+        open_source(path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_damaged_json_is_corrupt(name: str, make_tiny: Make, write_huggingface: Make) -> None:
+    path = write_huggingface(make_tiny())
+    (path / name).write_text('{"cut')
+    with pytest.raises(CorruptSource, match=name):
+        open_source(path)
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_corrupt(make_tiny: Make, write_huggingface: Make) -> None:
+    with pytest.raises(CorruptSource, match="the tokenizer has id 30, the embedding 20 rows"):
+        open_source(write_huggingface(make_tiny(vocab_size=20)))
