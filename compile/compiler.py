@@ -1,0 +1,314 @@
+"""A model source becomes an artifact: plan, build, write, run it against plain NumPy, publish.
+
+Nothing appears at the destination before the fresh artifact has agreed with the reference.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+import msgspec
+
+from radixlm.runtime.artifact import CHAT_TEMPLATE, MANIFEST, MODULE, TOKENIZER, WEIGHTS, Artifact, sha256_of
+from radixlm.runtime.errors import CompileError, CorruptSource, InvalidParameter, UnsupportedArchitecture
+from radixlm.runtime.manifest import (
+    FORMAT_VERSION,
+    PAGE_SIZE,
+    FileInfo,
+    KVDType,
+    KVLayout,
+    Manifest,
+    ModelConfig,
+    ModuleInfo,
+    QuantizationInfo,
+    TargetInfo,
+    TokenizerInfo,
+)
+from radixlm.tokenizer_fix import profile_tokenizer
+
+from .models import build_model
+from .module import ENTRY_POINTS, build_module
+from .ops import Limits, Ops
+from .quantization import GROUP, Mode, WeightKind
+from .rope_frequencies import INVERSE_FREQUENCIES
+from .sources import Source, TensorInfo, open_source
+from .targets import TRIPLE, Target, find_target
+from .tvm_build import export_library
+from .verification import Verification, verify_artifact
+from .weight_plan import WeightPlan
+from .weights_file import WeightsWriter, stored_weight
+
+Quantize = Literal["keep", "q4", "q8", "f16", "f32"]
+MAX_NUM_TOKENS = 512  # of one forward
+MAX_NUM_LOGITS = 64
+
+# One wrong bit in these costs most, and they are read once a token: as q4 they stay in 8 bits, as llama.cpp does.
+_KEPT_IN_8_BITS = ("model.embed_tokens.weight", "lm_head.weight")
+_IGNORED_TENSORS = re.compile(r".*\.rotary_emb\.inv_freq")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """`done` of `total` units of a stage: read, build, weights, verify, publish."""
+
+    stage: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """What was published, and how well it agrees with the reference."""
+
+    path: Path
+    manifest: Manifest
+    verification: Verification
+
+
+def compile_model(
+    source: str | Path,
+    output: str | Path,
+    *,
+    quantize: Quantize = "keep",
+    target: str = "native",
+    kv_dtype: KVDType = "f16",
+    context_length: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> CompileReport:
+    """Compile `source` (as `open_source` takes it) into the artifact `output`, replacing one that is there.
+
+    Args:
+        quantize: `keep` stores every number as the source has it where a kernel can; the rest round to that kind.
+        target: a name of `targets.py`, or `native`.
+        context_length: most tokens of a sequence; by default the model's own, or its sliding window if that is shorter.
+
+    Raises:
+        SourceError: the source cannot be used.
+        InvalidParameter: a parameter is out of range.
+        CompileError: the build failed, or `VerificationFailed`: the artifact disagrees with the reference.
+    """
+    _check_choice("quantize", quantize, get_args(Quantize))
+    _check_choice("kv_dtype", kv_dtype, get_args(KVDType))
+    output, chosen_target = Path(output), find_target(target)
+    _check_output(output)
+
+    def report(stage: str, done: int, total: int) -> None:
+        if progress is not None:
+            progress(Progress(stage, done, total))
+
+    report("read", 0, 1)
+    with open_source(source) as opened, _unpublished(output) as directory:
+        config = opened.config
+        length = _context_length(config, context_length)
+        layout = _kv_layout(config, kv_dtype)
+        modes = _modes(opened, quantize)
+        plan = WeightPlan(_kinds(opened, modes))
+        limits = Limits(min(MAX_NUM_TOKENS, length), MAX_NUM_LOGITS, length)
+        ops = Ops(config, layout, limits, chosen_target, plan)
+        model = build_model(config)
+        _check_tensors_exist(opened)
+        model.forward(ops)
+        _check_shapes(opened, plan)
+        report("read", 1, 1)
+
+        report("build", 0, 2)
+        library = build_module(ops.program, plan, config, layout, chosen_target)
+        report("build", 1, 2)
+        _export(library, directory / MODULE)
+        report("build", 2, 2)
+
+        writer = WeightsWriter(opened, plan, modes)
+        writer.write(directory / WEIGHTS, lambda done, total: report("weights", done, total))
+        (directory / TOKENIZER).write_text(opened.tokenizer_json, encoding="utf-8")
+        if opened.chat_template is not None:
+            (directory / CHAT_TEMPLATE).write_text(opened.chat_template, encoding="utf-8")
+        manifest = Manifest(
+            format_version=FORMAT_VERSION,
+            name=_name(output),
+            model=config,
+            context_length=length,
+            quantization=QuantizationInfo(mode=quantize, kinds=writer.kind_infos()),
+            kv=layout,
+            target=_target_info(chosen_target),
+            module=ModuleInfo(
+                entry_points=ENTRY_POINTS,
+                max_num_tokens=limits.num_tokens,
+                max_num_logits=limits.num_logits,
+                workspace_bytes=ops.program.workspace_bytes,
+                weights_bytes=plan.num_bytes,
+            ),
+            tokenizer=TokenizerInfo(
+                bos_token_id=opened.bos_token_id,
+                eos_token_ids=opened.eos_token_ids,
+                add_bos_token=opened.add_bos_token,
+                profile=profile_tokenizer(opened.tokenizer_json).to_dict(),
+            ),
+            sampling=opened.sampling,
+            source=opened.info,
+            files=_file_infos(directory),
+        )
+        encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+        (directory / MANIFEST).write_bytes(encoded)
+
+        report("verify", 0, 1)
+        verification = verify_artifact(
+            Artifact.open(directory), lambda name: stored_weight(opened, name, modes[name]), report
+        )
+        report("publish", 0, 1)
+        _publish(directory, output)
+        report("publish", 1, 1)
+    return CompileReport(output, manifest, verification)
+
+
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidParameter(f"{name} is {value!r}; use one of {', '.join(allowed)}")
+
+
+def _check_output(output: Path) -> None:
+    if output.exists() and not (output / MANIFEST).is_file():
+        raise InvalidParameter(f"{output} exists and is no artifact; choose another -o, or remove it")
+    if not output.parent.is_dir():
+        raise InvalidParameter(f"{output.parent} is no directory; make it first, or choose another -o")
+
+
+def _name(output: Path) -> str:
+    return output.resolve().name.removesuffix(".radixlm")
+
+
+def _context_length(config: ModelConfig, wanted: int | None) -> int:
+    trained, window = config.max_position_embeddings, config.sliding_window
+    if wanted is None:
+        return min(trained, window or trained)
+    if not PAGE_SIZE <= wanted <= trained:
+        raise InvalidParameter(
+            f"context length {wanted} is not in {PAGE_SIZE}..{trained}, which is what the model was trained for"
+        )
+    if window is not None and wanted > window:
+        raise InvalidParameter(
+            f"context length {wanted} is beyond the model's sliding window of {window}, which is not supported; "
+            f"use --context-length {window} or less"
+        )
+    return wanted
+
+
+def _kv_layout(config: ModelConfig, dtype: KVDType) -> KVLayout:
+    if config.head_dim % 2 or config.num_attention_heads % config.num_key_value_heads:
+        raise UnsupportedArchitecture(
+            f"{config.num_attention_heads} heads of {config.head_dim} over {config.num_key_value_heads} KV heads; "
+            "heads must be even in size and a multiple of the KV heads"
+        )
+    return KVLayout(
+        dtype=dtype,
+        page_size=PAGE_SIZE,
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+    )
+
+
+def _modes(source: Source, quantize: Quantize) -> dict[str, Mode | None]:
+    """How each matrix is to be rounded; None keeps it, and vectors are float32 anyway."""
+    modes: dict[str, Mode | None] = {}
+    for name, tensor in source.tensors().items():
+        mode = None if quantize == "keep" or len(tensor.shape) != 2 else cast(Mode, quantize)
+        if mode == "q4" and name in _KEPT_IN_8_BITS:
+            mode = "q8"
+        if mode in ("q4", "q8") and tensor.shape[1] % GROUP:
+            mode = "f16"  # rows that are no multiple of a group
+        modes[name] = mode
+    return modes
+
+
+def _kinds(source: Source, modes: Mapping[str, Mode | None]) -> dict[str, WeightKind]:
+    matrices = (name for name, tensor in source.tensors().items() if len(tensor.shape) == 2)
+    return {name: stored_weight(source, name, modes[name], slice(0, 1)).kind for name in matrices}
+
+
+def _check_tensors_exist(source: Source) -> None:
+    """The model file asks for its tensors by name: say which is missing before it does."""
+    wanted = _wanted_tensors(source.config)
+    missing = sorted(wanted - source.tensors().keys())
+    if missing:
+        raise CorruptSource(f"{source.name} lacks {len(missing)} tensors of its architecture, such as {missing[0]}")
+    ignored = {name for name in source.tensors() if _IGNORED_TENSORS.fullmatch(name) or name == "lm_head.weight"}
+    unknown = sorted(source.tensors().keys() - wanted - ignored)
+    if unknown:
+        raise UnsupportedArchitecture(
+            f"{source.name} has {len(unknown)} tensors that {source.config.architecture} does not use, such as "
+            f"{unknown[0]}; the architecture is another one"
+        )
+
+
+def _wanted_tensors(config: ModelConfig) -> set[str]:
+    """Names that the model file uses, found by tracing it without building a kernel."""
+    return {name for name in _named_parts(build_model(config)) if name}
+
+
+def _named_parts(module: object) -> Iterator[str]:
+    """Names of all weights among a model's attributes."""
+    for value in vars(module).values():
+        for part in value if isinstance(value, list) else [value]:
+            if hasattr(part, "name"):
+                yield part.name
+                if getattr(part, "has_bias", False):
+                    yield part.bias_name
+            elif hasattr(part, "__dict__"):
+                yield from _named_parts(part)
+
+
+def _check_shapes(source: Source, plan: WeightPlan) -> None:
+    tensors: Mapping[str, TensorInfo] = source.tensors()
+    wanted = [(name, (rows, matrix.num_inputs)) for matrix in plan.matrices.values() for name, rows in matrix.parts]
+    vectors = [part for vector in plan.vectors.values() for part in vector.parts]
+    wanted += [(name, (size,)) for name, size in vectors if name != INVERSE_FREQUENCIES]  # type: ignore[misc]
+    for name, shape in wanted:
+        if tuple(tensors[name].shape) != shape:
+            raise CorruptSource(f"{name} is {list(tensors[name].shape)}, the configuration says {list(shape)}")
+
+
+def _target_info(target: Target) -> TargetInfo:
+    return TargetInfo(name=target.name, triple=TRIPLE, mcpu=target.mcpu, features=target.features)
+
+
+def _export(library: object, path: Path) -> None:
+    try:
+        export_library(library, path)
+    except (RuntimeError, OSError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        raise CompileError(f"the module cannot be linked ({reason}); is gcc installed?") from None
+
+
+def _file_infos(directory: Path) -> dict[str, FileInfo]:
+    return {
+        path.name: FileInfo(size=path.stat().st_size, sha256=sha256_of(path)) for path in sorted(directory.iterdir())
+    }
+
+
+@contextmanager
+def _unpublished(output: Path) -> Iterator[Path]:
+    """A directory beside `output`, on the same file system; gone afterwards unless it was renamed."""
+    directory = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".tmp", dir=output.parent))
+    directory.chmod(0o755)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _publish(directory: Path, output: Path) -> None:
+    """Put `directory` at `output`; an artifact that was there is moved aside first and then removed."""
+    if output.exists():
+        with _unpublished(output) as aside:
+            os.rename(output, aside / "replaced")
+            os.rename(directory, output)
+    else:
+        os.rename(directory, output)
