@@ -48,7 +48,8 @@ class GGUFSource:
                 f"the embedding {self.config.vocab_size} rows"
             )
         self.tokenizer_json = build_tokenizer_json(vocabulary)
-        self.chat_template: str | None = metadata.get("tokenizer.chat_template")
+        template = metadata.get("tokenizer.chat_template")
+        self.chat_template = template if isinstance(template, str) else None
         self.bos_token_id = vocabulary.bos_token_id
         self.add_bos_token = vocabulary.add_bos_token and vocabulary.bos_token_id is not None
         self.eos_token_ids = _eos_token_ids(metadata, vocabulary.tokens)
@@ -220,11 +221,11 @@ def _eos_token_ids(metadata: Mapping[str, Any], tokens: list[str] | Any) -> tupl
     declared = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     known = {text: index for index, text in enumerate(tokens) if text in END_OF_REPLY}
     ids = [*declared, *(known.get(text) for text in END_OF_REPLY)]
-    return tuple(dict.fromkeys(index for index in ids if index is not None and index < len(tokens)))
+    return tuple(dict.fromkeys(index for index in ids if isinstance(index, int) and 0 <= index < len(tokens)))
 
 
 def _refuse_parts(path: Path, metadata: Mapping[str, Any]) -> None:
-    if metadata.get("split.count", 1) > 1:
+    if metadata.get("split.count", 1) not in (0, 1):
         raise SourceError(
             f"{path} is one of {metadata['split.count']} parts; join them with llama-gguf-split --merge first"
         )

@@ -14,6 +14,9 @@ from enum import IntEnum
 from typing import Any
 
 from radixlm.runtime.errors import CorruptSource, UnsupportedTokenizer
+from tokenizers import Tokenizer
+
+from .checkpoint import checked
 
 Json = dict[str, Any]
 
@@ -55,26 +58,33 @@ def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
     tokens = metadata.get(key + "tokens")
     if not model or not tokens:
         raise CorruptSource("the GGUF file has no tokenizer; convert the model again, with its tokenizer")
+    if not isinstance(tokens, list):
+        raise CorruptSource("tokenizer.ggml.tokens is no list; fetch the file again")
     pre = metadata.get(key + "pre", "default")
     is_spm = model == "llama"
-    return Vocabulary(
-        model=model,
-        tokens=tokens,
-        types=metadata.get(key + "token_type") or [TokenType.NORMAL] * len(tokens),
-        merges=metadata.get(key + "merges") or (),
-        scores=metadata.get(key + "scores") or (),
-        pre=pre,
-        add_space_prefix=bool(metadata.get(key + "add_space_prefix", is_spm)),
-        bos_token_id=metadata.get(key + "bos_token_id", 1 if is_spm else None),
-        unknown_token_id=metadata.get(key + "unknown_token_id", 0 if is_spm else None),
-        add_bos_token=bool(metadata.get(key + "add_bos_token", is_spm or pre in _LLAMA3)),
-    )
+    defaults = {
+        "pre": "default",
+        "add_space_prefix": is_spm,
+        "bos_token_id": 1 if is_spm else None,
+        "unknown_token_id": 0 if is_spm else None,
+        "add_bos_token": is_spm or str(pre) in _LLAMA3,
+    }
+    fields = ("model", "tokens", "merges", "scores", *defaults)
+    given = {field: metadata[key + field] for field in fields if key + field in metadata}
+    types = metadata.get(key + "token_type") or [int(TokenType.NORMAL)] * len(tokens)
+    return checked("tokenizer.ggml", {**defaults, **given, "types": types}, Vocabulary)
 
 
 def build_tokenizer_json(vocabulary: Vocabulary) -> str:
-    """The text of `tokenizer.json`; raises UnsupportedTokenizer for a kind that is not known here."""
+    """The text of `tokenizer.json`.
+
+    Raises UnsupportedTokenizer for a kind that is not known here, CorruptSource where the parts disagree.
+    """
     if len(vocabulary.types) != len(vocabulary.tokens):
         raise CorruptSource(f"{len(vocabulary.tokens)} tokens have {len(vocabulary.types)} types")
+    for token_id in (vocabulary.bos_token_id, vocabulary.unknown_token_id):
+        if token_id is not None and not 0 <= token_id < len(vocabulary.tokens):
+            raise CorruptSource(f"special token {token_id} is past the {len(vocabulary.tokens)} tokens")
     if vocabulary.model == "gpt2":
         parts = _byte_level(vocabulary)
     elif vocabulary.model == "llama":
@@ -92,7 +102,12 @@ def build_tokenizer_json(vocabulary: Vocabulary) -> str:
         "post_processor": _post_processor(vocabulary),
         **parts,
     }
-    return json.dumps(whole, ensure_ascii=False)
+    text = json.dumps(whole, ensure_ascii=False)
+    try:
+        Tokenizer.from_str(text)
+    except Exception as error:  # the library raises bare Exception
+        raise CorruptSource(f"tokens and merges make no tokenizer ({error}); fetch the file again") from error
+    return text
 
 
 def _byte_level(vocabulary: Vocabulary) -> Json:
@@ -200,8 +215,6 @@ def _post_processor(vocabulary: Vocabulary) -> Json | None:
     """Put the beginning-of-sequence token first, if the model wants one."""
     if not vocabulary.add_bos_token or vocabulary.bos_token_id is None:
         return None
-    if vocabulary.bos_token_id >= len(vocabulary.tokens):
-        raise CorruptSource(f"bos_token_id {vocabulary.bos_token_id} is past {len(vocabulary.tokens)} tokens")
     bos = vocabulary.tokens[vocabulary.bos_token_id]
     first = [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     second = [{"SpecialToken": {"id": bos, "type_id": 1}}, {"Sequence": {"id": "B", "type_id": 1}}]

@@ -73,8 +73,9 @@ def _refuse_settings(label: str, config: Json) -> None:
         )
     if config.get("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedArchitecture(f"{label}: partial_rotary_factor is not supported; {SUPPORTED}")
-    if config.get("quantization_config"):
-        method = dict(config["quantization_config"]).get("quant_method", "unnamed")
+    quantization = config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
         raise UnsupportedTensor(
             f"{label}: weights quantized by {method} are not supported; "
             "take the original model, or a GGUF file"

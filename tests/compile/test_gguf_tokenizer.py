@@ -209,6 +209,35 @@ def test_metadata_without_a_tokenizer_is_corrupt() -> None:
         vocabulary_from_gguf({})
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"tokens": 5},
+        {"tokens": ["a", 7, "b"]},
+        {"token_type": [1, 1]},
+        {"merges": 3},
+        {"merges": ["a nothing"]},
+        {"pre": ["gpt-2"]},
+        {"bos_token_id": "one"},
+        {"bos_token_id": 99},
+    ],
+)
+def test_metadata_of_the_wrong_type_or_length_is_corrupt(damage: dict[str, Any]) -> None:
+    metadata: dict[str, Any] = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": ["a", "b", "ab"],
+        "merges": ["a b"],
+    }
+    with pytest.raises(CorruptSource) as caught:
+        build_tokenizer_json(
+            vocabulary_from_gguf(
+                {f"tokenizer.ggml.{key}": value for key, value in (metadata | damage).items()}
+            )
+        )
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("pre", ["default", "gpt-2", "tekken", "llama3", "deepseek-r1-qwen"])
 def test_every_pre_tokenizer_keeps_the_text(pre: str) -> None:
     metadata = gguf_metadata(packed_json("smollm2"), pre)
