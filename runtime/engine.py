@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer, TokenizerProfile
+from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer, TokenizerError, TokenizerProfile
 
 from .artifact import Artifact
 from .batch import Forward
@@ -24,7 +25,7 @@ from .completion import CacheMatch, Completion, Delta, FinishReason, Timings, To
 from .engine_core import EngineCore
 from .engine_loop import EngineLoop
 from .engine_stats import EngineStats
-from .errors import EmptyPrompt, InvalidParameter, InvalidRequest
+from .errors import CorruptArtifact, EmptyPrompt, InvalidParameter, InvalidRequest
 from .generation_stream import GenerationStream
 from .kv_budget import KVBudget
 from .manifest import Manifest
@@ -147,13 +148,12 @@ class Engine:
         called on the engine's thread whenever `poll` has something new (a delta or an error): an event loop
         passes `lambda: loop.call_soon_threadsafe(event.set)`. It must neither block nor raise.
         """
-        if isinstance(prompt, str):
-            if not prompt:
-                raise EmptyPrompt("the prompt is empty; send at least one character")
+        if not prompt:
+            raise EmptyPrompt("the prompt is empty; send at least one token")
+        if not isinstance(prompt, str):
+            prompt = _as_ids(prompt)
+        with _refusing():
             prepared = self.tokenizer.prepare_completion(prompt)
-        else:
-            self._limits.require_known("the prompt", _as_ids(prompt))
-            prepared = self.tokenizer.prepare_completion(_as_ids(prompt))
         return self._submit(prepared, params, namespace, on_ready)
 
     def chat(
@@ -177,7 +177,9 @@ class Engine:
         on_ready: Callable[[], None] | None = None,
     ) -> GenerationStream:
         """Like `chat`, but returns at once; see `stream`."""
-        prepared = self.tokenizer.prepare_chat(self.render(messages))
+        rendered = self.render(messages)
+        with _refusing():
+            prepared = self.tokenizer.prepare_chat(rendered)
         return self._submit(prepared, params, namespace, on_ready)
 
     def render(self, messages: Sequence[Message]) -> str:
@@ -277,12 +279,15 @@ def _require_within(name: str, value: int, most: int) -> None:
 
 def _tokenizer(artifact: Artifact) -> Tokenizer:
     info = artifact.manifest.tokenizer
-    return Tokenizer(
-        artifact.tokenizer_json,
-        TokenizerProfile.from_dict(info.profile),
-        bos_token_id=info.bos_token_id,
-        add_bos_token=info.add_bos_token,
-    )
+    try:
+        return Tokenizer(
+            artifact.tokenizer_json,
+            TokenizerProfile.from_dict(info.profile),
+            bos_token_id=info.bos_token_id,
+            add_bos_token=info.add_bos_token,
+        )
+    except TokenizerError as error:
+        raise CorruptArtifact(f"{artifact.path}: {error}; compile the model again") from error
 
 
 def _chat_template(artifact: Artifact, tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -295,6 +300,15 @@ def _chat_template(artifact: Artifact, tokenizer: Tokenizer) -> ChatTemplate | N
         bos_token=tokenizer.decode(bos, skip_special=False),
         eos_token=tokenizer.decode(eos, skip_special=False),
     )
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """What the tokenizer refuses is the client's mistake."""
+    try:
+        yield
+    except TokenizerError as error:
+        raise InvalidRequest(str(error)) from error
 
 
 def _as_ids(prompt: Sequence[int]) -> list[int]:

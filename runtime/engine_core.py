@@ -27,7 +27,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CoreCounters:
-    """What was done since the start."""
+    """What was done since the start; prompt and cached tokens are those of finished requests."""
 
     num_steps: int = 0
     num_finished: int = 0

@@ -96,12 +96,10 @@ class Scheduler:
         admits waiting ones. While there is work the plan is not empty, or names a request that can only fail.
         """
         plan = StepPlan(step, self._policy.max_num_batched_tokens)
-        num_preemptions = self.num_preemptions
         for request in self._in_turn():
             if request.request_id in self._running and plan.budget > 0:
                 self._advance(request, plan)
-        if self.num_preemptions == num_preemptions:  # else pages are short: admitting would take them back
-            self._admit(plan, now)
+        self._admit(plan, now)
         return plan
 
     def check(self) -> None:

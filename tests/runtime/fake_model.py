@@ -62,14 +62,16 @@ def digest(rows: np.ndarray, token: int, position: int) -> int:
     return (weighted * 6364136223846793005 + token * 1442695040888963407 + position * 22695477 + 1) % 2**52
 
 
-def logits_of(row: int) -> Float32Array:
-    return np.random.default_rng(row).normal(size=VOCAB_SIZE).astype(np.float32) * 3
+def logits_of(row: int, vocab_size: int = VOCAB_SIZE) -> Float32Array:
+    return np.random.default_rng(row).normal(size=vocab_size).astype(np.float32) * 3
 
 
 class FakeModel:
     """Keeps the pages; `before` is called with each batch and may raise, `after` may change the logits."""
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, vocab_size: int = VOCAB_SIZE) -> None:
+        self.vocab_size = vocab_size
+        self.is_closed = False
         self.kv = np.full((num_pages, PAGE_SIZE), 2**51, np.uint64)  # rows never written would be noticed
         self.before: Callable[[Batch], None] = lambda batch: None
         self.after: Callable[[Batch, Float32Array], None] = lambda batch, logits: None
@@ -87,8 +89,8 @@ class FakeModel:
             own = pages[(length - 1) // PAGE_SIZE] * PAGE_SIZE + (length - 1) % PAGE_SIZE
             assert length == position + 1 and own == batch.slots[i]
             flat[own] = digest(self.kv[pages].reshape(-1)[: length - 1], int(token), position)
-        rows = [logits_of(int(flat[batch.slots[i]])) for i in batch.logit_rows]
-        logits = np.array(rows, np.float32).reshape(len(rows), VOCAB_SIZE)
+        rows = [logits_of(int(flat[batch.slots[i]]), self.vocab_size) for i in batch.logit_rows]
+        logits = np.array(rows, np.float32).reshape(len(rows), self.vocab_size)
         self.after(batch, logits)
         return logits
 
@@ -96,19 +98,26 @@ class FakeModel:
         for copy in copies:
             self.kv[copy.dst_page, : copy.num_rows] = self.kv[copy.src_page, : copy.num_rows]
 
+    def close(self) -> None:
+        self.is_closed = True
+
 
 def alone(
-    prompt_ids: Sequence[int], params: SamplingParams, *, context_length: int = CONTEXT_LENGTH
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    context_length: int = CONTEXT_LENGTH,
+    vocab_size: int = VOCAB_SIZE,
 ) -> tuple[int, ...]:
     """What the model generates with no engine, cache or company."""
-    state = SamplerState(params, prompt_ids, VOCAB_SIZE)
+    state = SamplerState(params, prompt_ids, vocab_size)
     tokens, rows = list(prompt_ids), np.zeros(0, np.uint64)
     stop_ids = {*params.stop_token_ids, *([] if params.ignore_eos else [EOS])}
     generated: list[int] = []
     while True:
         for position in range(len(rows), len(tokens)):
             rows = np.append(rows, np.uint64(digest(rows, tokens[position], position)))
-        sampled = sample(logits_of(int(rows[-1]))[None], [state])[0]
+        sampled = sample(logits_of(int(rows[-1]), vocab_size)[None], [state])[0]
         assert sampled is not None
         state.record(sampled.token_id)
         tokens.append(sampled.token_id)

@@ -135,15 +135,24 @@ def test_newest_running_request_gives_its_pages_back_and_comes_back_from_the_cac
 
 
 def test_older_prompt_takes_pages_that_a_newer_decoder_was_given_in_the_same_step() -> None:
-    bench = Bench(7, policy(max_num_batched_tokens=17), context_length=96)
+    bench = Bench(5, policy(max_num_batched_tokens=17), context_length=96)
     bench.add("old", [1] * 80)
-    bench.step()  # 17 of 80 tokens
-    new = bench.add("new", [2] * 15)
-    bench.scheduler._running["new"] = bench.scheduler._waiting.pop("new")  # as if admitted too early
-    new.admit(bench.cache.open(match := bench.cache.match([2] * 15), context_length=96), match)
-    while not new.num_preemptions:
-        shares = bench.step()
-    assert "new" not in shares and "old" in shares
+    assert bench.step() == {"old": 17}
+    new = bench.add("new", [2])
+    bench.scheduler._running["new"] = bench.scheduler._waiting.pop("new")  # as if it had come in too early
+    new.admit(bench.cache.open(match := bench.cache.match([2]), context_length=96), match)
+    assert bench.step() == {"new": 1, "old": 16}
+    assert bench.step() == {"new": 1, "old": 16}
+    assert bench.step() == {"old": 17}, "the fifth page, and the budget, of the newer"
+    assert (new.num_preemptions, new.num_generated) == (1, 2)
+
+
+def test_pages_that_running_requests_need_next_are_not_given_away() -> None:
+    bench = Bench(8, policy(max_num_batched_tokens=64), context_length=112)
+    bench.add("runs", [1] * 64)
+    bench.step()
+    bench.add("large", [2] * 50)  # 4 pages are free, but the next token of the other takes one
+    assert bench.step() == {"runs": 1}
 
 
 def test_request_that_does_not_fit_yet_waits_and_nobody_overtakes_it_for_that() -> None:

@@ -1,0 +1,273 @@
+"""The engine as a library, on a real tokenizer and a fake model."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from radixlm.runtime.engine import Engine
+from radixlm.runtime.errors import (
+    ContextLengthExceeded,
+    CorruptArtifact,
+    EmptyPrompt,
+    EngineClosed,
+    InvalidParameter,
+    InvalidRequest,
+)
+from radixlm.runtime.manifest import (
+    KVLayout,
+    Manifest,
+    ModelConfig,
+    ModuleInfo,
+    QuantizationInfo,
+    SamplingDefaults,
+    SourceInfo,
+    TargetInfo,
+    TokenizerInfo,
+)
+from radixlm.runtime.sampling_params import SamplingParams
+from radixlm.tokenizer_fix import profile_tokenizer
+
+from .fake_model import FakeModel, alone
+
+TOKENIZER = Path(__file__).resolve().parent.parent / "data" / "tokenizers" / "smollm2.json.gz"
+VOCAB_SIZE = 49152
+END_OF_TURN = 2  # <|im_end|>
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MESSAGES = [{"role": "user", "content": "Tell me about radix trees, please."}]
+
+
+@dataclass(frozen=True)
+class FakeArtifact:
+    """As `Artifact`, without files."""
+
+    manifest: Manifest
+    tokenizer_json: str
+    chat_template: str | None = TEMPLATE
+    path: Path = Path("fake.radixlm")
+
+
+@pytest.fixture(scope="module")
+def artifact() -> FakeArtifact:
+    tokenizer_json = gzip.decompress(TOKENIZER.read_bytes()).decode()
+    manifest = Manifest(
+        format_version=1,
+        name="fake",
+        model=ModelConfig(
+            architecture="llama",
+            vocab_size=VOCAB_SIZE,
+            hidden_size=4,
+            intermediate_size=4,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            head_dim=4,
+            rms_norm_eps=1e-5,
+            rope_theta=1e4,
+            max_position_embeddings=256,
+        ),
+        context_length=256,
+        quantization=QuantizationInfo(mode="f32", kinds={}),
+        kv=KVLayout(dtype="f32", page_size=16, num_layers=1, num_kv_heads=1, head_dim=4),
+        target=TargetInfo(name="native", triple="x86_64-linux-gnu", mcpu="x86-64", features=()),
+        module=ModuleInfo(
+            entry_points=(), max_num_tokens=64, max_num_logits=16, workspace_bytes=0, weights_bytes=0
+        ),
+        tokenizer=TokenizerInfo(
+            bos_token_id=1,
+            eos_token_ids=(END_OF_TURN,),
+            add_bos_token=False,
+            profile=profile_tokenizer(tokenizer_json).to_dict(),
+        ),
+        sampling=SamplingDefaults(temperature=0.2, top_p=0.9),
+        source=SourceInfo(format="gguf", name="fake", fingerprint="0" * 64),
+        files={},
+    )
+    return FakeArtifact(manifest, tokenizer_json)
+
+
+def open_engine(artifact: Any, **options: Any) -> Engine:
+    options = {"max_num_seqs": 8, **options}
+    return Engine(artifact, open_runner=lambda _, num_pages, __: FakeModel(num_pages, VOCAB_SIZE), **options)
+
+
+@pytest.fixture
+def engine(artifact: FakeArtifact) -> Iterator[Engine]:
+    with open_engine(artifact) as engine:
+        yield engine
+
+
+def drawn(seed: int, max_tokens: int = 16) -> SamplingParams:
+    return SamplingParams(seed=seed, max_tokens=max_tokens, ignore_eos=True)
+
+
+def expected(engine: Engine, ids: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
+    return alone(ids, params, context_length=engine.context_length, vocab_size=VOCAB_SIZE)
+
+
+def test_text_and_its_ids_give_the_same_completion(engine: Engine) -> None:
+    text = "A radix tree is"
+    ids = engine.tokenizer.encode(text)
+    by_text, by_ids = engine.generate(text, drawn(1)), engine.generate(ids, drawn(1))
+    assert by_text.prompt_token_ids == by_ids.prompt_token_ids == tuple(ids)
+    assert by_text.token_ids == by_ids.token_ids == expected(engine, tuple(ids), drawn(1))
+    assert by_text.text == engine.tokenizer.decode(by_text.token_ids)
+    assert by_text.usage.completion_tokens == 16 and by_text.usage.prompt_tokens == len(ids)
+    assert by_text.timings.time_to_first_token_s is not None
+
+
+def test_deltas_join_to_the_decoded_text(engine: Engine) -> None:
+    stream = engine.stream("Hello", drawn(2, max_tokens=60))
+    deltas = list(stream)
+    assert "".join(delta.text for delta in deltas) == stream.result().text
+    assert stream.result().text == engine.tokenizer.decode(stream.result().token_ids)
+
+
+def test_chat_renders_the_template_and_stops_at_the_end_of_the_turn(engine: Engine) -> None:
+    params = SamplingParams(temperature=0.0, logit_bias={END_OF_TURN: 100.0})
+    completion = engine.chat(MESSAGES, params)
+    rendered = engine.render(MESSAGES)
+    assert rendered.endswith("<|im_start|>assistant\n")
+    assert engine.tokenizer.decode(completion.prompt_token_ids, skip_special=False) == rendered
+    assert (completion.text, completion.token_ids, completion.finish_reason) == ("", (END_OF_TURN,), "stop")
+
+
+def test_next_turn_of_a_chat_reuses_the_last(engine: Engine) -> None:
+    first = engine.chat(MESSAGES, drawn(1))
+    again = engine.chat(MESSAGES, drawn(1))
+    assert again.text == first.text and again.token_ids == first.token_ids
+    assert first.usage.cached_tokens == 0
+    assert again.usage.cached_tokens == first.usage.prompt_tokens - 1
+    assert again.usage.tokens_by_kind == {"exact": again.usage.cached_tokens}
+
+
+def test_namespaces_do_not_see_each_other(engine: Engine) -> None:
+    engine.chat(MESSAGES, drawn(1), namespace=b"one")
+    assert engine.chat(MESSAGES, drawn(1), namespace=b"two").usage.cached_tokens == 0
+
+
+def test_fifty_threads_on_one_engine(engine: Engine) -> None:
+    results: dict[int, tuple[int, ...]] = {}
+
+    def call(i: int) -> None:
+        results[i] = engine.generate([i + 100] * 40, drawn(i, max_tokens=8)).token_ids
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert len(results) == 50
+    for i, token_ids in results.items():
+        assert token_ids == expected(engine, (i + 100,) * 40, drawn(i, max_tokens=8))
+    stats = engine.stats()
+    assert stats.alive and stats.num_finished == 50 and stats.num_generated_tokens == 400
+    assert stats.num_waiting == stats.num_running == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error"),
+    [
+        ("", EmptyPrompt),
+        ([], EmptyPrompt),
+        ([1] * 256, ContextLengthExceeded),
+        ("word " * 300, ContextLengthExceeded),
+        ([VOCAB_SIZE], InvalidRequest),
+        ([-1], InvalidRequest),
+        (["1"], InvalidParameter),
+        ([1.0], InvalidParameter),
+        ("\ud800", InvalidRequest),
+    ],
+)
+def test_bad_prompt_is_refused_at_once_in_one_line(
+    engine: Engine, prompt: Any, error: type[InvalidRequest]
+) -> None:
+    with pytest.raises(error) as refused:
+        engine.stream(prompt)
+    assert isinstance(refused.value, InvalidRequest) and "\n" not in str(refused.value)
+    assert engine.stats().num_failed == 0
+
+
+def test_longest_prompt_gets_one_token(engine: Engine) -> None:
+    completion = engine.generate([5] * 255)
+    assert len(completion.token_ids) == 1 and completion.finish_reason in ("length", "stop")
+
+
+def test_model_without_a_chat_template_refuses_to_chat(artifact: FakeArtifact) -> None:
+    with open_engine(FakeArtifact(artifact.manifest, artifact.tokenizer_json, None)) as engine:
+        with pytest.raises(InvalidRequest, match="no chat template"):
+            engine.chat(MESSAGES)
+        assert engine.generate("still", drawn(1)).text
+
+
+def test_defaults_are_those_of_the_manifest(engine: Engine) -> None:
+    assert (engine.default_params.temperature, engine.default_params.top_p) == (0.2, 0.9)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_seqs": 0},
+        {"max_num_seqs": 17},
+        {"max_num_batched_tokens": 65},
+        {"max_num_batched_tokens": "8"},
+        {"kv_cache_bytes": 100},
+    ],
+)
+def test_option_outside_the_artifacts_limits_is_refused(
+    artifact: FakeArtifact, options: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidParameter):
+        open_engine(artifact, **options)
+
+
+def test_small_kv_cache_shortens_the_context(artifact: FakeArtifact) -> None:
+    pages = 11
+    with open_engine(artifact, kv_cache_bytes=pages * artifact.manifest.kv.page_bytes) as engine:
+        assert engine.context_length == (pages - 1) * 16
+        with pytest.raises(ContextLengthExceeded):
+            engine.generate([1] * engine.context_length)
+        params = SamplingParams(temperature=0.0, ignore_eos=True)
+        assert engine.generate([1] * 150, params).usage.completion_tokens == 10
+
+
+def test_broken_tokenizer_is_a_corrupt_artifact(artifact: FakeArtifact) -> None:
+    with pytest.raises(CorruptArtifact, match=r"fake\.radixlm"):
+        open_engine(FakeArtifact(artifact.manifest, "{}"))
+
+
+def test_closing_cancels_what_runs_and_frees_the_model(artifact: FakeArtifact) -> None:
+    models = []
+
+    def open_runner(_: object, num_pages: int, __: object) -> FakeModel:
+        models.append(FakeModel(num_pages, VOCAB_SIZE))
+        return models[0]
+
+    engine = Engine(artifact, max_num_seqs=8, open_runner=open_runner)  # type: ignore[arg-type]
+    stream = engine.stream("Hello", SamplingParams(temperature=0.0, ignore_eos=True))
+    next(stream)
+    engine.close()
+    engine.close()
+    assert models[0].is_closed and stream.result().finish_reason in ("cancelled", "length")
+    assert not engine.stats().alive
+    with pytest.raises(EngineClosed):
+        engine.generate("Hello")
+
+
+def test_forgotten_engine_ends_its_thread(artifact: FakeArtifact) -> None:
+    engine = open_engine(artifact)
+    thread = engine._loop._thread
+    forgotten = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert forgotten() is None and not thread.is_alive()
