@@ -1,0 +1,23 @@
+"""What tokenizers do to text, and how to undo it. Pure Python over `tokenizers`; imports nothing of ours."""
+
+from __future__ import annotations
+
+from .appended_suffix import PreparedPrompt
+from .errors import InvalidProfile, InvalidText, InvalidTokenId, InvalidTokenizer, TokenizerError
+from .profile import AddedToken, TokenizerProfile, profile_tokenizer
+from .stream_decoder import StreamDecoder
+from .tokenizer import Tokenizer
+
+__all__ = [
+    "AddedToken",
+    "InvalidProfile",
+    "InvalidText",
+    "InvalidTokenId",
+    "InvalidTokenizer",
+    "PreparedPrompt",
+    "StreamDecoder",
+    "Tokenizer",
+    "TokenizerError",
+    "TokenizerProfile",
+    "profile_tokenizer",
+]

@@ -1,0 +1,72 @@
+"""What one token spells, as bytes.
+
+Knows the two alphabets in which vocabularies write bytes (GPT-2's and SentencePiece's), not how tokens follow one
+another.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from typing import Literal
+
+import tokenizers
+
+from .errors import InvalidTokenId
+
+Kind = Literal["byte_level_bpe", "sentencepiece", "other"]
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The character that stands for each byte in a byte-level vocabulary: 'Ġ' (U+0120) is the space.
+
+    Printable Latin-1 stands for itself, the other 68 bytes follow from U+0100 on (GPT-2's `bytes_to_unicode`).
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
+
+
+class Pieces:
+    """The bytes of each token of a vocabulary.
+
+    A piece of a byte-level vocabulary may be any part of a character; of SentencePiece's, only the pieces `<0xNN>` are.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, kind: Kind, byte_fallback: bool, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._alphabet = byte_alphabet() if kind == "byte_level_bpe" else None
+        self._byte_fallback = byte_fallback
+        self._vocab_size = vocab_size
+
+    def spell(self, token_id: int) -> bytes:
+        """The bytes that `token_id` stands for; none for an id that the vocabulary leaves unused.
+
+        Raises:
+            InvalidTokenId: the id is not in `[0, vocab_size)`.
+        """
+        piece = self._tokenizer.id_to_token(self.check(token_id))
+        if piece is None:
+            return b""
+        return self._byte_level(piece) if self._alphabet is not None else self._sentencepiece(piece)
+
+    def check(self, token_id: int) -> int:
+        """The id itself, as an int; raise InvalidTokenId if it is not in `[0, vocab_size)`."""
+        token_id = operator.index(token_id)
+        if not 0 <= token_id < self._vocab_size:
+            raise InvalidTokenId(f"token id {token_id} is outside the vocabulary of {self._vocab_size} tokens")
+        return token_id
+
+    def _byte_level(self, piece: str) -> bytes:
+        assert self._alphabet is not None
+        try:
+            return bytes(self._alphabet[character] for character in piece)
+        except KeyError:  # an added token is written as it is, spaces included
+            return piece.encode()
+
+    def _sentencepiece(self, piece: str) -> bytes:
+        if self._byte_fallback and (byte := _BYTE_PIECE.fullmatch(piece)):
+            return bytes.fromhex(byte[1])
+        return piece.replace("▁", " ").encode()

@@ -1,0 +1,157 @@
+"""Text to ids and back, by a model's own tokenizer.
+
+Knows special tokens, bos and the appended suffix; not chat templates, requests or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import tokenizers
+
+from .appended_suffix import PreparedPrompt, keep_suffix, strip_suffix
+from .errors import InvalidText, InvalidTokenizer
+from .pieces import Pieces
+from .profile import TokenizerProfile, load_tokenizer, profile_tokenizer
+from .stream_decoder import StreamDecoder, decode_all
+
+
+class Tokenizer:
+    """A model's tokenizer; any thread may use it.
+
+    >>> tokenizer = Tokenizer(artifact.tokenizer_json)              # doctest: +SKIP
+    >>> tokenizer.decode(tokenizer.encode("Hello"))                 # doctest: +SKIP
+    'Hello'
+    """
+
+    def __init__(
+        self,
+        tokenizer_json: str,
+        profile: TokenizerProfile | None = None,
+        *,
+        bos_token_id: int | None = None,
+        add_bos_token: bool = False,
+    ) -> None:
+        """Load tokenizer.json; without a stored `profile` the tokenizer is profiled, which takes a second.
+
+        Raises:
+            InvalidTokenizer: tokenizer.json does not parse, is of a kind that cannot be decoded here, or bos is to be
+                added and there is none.
+        """
+        self._tokenizer_json = tokenizer_json
+        self._parsing = load_tokenizer(tokenizer_json)
+        self.profile = profile if profile is not None else profile_tokenizer(tokenizer_json)
+        if self.profile.kind == "other":
+            raise InvalidTokenizer(
+                f"the tokenizer ({self.profile.model}) is neither byte-level BPE nor SentencePiece-like; "
+                "only those can be decoded token by token"
+            )
+        if bos_token_id is not None and not 0 <= bos_token_id < self.profile.vocab_size:
+            raise InvalidTokenizer(f"bos_token_id {bos_token_id} is outside the {self.profile.vocab_size} tokens")
+        if add_bos_token and bos_token_id is None:
+            raise InvalidTokenizer("add_bos_token is set, but the model names no bos_token_id")
+        self.bos_token_id = bos_token_id
+        self.add_bos_token = add_bos_token
+        self._special_ids = self.profile.special_ids
+        self._pieces = Pieces(
+            self._parsing, self.profile.kind, self.profile.byte_fallback, self.profile.vocab_size
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """All ids are below; a model may have more rows of logits than that, which spell nothing."""
+        return self.profile.vocab_size
+
+    def encode(self, text: str, *, add_bos: bool | None = None, parse_special: bool = False) -> list[int]:
+        """The ids of `text`; `add_bos` overrides what the model asks for, and never doubles a bos that is there.
+
+        Text that looks like a special token stays text unless `parse_special`.
+
+        Raises:
+            InvalidText: the text has lone surrogates, or plain text would become a special token.
+        """
+        tokenizer = self._parsing if parse_special else self._plain
+        ids: list[int] = tokenizer.encode(_checked(text), add_special_tokens=False).ids
+        if not parse_special:
+            self._check_plain(ids)
+        if not (self.add_bos_token if add_bos is None else add_bos):
+            return ids
+        if self.bos_token_id is None:
+            raise InvalidTokenizer("add_bos is set, but the model names no bos_token_id")
+        return ids if ids[:1] == [self.bos_token_id] else [self.bos_token_id, *ids]
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of `ids`, as the `tokenizers` library has it, but for wrong bytes of a byte-fallback tokenizer.
+
+        There the library turns a whole run of byte tokens into U+FFFD for one wrong byte, so that no character of a
+        run is certain before its end; here, as in SentencePiece, only the wrong bytes become U+FFFD.
+
+        Raises:
+            InvalidTokenId: an id is outside the vocabulary.
+        """
+        skipped = self._special_ids if skip_special else frozenset[int]()
+        return decode_all(
+            (self._pieces.spell(token_id) for token_id in ids if token_id not in skipped),
+            strips_leading_space=self.profile.decoding_strips_space,
+            replace_each_byte=self.profile.byte_fallback,
+        )
+
+    def stream(self, *, prompt_ids: Sequence[int] = (), swallow_leading_space: bool = False) -> StreamDecoder:
+        """A decoder for the reply to `prompt_ids`; see StreamDecoder.
+
+        Raises:
+            InvalidTokenId: a prompt id is outside the vocabulary.
+        """
+        return StreamDecoder(
+            self._pieces.spell,
+            skipped_ids=self._special_ids,
+            strips_leading_space=self.profile.decoding_strips_space,
+            replace_each_byte=self.profile.byte_fallback,
+            prompt_ids=prompt_ids,
+            swallow_leading_space=swallow_leading_space,
+        )
+
+    def prepare_chat(self, rendered: str) -> PreparedPrompt:
+        """A chat as its template rendered it: special tokens parsed, bos not doubled, the appended suffix stripped."""
+        ids = self.encode(rendered, parse_special=True)
+        return strip_suffix(ids, rendered, self.profile.suffix_ids)
+
+    def prepare_completion(
+        self, text_or_ids: str | Sequence[int], *, parse_special: bool = True
+    ) -> PreparedPrompt:
+        """A raw prompt, fed as written: bos added to text where the model asks for it, and nothing to ids.
+
+        Raises:
+            InvalidText: as `encode`.
+            InvalidTokenId: an id is outside the vocabulary.
+        """
+        if isinstance(text_or_ids, str):
+            ids = self.encode(text_or_ids, parse_special=parse_special)
+            return keep_suffix(ids, text_or_ids, self.profile.suffix_ids)
+        ids = [self._pieces.check(token_id) for token_id in text_or_ids]
+        return keep_suffix(ids, None, self.profile.suffix_ids)
+
+    @cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        # The switch is the whole tokenizer's, and other threads may be encoding: a second one, made when first needed.
+        plain = load_tokenizer(self._tokenizer_json)
+        plain.encode_special_tokens = True
+        return plain
+
+    def _check_plain(self, ids: Sequence[int]) -> None:
+        # A vocabulary may hold a control token among its pieces, within the model's own reach (T5's Unigram does).
+        wrong = self._special_ids.intersection(ids) - {self.profile.unk_token_id}
+        if wrong:
+            text = self._parsing.id_to_token(min(wrong))
+            raise InvalidText(f"the text holds {text!r}, which this tokenizer cannot encode as plain text; remove it")
+
+
+def _checked(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidText(
+            f"character {error.start} of the text is the lone surrogate U+{ord(text[error.start]):04X}; send valid Unicode"
+        ) from error
+    return text
