@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
+from radixlm.runtime.manifest import PAGE_SIZE, KVLayout, ModelConfig
 from tvm.ir import Call as TVMCall
 from tvm.ir import GlobalVar
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
-
-from radixlm.runtime.manifest import PAGE_SIZE, KVLayout, ModelConfig
 
 from .kernels.attention import SPAN_PAGES
 from .kernels.layout import ROW_BLOCK, round_up

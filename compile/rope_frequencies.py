@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-
 from radixlm.runtime.manifest import ModelConfig, RopeScaling
 
 INVERSE_FREQUENCIES = "rope.inverse_frequencies"  # the name of the computed tensor

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import tvm
-
 from radixlm.runtime.cpu import cpu_features
 from radixlm.runtime.errors import InvalidParameter
 

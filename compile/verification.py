@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.batch import Batch
 from radixlm.runtime.errors import VerificationFailed

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
 from radixlm.runtime.manifest import TensorKindInfo
 
 from .kernels.layout import ALIGNMENT, ROW_BLOCK, PackedWeight, pack, packed_shape, round_up

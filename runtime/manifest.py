@@ -5,12 +5,12 @@ Knows types and ranges, not files; `artifact.py` compares it with what lies on d
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
-FORMAT_VERSION = 1
-PAGE_SIZE = 16  # tokens in a page of KV
+FORMAT_VERSION: Final = 1
+PAGE_SIZE: Final = 16  # tokens in a page of KV
 
 Dimension = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 VocabSize = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
@@ -27,7 +27,7 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class RopeScaling(_Strict, kw_only=True):
+class RopeScaling(_Strict, frozen=True, kw_only=True):
     """How rotary frequencies are stretched. `linear` uses `factor` alone; `llama3` (Llama 3.1 and later) all four.
 
     `factors` gives divisors per frequency, as GGUF stores them in `rope_freqs.weight`; it replaces the rest.
@@ -41,7 +41,7 @@ class RopeScaling(_Strict, kw_only=True):
     factors: tuple[Positive, ...] = ()
 
 
-class ModelConfig(_Strict, kw_only=True):
+class ModelConfig(_Strict, frozen=True, kw_only=True):
     """The dimensions of a decoder, under Hugging Face's names."""
 
     architecture: Architecture  # "llama" or "qwen2": the registry's key
@@ -61,7 +61,7 @@ class ModelConfig(_Strict, kw_only=True):
     attention_bias: bool = False  # a bias on q, k and v
 
 
-class KVLayout(_Strict, kw_only=True):
+class KVLayout(_Strict, frozen=True, kw_only=True):
     """How keys and values lie in a page of `PAGE_SIZE` tokens.
 
     The pool is `[layers, pages, 2, kv_heads, PAGE_SIZE * head_dim]`; keys are stored transposed, `[head_dim, PAGE_SIZE]`,
@@ -81,7 +81,7 @@ class KVLayout(_Strict, kw_only=True):
         return self.num_layers * 2 * self.num_kv_heads * self.page_size * self.head_dim * itemsize
 
 
-class TargetInfo(_Strict, kw_only=True):
+class TargetInfo(_Strict, frozen=True, kw_only=True):
     """What the module was compiled for; `features` are names of `cpu.py` that the machine must have."""
 
     name: str
@@ -90,7 +90,7 @@ class TargetInfo(_Strict, kw_only=True):
     features: tuple[str, ...]
 
 
-class ModuleInfo(_Strict, kw_only=True):
+class ModuleInfo(_Strict, frozen=True, kw_only=True):
     """Limits of the compiled entry points, and what they need."""
 
     entry_points: tuple[str, ...]
@@ -100,7 +100,7 @@ class ModuleInfo(_Strict, kw_only=True):
     weights_bytes: Bytes  # bytes of the data section of weights.safetensors
 
 
-class TensorKindInfo(_Strict, kw_only=True):
+class TensorKindInfo(_Strict, frozen=True, kw_only=True):
     """All weights stored as one kind, and what it cost to store them so."""
 
     count: Annotated[int, msgspec.Meta(ge=0)]
@@ -109,14 +109,14 @@ class TensorKindInfo(_Strict, kw_only=True):
     relative_error: Annotated[float, msgspec.Meta(ge=0.0)]  # root mean square, over that of the source's numbers; 0.0 is exact
 
 
-class QuantizationInfo(_Strict, kw_only=True):
+class QuantizationInfo(_Strict, frozen=True, kw_only=True):
     """How weights are stored."""
 
     mode: Literal["keep", "q4", "q8", "f16", "f32"]
     kinds: dict[str, TensorKindInfo]
 
 
-class SamplingDefaults(_Strict, kw_only=True):
+class SamplingDefaults(_Strict, frozen=True, kw_only=True):
     """What the model's makers recommend (generation_config.json)."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0.0, le=100.0)] = 1.0
@@ -125,7 +125,7 @@ class SamplingDefaults(_Strict, kw_only=True):
     repetition_penalty: Positive = 1.0
 
 
-class TokenizerInfo(_Strict, kw_only=True):
+class TokenizerInfo(_Strict, frozen=True, kw_only=True):
     """Ids with a meaning, and the `TokenizerProfile` as `tokenizer_fix` made it."""
 
     bos_token_id: TokenId | None
@@ -134,14 +134,14 @@ class TokenizerInfo(_Strict, kw_only=True):
     profile: dict[str, object]
 
 
-class FileInfo(_Strict, kw_only=True):
+class FileInfo(_Strict, frozen=True, kw_only=True):
     """One file of the artifact."""
 
     size: Bytes
     sha256: Sha256
 
 
-class SourceInfo(_Strict, kw_only=True):
+class SourceInfo(_Strict, frozen=True, kw_only=True):
     """Where the model came from."""
 
     format: Literal["gguf", "huggingface"]
@@ -149,7 +149,7 @@ class SourceInfo(_Strict, kw_only=True):
     fingerprint: Sha256
 
 
-class Manifest(_Strict, kw_only=True):
+class Manifest(_Strict, frozen=True, kw_only=True):
     """The whole of `manifest.json`."""
 
     format_version: Literal[1]

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tvm.script.ir_builder import tirx as T
-
 from radixlm.runtime.manifest import PAGE_SIZE, KVLayout
+from tvm.script.ir_builder import tirx as T
 
 from ..targets import Target
 from .builder import SIZE, Kernel, Memory, either, parallel, registers, serial, when

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm.script.ir_builder import tirx as T
-
 from ..targets import Target
 from .builder import SIZE, Kernel, parallel, registers, serial
 from .integer_linear import finish

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm.script.ir_builder import tirx as T
-
 from radixlm.runtime.manifest import PAGE_SIZE, KVLayout
+from tvm.script.ir_builder import tirx as T
 
 from .builder import SIZE, Kernel, Memory, parallel, serial
 from .vector import Expr

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm.script.ir_builder import tirx as T
-
 from radixlm.runtime.manifest import PAGE_SIZE, KVLayout
+from tvm.script.ir_builder import tirx as T
 
 from .builder import SIZE, Kernel, for_each_row, serial
 from .pages import KV_DTYPES, PagedPool

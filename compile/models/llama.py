@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from radixlm.runtime.manifest import ModelConfig
 
-from ..ops import Activation, Ops, Rows
 from ..layers import Embedding, Linear, RMSNorm
+from ..ops import Activation, Ops, Rows
 
 
 class LlamaAttention:
