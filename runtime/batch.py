@@ -22,7 +22,7 @@ Float32Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Batch:
-    """`T` tokens of `B` sequences that each hold at most `P` pages; `R` of the tokens want logits.
+    """`T` tokens of `B` sequences that each hold at most `P` pages; `R` of the tokens want logits, one at least.
 
     All arrays are int32 and C-contiguous. A slot is `page_id * PAGE_SIZE + row`. Within a sequence, tokens
     come in order and each sees the rows `[0, kv_length)` of its sequence's pages, its own included: that is

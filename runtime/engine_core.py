@@ -166,12 +166,13 @@ class EngineCore:
             return []
         if step.copies:
             self._forward.copy_rows(step.copies)
-        logits = self._forward.forward(
-            make_batch([item.reservation for item in scheduled], [item.wants_logits for item in scheduled])
-        )
         sampling = [item for item in scheduled if item.wants_logits]
-        self._check_logits(logits, len(sampling))
-        tokens = sample(logits, [item.request.sampler for item in sampling])
+        wants_logits = [item.wants_logits for item in scheduled]
+        if not sampling:
+            wants_logits[-1] = True  # a forward returns at least one row; nobody reads this one
+        logits = self._forward.forward(make_batch([item.reservation for item in scheduled], wants_logits))
+        self._check_logits(logits, sum(wants_logits))
+        tokens = sample(logits[: len(sampling)], [item.request.sampler for item in sampling])
         return list(zip(sampling, tokens, strict=True))
 
     def _check_logits(self, logits: Float32Array, num_rows: int) -> None:
@@ -199,9 +200,7 @@ class EngineCore:
             self._cache.close(request.sequence)
         completion = request.completion(self._clock())
         usage = completion.usage
-        self._count(
-            num_finished=1, num_prompt_tokens=usage.prompt_tokens, num_cached_tokens=usage.cached_tokens
-        )
+        self._count(num_finished=1, num_prompt_tokens=usage.prompt_tokens, num_cached_tokens=usage.cached_tokens)
         return RequestOutput(request.request_id, delta, completion)
 
     # Failures.

@@ -81,6 +81,7 @@ class FakeModel:
         self.before(batch)
         for array in vars(batch).values():
             assert array.dtype == np.int32 and array.flags.c_contiguous
+        assert len(batch.logit_rows) > 0, "a compiled module returns at least one row"
         self.num_tokens += len(batch.token_ids)
         flat = self.kv.reshape(-1)
         for i, token in enumerate(batch.token_ids):
@@ -144,9 +145,7 @@ class Bench:
         limits = RequestLimits(VOCAB_SIZE, self.context_length)
         self.core = EngineCore(self.model, self.cache, limits, policy=self.policy, clock=lambda: self.now)
 
-    def request(
-        self, name: str, ids: Sequence[int], params: SamplingParams, namespace: bytes = b""
-    ) -> Request:
+    def request(self, name: str, ids: Sequence[int], params: SamplingParams, namespace: bytes = b"") -> Request:
         return Request(
             name,
             prompt(ids),
