@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .appended_suffix import PreparedPrompt
 from .errors import InvalidProfile, InvalidText, InvalidTokenId, InvalidTokenizer, TokenizerError
-from .profile import AddedToken, TokenizerProfile, profile_tokenizer
+from .probe import profile_tokenizer
+from .profile import AddedToken, TokenizerProfile
 from .stream_decoder import StreamDecoder
 from .tokenizer import Tokenizer
 

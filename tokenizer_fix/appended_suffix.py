@@ -1,10 +1,10 @@
 """The lone space that a template appends to a prompt, and that the next turn's prompt no longer has.
 
 A chat template whose generation prompt ends in a space ('[/INST] ') appends a token of its own to each prompt
-(Llama-2: 29871). In the next turn's history that space merges into the reply's first word ('▁The') and the token is
-gone, so the cache, which holds it, matches nothing behind it. A chat prompt therefore loses the token before matching
-and before prefill; if the reply then begins with a space, that space is the prompt's. A raw completion is fed as the
-client wrote it.
+(Llama-2: 29871). In the next turn's history that space merges into the reply's first word ('▁The') and the
+token is gone, so the cache, which holds it, matches nothing behind it. A chat prompt therefore loses the
+token before matching and before prefill; if the reply then begins with a space, that space is the prompt's. A
+raw completion is fed as the client wrote it.
 
 What that reuses in the next turn, where `|` is the end of the prompt:
 
@@ -34,8 +34,8 @@ class PreparedPrompt:
 def strip_suffix(ids: Sequence[int], text: str, suffix_ids: Container[int]) -> PreparedPrompt:
     """A rendered chat without the token of a lone space at its end.
 
-    Without that token the ids are the encoding of the text without the space: the merges of BPE (and Unigram's best
-    path) that leave the last character alone are those of the text before it.
+    Without that token the ids are the encoding of the text without the space: the merges of BPE (and
+    Unigram's best path) that leave the last character alone are those of the text before it.
     """
     is_lone_space = text.endswith(" ") and not text.endswith("  ")
     stripped = is_lone_space and len(ids) > 1 and ids[-1] in suffix_ids

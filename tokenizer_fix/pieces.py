@@ -1,7 +1,7 @@
 """What one token spells, as bytes.
 
-Knows the two alphabets in which vocabularies write bytes (GPT-2's and SentencePiece's), not how tokens follow one
-another.
+Knows the two alphabets in which vocabularies write bytes (GPT-2's and SentencePiece's), not how tokens follow
+one another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 def byte_alphabet() -> dict[str, int]:
     """The character that stands for each byte in a byte-level vocabulary: 'Ġ' (U+0120) is the space.
 
-    Printable Latin-1 stands for itself, the other 68 bytes follow from U+0100 on (GPT-2's `bytes_to_unicode`).
+    Printable Latin-1 stands for itself, the other 68 bytes follow from U+0100 on (GPT-2's
+    `bytes_to_unicode`).
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
@@ -32,10 +33,13 @@ def byte_alphabet() -> dict[str, int]:
 class Pieces:
     """The bytes of each token of a vocabulary.
 
-    A piece of a byte-level vocabulary may be any part of a character; of SentencePiece's, only the pieces `<0xNN>` are.
+    A piece of a byte-level vocabulary may be any part of a character; of SentencePiece's, only the pieces
+    `<0xNN>` are.
     """
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, kind: Kind, byte_fallback: bool, vocab_size: int) -> None:
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, kind: Kind, byte_fallback: bool, vocab_size: int
+    ) -> None:
         self._tokenizer = tokenizer
         self._alphabet = byte_alphabet() if kind == "byte_level_bpe" else None
         self._byte_fallback = byte_fallback
@@ -56,7 +60,7 @@ class Pieces:
         """The id itself, as an int; raise InvalidTokenId if it is not in `[0, vocab_size)`."""
         token_id = operator.index(token_id)
         if not 0 <= token_id < self._vocab_size:
-            raise InvalidTokenId(f"token id {token_id} is outside the vocabulary of {self._vocab_size} tokens")
+            raise InvalidTokenId(f"token id {token_id} is not in the vocabulary: 0..{self._vocab_size - 1}")
         return token_id
 
     def _byte_level(self, piece: str) -> bytes:

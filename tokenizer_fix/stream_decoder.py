@@ -1,8 +1,8 @@
 """Text from tokens as they come, never a part of a character.
 
-Knows bytes and UTF-8, not vocabularies. Nothing is decoded twice: `tokenizers.decoders.DecodeStream` holds text back
-while it ends in U+FFFD, so that one wrong byte silences it until the next character, and it forgets what it holds at
-the end; here the only state is the bytes of an unfinished character, at most three.
+Knows bytes and UTF-8, not vocabularies. Nothing is decoded twice: `tokenizers.decoders.DecodeStream` holds
+text back while it ends in U+FFFD, so that one wrong byte silences it until the next character, and it forgets
+what it holds at the end; here the only state is the bytes of an unfinished character, at most three.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class StreamDecoder:
     """The text of a reply, piece by piece; `Tokenizer.stream` makes one.
 
     The concatenation of what `push` and `finish` return is `decode(prompt_ids + reply_ids)` without
-    `decode(prompt_ids)`; with `swallow_leading_space`, also without one space at its beginning, which belongs to the
-    prompt. If the prompt ends within a character, that whole character is the reply's.
+    `decode(prompt_ids)`; with `swallow_leading_space`, also without one space at its beginning, which belongs
+    to the prompt. If the prompt ends within a character, that whole character is the reply's.
     """
 
     def __init__(
@@ -49,7 +49,9 @@ class StreamDecoder:
 
     def finish(self) -> str:
         """U+FFFD for an unfinished character, if there is one, else ""."""
-        text, self._pending = decode_utf8(self._pending, replace_each_byte=self._replace_each_byte, final=True)
+        text, self._pending = decode_utf8(
+            self._pending, replace_each_byte=self._replace_each_byte, final=True
+        )
         return self._without_leading_spaces(text)
 
     def _visible(self, token_id: int) -> bytes:
@@ -82,8 +84,9 @@ def decode_all(spellings: Iterable[bytes], *, strips_leading_space: bool, replac
 def decode_utf8(data: bytes, *, replace_each_byte: bool, final: bool = False) -> tuple[str, bytes]:
     """The text of `data`, and the bytes of an unfinished character at its end (none if `final`).
 
-    Wrong bytes become U+FFFD: one for each byte, as SentencePiece does, or one for each longest beginning of a
-    character, as byte-level decoders do (Unicode 15, section 3.9, "U+FFFD Substitution of Maximal Subparts").
+    Wrong bytes become U+FFFD: one for each byte, as SentencePiece does, or one for each longest beginning of
+    a character, as byte-level decoders do (Unicode 15, section 3.9, "U+FFFD Substitution of Maximal
+    Subparts").
 
     >>> decode_utf8(b"caf\\xc3", replace_each_byte=False)
     ('caf', b'\\xc3')

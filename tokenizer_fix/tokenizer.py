@@ -13,7 +13,8 @@ import tokenizers
 from .appended_suffix import PreparedPrompt, keep_suffix, strip_suffix
 from .errors import InvalidText, InvalidTokenizer
 from .pieces import Pieces
-from .profile import TokenizerProfile, load_tokenizer, profile_tokenizer
+from .probe import load_tokenizer, profile_tokenizer
+from .profile import TokenizerProfile
 from .stream_decoder import StreamDecoder, decode_all
 
 
@@ -36,7 +37,8 @@ class Tokenizer:
         """Load tokenizer.json; without a stored `profile` the tokenizer is profiled, which takes a second.
 
         Raises:
-            InvalidTokenizer: tokenizer.json does not parse, is of a kind that cannot be decoded here, or bos is to be
+            InvalidTokenizer: tokenizer.json does not parse, is of a kind that cannot be decoded here, or bos
+            is to be
                 added and there is none.
         """
         self._tokenizer_json = tokenizer_json
@@ -48,7 +50,7 @@ class Tokenizer:
                 "only those can be decoded token by token"
             )
         if bos_token_id is not None and not 0 <= bos_token_id < self.profile.vocab_size:
-            raise InvalidTokenizer(f"bos_token_id {bos_token_id} is outside the {self.profile.vocab_size} tokens")
+            raise InvalidTokenizer(f"bos_token_id {bos_token_id} is not below {self.profile.vocab_size}")
         if add_bos_token and bos_token_id is None:
             raise InvalidTokenizer("add_bos_token is set, but the model names no bos_token_id")
         self.bos_token_id = bos_token_id
@@ -64,7 +66,8 @@ class Tokenizer:
         return self.profile.vocab_size
 
     def encode(self, text: str, *, add_bos: bool | None = None, parse_special: bool = False) -> list[int]:
-        """The ids of `text`; `add_bos` overrides what the model asks for, and never doubles a bos that is there.
+        """The ids of `text`; `add_bos` overrides what the model asks for, and never doubles a bos that is
+        there.
 
         Text that looks like a special token stays text unless `parse_special`.
 
@@ -82,10 +85,12 @@ class Tokenizer:
         return ids if ids[:1] == [self.bos_token_id] else [self.bos_token_id, *ids]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """The text of `ids`, as the `tokenizers` library has it, but for wrong bytes of a byte-fallback tokenizer.
+        """The text of `ids`, as the `tokenizers` library has it, but for wrong bytes of a byte-fallback
+        tokenizer.
 
-        There the library turns a whole run of byte tokens into U+FFFD for one wrong byte, so that no character of a
-        run is certain before its end; here, as in SentencePiece, only the wrong bytes become U+FFFD.
+        There the library turns a whole run of byte tokens into U+FFFD for one wrong byte, so that no
+        character of a run is certain before its end; here, as in SentencePiece, only the wrong bytes become
+        U+FFFD.
 
         Raises:
             InvalidTokenId: an id is outside the vocabulary.
@@ -113,7 +118,7 @@ class Tokenizer:
         )
 
     def prepare_chat(self, rendered: str) -> PreparedPrompt:
-        """A chat as its template rendered it: special tokens parsed, bos not doubled, the appended suffix stripped."""
+        """A chat as its template rendered it: special tokens parsed, bos not doubled, suffix stripped."""
         ids = self.encode(rendered, parse_special=True)
         return strip_suffix(ids, rendered, self.profile.suffix_ids)
 
@@ -134,24 +139,29 @@ class Tokenizer:
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
-        # The switch is the whole tokenizer's, and other threads may be encoding: a second one, made when first needed.
+        # The switch is the whole tokenizer's, and other threads may be encoding: a second one, made when
+        # first needed.
         plain = load_tokenizer(self._tokenizer_json)
         plain.encode_special_tokens = True
         return plain
 
     def _check_plain(self, ids: Sequence[int]) -> None:
-        # A vocabulary may hold a control token among its pieces, within the model's own reach (T5's Unigram does).
+        # A vocabulary may hold a control token among its pieces, within the model's own reach (T5's Unigram
+        # does).
         wrong = self._special_ids.intersection(ids) - {self.profile.unk_token_id}
         if wrong:
             text = self._parsing.id_to_token(min(wrong))
-            raise InvalidText(f"the text holds {text!r}, which this tokenizer cannot encode as plain text; remove it")
+            raise InvalidText(
+                f"the text holds {text!r}, which cannot be encoded as plain text here; remove it"
+            )
 
 
 def _checked(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
+        code = ord(text[error.start])
         raise InvalidText(
-            f"character {error.start} of the text is the lone surrogate U+{ord(text[error.start]):04X}; send valid Unicode"
+            f"character {error.start} of the text is the lone surrogate U+{code:04X}; send valid Unicode"
         ) from error
     return text
