@@ -28,6 +28,7 @@ from .manifest import PAGE_SIZE
 _ALIGNMENT = 64
 _KV_DTYPES = {"f16": np.float16, "f32": np.float32}
 _PADDED_VOCABULARY = 16
+_NO_ROWS: Int32Array = np.zeros(1, np.int32)[:0]  # an array made empty has strides that TVM refuses
 
 
 class ModelRunner:
@@ -80,7 +81,7 @@ class ModelRunner:
             batch.row_of_token,
             batch.page_table,
             batch.kv_lengths,
-            batch.logit_rows,
+            batch.logit_rows if len(batch.logit_rows) else _NO_ROWS,
         )
         tensors = [_tensor(array) for array in arguments]
         self._functions["forward"](*tensors, self._pool, self._weights, self._workspace, _tensor(logits))
@@ -103,10 +104,10 @@ class ModelRunner:
     def _check(self, batch: Batch) -> None:
         num_tokens, num_logits = len(batch.token_ids), len(batch.logit_rows)
         module = self._module
-        if not 1 <= num_tokens <= module.max_num_tokens or not 1 <= num_logits <= module.max_num_logits:
+        if not 1 <= num_tokens <= module.max_num_tokens or num_logits > module.max_num_logits:
             raise EngineError(
                 f"a step of {num_tokens} tokens and {num_logits} logits; the module takes 1 to {module.max_num_tokens} "
-                f"and 1 to {module.max_num_logits}"
+                f"and up to {module.max_num_logits}"
             )
         num_sequences, width = batch.page_table.shape
         if not 1 <= width <= self._max_pages:
@@ -124,7 +125,7 @@ def _check_range(name: str, array: Int32Array, low: int, high: int, length: int)
     """All of `array`, int32 and C-contiguous with `length` rows, in `[low, high)`."""
     if array.dtype != np.int32 or not array.flags.c_contiguous or len(array) != length:
         raise EngineError(f"{name} is {array.dtype} {array.shape}; C-contiguous int32 with {length} rows is needed")
-    if array.min() < low or array.max() >= high:
+    if array.size and (array.min() < low or array.max() >= high):
         raise EngineError(f"{name} holds {array.min()}..{array.max()}, must be in {low}..{high - 1}")
 
 
