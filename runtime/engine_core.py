@@ -168,11 +168,9 @@ class EngineCore:
             self._forward.copy_rows(step.copies)
         sampling = [item for item in scheduled if item.wants_logits]
         wants_logits = [item.wants_logits for item in scheduled]
-        if not sampling:
-            wants_logits[-1] = True  # a forward returns at least one row; nobody reads this one
         logits = self._forward.forward(make_batch([item.reservation for item in scheduled], wants_logits))
         self._check_logits(logits, sum(wants_logits))
-        tokens = sample(logits[: len(sampling)], [item.request.sampler for item in sampling])
+        tokens = sample(logits, [item.request.sampler for item in sampling])
         return list(zip(sampling, tokens, strict=True))
 
     def _check_logits(self, logits: Float32Array, num_rows: int) -> None:

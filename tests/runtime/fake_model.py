@@ -81,7 +81,6 @@ class FakeModel:
         self.before(batch)
         for array in vars(batch).values():
             assert array.dtype == np.int32 and array.flags.c_contiguous
-        assert len(batch.logit_rows) > 0, "a compiled module returns at least one row"
         self.num_tokens += len(batch.token_ids)
         flat = self.kv.reshape(-1)
         for i, token in enumerate(batch.token_ids):
