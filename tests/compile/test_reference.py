@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from goldens.tiny_models import TINY_MODELS, TinyModel
-from goldens.tiny_outputs import TinyOutputs
 from radixlm.compile.reference import (
     nothing_quantized,
     reference_logits,
@@ -15,6 +13,9 @@ from radixlm.compile.reference import (
     round_to_int8,
 )
 from radixlm.runtime.manifest import ModelConfig, RopeScaling
+
+from ..goldens.tiny_models import TINY_MODELS, TinyModel
+from ..goldens.tiny_outputs import TinyOutputs
 
 
 def config_of(tiny: TinyModel) -> ModelConfig:

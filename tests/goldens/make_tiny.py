@@ -32,9 +32,7 @@ def main() -> None:
     for tiny in TINY_MODELS.values():
         with tempfile.TemporaryDirectory() as directory:
             tiny.write(Path(directory))
-            model = AutoModelForCausalLM.from_pretrained(
-                directory, dtype=torch.float32, attn_implementation="eager"
-            )
+            model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
         np.savez_compressed(
             OUTPUT / f"{tiny.name}.npz", digest=tiny.digest(), **prefill(tiny, model), **chat(tiny, model)
         )

@@ -151,9 +151,7 @@ def _config(model_type: str, **changes: object) -> dict[str, object]:
     }
 
 
-def _dimensions(
-    hidden: int, inner: int, layers: int, heads: int, kv_heads: int, head_dim: int
-) -> dict[str, object]:
+def _dimensions(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, head_dim: int) -> dict[str, object]:
     return {
         "hidden_size": hidden,
         "intermediate_size": inner,

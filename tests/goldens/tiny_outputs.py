@@ -46,7 +46,5 @@ class TinyOutputs:
                     GoldenPrompt(arrays[f"prompt_{i}"].tolist(), arrays[f"rows_{i}"], arrays[f"logits_{i}"])
                     for i in range(count)
                 ],
-                turns=[
-                    GoldenTurn(arrays[f"turn_{i}"].tolist(), arrays[f"reply_{i}"].tolist()) for i in range(3)
-                ],
+                turns=[GoldenTurn(arrays[f"turn_{i}"].tolist(), arrays[f"reply_{i}"].tolist()) for i in range(3)],
             )

