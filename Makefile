@@ -14,7 +14,6 @@ run: $(ARTIFACT)/manifest.json
 
 test: $(VENV)/.test
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest
 

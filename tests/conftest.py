@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,3 +26,30 @@ def data_dir() -> Path:
 def smollm2_gguf() -> Path:
     """The default model's file out of the cache; a machine's first test run downloads it (98 MB)."""
     return default_model.download()
+
+
+@pytest.fixture(scope="session")
+def smollm2_artifact(smollm2_gguf: Path) -> Path:
+    """The default model compiled for this machine; compiled anew only when the compiler's sources change."""
+    from radixlm.compile import compile_model
+
+    cache_dir = REPOSITORY / ".cache" / "tests"
+    artifact = cache_dir / f"smollm2-{_digest_of_compiler()}.radixlm"
+    if not artifact.is_dir():
+        shutil.rmtree(cache_dir, ignore_errors=True)  # those of older sources
+        cache_dir.mkdir(parents=True)
+        compile_model(smollm2_gguf, artifact)
+    return artifact
+
+
+def _digest_of_compiler() -> str:
+    """A digest of all that decides what an artifact contains, but for the model and the machine."""
+    files = sorted(
+        path for name in ("compile", "tokenizer_fix") for path in (REPOSITORY / name).rglob("*.py")
+    )
+    files += [REPOSITORY / "runtime" / "manifest.py", REPOSITORY / "runtime" / "artifact.py"]
+    digest = hashlib.sha256()
+    for path in [*files, REPOSITORY / "requirements.lock"]:
+        digest.update(f"{path.relative_to(REPOSITORY)}\0".encode())
+        digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]

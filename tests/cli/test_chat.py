@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import subprocess
 import sys
 import textwrap
@@ -24,16 +25,12 @@ SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
 REPLY = {"role": "assistant", "content": "Hello there"}
 
 
-def test_without_a_terminal_it_holds_a_conversation_of_two_turns(
-    runner: CliRunner, engine: type[FakeEngine]
-) -> None:
+def test_without_a_terminal_it_holds_a_conversation_of_two_turns(runner: CliRunner, engine: type[FakeEngine]) -> None:
     result = runner.invoke(cli, ["chat", "x.radixlm"])
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert lines[:2] == [f"> {chat.DEMO_QUESTIONS[0]}", "Hello there"]
-    assert lines[2] == (
-        "2 tokens · 80.0 tokens/s · first token after 125 ms · 0 of 20 prompt tokens from the cache"
-    )
+    assert lines[2] == ("2 tokens · 80.0 tokens/s · first token after 125 ms · 0 of 20 prompt tokens from the cache")
     assert lines[5].endswith("20 of 40 prompt tokens from the cache")
     first, second = ({"role": "user", "content": question} for question in chat.DEMO_QUESTIONS)
     assert [messages for messages, _ in engine.asked] == [[SYSTEM, first], [SYSTEM, first, REPLY, second]]
@@ -55,17 +52,13 @@ def test_a_missing_artifact_is_one_line_and_exit_code_2(runner: CliRunner, engin
     assert result.output == "Error: there is no artifact at nothing; make one with: radixlm compile\n"
 
 
-def test_a_value_out_of_range_is_one_line_and_exit_code_2(
-    runner: CliRunner, engine: type[FakeEngine]
-) -> None:
+def test_a_value_out_of_range_is_one_line_and_exit_code_2(runner: CliRunner, engine: type[FakeEngine]) -> None:
     result = runner.invoke(cli, ["chat", "x.radixlm", "--top-p", "7"])
     assert (result.exit_code, result.output.count("\n")) == (2, 1)
     assert "top_p is 7.0" in result.output
 
 
-def test_a_stopped_reply_stays_as_far_as_it_went(
-    engine: type[FakeEngine], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stopped_reply_stays_as_far_as_it_went(engine: type[FakeEngine], capsys: pytest.CaptureFixture[str]) -> None:
     conversation = Conversation(engine("x.radixlm"), SamplingParams(), "")  # type: ignore[arg-type]
     engine.words = ["Once", None, "never"]
     conversation.ask("Tell a story")
@@ -134,25 +127,47 @@ def test_in_a_real_terminal_ctrl_c_stops_the_reply_and_the_line_but_not_the_prog
     command = [sys.executable, "-c", textwrap.dedent(ENDLESS)]
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=_take_terminal)
     os.close(theirs)
+    terminal = Terminal(ours)
     try:
-        _expect(ours, b"> ")
-        os.write(ours, b"Hi\n")
-        _expect(ours, b"w3 ")
-        os.write(ours, b"\x03")
-        _expect(ours, b"stopped")
-        _expect(ours, b"> ")
-        os.write(ours, b"half a line\x03")
-        _expect(ours, b"/exit leaves")
-        os.write(ours, b"Again\n")
-        _expect(ours, b"w3 ")
-        os.write(ours, b"\x03")
-        _expect(ours, b"> ")
-        os.write(ours, b"\x04")
-        _expect(ours, b"closed")
+        terminal.expect(b"> ")
+        terminal.type(b"Hi\n")
+        terminal.expect(b"w3 ")
+        terminal.type(b"\x03")
+        terminal.expect(b"stopped")
+        terminal.expect(b"> ")
+        terminal.type(b"half a line\x03")
+        terminal.expect(b"/exit leaves")
+        terminal.type(b"Again\n")
+        terminal.expect(b"w3 ")
+        terminal.type(b"\x03")
+        terminal.expect(b"stopped")
+        terminal.expect(b"> ")
+        terminal.type(b"\x04")
+        terminal.expect(b"closed")
         assert process.wait(10) == 0
     finally:
         process.kill()
         os.close(ours)
+
+
+class Terminal:
+    """The other side of a pseudo-terminal."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._seen = b""
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._file, keys)
+
+    def expect(self, what: bytes) -> None:
+        """Read past `what`; a time-out fails the test."""
+        deadline = time.monotonic() + 20
+        while what not in self._seen:
+            ready, _, _ = select.select([self._file], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, self._seen
+            self._seen += os.read(self._file, 4096)
+        self._seen = self._seen.partition(what)[2]
 
 
 def _take_terminal() -> None:
@@ -162,12 +177,3 @@ def _take_terminal() -> None:
 
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
-def _expect(terminal: int, what: bytes) -> None:
-    """Read until `what` is shown; EOFError or a time-out fails the test."""
-    seen = b""
-    deadline = time.monotonic() + 30
-    while what not in seen:
-        assert time.monotonic() < deadline, seen
-        seen += os.read(terminal, 4096)

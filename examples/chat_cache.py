@@ -1,0 +1,31 @@
+"""A chat that shows what each prompt found in the cache: python examples/chat_cache.py smollm2.radixlm"""
+
+from __future__ import annotations
+
+import sys
+
+from radixlm.runtime import Engine, SamplingParams
+
+QUESTIONS = (
+    "What is the capital of France?",
+    "What is it famous for? Answer in one sentence.",
+    "Name one river there.",
+)
+
+
+def main(artifact: str) -> None:
+    messages = [{"role": "system", "content": "You are a helpful assistant."}]
+    params = SamplingParams(temperature=0.0, max_tokens=48)
+    with Engine(artifact) as engine:
+        for question in QUESTIONS:
+            messages.append({"role": "user", "content": question})
+            completion = engine.chat(messages, params)
+            messages.append({"role": "assistant", "content": completion.text})
+            usage, match = completion.usage, completion.cache_match
+            print(f"> {question}\n{completion.text}")
+            print(f"  {usage.cached_tokens} of {usage.prompt_tokens} prompt tokens came from the cache")
+            print(f"  {match.why_not_more or 'all that could be reused was'}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
