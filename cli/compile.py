@@ -5,8 +5,13 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from radixlm.compile.compiler import Quantize
+    from radixlm.runtime.manifest import KVDType
 
 
 @click.command("compile")
@@ -49,9 +54,9 @@ import click
 def command(
     source: str,
     output: Path,
-    quantize: str,
+    quantize: Quantize,
     target: str,
-    kv_dtype: str,
+    kv_dtype: KVDType,
     context_length: int | None,
     as_json: bool,
 ) -> None:

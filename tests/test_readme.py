@@ -1,0 +1,73 @@
+"""What README says can be typed can be typed."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from radixlm.cli.main import COMMANDS, cli
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> Iterator[str]:
+    """The fenced blocks of one language."""
+    yield from re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    """Every line of a shell block that calls radixlm."""
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    return [line for line in lines if line.startswith("radixlm ")]
+
+
+@pytest.mark.parametrize("line", commands())
+def test_a_command_of_the_readme_parses(line: str) -> None:
+    name, *arguments = shlex.split(line, comments=True)[1:]
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    command.make_context(name, arguments)  # raises UsageError on an unknown option or value
+
+
+def test_the_readme_shows_every_command() -> None:
+    assert {line.split()[1] for line in commands()} == set(COMMANDS)
+
+
+def test_every_option_that_the_readme_names_exists() -> None:
+    options = {name for command in COMMANDS for name in _options(command)}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) <= options
+
+
+def test_every_make_target_that_the_readme_names_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = re.findall(r"`make ([a-z]+)`", README) + re.findall(r"^make ([a-z]+)", README, re.MULTILINE)
+    assert {"run", "test"} <= set(named) <= targets
+
+
+def test_every_file_that_the_readme_links_exists() -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_python_of_the_readme_uses_what_the_api_has() -> None:
+    from radixlm.runtime import Engine, GenerationStream
+
+    names = {*dir(Engine), *dir(GenerationStream)}
+    [block] = blocks("python")
+    for node in ast.walk(ast.parse(block)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert node.attr in names | {"text"}, ast.unparse(node)
+
+
+def _options(name: str) -> Iterator[str]:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    for parameter in command.get_params(click.Context(command)):
+        yield from parameter.opts
