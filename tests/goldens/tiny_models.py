@@ -46,7 +46,7 @@ class TinyModel:
         save_file(self.tensors, directory / "model.safetensors", metadata={"format": "pt"})
         for name, content in (
             ("config.json", {**self.config, "torch_dtype": "float32"}),
-            ("tokenizer.json", tokenizer()),
+            ("tokenizer.json", tokenizer(int(self.config["vocab_size"]))),
             ("tokenizer_config.json", tokenizer_config()),
             ("generation_config.json", {"bos_token_id": BOS, "eos_token_id": IM_END}),
         ):
@@ -200,6 +200,7 @@ TINY_MODELS: dict[str, TinyModel] = {
             54,
             _config("mistral", **_dimensions(96, 224, 2, 6, 2, 32), sliding_window=384),
             context_length=384,
+            prompt_lengths=(1, 7, 33, 70, 260),
         ),
         TinyModel(
             "qwen2",
@@ -229,17 +230,19 @@ def byte_alphabet() -> list[str]:
     return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
 
 
-def tokenizer() -> dict[str, object]:
-    """A byte-level BPE `tokenizer.json` with 3 special tokens, 256 bytes and a few English merges."""
+def tokenizer(vocab_size: int) -> dict[str, object]:
+    """A byte-level BPE `tokenizer.json`: 3 special tokens, 256 bytes, a few English merges, unused specials."""
     merges = MERGES.split("|")
     pieces = [*SPECIAL_TOKENS, *byte_alphabet(), *(merge.replace(" ", "") for merge in merges)]
+    specials = {piece: i for i, piece in enumerate(SPECIAL_TOKENS)}
+    specials |= {f"<|unused_{i}|>": i for i in range(len(pieces), vocab_size)}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [{"id": i, "content": token, **flags} for i, token in enumerate(SPECIAL_TOKENS)],
+        "added_tokens": [{"id": i, "content": token, **flags} for token, i in specials.items()],
         "normalizer": None,
         "pre_tokenizer": byte_level,
         "post_processor": None,
@@ -253,7 +256,7 @@ def tokenizer() -> dict[str, object]:
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": False,
-            "vocab": {piece: i for i, piece in enumerate(pieces)},
+            "vocab": {piece: i for i, piece in enumerate(pieces)} | specials,
             "merges": [merge.split(" ") for merge in merges],
         },
     }
