@@ -153,7 +153,10 @@ def compile_model(
 
         report("verify", 0, 1)
         verification = verify_artifact(
-            Artifact.open(directory), lambda name: stored_weight(opened, name, modes[name]), report
+            Artifact.open(directory),
+            lambda name: stored_weight(opened, name, modes[name]).dequantize(),
+            ops.rounded_inputs,
+            report,
         )
         report("publish", 0, 1)
         _publish(directory, output)

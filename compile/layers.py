@@ -7,12 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Linear:
-    """`y = W x (+ b)`; `name` is the checkpoint's, such as `model.layers.0.mlp.up_proj.weight`."""
+    """`y = W x (+ b)`; `name` is the checkpoint's, such as `model.layers.0.mlp.up_proj.weight`.
+
+    A `sensitive` one has inputs whose rounding shows in the text: where weights are integers, its activations get 16 bits
+    instead of 8.
+    """
 
     name: str
     num_outputs: int
     num_inputs: int
     has_bias: bool = False
+    sensitive: bool = False
 
     @property
     def bias_name(self) -> str:

@@ -59,7 +59,7 @@ class Activation:
     gain: Argument
     eps: float
     floats: Place | None = None
-    codes: tuple[Place, Place, Place] | None = field(default=None)
+    codes: dict[bool, tuple[Place, Place, Place]] = field(default_factory=dict)  # by whether they are wide
 
 
 class Ops:
@@ -70,6 +70,7 @@ class Ops:
     ) -> None:
         self.config, self.layout, self.limits, self.target, self.plan = config, layout, limits, target, plan
         self.program = Program()
+        self.rounded_inputs: set[str] = set()  # matrices whose inputs are rounded to 8 bits
         self._layer = 0
 
     # What a model file calls.
@@ -214,10 +215,19 @@ class Ops:
                 parts = tuple((layer.bias_name, layer.num_outputs) for layer in run)
                 bias = Stored(self.plan.vector(parts).name)
             spec = LinearSpec(
-                matrix.kind, matrix.num_outputs, matrix.padded_inputs, y.stride, column, run[0].has_bias, add
+                matrix.kind,
+                matrix.num_outputs,
+                matrix.padded_inputs,
+                y.stride,
+                column,
+                run[0].has_bias,
+                add,
+                run[0].sensitive and matrix.kind.is_quantized,
             )
             codes, scales, minima = self._arrays(matrix.name, matrix.kind)
             if matrix.kind.is_quantized:
+                if not spec.wide:
+                    self.rounded_inputs.update(layer.name for layer in run)
                 self.program.call(
                     spec,
                     lambda spec=spec: integer_linear(spec, self.target),  # type: ignore[misc]
@@ -225,7 +235,7 @@ class Ops:
                     scales,
                     minima,
                     bias,
-                    *self._quantized(x),
+                    *self._quantized(x, spec.wide),
                     y.memory,
                     y.num_rows,
                     y.padded_rows,
@@ -243,17 +253,18 @@ class Ops:
                 )
             column += matrix.num_outputs
 
-    def _quantized(self, x: Activation) -> tuple[Place, Place, Place]:
-        if x.codes is None:
+    def _quantized(self, x: Activation, wide: bool) -> tuple[Place, Place, Place]:
+        if wide not in x.codes:
             groups = round_up(x.width, GROUP) // GROUP
             rows = round_up(x.rows.max_rows, ROW_TILE)
-            x.codes = (
-                self.program.place(("codes", x.width, rows), groups * rows * GROUP),
-                self.program.place(("scales", x.width, rows), groups * rows * 4),
-                self.program.place(("sums", x.width, rows), groups * rows * 8),
+            code_bytes = groups * rows * GROUP * (2 if wide else 1)
+            x.codes[wide] = (
+                self.program.place(("codes", x.width, rows, wide), code_bytes),
+                self.program.place(("scales", x.width, rows, wide), groups * rows * 4),
+                self.program.place(("sums", x.width, rows, wide), groups * rows * 8),
             )
-            self._activate(x, None, x.codes)
-        return x.codes
+            self._activate(x, None, x.codes[wide], wide)
+        return x.codes[wide]
 
     def _floats(self, x: Activation) -> Argument:
         if x.function == "identity":
@@ -261,10 +272,12 @@ class Ops:
         if x.floats is None:
             stride = round_up(x.width, ROW_BLOCK)
             x.floats = self.program.place(("floats", x.width, x.rows.max_rows), x.rows.max_rows * stride * 4)
-            self._activate(x, x.floats, None)
+            self._activate(x, x.floats, None, False)
         return x.floats
 
-    def _activate(self, x: Activation, floats: Place | None, codes: tuple[Place, Place, Place] | None) -> None:
+    def _activate(
+        self, x: Activation, floats: Place | None, codes: tuple[Place, Place, Place] | None, wide: bool
+    ) -> None:
         spec = ActivationSpec(
             x.function,
             x.width,
@@ -274,6 +287,7 @@ class Ops:
             y_stride=round_up(x.width, ROW_BLOCK),
             up_column=x.rows.columns[-1],
             eps=x.eps,
+            wide=wide,
         )
         self.program.call(
             spec,
@@ -291,8 +305,12 @@ def _runs_of_one_kind(layers: Sequence[Linear], plan: WeightPlan) -> list[list[L
     """Neighbours that are stored alike, and so run as one matrix."""
     runs: list[list[Linear]] = []
     for layer in layers:
-        if runs and plan.kinds[runs[-1][0].name] == plan.kinds[layer.name] and runs[-1][0].has_bias == layer.has_bias:
+        if runs and plan.kinds[runs[-1][0].name] == plan.kinds[layer.name] and _alike(runs[-1][0], layer):
             runs[-1].append(layer)
         else:
             runs.append([layer])
     return runs
+
+
+def _alike(a: Linear, b: Linear) -> bool:
+    return a.has_bias == b.has_bias and a.sensitive == b.sensitive

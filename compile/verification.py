@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,19 +13,16 @@ from radixlm.runtime.errors import VerificationFailed
 from radixlm.runtime.manifest import PAGE_SIZE, ModelConfig
 from radixlm.runtime.model_runner import ModelRunner
 
-from .quantization import Weight
 from .reference import reference_logits
 
 NUM_TOKENS = 20  # two pages, the second partly filled
 NUM_DECODED = 3  # of them, one at a time
 SEED = 0
+_TENSORS_OF_A_LAYER = 9
 
 # Root mean square of the difference, over the logits' standard deviation.
 _TOLERANCE_FLOAT = 2e-2
-_TOLERANCE_QUANTIZED = 0.25
-
-GetWeight = Callable[[str], Weight]
-
+_TOLERANCE_ROUNDED = 0.25
 
 @dataclass(frozen=True)
 class Verification:
@@ -36,11 +33,17 @@ class Verification:
     num_tokens: int
 
 
-def verify_artifact(artifact: Artifact, weight: GetWeight, report: Callable[[str, int, int], None]) -> Verification:
+def verify_artifact(
+    artifact: Artifact,
+    weight: Callable[[str], npt.NDArray[np.float32]],
+    rounded_inputs: Set[str],
+    report: Callable[[str, int, int], None],
+) -> Verification:
     """Compare logits of random tokens, prefilled and then decoded one by one.
 
     Args:
-        weight: a tensor by its checkpoint name, as the artifact stores it.
+        weight: a tensor by its checkpoint name, the numbers that the artifact stores.
+        rounded_inputs: names of the matrices whose inputs the kernels round to 8 bits; the reference rounds them too.
         report: called with the stage "verify" and how much of it is done.
 
     Raises:
@@ -49,33 +52,23 @@ def verify_artifact(artifact: Artifact, weight: GetWeight, report: Callable[[str
     config = artifact.manifest.model
     num_tokens = min(NUM_TOKENS, artifact.manifest.context_length)
     token_ids = np.random.default_rng(SEED).integers(0, config.vocab_size, num_tokens).astype(np.int32)
-    quantized: dict[str, bool] = {}
-    read = 0
+    num_reads, total = 0, config.num_hidden_layers * _TENSORS_OF_A_LAYER + 3
 
-    def dequantized(name: str) -> npt.NDArray[np.float32]:
-        nonlocal read
-        read += 1
-        report("verify", min(read, config.num_hidden_layers * 9), config.num_hidden_layers * 9 + 1)
-        stored = weight(name)
-        quantized[name] = stored.kind.is_quantized
-        return stored.dequantize()
+    def counted(name: str) -> npt.NDArray[np.float32]:
+        nonlocal num_reads
+        num_reads += 1
+        report("verify", min(num_reads, total), total)
+        return weight(name)
 
     expected = reference_logits(
         config,
-        dequantized,
+        counted,
         token_ids,
-        quantized=lambda name: _is_quantized(name, weight, quantized),
+        quantized=lambda name: name in rounded_inputs,
         kv_dtype=artifact.manifest.kv.dtype,
     )
-    actual = _run(artifact, token_ids)
-    report("verify", 1, 1)
-    return _compare(expected, actual, any(quantized.values()), config)
-
-
-def _is_quantized(name: str, weight: GetWeight, known: dict[str, bool]) -> bool:
-    if name not in known:
-        known[name] = weight(name).kind.is_quantized
-    return known[name]
+    tolerance = _TOLERANCE_ROUNDED if rounded_inputs else _TOLERANCE_FLOAT
+    return _compare(expected, _run(artifact, token_ids), tolerance, config)
 
 
 def _run(artifact: Artifact, token_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
@@ -104,9 +97,8 @@ def _run(artifact: Artifact, token_ids: npt.NDArray[np.int32]) -> npt.NDArray[np
 
 
 def _compare(
-    expected: npt.NDArray[np.floating], actual: npt.NDArray[np.float32], quantized: bool, config: ModelConfig
+    expected: npt.NDArray[np.floating], actual: npt.NDArray[np.float32], tolerance: float, config: ModelConfig
 ) -> Verification:
-    tolerance = _TOLERANCE_QUANTIZED if quantized else _TOLERANCE_FLOAT
     difference = np.sqrt(np.mean(np.square(expected - actual), axis=-1)) / expected.std(axis=-1)
     worst = float(difference.max())
     if not worst <= tolerance:  # a NaN is no agreement

@@ -2,6 +2,9 @@
 
 Codes of a row lie in groups of 32 inputs: `codes` int32 `[K/32, padded_rows, 8]` (4 int8 each), `scales` float32
 `[K/32, padded_rows]`, `sums` int32 `[K/32, padded_rows, 2]` (of halves of 16). Padded rows are zeros.
+
+Where a matrix is sensitive its activations are `wide`: 16 bits, as two int8 with `code = 256 * high + low`, in `codes`
+`[K/32, padded_rows, 16]`, high ones first. That costs twice the multiplications, and no more memory traffic.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ class ActivationSpec:
     y_stride: int = 0
     up_column: int = 0
     eps: float = 0.0
+    wide: bool = False
 
 
 def activation(spec: ActivationSpec, target: Target) -> Any:
@@ -59,10 +63,10 @@ def activation(spec: ActivationSpec, target: Target) -> Any:
                     if spec.keep_float:
                         _copy(values, y, m * spec.y_stride, spec.width)
                     if spec.quantize:
-                        _quantize(values, codes, scales, sums, m, padded_rows, padded_width)
+                        _quantize(spec, values, codes, scales, sums, m, padded_rows)
                 with otherwise:
                     if spec.quantize:
-                        _zero(codes, scales, sums, m, padded_rows, padded_width)
+                        _zero(spec, codes, scales, sums, m, padded_rows)
 
         for_each_row(padded_rows if spec.quantize else num_rows, row)
     return k.function
@@ -149,29 +153,44 @@ def _copy(values: Memory, y: Memory, start: Expr, width: int) -> None:
 
 
 def _quantize(
-    values: Memory, codes: Memory, scales: Memory, sums: Memory, m: Expr, padded_rows: Expr, width: int
+    spec: ActivationSpec, values: Memory, codes: Memory, scales: Memory, sums: Memory, m: Expr, padded_rows: Expr
 ) -> None:
-    """Round each group to int8: scale = max |x| / 127, ties to even."""
+    """Round each group to int8 (scale = max |x| / 127) or int16 (max |x| / 32512, so that both bytes fit int8)."""
     scale = registers(2, "float32")  # scale and its inverse
-    with serial(width // GROUP) as g:
-        low, high = values[lanes(g * GROUP)], values[lanes(g * GROUP + LANES)]
-        largest = T.max(reduce_max(T.max(absolute(low), absolute(high))), T.float32(1e-30))
-        scale[0] = largest * T.float32(1 / 127)
-        scale[1] = T.float32(127) / largest
-        scales[g * padded_rows + m] = scale[0]
-        for half, value in enumerate((low, high)):
+    limit = 127 * 256 if spec.wide else 127
+    words = 16 if spec.wide else 8
+    with serial(round_up(spec.width, GROUP) // GROUP) as g:
+        pair = [values[lanes(g * GROUP)], values[lanes(g * GROUP + LANES)]]
+        largest = T.max(reduce_max(T.max(absolute(pair[0]), absolute(pair[1]))), T.float32(1e-30))
+        scale[0] = largest * T.float32(1 / limit)
+        scale[1] = T.float32(limit) / largest
+        row = g * padded_rows + m
+        scales[row] = scale[0]
+        for half, value in enumerate(pair):
             rounded = T.Cast("int32x16", T.nearbyint(value * splat(scale[1])))
-            where = (g * padded_rows + m) * 8 + half * 4
-            codes[lanes(where, 4)] = T.reinterpret("int32x4", T.Cast("int8x16", rounded))
-            sums[(g * padded_rows + m) * 2 + half] = reduce_sum_i32(rounded)
+            where = row * words + half * 4
+            if spec.wide:
+                high = T.shift_right(rounded + splat(T.int32(128)), splat(T.int32(8)))
+                codes[lanes(where, 4)] = _as_bytes(high)
+                codes[lanes(where + 8, 4)] = _as_bytes(rounded - T.shift_left(high, splat(T.int32(8))))
+            else:
+                codes[lanes(where, 4)] = _as_bytes(rounded)
+            sums[row * 2 + half] = reduce_sum_i32(rounded)
 
 
-def _zero(codes: Memory, scales: Memory, sums: Memory, m: Expr, padded_rows: Expr, width: int) -> None:
-    with serial(width // GROUP) as g:
-        scales[g * padded_rows + m] = T.float32(0)
-        codes[lanes((g * padded_rows + m) * 8, 8)] = splat(T.int32(0), 8)
+def _as_bytes(integers: Expr) -> Expr:
+    """16 int32 that fit int8, as 4 int32 of 4 bytes."""
+    return T.reinterpret("int32x4", T.Cast("int8x16", integers))
+
+
+def _zero(spec: ActivationSpec, codes: Memory, scales: Memory, sums: Memory, m: Expr, padded_rows: Expr) -> None:
+    words = 16 if spec.wide else 8
+    with serial(round_up(spec.width, GROUP) // GROUP) as g:
+        row = g * padded_rows + m
+        scales[row] = T.float32(0)
+        codes[lanes(row * words, words)] = splat(T.int32(0), words)
         for half in range(2):
-            sums[(g * padded_rows + m) * 2 + half] = T.int32(0)
+            sums[row * 2 + half] = T.int32(0)
 
 
 def gather_rows(width: int) -> Any:

@@ -7,6 +7,7 @@ groups along K one after another, so a row's result does not depend on the rows 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
@@ -41,7 +42,7 @@ def integer_linear(spec: LinearSpec, target: Target) -> Any:
             num_rows=SIZE,
             padded_rows=SIZE,
         )
-        x = _Activations(x_codes, x_scales, x_sums, padded_rows)
+        x = _Activations(x_codes, x_scales, x_sums, padded_rows, 2 * CHUNKS if spec.wide else CHUNKS)
         matrix = _IntegerMatrix(spec, target, codes, scales, minima, bias, x, y)
         with either(num_rows == 1) as (then, otherwise):
             with then:
@@ -53,16 +54,17 @@ def integer_linear(spec: LinearSpec, target: Target) -> Any:
 
 @dataclass(frozen=True)
 class _Activations:
-    """Quantized rows, as `activation.py` lays them out; `stride` is the padded number of rows."""
+    """Quantized rows, as `activation.py` lays them out: `stride` padded rows, `words` int32 of a row's group."""
 
     codes: Memory
     scales: Memory
     sums: Memory
     stride: Expr
+    words: int
 
-    def chunk(self, g: Expr, row: Expr, chunk: int) -> Expr:
-        """4 int8 of a row, in an int32."""
-        return self.codes[(g * self.stride + row) * CHUNKS + chunk]
+    def chunk(self, g: Expr, row: Expr, chunk: int, byte: int) -> Expr:
+        """4 int8 of a row, in an int32; of wide codes, byte 0 is the high one."""
+        return self.codes[(g * self.stride + row) * self.words + byte * CHUNKS + chunk]
 
     def scale(self, g: Expr, row: Expr) -> Expr:
         """The scale of a row's group."""
@@ -92,6 +94,7 @@ class _IntegerMatrix:
         self.codes, self.scales, self.minima, self.bias = codes, scales, minima, bias
         self.dot, self.has_fma = DOTS[target.integer_dot], target.has_fma
         self.bits = 4 if spec.kind.name == "q4" else 8
+        self.num_bytes = 2 if spec.wide else 1  # of an activation's code
         self.zero = 0 if spec.kind.has_minimum else 1 << (self.bits - 1)
         self.groups, self.blocks = spec.num_inputs // GROUP, spec.num_outputs // ROW_BLOCK
         self.group_bytes = ROW_BLOCK * GROUP * self.bits // 8
@@ -109,10 +112,14 @@ class _IntegerMatrix:
             with serial(self.groups) as g:
                 start = (block * self.groups + g) * self.group_bytes
                 self._clear(acc, 2)
-                for chunk in range(CHUNKS):  # halves apart: two chains of additions, not one
-                    for piece in range(self.dot.num_pieces):
-                        weights = code_bytes(self.codes, start, chunk, piece, self.dot, self.bits)
-                        self._accumulate(acc, chunk // (CHUNKS // 2), piece, weights, self.x.chunk(g, 0, chunk))
+                for byte in range(self.num_bytes):
+                    if byte:
+                        self._shift(acc, 2)
+                    for chunk in range(CHUNKS):  # halves apart: two chains of additions, not one
+                        for piece in range(self.dot.num_pieces):
+                            weights = code_bytes(self.codes, start, chunk, piece, self.dot, self.bits)
+                            x = self.x.chunk(g, 0, chunk, byte)
+                            self._accumulate(acc, chunk // (CHUNKS // 2), piece, weights, x)
                 parts = [self._outputs(acc, 0), self._outputs(acc, 1)]
                 for half in self.halves:
                     total = parts[0] + parts[1] if half is None else parts[half]
@@ -158,13 +165,15 @@ class _IntegerMatrix:
         for half in self.halves:
             chunks = range(CHUNKS) if half is None else range(half * CHUNKS // 2, (half + 1) * CHUNKS // 2)
             self._clear(acc, self.tile_rows * width)
-            for chunk in chunks:
-                for m in range(self.tile_rows):
-                    for n in range(width):
-                        for piece in range(self.dot.num_pieces):
-                            weights = unpacked[n][lanes(chunk * CHUNK + piece * size, size)]
-                            x = self.x.chunk(g, tile * self.tile_rows + m, chunk)
-                            self._accumulate(acc, m * width + n, piece, weights, x)
+            for byte in range(self.num_bytes):
+                if byte:
+                    self._shift(acc, self.tile_rows * width)
+                for chunk, m, n, piece in product(
+                    chunks, range(self.tile_rows), range(width), range(self.dot.num_pieces)
+                ):
+                    weights = unpacked[n][lanes(chunk * CHUNK + piece * size, size)]
+                    x = self.x.chunk(g, tile * self.tile_rows + m, chunk, byte)
+                    self._accumulate(acc, m * width + n, piece, weights, x)
             for m in range(self.tile_rows):
                 for n in range(width):
                     where = lanes(((local * self.tile_rows + m) * width + n) * ROW_BLOCK)
@@ -176,6 +185,13 @@ class _IntegerMatrix:
         size = self.dot.piece_lanes
         for i in range(accumulators * self.dot.num_pieces):
             acc[lanes(i * size, size)] = splat(T.int32(0), size)
+
+    def _shift(self, acc: Memory, accumulators: int) -> None:
+        """From sums of high bytes to what low bytes are added to: 32 * 255 * 32512 still fits an int32."""
+        size = self.dot.piece_lanes
+        for i in range(accumulators * self.dot.num_pieces):
+            where = lanes(i * size, size)
+            acc[where] = T.shift_left(acc[where], splat(T.int32(8), size))
 
     def _accumulate(self, acc: Memory, i: int, piece: int, weights: Expr, x: Expr) -> None:
         size = self.dot.piece_lanes

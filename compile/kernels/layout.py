@@ -26,7 +26,10 @@ def round_up(n: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class LinearSpec:
-    """All that a linear kernel is specialized to. Sizes are padded; `column` and `y_stride` place the output."""
+    """All that a linear kernel is specialized to. Sizes are padded; `column` and `y_stride` place the output.
+
+    `wide` tells an integer kernel that activations come in 16 bits (see `activation.py`).
+    """
 
     kind: WeightKind
     num_outputs: int
@@ -35,6 +38,7 @@ class LinearSpec:
     column: int = 0
     has_bias: bool = False
     add_to_output: bool = False
+    wide: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ class LlamaAttention:
         queries = config.num_attention_heads * config.head_dim
         keys = config.num_key_value_heads * config.head_dim
         hidden, bias = config.hidden_size, config.attention_bias
-        self.q_proj = Linear(f"{name}.q_proj.weight", queries, hidden, bias)
-        self.k_proj = Linear(f"{name}.k_proj.weight", keys, hidden, bias)
-        self.v_proj = Linear(f"{name}.v_proj.weight", keys, hidden, bias)
+        # With 8 bits, rounding what enters these and the output matrix makes half of all the error (bench/LOG.md).
+        self.q_proj = Linear(f"{name}.q_proj.weight", queries, hidden, bias, sensitive=True)
+        self.k_proj = Linear(f"{name}.k_proj.weight", keys, hidden, bias, sensitive=True)
+        self.v_proj = Linear(f"{name}.v_proj.weight", keys, hidden, bias, sensitive=True)
         self.o_proj = Linear(f"{name}.o_proj.weight", hidden, queries)
 
     def forward(self, op: Ops, x: Activation) -> Activation:
@@ -64,7 +65,7 @@ class LlamaForCausalLM:
         self.layers = [LlamaDecoderLayer(config, f"model.layers.{i}") for i in range(config.num_hidden_layers)]
         self.norm = RMSNorm("model.norm.weight", config.hidden_size)
         head = self.embed_tokens.name if config.tie_word_embeddings else "lm_head.weight"
-        self.lm_head = Linear(head, config.vocab_size, config.hidden_size)
+        self.lm_head = Linear(head, config.vocab_size, config.hidden_size, sensitive=True)
 
     def forward(self, op: Ops) -> None:
         """Append the whole model."""
