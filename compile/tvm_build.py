@@ -36,7 +36,6 @@ def _name_the_device() -> Any:
     in between, and moves allocations out of such a scope.
     """
 
-    @tvm.tirx.transform.prim_func_pass(opt_level=0)
     def name_the_device(function: Any, module: Any, context: Any) -> Any:
         if "global_symbol" in function.attrs:
             return function
@@ -45,4 +44,4 @@ def _name_the_device() -> Any:
             body = tvm.tirx.AttrStmt(tvm.tirx.IntImm("int32", 0), key, tvm.tirx.IntImm("int32", value), body)
         return function.with_body(body)
 
-    return name_the_device
+    return tvm.tirx.transform.prim_func_pass(name_the_device, opt_level=0)

@@ -103,7 +103,7 @@ def _compare(
     worst = float(difference.max())
     if not worst <= tolerance:  # a NaN is no agreement
         raise VerificationFailed(
-            f"logits differ from the NumPy evaluation by {worst:.3g} of their deviation (token {int(difference.argmax())}), "
+            f"logits differ from the NumPy evaluation by {worst:.3g} of their deviation (token {difference.argmax()}), "
             f"at most {tolerance} is rounding; nothing was published. Please report the model ({config.architecture})"
         )
     return Verification(worst, tolerance, len(actual))

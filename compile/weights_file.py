@@ -1,7 +1,7 @@
 """Weights from a source into `weights.safetensors`, in kernel layout, a strip of rows at a time.
 
-The file has no holes (safetensors allows none): the header is padded with spaces and every tensor with zeros to multiples
-of 64 bytes, so that the mapped file can be used as it is.
+The file has no holes (safetensors allows none): the header is padded with spaces and every tensor with zeros to
+multiples of 64 bytes, so that the mapped file can be used as it is.
 """
 
 from __future__ import annotations

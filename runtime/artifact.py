@@ -165,7 +165,7 @@ def _verified_dir() -> Path:
 def _read_manifest(path: Path) -> Manifest:
     file = path / MANIFEST
     if not path.is_dir() or not file.is_file():
-        hint = "give a .radixlm directory" if path.exists() else "compile one with `radixlm compile SOURCE -o NAME.radixlm`"
+        hint = "give a .radixlm directory" if path.exists() else "make one: radixlm compile SOURCE -o NAME.radixlm"
         raise ArtifactNotFound(f"{path} is not an artifact (no {MANIFEST} in it); {hint}")
     if file.stat().st_size > _MAX_MANIFEST_BYTES:
         raise CorruptArtifact(f"{file} has {file.stat().st_size} bytes, at most {_MAX_MANIFEST_BYTES} are allowed")

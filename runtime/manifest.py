@@ -64,7 +64,7 @@ class ModelConfig(_Strict, frozen=True, kw_only=True):
 class KVLayout(_Strict, frozen=True, kw_only=True):
     """How keys and values lie in a page of `PAGE_SIZE` tokens.
 
-    The pool is `[layers, pages, 2, kv_heads, PAGE_SIZE * head_dim]`; keys are stored transposed, `[head_dim, PAGE_SIZE]`,
+    The pool is `[layers, pages, 2, kv_heads, PAGE_SIZE * head_dim]`; keys lie transposed, `[head_dim, PAGE_SIZE]`,
     values as `[PAGE_SIZE, head_dim]`.
     """
 
@@ -106,7 +106,8 @@ class TensorKindInfo(_Strict, frozen=True, kw_only=True):
     count: Annotated[int, msgspec.Meta(ge=0)]
     bytes: Bytes
     source: tuple[str, ...]  # the source's own types, such as "Q4_1"
-    relative_error: Annotated[float, msgspec.Meta(ge=0.0)]  # root mean square, over that of the source's numbers; 0.0 is exact
+    # root mean square of what rounding changed, over that of the source's numbers; 0.0 is exact
+    relative_error: Annotated[float, msgspec.Meta(ge=0.0)]
 
 
 class QuantizationInfo(_Strict, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ Function = Literal["rms_norm", "silu_mul", "identity"]
 
 @dataclass(frozen=True)
 class ActivationSpec:
-    """`width` numbers out of `[rows, x_stride]` in; `silu_mul` takes its gate at column 0 and its factor at `up_column`."""
+    """`width` numbers of rows `[rows, x_stride]`; `silu_mul` has its gate at column 0 and its factor at `up_column`."""
 
     function: Function
     width: int

@@ -36,7 +36,8 @@ def attention(layout: KVLayout, num_heads: int, target: Target) -> Any:
     num_rows) -> 0`.
 
     `q` and `y` float32 `[num_rows, num_heads * head_dim]`; token m sees `kv_lengths[m]` rows of the pages in row
-    `row_of_token[m]` of `page_table` int32 `[B, table_stride]`. `spans` is scratch; `max_spans` the spans of the longest row.
+    `row_of_token[m]` of `page_table` int32 `[B, table_stride]`. `spans` is scratch, with `max_spans` spans
+    for the longest row.
     """
     with Kernel() as k:
         q, pool, table, row_of_token, kv_lengths, spans, y, layer, num_pages, table_stride, max_spans, num_rows = (

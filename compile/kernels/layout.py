@@ -83,9 +83,11 @@ def pack(weight: Weight) -> PackedWeight:
         return PackedWeight(np.ascontiguousarray(codes.reshape(blocks, ROW_BLOCK, inputs).swapaxes(1, 2)), None, None)
     chunks = codes.reshape(blocks, ROW_BLOCK, inputs // GROUP, 8, 4).transpose(0, 2, 3, 1, 4)
     if kind.name == "q4":
-        chunks = chunks[:, :, 0::2] | chunks[:, :, 1::2] << 4
+        chunks = chunks[:, :, 0::2] + chunks[:, :, 1::2] * np.uint8(16)
     return PackedWeight(
-        np.ascontiguousarray(chunks), _pack_scales(weight.scales, inputs, kind), _pack_scales(weight.minima, inputs, kind)
+        np.ascontiguousarray(chunks),
+        _pack_scales(weight.scales, inputs, kind),
+        _pack_scales(weight.minima, inputs, kind),
     )
 
 

@@ -63,7 +63,8 @@ def copy_rows(layout: KVLayout) -> Any:
 def move_pages(layout: KVLayout, *, into_pool: bool) -> Any:
     """A PrimFunc `(pool, pages, buffer, num_pages, num_moved) -> 0`.
 
-    `buffer` holds whole pages, `[num_moved, layers, 2 * kv_heads * PAGE_SIZE * head_dim]`: what the disk tier reads and writes.
+    `buffer` holds whole pages, `[num_moved, layers, 2 * kv_heads * PAGE_SIZE * head_dim]`: the door of
+    a disk tier.
     """
     dtype = KV_DTYPES[layout.dtype]
     size = 2 * layout.num_kv_heads * PAGE_SIZE * layout.head_dim

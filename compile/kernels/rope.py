@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al., 2021; halves rotated, as in Hugging Face's Llama), and the append to the pool."""
+"""Rotary position embedding (Su et al., 2021; halves rotated, as Hugging Face's Llama), and appending to the pool."""
 
 from __future__ import annotations
 
