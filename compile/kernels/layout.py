@@ -8,6 +8,7 @@ neighbouring inputs; in 4 bits, a byte holds chunk 2j in its low and chunk 2j+1 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -91,7 +92,7 @@ def pack(weight: Weight) -> PackedWeight:
     )
 
 
-def _padded(matrix: npt.NDArray[np.generic], outputs: int, inputs: int) -> npt.NDArray[np.generic]:
+def _padded(matrix: npt.NDArray[Any], outputs: int, inputs: int) -> npt.NDArray[Any]:
     pad = [(0, round_up(size, multiple) - size) for size, multiple in zip(matrix.shape, (outputs, inputs), strict=True)]
     return matrix if pad == [(0, 0), (0, 0)] else np.pad(matrix, pad)
 
