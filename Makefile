@@ -4,13 +4,15 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 ARTIFACT := .cache/smollm2.radixlm
+# What the model's makers recommend; the GGUF file does not say so itself.
+SAMPLING := --temperature 0.2 --top-p 0.9
 # What an artifact is made by: it is compiled again when one of these is newer.
 COMPILER := $(shell find compile tokenizer_fix -name '*.py') runtime/manifest.py runtime/artifact.py requirements.lock
 
 .PHONY: run test lint goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
-	@$(BIN)/radixlm chat $(ARTIFACT)
+	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
 
 test: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -16,11 +16,9 @@ if TYPE_CHECKING:
     from .conversation import Conversation
 
 DEFAULT_SYSTEM = "You are a helpful assistant."
-DEMO_QUESTIONS = (
-    "What is the capital of France?",
-    "What is it famous for? Answer in one sentence.",
-)
-DEMO_MAX_TOKENS = 96
+DEMO_QUESTIONS = ("What is gravity?", "Who first described it?")
+DEMO_MAX_TOKENS = 128
+DEMO_SEED = 1
 HELP = "/reset forgets the conversation, /exit leaves (so does Ctrl-D); Ctrl-C stops a reply"
 
 
@@ -47,7 +45,7 @@ def command(artifact: Path, system: str, **options: Any) -> None:
         interactive = sys.stdin is not None and sys.stdin.isatty()
         defaults = engine.default_params
         if not interactive:
-            defaults = dataclasses.replace(defaults, temperature=0.0, max_tokens=DEMO_MAX_TOKENS)
+            defaults = dataclasses.replace(defaults, temperature=0.0, seed=DEMO_SEED, max_tokens=DEMO_MAX_TOKENS)
         conversation = Conversation(engine, sampling_wishes.params(defaults), system)
         if interactive:
             _talk(conversation)

@@ -54,8 +54,7 @@ def engine_options(function: F) -> F:
         click.option(
             "--kv-cache-gb",
             type=click.FloatRange(min=0, min_open=True),
-            help="Memory for keys and values, in GB.  [default: as much as is needed, up to a quarter of "
-            "what is free]",
+            help="Memory for keys and values, in GB.  [default: as much as is needed, up to a quarter of what is free]",
         ),
     ):
         function = option(function)
@@ -91,9 +90,7 @@ def sampling_options(function: F) -> F:
         click.option("--stop", multiple=True, metavar="TEXT", help="End the reply before this; repeatable."),
         click.option("--seed", type=int, help="Make sampling repeatable."),
         click.option("--repetition-penalty", type=float, help="Above 1, repeat less."),
-        click.option(
-            "--min-p", type=float, help="Drop tokens below this share of the best one's probability."
-        ),
+        click.option("--min-p", type=float, help="Drop tokens below this share of the best one's probability."),
         click.option("--top-p", type=float, help="Sample from the tokens that make up this probability."),
         click.option("--top-k", type=int, help="Sample from this many tokens; 0 is all."),
         click.option("--temperature", type=float, help="0 always takes the most likely token."),

@@ -7,9 +7,9 @@ import sys
 from radixlm.runtime import Engine, SamplingParams
 
 QUESTIONS = (
-    "What is the capital of France?",
-    "What is it famous for? Answer in one sentence.",
-    "Name one river there.",
+    "What is gravity?",
+    "Who first described it?",
+    "Why do things fall down?",
 )
 
 

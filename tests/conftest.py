@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -36,17 +37,22 @@ def smollm2_artifact(smollm2_gguf: Path) -> Path:
     cache_dir = REPOSITORY / ".cache" / "tests"
     artifact = cache_dir / f"smollm2-{_digest_of_compiler()}.radixlm"
     if not artifact.is_dir():
-        shutil.rmtree(cache_dir, ignore_errors=True)  # those of older sources
-        cache_dir.mkdir(parents=True)
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        _drop_stale(cache_dir)
         compile_model(smollm2_gguf, artifact)
     return artifact
 
 
+def _drop_stale(cache_dir: Path) -> None:
+    """Drop artifacts of other sources, but for those that a run beside this one may be using."""
+    for artifact in cache_dir.iterdir():
+        if artifact.stat().st_mtime < time.time() - 3600:
+            shutil.rmtree(artifact, ignore_errors=True)
+
+
 def _digest_of_compiler() -> str:
     """A digest of all that decides what an artifact contains, but for the model and the machine."""
-    files = sorted(
-        path for name in ("compile", "tokenizer_fix") for path in (REPOSITORY / name).rglob("*.py")
-    )
+    files = sorted(path for name in ("compile", "tokenizer_fix") for path in (REPOSITORY / name).rglob("*.py"))
     files += [REPOSITORY / "runtime" / "manifest.py", REPOSITORY / "runtime" / "artifact.py"]
     digest = hashlib.sha256()
     for path in [*files, REPOSITORY / "requirements.lock"]:

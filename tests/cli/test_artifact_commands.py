@@ -1,0 +1,110 @@
+"""compile, inspect, generate and serve on the real default model."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from radixlm.cli.main import cli
+
+RADIXLM = [sys.executable, "-c", "from radixlm.cli.main import main; main()"]
+
+
+def test_inspect_shows_dimensions_weights_and_files(runner: CliRunner, smollm2_artifact: Path) -> None:
+    result = runner.invoke(cli, ["inspect", str(smollm2_artifact), "--verify"])
+    assert result.exit_code == 0, result.output
+    rows = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in result.output.splitlines())
+    assert rows["architecture"] == "llama"
+    assert rows["vocabulary"] == "49,152"
+    assert rows["quantization"] == "keep"
+    assert rows["digests"] == "all files are those that the manifest describes"
+    assert {"model.so", "weights.safetensors", "tokenizer.json"} <= set(rows)
+
+
+def test_inspect_prints_the_manifest_as_json(runner: CliRunner, smollm2_artifact: Path) -> None:
+    result = runner.invoke(cli, ["inspect", str(smollm2_artifact), "--json"])
+    assert json.loads(result.output) == json.loads((smollm2_artifact / "manifest.json").read_text())
+
+
+def test_inspect_verify_finds_a_changed_byte(runner: CliRunner, smollm2_artifact: Path, tmp_path: Path) -> None:
+    artifact = tmp_path / "changed.radixlm"
+    shutil.copytree(smollm2_artifact, artifact)
+    with (artifact / "weights.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        last = file.read(1)[0]
+        file.seek(-1, 2)
+        file.write(bytes([last ^ 1]))
+    assert runner.invoke(cli, ["inspect", str(artifact)]).exit_code == 0
+    result = runner.invoke(cli, ["inspect", str(artifact), "--verify"])
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
+    assert "weights.safetensors" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["no-such.gguf"], "no-such.gguf"),
+        (["{empty}"], "no model"),
+        (["{text}"], "{text}"),
+        (["{text}", "--target", "mips"], "unknown target"),
+    ],
+)
+def test_compile_refuses_bad_input_with_one_line_and_leaves_nothing(
+    runner: CliRunner, tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.gguf").write_text("not a model")
+    names = {"empty": str(tmp_path / "empty"), "text": str(tmp_path / "text.gguf")}
+    output = tmp_path / "out" / "x.radixlm"
+    output.parent.mkdir()
+    result = runner.invoke(cli, ["compile", *(a.format(**names) for a in arguments), "-o", str(output), "--json"])
+    assert (result.exit_code, result.output.count("\n")) == (2, 1), result.output
+    assert result.output.startswith("Error: ")
+    assert says.format(**names) in result.output
+    assert list(output.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("prompt", ["", "word " * 10_000])
+def test_generate_refuses_an_empty_and_an_endless_prompt(
+    runner: CliRunner, smollm2_artifact: Path, prompt: str
+) -> None:
+    result = runner.invoke(cli, ["generate", str(smollm2_artifact), prompt])
+    assert (result.exit_code, result.output.count("\n")) == (2, 1), result.output
+
+
+def test_serve_answers_and_finds_the_second_prompt_in_the_cache(smollm2_artifact: Path) -> None:
+    command = [*RADIXLM, "serve", smollm2_artifact, "--port", "0", "--model-id", "small"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr is not None
+        address = re.search(r"http://\S+", server.stderr.readline())
+        assert address is not None
+        body = {"model": "small", "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+        first, second = (httpx.post(f"{address[0]}/completions", json=body, timeout=60).json() for _ in "ab")
+        assert first["choices"] == second["choices"]
+        assert "Paris" in first["choices"][0]["text"]
+        cached = [reply["usage"]["prompt_tokens_details"]["cached_tokens"] for reply in (first, second)]
+        assert cached == [0, first["usage"]["prompt_tokens"] - 1]
+        server.send_signal(signal.SIGINT)
+        assert server.wait(30) in (0, 130)
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_serve_says_when_its_port_is_taken(runner: CliRunner, smollm2_artifact: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = runner.invoke(cli, ["serve", str(smollm2_artifact), "--port", port])
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
+    assert f"cannot listen on 127.0.0.1 port {port}" in result.output
