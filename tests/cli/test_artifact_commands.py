@@ -14,7 +14,6 @@ from pathlib import Path
 import httpx
 import pytest
 from click.testing import CliRunner
-
 from radixlm.cli.main import cli
 
 RADIXLM = [sys.executable, "-c", "from radixlm.cli.main import main; main()"]
@@ -44,7 +43,6 @@ def test_inspect_verify_finds_a_changed_byte(runner: CliRunner, smollm2_artifact
         last = file.read(1)[0]
         file.seek(-1, 2)
         file.write(bytes([last ^ 1]))
-    assert runner.invoke(cli, ["inspect", str(artifact)]).exit_code == 0
     result = runner.invoke(cli, ["inspect", str(artifact), "--verify"])
     assert (result.exit_code, result.output.count("\n")) == (2, 1)
     assert "weights.safetensors" in result.output
