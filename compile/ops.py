@@ -21,7 +21,7 @@ from .kernels.rope import rope_angles, rope_append
 from .layers import Embedding, Linear, RMSNorm
 from .program import Argument, Input, Place, Program, Size, Stored
 from .quantization import WeightKind
-from .rope_frequencies import INVERSE_FREQUENCIES
+from .rope_frequencies import ROPE_FREQUENCIES
 from .targets import Target
 from .weight_plan import WeightPlan
 
@@ -189,7 +189,7 @@ class Ops:
         return self.program.place("angles", self.limits.num_tokens * self.config.head_dim * 4)
 
     def _rope_angles(self) -> None:
-        frequencies = self.plan.vector(((INVERSE_FREQUENCIES, self.config.head_dim // 2),))
+        frequencies = self.plan.vector(((ROPE_FREQUENCIES, self.config.head_dim // 2),))
         self.program.call(
             "rope_angles",
             lambda: rope_angles(self.config.head_dim),

@@ -1,37 +1,42 @@
-"""Inverse frequencies of rotary position embedding, with the stretching that long contexts use."""
+"""Frequencies of rotary position embedding (Su et al., 2021), with the stretching that long contexts use."""
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from radixlm.runtime.manifest import ModelConfig, RopeScaling
 
-INVERSE_FREQUENCIES = "rope.inverse_frequencies"  # the name of the computed tensor
+ROPE_FREQUENCIES = "rope.frequencies"  # the name of the computed tensor
+
+Float32Array = npt.NDArray[np.float32]
 
 
-def inverse_frequencies(config: ModelConfig) -> npt.NDArray[np.float32]:
-    """float32 `[head_dim / 2]`: radians per position, rounded step by step as Transformers does."""
-    exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    plain = (1.0 / np.float32(config.rope_theta) ** exponent).astype(np.float32)
-    scaling = config.rope_scaling
+def rope_frequencies(config: ModelConfig) -> Float32Array:
+    """Radians per position of each rotated pair, float32 `[head_dim / 2]`.
+
+    Computed in float32 as `transformers` does: in float64 the angles at position 8,000 differ by up to 5e-4.
+    """
+    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    frequencies = np.float32(1.0) / np.power(np.float32(config.rope_theta), exponents, dtype=np.float32)
+    return _stretch(frequencies, config.rope_scaling).astype(np.float32)
+
+
+def _stretch(frequencies: Float32Array, scaling: RopeScaling | None) -> npt.NDArray[Any]:
     if scaling is None:
-        return plain
-    if scaling.type == "factors":
-        return (plain / np.asarray(scaling.factors, np.float32)).astype(np.float32)
+        return frequencies
     if scaling.type == "linear":
-        return (plain / np.float32(scaling.factor)).astype(np.float32)
-    return _llama3(plain, scaling)
+        return frequencies / np.float32(scaling.factor)
+    if scaling.type == "factors":
+        return frequencies / np.array(scaling.factors, dtype=np.float32)
+    return _stretch_llama3(frequencies, scaling)
 
 
-def _llama3(plain: npt.NDArray[np.float32], scaling: RopeScaling) -> npt.NDArray[np.float32]:
-    """Llama 3.1: keep short wavelengths, stretch long ones by `factor`, blend between."""
+def _stretch_llama3(frequencies: Float32Array, scaling: RopeScaling) -> npt.NDArray[Any]:
+    """Divide slow frequencies by `factor`, keep fast ones, blend between (`_compute_llama3_parameters`)."""
     original = scaling.original_max_position_embeddings
-    longest, shortest = original / scaling.low_freq_factor, original / scaling.high_freq_factor
-    wavelength = np.float32(2 * math.pi) / plain
-    stretched = np.where(wavelength > longest, plain / np.float32(scaling.factor), plain)
-    blend = (original / wavelength - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    blended = (1 - blend) * stretched / scaling.factor + blend * stretched
-    between = ~(wavelength < shortest) & ~(wavelength > longest)
-    return np.where(between, blended, stretched).astype(np.float32)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    wavelengths = np.float32(2 * np.pi) / frequencies
+    fast = np.clip((original / wavelengths - np.float32(low)) / np.float32(high - low), 0, 1)
+    return (1 - fast) * (frequencies / np.float32(scaling.factor)) + fast * frequencies

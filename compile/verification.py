@@ -20,15 +20,20 @@ NUM_DECODED = 3  # of them, one at a time
 SEED = 0
 _TENSORS_OF_A_LAYER = 9
 
-# Root mean square of the difference, over the logits' standard deviation.
+# Bounds of the difference's root mean square over the logits' deviation: of the median token; any may have 5 times it.
+# Where inputs are rounded to 8 bits, a sum that ends on the other side of a tie moves everything after it: correct
+# artifacts have medians up to 0.13, and seven of eight planted bugs from 0.26 (bench/quality_rounding.py).
 _TOLERANCE_FLOAT = 2e-2
-_TOLERANCE_ROUNDED = 0.25
+_TOLERANCE_ROUNDED = 0.2
+_WORST_OVER_MEDIAN = 5
+
 
 @dataclass(frozen=True)
 class Verification:
     """How far the artifact is from the reference: root mean square of the logits' difference over their deviation."""
 
-    relative_difference: float
+    median_difference: float
+    worst_difference: float
     tolerance: float
     num_tokens: int
 
@@ -100,10 +105,11 @@ def _compare(
     expected: npt.NDArray[np.floating], actual: npt.NDArray[np.float32], tolerance: float, config: ModelConfig
 ) -> Verification:
     difference = np.sqrt(np.mean(np.square(expected - actual), axis=-1)) / expected.std(axis=-1)
-    worst = float(difference.max())
-    if not worst <= tolerance:  # a NaN is no agreement
+    median, worst = float(np.median(difference)), float(difference.max())
+    if not (median <= tolerance and worst <= _WORST_OVER_MEDIAN * tolerance):  # a NaN is no agreement
         raise VerificationFailed(
-            f"logits differ from the NumPy evaluation by {worst:.3g} of their deviation (token {difference.argmax()}), "
-            f"at most {tolerance} is rounding; nothing was published. Please report the model ({config.architecture})"
+            f"logits differ from the NumPy evaluation by {median:.3g} of their deviation (the median of "
+            f"{len(actual)} tokens; worst {worst:.3g}), at most {tolerance} is rounding; nothing was published. "
+            f"Please report the model ({config.architecture})"
         )
-    return Verification(worst, tolerance, len(actual))
+    return Verification(median, worst, tolerance, len(actual))

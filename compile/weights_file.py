@@ -20,7 +20,7 @@ from radixlm.runtime.manifest import TensorKindInfo
 
 from .kernels.layout import ALIGNMENT, ROW_BLOCK, PackedWeight, pack, packed_shape, round_up
 from .quantization import Float32, Mode, Weight, WeightKind, requantize, rounding_error
-from .rope_frequencies import INVERSE_FREQUENCIES, inverse_frequencies
+from .rope_frequencies import ROPE_FREQUENCIES, rope_frequencies
 from .sources import Source
 from .weight_plan import Array, Matrix, Vector, WeightPlan
 
@@ -85,8 +85,8 @@ class WeightsWriter:
         out = np.zeros(vector.size, np.float32)
         start = 0
         for name, size in vector.parts:
-            if name == INVERSE_FREQUENCIES:
-                numbers = inverse_frequencies(self._source.config)
+            if name == ROPE_FREQUENCIES:
+                numbers = rope_frequencies(self._source.config)
             else:
                 numbers = self._source.read_float32(name)
             out[start : start + size] = numbers

@@ -9,9 +9,9 @@ import pytest
 from radixlm.compile.reference import (
     nothing_quantized,
     reference_logits,
-    rope_frequencies,
     round_to_int8,
 )
+from radixlm.compile.rope_frequencies import rope_frequencies
 from radixlm.runtime.manifest import ModelConfig, RopeScaling
 
 from ..goldens.tiny_models import TINY_MODELS, TinyModel

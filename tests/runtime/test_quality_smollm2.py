@@ -66,7 +66,7 @@ def test_the_most_likely_token_is_the_same_at_97_of_100_positions(comparison: Co
 def test_mean_kl_is_at_most_1_1_times_that_of_llama_cpp(comparison: Comparison) -> None:
     bootstrap = comparison.bootstrap
     assert bootstrap.ratio <= 1.1, bootstrap
-    assert bootstrap.low <= 1.1, bootstrap
+    assert bootstrap.high <= 1.1, bootstrap
 
 
 def test_greedy_replies_differ_from_transformers_only_at_close_calls(
