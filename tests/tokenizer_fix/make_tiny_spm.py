@@ -11,7 +11,21 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-WORDS = "the The capital of France is Paris And Italy Hello Hi world [/INST] [INST] User Assistant".split()
+WORDS = (
+    "the",
+    "The",
+    "capital",
+    "of",
+    "France",
+    "is",
+    "Paris",
+    "And",
+    "Italy",
+    "Hello",
+    "Hi",
+    "[INST]",
+    "[/INST]",
+)
 DESTINATION = Path(__file__).resolve().parent.parent / "data" / "tokenizers" / "tiny_spm.json"
 
 
@@ -19,12 +33,13 @@ def tiny_spm() -> dict[str, object]:
     """The document; ids: 0..2 special, 3..258 bytes, then characters, then what the merges make."""
     special = ["<unk>", "<s>", "</s>"]
     pieces = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *map(chr, range(0x21, 0x7F)), "é"]
-    merges: dict[tuple[str, str], None] = {("▁", "▁"): None}
+    merges: dict[tuple[str, str], None] = {}
     for word in WORDS:
         for end in range(1, len(word)):
             merges[word[:end], word[end]] = None
     for word in WORDS:
         merges["▁", word] = None
+    merges["▁", "▁"] = None  # after the words, as in Llama-2: two spaces and a word are '▁', '▁word'
     pieces += [left + right for left, right in merges]
     assert len(pieces) == len(set(pieces))
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
