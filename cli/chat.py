@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .conversation import Conversation
 
 DEFAULT_SYSTEM = "You are a helpful assistant."
+MAX_TOKENS = 1024  # of a reply, unless asked otherwise: small models may repeat themselves without end
 DEMO_QUESTIONS = ("What is gravity?", "Who first described it?")
 DEMO_MAX_TOKENS = 128
 DEMO_SEED = 1
@@ -43,7 +44,7 @@ def command(artifact: Path, system: str, **options: Any) -> None:
     engine_wishes, sampling_wishes = take(options)
     with engine_wishes.open(artifact) as engine:
         interactive = sys.stdin is not None and sys.stdin.isatty()
-        defaults = engine.default_params
+        defaults = dataclasses.replace(engine.default_params, max_tokens=MAX_TOKENS)
         if not interactive:
             defaults = dataclasses.replace(defaults, temperature=0.0, seed=DEMO_SEED, max_tokens=DEMO_MAX_TOKENS)
         conversation = Conversation(engine, sampling_wishes.params(defaults), system)
