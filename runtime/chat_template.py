@@ -106,9 +106,7 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Jinja's own `tojson` escapes for HTML; a prompt is not HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:

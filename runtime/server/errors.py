@@ -22,9 +22,7 @@ _log = logging.getLogger(__name__)
 class HTTPError(RadixLMError):
     """An answer other than 200, with all that its body says."""
 
-    def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None
-    ) -> None:
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
@@ -58,9 +56,7 @@ async def answer(request: Request, error: Exception) -> Response:
     """Starlette's exception handler for all of the above."""
     match error:
         case HTTPException(status_code=404):
-            error = HTTPError(
-                404, f"there is nothing at {request.url.path}; see /v1/models", code="not_found"
-            )
+            error = HTTPError(404, f"there is nothing at {request.url.path}; see /v1/models", code="not_found")
         case HTTPException(status_code=405):
             allowed = (error.headers or {}).get("Allow", "")
             message = f"{request.url.path} does not take {request.method}; use {allowed}"
@@ -79,7 +75,5 @@ def _reply(status: int, message: str, param: str | None = None, code: str | None
 
 def _param_of(message: str) -> str | None:
     """The field that msgspec complains of: ``... - at `$.messages[0].role` ``, or ``unknown field `x` ``."""
-    found = re.search(r"(?:unknown|required) field `([^`]+)`", message) or re.search(
-        r"at `\$\.([^`]+)`", message
-    )
+    found = re.search(r"(?:unknown|required) field `([^`]+)`", message) or re.search(r"at `\$\.([^`]+)`", message)
     return found[1] if found else None

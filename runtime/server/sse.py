@@ -25,9 +25,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, values: AsyncGenerator[msgspec.Struct], reply: AbstractAsyncContextManager[object]
-    ) -> None:
+    def __init__(self, values: AsyncGenerator[msgspec.Struct], reply: AbstractAsyncContextManager[object]) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._values = values

@@ -32,9 +32,7 @@ STATS = EngineStats(
 class FakeStream(GenerationStream):
     """The engine's words, one delta each; the last one says why it ends."""
 
-    def __init__(
-        self, engine: FakeEngine, params: SamplingParams, on_ready: Callable[[], None] | None
-    ) -> None:
+    def __init__(self, engine: FakeEngine, params: SamplingParams, on_ready: Callable[[], None] | None) -> None:
         self.cancelled = threading.Event()
         self._engine = engine
         self._params = params

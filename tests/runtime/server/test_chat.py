@@ -140,9 +140,7 @@ def test_a_failing_step_is_500_in_openais_shape(client: TestClient, engine: Fake
     assert "the step failed" in response.json()["error"]["message"]
 
 
-def test_an_error_in_a_stream_is_its_last_event_and_nothing_is_done(
-    client: TestClient, engine: FakeEngine
-) -> None:
+def test_an_error_in_a_stream_is_its_last_event_and_nothing_is_done(client: TestClient, engine: FakeEngine) -> None:
     engine.words = ["Hello", StepFailed("the step failed; send the request again")]
     lines = [line for line in ask(client, stream=True).text.split("\n\n") if line]
     assert "the step failed" in json.loads(lines[-1].removeprefix("data: "))["error"]["message"]
@@ -162,9 +160,7 @@ def test_an_engine_that_is_closed_under_a_request_is_503(client: TestClient, eng
     assert ask(client).status_code == 503
 
 
-def test_an_error_that_nobody_foresaw_keeps_its_text_to_the_log(
-    client: TestClient, engine: FakeEngine
-) -> None:
+def test_an_error_that_nobody_foresaw_keeps_its_text_to_the_log(client: TestClient, engine: FakeEngine) -> None:
     engine.default_params = None  # type: ignore[assignment]
     response = ask(client)
     assert response.status_code == 500

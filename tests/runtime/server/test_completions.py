@@ -20,9 +20,7 @@ def test_a_whole_completion_has_text_finish_reason_and_usage(client: TestClient)
     reply = ask(client).json()
     assert reply["object"] == "text_completion"
     assert reply["id"].startswith("cmpl-")
-    assert reply["choices"] == [
-        {"text": "Hello wörld!", "finish_reason": "stop", "logprobs": None, "index": 0}
-    ]
+    assert reply["choices"] == [{"text": "Hello wörld!", "finish_reason": "stop", "logprobs": None, "index": 0}]
     assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
 
 
@@ -37,12 +35,8 @@ def test_a_stream_joins_to_the_whole_completion(client: TestClient) -> None:
     assert last["usage"]["total_tokens"] == 6
 
 
-@pytest.mark.parametrize(
-    ("prompt", "fed"), [("Once", "Once"), (["Once"], "Once"), ([5, 6], [5, 6]), ([5], [5])]
-)
-def test_a_prompt_is_a_text_or_token_ids(
-    client: TestClient, engine: FakeEngine, prompt: object, fed: object
-) -> None:
+@pytest.mark.parametrize(("prompt", "fed"), [("Once", "Once"), (["Once"], "Once"), ([5, 6], [5, 6]), ([5], [5])])
+def test_a_prompt_is_a_text_or_token_ids(client: TestClient, engine: FakeEngine, prompt: object, fed: object) -> None:
     assert ask(client, prompt=prompt).status_code == 200
     assert engine.asked[0][0] == fed
 

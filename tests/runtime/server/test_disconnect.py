@@ -48,9 +48,7 @@ def wait_for_stream(engine: FakeEngine) -> threading.Event:
     return engine.streams[0].cancelled
 
 
-def test_leaving_before_the_first_token_cancels_a_whole_reply(
-    address: tuple[str, int], engine: FakeEngine
-) -> None:
+def test_leaving_before_the_first_token_cancels_a_whole_reply(address: tuple[str, int], engine: FakeEngine) -> None:
     engine.go_on.clear()
     connection = send(address)
     cancelled = wait_for_stream(engine)
@@ -59,9 +57,7 @@ def test_leaving_before_the_first_token_cancels_a_whole_reply(
     assert cancelled.wait(10)
 
 
-def test_leaving_before_the_first_token_cancels_a_stream(
-    address: tuple[str, int], engine: FakeEngine
-) -> None:
+def test_leaving_before_the_first_token_cancels_a_stream(address: tuple[str, int], engine: FakeEngine) -> None:
     engine.go_on.clear()
     connection = send(address, stream=True)
     cancelled = wait_for_stream(engine)
@@ -84,9 +80,7 @@ def test_leaving_in_the_middle_of_a_stream_cancels_it(address: tuple[str, int], 
     assert cancelled.wait(10)
 
 
-def test_a_client_that_stays_gets_everything_and_can_ask_again(
-    address: tuple[str, int], engine: FakeEngine
-) -> None:
+def test_a_client_that_stays_gets_everything_and_can_ask_again(address: tuple[str, int], engine: FakeEngine) -> None:
     for number in range(3):
         with send(address, stream=True) as connection:
             received = b""
