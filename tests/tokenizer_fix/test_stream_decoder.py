@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from radixlm.tokenizer_fix import InvalidTokenId, StreamDecoder, Tokenizer
 from radixlm.tokenizer_fix.stream_decoder import decode_utf8
@@ -28,12 +28,14 @@ def draw_ids(tokenizer: Tokenizer, data: st.DataObject) -> list[int]:
     return [token_id for part in data.draw(st.lists(parts, max_size=6)) for token_id in part]
 
 
+@settings(deadline=None)  # a large vocabulary loads within the first example
 @given(data=st.data())
 def test_deltas_are_the_decoding_of_all_ids(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = draw_ids(tokenizer, data)
     assert "".join(deltas(tokenizer.stream(), ids)) == tokenizer.decode(ids)
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_a_reply_is_the_decoding_of_all_without_that_of_the_prompt(
     tokenizer: Tokenizer, data: st.DataObject
@@ -49,6 +51,7 @@ def test_a_reply_is_the_decoding_of_all_without_that_of_the_prompt(
         assert tokenizer.decode(prompt) + text == whole
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_text_arrives_with_its_last_byte(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = tokenizer.encode(data.draw(TEXTS))
@@ -60,6 +63,7 @@ def test_text_arrives_with_its_last_byte(tokenizer: Tokenizer, data: st.DataObje
         assert tokenizer.decode(ids[:n]).rstrip("\ufffd") == said.rstrip("\ufffd")
 
 
+@settings(deadline=None)
 @given(chunks=st.lists(st.binary(max_size=5)), each=st.booleans())
 def test_bytes_in_chunks_decode_as_at_once(chunks: list[bytes], each: bool) -> None:
     whole, rest = decode_utf8(b"".join(chunks), replace_each_byte=each, final=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from radixlm.tokenizer_fix import InvalidText, InvalidTokenId, InvalidTokenizer, Tokenizer, TokenizerProfile
 from radixlm.tokenizer_fix.pieces import byte_alphabet
@@ -50,6 +50,7 @@ def test_ids_are_those_of_the_recorded_llama2_cases(
         assert tokenizer.encode(case["text"], parse_special=True) == case[encoder], repr(case["text"])
 
 
+@settings(deadline=None)  # a large vocabulary loads within the first example
 @given(text=st.text())
 def test_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
     if tokenizer.profile.kind == "byte_level_bpe":  # SmolLM2's vocabulary lacks some bytes, and drops them
@@ -72,6 +73,7 @@ def byte_pieces(text: str) -> set[str]:
     return {written[byte] for byte in text.encode()}
 
 
+@settings(deadline=None)
 @given(text=st.text(), data=st.data())
 def test_decoding_is_the_librarys(tokenizer: Tokenizer, text: str, data: st.DataObject) -> None:
     library = tokenizer._parsing
@@ -81,6 +83,7 @@ def test_decoding_is_the_librarys(tokenizer: Tokenizer, text: str, data: st.Data
         assert tokenizer.decode(ids, skip_special=skip) == library.decode(ids, skip_special_tokens=skip)
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_decoding_random_ids_is_the_librarys_where_bytes_are_right_or_byte_level(
     tokenizer: Tokenizer, data: st.DataObject
@@ -109,6 +112,7 @@ def test_special_text_stays_text_unless_asked(tokenizer: Tokenizer) -> None:
         assert tokenizer.encode(text, parse_special=True).count(token.id) == 2
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_no_mixture_of_special_texts_becomes_special(tokenizer: Tokenizer, data: st.DataObject) -> None:
     texts = [token.text for token in tokenizer.profile.added_tokens]
