@@ -37,9 +37,7 @@ class Pieces:
     `<0xNN>` are.
     """
 
-    def __init__(
-        self, tokenizer: tokenizers.Tokenizer, kind: Kind, byte_fallback: bool, vocab_size: int
-    ) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, kind: Kind, byte_fallback: bool, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._alphabet = byte_alphabet() if kind == "byte_level_bpe" else None
         self._byte_fallback = byte_fallback

@@ -72,9 +72,7 @@ class TokenizerProfile:
         assert isinstance(profile, TokenizerProfile)
         ids = (*profile.suffix_ids, *(token.id for token in profile.added_tokens))
         if outside := [token_id for token_id in ids if not 0 <= token_id < profile.vocab_size]:
-            raise InvalidProfile(
-                f"profile: token id {outside[0]} is not below vocab_size {profile.vocab_size}"
-            )
+            raise InvalidProfile(f"profile: token id {outside[0]} is not below vocab_size {profile.vocab_size}")
         return profile
 
 

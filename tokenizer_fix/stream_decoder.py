@@ -49,9 +49,7 @@ class StreamDecoder:
 
     def finish(self) -> str:
         """U+FFFD for an unfinished character, if there is one, else ""."""
-        text, self._pending = decode_utf8(
-            self._pending, replace_each_byte=self._replace_each_byte, final=True
-        )
+        text, self._pending = decode_utf8(self._pending, replace_each_byte=self._replace_each_byte, final=True)
         return self._without_leading_spaces(text)
 
     def _visible(self, token_id: int) -> bytes:

@@ -56,9 +56,7 @@ class Tokenizer:
         self.bos_token_id = bos_token_id
         self.add_bos_token = add_bos_token
         self._special_ids = self.profile.special_ids
-        self._pieces = Pieces(
-            self._parsing, self.profile.kind, self.profile.byte_fallback, self.profile.vocab_size
-        )
+        self._pieces = Pieces(self._parsing, self.profile.kind, self.profile.byte_fallback, self.profile.vocab_size)
 
     @property
     def vocab_size(self) -> int:
@@ -122,9 +120,7 @@ class Tokenizer:
         ids = self.encode(rendered, parse_special=True)
         return strip_suffix(ids, rendered, self.profile.suffix_ids)
 
-    def prepare_completion(
-        self, text_or_ids: str | Sequence[int], *, parse_special: bool = True
-    ) -> PreparedPrompt:
+    def prepare_completion(self, text_or_ids: str | Sequence[int], *, parse_special: bool = True) -> PreparedPrompt:
         """A raw prompt, fed as written: bos added to text where the model asks for it, and nothing to ids.
 
         Raises:
@@ -151,9 +147,7 @@ class Tokenizer:
         wrong = self._special_ids.intersection(ids) - {self.profile.unk_token_id}
         if wrong:
             text = self._parsing.id_to_token(min(wrong))
-            raise InvalidText(
-                f"the text holds {text!r}, which cannot be encoded as plain text here; remove it"
-            )
+            raise InvalidText(f"the text holds {text!r}, which cannot be encoded as plain text here; remove it")
 
 
 def _checked(text: str) -> str:

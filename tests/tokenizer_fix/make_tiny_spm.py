@@ -49,9 +49,7 @@ def tiny_spm() -> dict[str, object]:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [
-            {"id": n, "content": text, **flags, "special": True} for n, text in enumerate(special)
-        ],
+        "added_tokens": [{"id": n, "content": text, **flags, "special": True} for n, text in enumerate(special)],
         "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, replace]},
         "pre_tokenizer": None,
         "post_processor": None,

@@ -44,9 +44,7 @@ def test_profile_survives_json(tokenizer: Tokenizer) -> None:
     assert TokenizerProfile.from_dict(json.loads(stored)) == tokenizer.profile
 
 
-def test_no_piece_of_a_sentencepiece_vocabulary_crosses_a_space(
-    tokenizer_name: str, tokenizer: Tokenizer
-) -> None:
+def test_no_piece_of_a_sentencepiece_vocabulary_crosses_a_space(tokenizer_name: str, tokenizer: Tokenizer) -> None:
     # Byte-level vocabularies have a few that do (code: 'ĠĊĠ'); there the pre-tokenizer keeps words apart.
     assert tokenizer.profile.pieces_cross_space == (tokenizer.profile.kind == "byte_level_bpe")
 

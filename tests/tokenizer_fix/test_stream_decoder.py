@@ -37,16 +37,12 @@ def test_deltas_are_the_decoding_of_all_ids(tokenizer: Tokenizer, data: st.DataO
 
 @settings(deadline=None)
 @given(data=st.data())
-def test_a_reply_is_the_decoding_of_all_without_that_of_the_prompt(
-    tokenizer: Tokenizer, data: st.DataObject
-) -> None:
+def test_a_reply_is_the_decoding_of_all_without_that_of_the_prompt(tokenizer: Tokenizer, data: st.DataObject) -> None:
     prompt, reply = draw_ids(tokenizer, data), draw_ids(tokenizer, data)
     whole = tokenizer.decode(prompt + reply)
     text = "".join(deltas(tokenizer.stream(prompt_ids=prompt), reply))
     before = tokenizer.stream()
-    assert (
-        "".join(map(before.push, prompt)) + text == whole
-    )  # a character that the prompt breaks off is the reply's
+    assert "".join(map(before.push, prompt)) + text == whole  # a character that the prompt breaks off is the reply's
     if not before.finish():
         assert tokenizer.decode(prompt) + text == whole
 

@@ -20,9 +20,7 @@ ReadJson = Callable[[str], str]
 
 
 @pytest.mark.parametrize(("name", "vocabulary"), VECTORS)
-def test_ids_are_those_of_llama_cpp(
-    vectors: Path, load_tokenizer: LoadTokenizer, name: str, vocabulary: str
-) -> None:
+def test_ids_are_those_of_llama_cpp(vectors: Path, load_tokenizer: LoadTokenizer, name: str, vocabulary: str) -> None:
     path = vectors / "llama.cpp" / f"ggml-vocab-{vocabulary}.gguf"
     texts = path.with_suffix(".gguf.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
     lines = path.with_suffix(".gguf.out").read_text().split("\n")
@@ -39,9 +37,7 @@ def test_ids_are_those_of_recorded_smollm2_replies(vectors: Path, load_tokenizer
         assert tokenizer.decode(reply["generated_ids"]) == reply["text"]
 
 
-@pytest.mark.parametrize(
-    ("name", "encoder"), [("llama2-legacy", "hf_legacy"), ("llama2-nonlegacy", "hf_nonlegacy")]
-)
+@pytest.mark.parametrize(("name", "encoder"), [("llama2-legacy", "hf_legacy"), ("llama2-nonlegacy", "hf_nonlegacy")])
 def test_ids_are_those_of_the_recorded_llama2_cases(
     vectors: Path, load_tokenizer: LoadTokenizer, name: str, encoder: str
 ) -> None:
@@ -134,9 +130,7 @@ def test_bos_is_added_where_the_model_asks_and_never_twice(read_json: ReadJson) 
     assert tokenizer.prepare_completion(plain).ids == tuple(plain)
 
 
-def test_bos_is_not_added_where_the_model_does_not_ask(
-    load_tokenizer: LoadTokenizer, read_json: ReadJson
-) -> None:
+def test_bos_is_not_added_where_the_model_does_not_ask(load_tokenizer: LoadTokenizer, read_json: ReadJson) -> None:
     tokenizer = Tokenizer(read_json("tiny_spm"), load_tokenizer("tiny_spm").profile, bos_token_id=1)
     assert 1 not in tokenizer.encode("Hello")
     assert tokenizer.encode("Hello", add_bos=True)[0] == 1
