@@ -14,8 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-import msgspec
-from radixlm.runtime.artifact import CHAT_TEMPLATE, MANIFEST, MODULE, TOKENIZER, WEIGHTS, Artifact, sha256_of
+from radixlm.runtime.artifact import (
+    CHAT_TEMPLATE,
+    MANIFEST,
+    MODULE,
+    TOKENIZER,
+    WEIGHTS,
+    Artifact,
+    sha256_of,
+    write_manifest,
+)
 from radixlm.runtime.errors import CompileError, InvalidParameter
 from radixlm.runtime.manifest import (
     FORMAT_VERSION,
@@ -148,12 +156,12 @@ def compile_model(
             source=opened.info,
             files=_file_infos(directory),
         )
-        encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-        (directory / MANIFEST).write_bytes(encoded)
+        write_manifest(directory, manifest)
 
         report("verify", 0, 1)
+        artifact = Artifact.open(directory)
         verification = verify_artifact(
-            Artifact.open(directory),
+            artifact,
             lambda name: stored_weight(opened, name, modes[name]).dequantize(),
             ops.rounded_inputs,
             report,
@@ -161,7 +169,7 @@ def compile_model(
         report("publish", 0, 1)
         _publish(directory, output)
         report("publish", 1, 1)
-    return CompileReport(output, manifest, verification)
+    return CompileReport(output, artifact.manifest, verification)
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import msgspec
 
 from .cpu import missing_features
 from .errors import ArtifactNotFound, CorruptArtifact, UnsupportedArtifact, UnsupportedCPU
-from .manifest import FORMAT_VERSION, Manifest
+from .manifest import FORMAT_VERSION, UNSEALED, Manifest
 
 MANIFEST = "manifest.json"
 MODULE = "model.so"
@@ -26,7 +27,7 @@ CHAT_TEMPLATE = "chat_template.jinja"
 
 REQUIRED_FILES = (MODULE, WEIGHTS, TOKENIZER)
 _ALLOWED_FILES = {*REQUIRED_FILES, CHAT_TEMPLATE}
-_MAX_MANIFEST_BYTES = 1 << 20
+_MAX_MANIFEST_BYTES = 16 << 20  # the tokenizer profile lists every added token
 _MAX_HEADER_BYTES = 100 << 20  # as the safetensors library allows
 _READ_BYTES = 1 << 20
 
@@ -61,14 +62,14 @@ class Artifact:
     @property
     def tokenizer_json(self) -> str:
         """The text of tokenizer.json."""
-        return (self.path / TOKENIZER).read_text(encoding="utf-8")
+        return self._text(TOKENIZER)
 
     @property
     def chat_template(self) -> str | None:
         """The Jinja template, or None where the model has none."""
         if CHAT_TEMPLATE not in self.manifest.files:
             return None
-        return (self.path / CHAT_TEMPLATE).read_text(encoding="utf-8")
+        return self._text(CHAT_TEMPLATE)
 
     @property
     def module_path(self) -> Path:
@@ -115,21 +116,29 @@ class Artifact:
         for name in sorted(self.manifest.files):
             self._check_digest(name)
 
+    def _text(self, name: str) -> str:
+        try:
+            return (self.path / name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CorruptArtifact(f"{self.path / name} cannot be read ({error}); compile it again") from None
+
     def _check_sizes(self) -> None:
         files = self.manifest.files
         unknown, missing = files.keys() - _ALLOWED_FILES, set(REQUIRED_FILES) - files.keys()
         if unknown or missing:
             raise CorruptArtifact(
-                f"{self.path / MANIFEST} lists {', '.join(sorted(files)) or 'no files'}; an artifact has "
+                f"{self.path / MANIFEST} lists {sorted(files)!r:.200}; an artifact has "
                 f"{', '.join(REQUIRED_FILES)} and may have {CHAT_TEMPLATE}; compile it again"
             )
         for name, info in files.items():
             path = self.path / name
             try:
-                size = path.stat().st_size
+                status = path.stat()
             except OSError as error:
                 raise CorruptArtifact(f"{path} cannot be read ({error.strerror}); compile it again") from None
-            if size != info.size:
+            if not stat.S_ISREG(status.st_mode):
+                raise CorruptArtifact(f"{path} is no file; compile it again")
+            if (size := status.st_size) != info.size:
                 raise CorruptArtifact(f"{path} has {size} bytes, the manifest says {info.size}; compile it again")
 
     def _check_digest(self, name: str) -> None:
@@ -176,12 +185,29 @@ def _read_manifest(path: Path) -> Manifest:
         raise CorruptArtifact(f"{file} is not a manifest; compile it again") from None
     if version != FORMAT_VERSION:
         raise UnsupportedArtifact(
-            f"{path} has format version {version!r}, this radixlm reads {FORMAT_VERSION}; compile it again"
+            f"{path} has format version {version!r:.40}, this radixlm reads {FORMAT_VERSION}; compile it again"
         )
     try:
-        return msgspec.json.decode(data, type=Manifest)
-    except msgspec.ValidationError as error:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptArtifact(f"{file} is not valid: {error}; compile it again") from None
+    found = hashlib.sha256(data.replace(manifest.digest.encode(), UNSEALED.encode())).hexdigest()
+    if found != manifest.digest:
+        raise CorruptArtifact(
+            f"{file} has sha256 {found[:16]}..., it says {manifest.digest[:16]}... of itself; compile it again"
+        )
+    return manifest
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Write manifest.json, with the digest of all its other bytes in it.
+
+    The module takes its limits from there: with one wrong digit it would write beyond its workspace.
+    """
+    unsealed = msgspec.structs.replace(manifest, digest=UNSEALED)
+    data = msgspec.json.format(msgspec.json.encode(unsealed), indent=2)
+    digest = hashlib.sha256(data).hexdigest()
+    (directory / MANIFEST).write_bytes(data.replace(UNSEALED.encode(), digest.encode()))
 
 
 def sha256_of(path: Path) -> str:

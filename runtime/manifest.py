@@ -11,6 +11,7 @@ import msgspec
 
 FORMAT_VERSION: Final = 1
 PAGE_SIZE: Final = 16  # tokens in a page of KV
+UNSEALED: Final = "0" * 64  # in place of the manifest's own digest while that is computed
 
 Dimension = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 VocabSize = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
@@ -165,3 +166,4 @@ class Manifest(_Strict, frozen=True, kw_only=True):
     sampling: SamplingDefaults
     source: SourceInfo
     files: dict[str, FileInfo]
+    digest: Sha256 = UNSEALED  # of manifest.json itself, with zeros here
