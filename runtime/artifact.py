@@ -154,7 +154,7 @@ class Artifact:
         checked = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{digest}"
         memory = _verified_dir() / hashlib.sha256(str(self.weights_path.resolve()).encode()).hexdigest()
         try:
-            if memory.read_text() == checked:
+            if memory.read_bytes() == checked.encode():
                 return
         except OSError:
             pass

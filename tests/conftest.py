@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from radixlm.compile.sources import default_model
 
+from .goldens.tiny_models import TINY_MODELS
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -41,6 +43,20 @@ def smollm2_artifact(smollm2_gguf: Path) -> Path:
         _drop_stale(cache_dir)
         compile_model(smollm2_gguf, artifact)
     return artifact
+
+
+@pytest.fixture(scope="session")
+def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of three small layers, as a Hugging Face directory. Read it, or copy it and break the copy."""
+    return TINY_MODELS["llama3"].write(tmp_path_factory.mktemp("sources") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_artifact(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, compiled to 4 bits for this machine."""
+    from radixlm.compile import compile_model
+
+    return compile_model(tiny_source, tmp_path_factory.mktemp("artifacts") / "tiny.radixlm", quantize="q4").path
 
 
 def _drop_stale(cache_dir: Path) -> None:
