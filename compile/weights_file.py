@@ -59,6 +59,7 @@ class WeightsWriter:
                     progress(min(done, self._plan.num_bytes), self._plan.num_bytes)
             file.flush()
             os.fsync(file.fileno())
+        progress(self._plan.num_bytes, self._plan.num_bytes)
 
     def kind_infos(self) -> dict[str, TensorKindInfo]:
         """For the manifest: bytes and rounding error of each kind of matrix."""

@@ -1,0 +1,172 @@
+"""`compile_model` from end to end on tiny random models: the last stage compares each with NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import ml_dtypes
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from radixlm.compile import Progress, compile_model, compiler
+from radixlm.compile.targets import TARGETS
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.errors import InvalidParameter, VerificationFailed
+
+from .conftest import TinyModel, add_metadata, gguf_name
+
+MakeTiny = Callable[..., TinyModel]
+Write = Callable[..., Path]
+
+
+@pytest.mark.parametrize(
+    "type_", [Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1], ids=lambda t: t.name
+)
+def test_keep_stores_gguf_numbers_as_they_are(
+    make_tiny: MakeTiny, write_gguf: Write, tmp_path: Path, type_: Type
+) -> None:
+    report = compile_model(write_gguf(make_tiny(), type_), tmp_path / "tiny.radixlm")
+    kinds = report.manifest.quantization.kinds
+    assert [kind.source for kind in kinds.values()] == [(type_.name,)]
+    assert all(kind.relative_error == 0 for kind in kinds.values())
+
+
+@pytest.mark.parametrize("type_", [Type.Q5_0, Type.Q5_1], ids=lambda t: t.name)
+def test_five_bits_become_eight_without_rounding(
+    make_tiny: MakeTiny, write_gguf: Write, tmp_path: Path, type_: Type
+) -> None:
+    report = compile_model(write_gguf(make_tiny(), type_), tmp_path / "tiny.radixlm")
+    (kind,) = report.manifest.quantization.kinds.items()
+    assert kind[0].startswith("q8") and kind[1].relative_error == 0
+
+
+def test_kinds_that_differ_inside_a_layer_run_side_by_side(make_tiny: MakeTiny, tmp_path: Path) -> None:
+    """Q4_K_M stores most matrices in Q4_K and, in some layers, v and down in Q6_K."""
+    tiny = make_tiny(hidden_size=256, intermediate_size=512, head_dim=64)
+    path = tmp_path / "mixed.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    add_metadata(writer, tiny.config)
+    rng = np.random.default_rng(3)
+    for name, weight in tiny.weights.items():
+        if weight.ndim == 1:
+            writer.add_tensor(gguf_name(name), weight)
+            continue
+        wide = ".1." in name and (".v_proj." in name or ".down_proj." in name)
+        type_ = Type.Q6_K if wide or "lm_head" in name else Type.Q4_K
+        writer.add_tensor(gguf_name(name), random_blocks(rng, weight.shape, type_), raw_dtype=type_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    report = compile_model(path, tmp_path / "mixed.radixlm")
+    kinds = report.manifest.quantization.kinds
+    assert {name: kind.source for name, kind in kinds.items()} == {"q4_g32_min": ("Q4_K",), "q8_g16": ("Q6_K",)}
+    assert all(0 < kind.relative_error < 1e-3 for kind in kinds.values())  # scales multiplied out to float16
+
+
+def random_blocks(rng: np.random.Generator, shape: tuple[int, ...], type_: Type) -> np.ndarray:
+    """Random codes and scales, and small finite super-scales."""
+    block_size, block_bytes = gguf.GGML_QUANT_SIZES[type_]
+    blocks = rng.integers(0, 256, (shape[0] * shape[1] // block_size, block_bytes), dtype=np.uint8)
+
+    if type_ == Type.Q4_K:
+        blocks[:, 0:4] = np.array([4e-4, 3e-3], np.float16).view(np.uint8)
+    else:
+        blocks[:, -2:] = np.array([2e-5], np.float16).view(np.uint8)
+    return blocks.reshape(shape[0], -1)
+
+
+@pytest.mark.parametrize(("quantize", "kind"), [("q4", "q4_g32"), ("q8", "q8_g32"), ("f16", "f16"), ("f32", "f32")])
+def test_hugging_face_weights_round_to_what_is_asked_for(
+    make_tiny: MakeTiny, write_huggingface: Write, tmp_path: Path, quantize: Any, kind: str
+) -> None:
+    report = compile_model(
+        write_huggingface(make_tiny(), ml_dtypes.bfloat16), tmp_path / "tiny.radixlm", quantize=quantize
+    )
+    kinds = report.manifest.quantization.kinds
+    assert kind in kinds
+    assert set(kinds) == ({"q4_g32", "q8_g32"} if quantize == "q4" else {kind})  # as q4, the embedding has 8 bits
+    assert (kinds[kind].relative_error == 0) == (quantize in ("f16", "f32"))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_rows_that_fill_no_group_stay_in_float16(
+    make_tiny: MakeTiny, write_huggingface: Write, tmp_path: Path, architecture: str
+) -> None:
+    tiny = make_tiny(architecture=architecture, attention_bias=architecture == "qwen2", intermediate_size=88)
+    report = compile_model(write_huggingface(tiny), tmp_path / "tiny.radixlm", quantize="q4")
+    assert report.manifest.quantization.kinds["f16"].count == tiny.config.num_hidden_layers  # down_proj
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_target_that_this_machine_runs_agrees_with_numpy(
+    make_tiny: MakeTiny, write_gguf: Write, tmp_path: Path, target: str
+) -> None:
+    here = compiler.find_target("native").features
+    if not set(TARGETS[target].features) <= set(here):
+        pytest.skip(f"this CPU is no {target}")
+    report = compile_model(write_gguf(make_tiny(), Type.Q4_1), tmp_path / "tiny.radixlm", target=target)
+    assert report.manifest.target.name == target
+
+
+def test_a_context_beyond_the_models_own_is_refused(make_tiny: MakeTiny, write_gguf: Write, tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match=r"129 is not in 16\.\.128"):
+        compile_model(write_gguf(make_tiny()), tmp_path / "tiny.radixlm", context_length=129)
+    assert not list(tmp_path.glob("*.radixlm*"))
+
+
+def test_a_context_beyond_the_sliding_window_is_refused(
+    make_tiny: MakeTiny, write_huggingface: Write, tmp_path: Path
+) -> None:
+    source = write_huggingface(
+        make_tiny(), architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=64
+    )
+    with pytest.raises(InvalidParameter, match="sliding window of 64"):
+        compile_model(source, tmp_path / "tiny.radixlm", context_length=65)
+    assert compile_model(source, tmp_path / "tiny.radixlm").manifest.context_length == 64
+
+
+def test_an_artifact_that_disagrees_is_not_published(
+    make_tiny: MakeTiny, write_gguf: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A packing that loses the last output of each matrix must not pass as rounding."""
+    from radixlm.compile import weights_file
+
+    def damaged(weight: Any) -> Any:
+        packed = real(weight)
+        packed.codes[-1] = 0
+        return packed
+
+    real = weights_file.pack
+    monkeypatch.setattr(weights_file, "pack", damaged)
+    with pytest.raises(VerificationFailed, match="nothing was published"):
+        compile_model(write_gguf(make_tiny()), tmp_path / "tiny.radixlm")
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+
+
+def test_a_new_artifact_replaces_the_old_one(make_tiny: MakeTiny, write_gguf: Write, tmp_path: Path) -> None:
+    source, output = write_gguf(make_tiny()), tmp_path / "tiny.radixlm"
+    compile_model(source, output, kv_dtype="f16")
+    compile_model(source, output, kv_dtype="f32")
+    assert Artifact.open(output).manifest.kv.dtype == "f32"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.gguf", "tiny.radixlm"]
+
+
+def test_what_is_no_artifact_is_not_replaced(make_tiny: MakeTiny, write_gguf: Write, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(InvalidParameter, match="is no artifact"):
+        compile_model(write_gguf(make_tiny()), tmp_path / "notes")
+
+
+def test_progress_names_each_stage_once_and_ends_full(make_tiny: MakeTiny, write_gguf: Write, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    compile_model(write_gguf(make_tiny()), tmp_path / "tiny.radixlm", progress=seen.append)
+    stages = list(dict.fromkeys(progress.stage for progress in seen))
+    assert stages == ["read", "build", "weights", "verify", "publish"]
+    for stage in stages:
+        last = [progress for progress in seen if progress.stage == stage][-1]
+        assert last.done == last.total
