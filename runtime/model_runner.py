@@ -102,29 +102,31 @@ class ModelRunner:
         self._functions = {}
 
     def _check(self, batch: Batch) -> None:
-        num_tokens, num_logits = len(batch.token_ids), len(batch.logit_rows)
-        module = self._module
+        module, num_tokens, num_logits = self._module, batch.token_ids.size, batch.logit_rows.size
         if not 1 <= num_tokens <= module.max_num_tokens or num_logits > module.max_num_logits:
             raise EngineError(
                 f"a step of {num_tokens} tokens and {num_logits} logits; the module takes 1 to {module.max_num_tokens} "
                 f"and up to {module.max_num_logits}"
             )
-        num_sequences, width = batch.page_table.shape
-        if not 1 <= width <= self._max_pages:
-            raise EngineError(f"the page table has {width} columns, the module takes 1 to {self._max_pages}")
-        _check_range("token_ids", batch.token_ids, 0, self._vocab_size, num_tokens)
-        _check_range("positions", batch.positions, 0, 1 << 30, num_tokens)
-        _check_range("slots", batch.slots, 0, self._num_pages * PAGE_SIZE, num_tokens)
-        _check_range("row_of_token", batch.row_of_token, 0, num_sequences, num_tokens)
-        _check_range("page_table", batch.page_table, 0, self._num_pages, num_sequences)
-        _check_range("kv_lengths", batch.kv_lengths, 1, width * PAGE_SIZE + 1, num_tokens)
-        _check_range("logit_rows", batch.logit_rows, 0, num_tokens, num_logits)
+        num_sequences, width = batch.page_table.shape if batch.page_table.ndim == 2 else (0, 0)
+        if num_sequences < 1 or not 1 <= width <= self._max_pages:
+            raise EngineError(
+                f"the page_table has shape {batch.page_table.shape}; the module takes a row for each sequence and "
+                f"1 to {self._max_pages} columns"
+            )
+        _check_range("token_ids", batch.token_ids, 0, self._vocab_size, (num_tokens,))
+        _check_range("positions", batch.positions, 0, 1 << 30, (num_tokens,))
+        _check_range("slots", batch.slots, 0, self._num_pages * PAGE_SIZE, (num_tokens,))
+        _check_range("row_of_token", batch.row_of_token, 0, num_sequences, (num_tokens,))
+        _check_range("page_table", batch.page_table, 0, self._num_pages, (num_sequences, width))
+        _check_range("kv_lengths", batch.kv_lengths, 1, width * PAGE_SIZE + 1, (num_tokens,))
+        _check_range("logit_rows", batch.logit_rows, 0, num_tokens, (num_logits,))
 
 
-def _check_range(name: str, array: Int32Array, low: int, high: int, length: int) -> None:
-    """All of `array`, int32 and C-contiguous with `length` rows, in `[low, high)`."""
-    if array.dtype != np.int32 or not array.flags.c_contiguous or len(array) != length:
-        raise EngineError(f"{name} is {array.dtype} {array.shape}; C-contiguous int32 with {length} rows is needed")
+def _check_range(name: str, array: Int32Array, low: int, high: int, shape: tuple[int, ...]) -> None:
+    """All of `array`, int32 and C-contiguous of this shape, in `[low, high)`."""
+    if array.dtype != np.int32 or not array.flags.c_contiguous or array.shape != shape:
+        raise EngineError(f"{name} is {array.dtype} {array.shape}; C-contiguous int32 {shape} is needed")
     if array.size and (array.min() < low or array.max() >= high):
         raise EngineError(f"{name} holds {array.min()}..{array.max()}, must be in {low}..{high - 1}")
 

@@ -1,0 +1,149 @@
+"""A batch that does not fit the module or the pool is refused before anything is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.batch import Batch, PageCopy
+from radixlm.runtime.errors import CorruptArtifact, EngineError, InvalidParameter
+from radixlm.runtime.manifest import PAGE_SIZE
+from radixlm.runtime.model_runner import ModelRunner
+
+NUM_PAGES = 4
+VOCAB_SIZE = 320
+
+
+@pytest.fixture(scope="module")
+def runner(tiny_artifact: Path) -> Iterator[ModelRunner]:
+    runner = ModelRunner(Artifact.open(tiny_artifact), num_pages=NUM_PAGES, num_threads=1)
+    yield runner
+    runner.close()
+
+
+def batch(num_tokens: int = 3, start: int = 0) -> Batch:
+    """Tokens `[start, start + num_tokens)` of one sequence on pages 2 and 1; logits of the last one."""
+    positions = np.arange(start, start + num_tokens, dtype=np.int32)
+    pages = np.array([2, 1], np.int32)
+    return Batch(
+        token_ids=positions + np.int32(7),
+        positions=positions,
+        slots=pages[positions // PAGE_SIZE] * np.int32(PAGE_SIZE) + positions % np.int32(PAGE_SIZE),
+        row_of_token=np.zeros(num_tokens, np.int32),
+        page_table=pages[None],
+        kv_lengths=positions + np.int32(1),
+        logit_rows=np.array([num_tokens - 1], np.int32),
+    )
+
+
+def test_a_sequence_in_two_steps_has_the_logits_of_one_step(runner: ModelRunner) -> None:
+    whole = runner.forward(batch(20)).copy()
+    runner.forward(batch(18))
+    assert np.array_equal(runner.forward(batch(2, start=18)), whole)
+    assert whole.shape == (1, VOCAB_SIZE)
+    assert np.isfinite(whole).all()
+
+
+@pytest.mark.parametrize(
+    ("field", "low", "high"),
+    [
+        ("token_ids", 0, VOCAB_SIZE),
+        ("positions", 0, 1 << 30),
+        ("slots", 0, NUM_PAGES * PAGE_SIZE),
+        ("row_of_token", 0, 1),
+        ("page_table", 0, NUM_PAGES),
+        ("kv_lengths", 1, 2 * PAGE_SIZE + 1),
+        ("logit_rows", 0, 3),
+    ],
+)
+def test_a_value_outside_its_range_is_refused_and_nothing_is_written(
+    runner: ModelRunner, field: str, low: int, high: int
+) -> None:
+    expected = runner.forward(batch(4)).copy()
+    runner.forward(batch(3))
+    good = getattr(batch(3), field)
+    for wrong in (low - 1, high, -(1 << 31), (1 << 31) - 1):
+        changed = good.copy()
+        changed.flat[-1] = wrong
+        with pytest.raises(EngineError, match=rf"{field} holds .*must be in {low}\.\.{high - 1}"):
+            runner.forward(dataclasses.replace(batch(3), **{field: changed}))
+    assert np.array_equal(runner.forward(batch(1, start=3)), expected)  # it sees the KV of the other three
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Batch)])
+def test_an_array_of_another_type_or_layout_is_refused(runner: ModelRunner, field: str) -> None:
+    good: npt.NDArray[np.int32] = getattr(batch(4), field)
+    strided = np.repeat(good, 2, axis=-1)[..., ::2]
+    wrongs = [good.astype(np.int64), good.astype(np.float32), good.astype(">i4"), good[..., None]]
+    for wrong in [*wrongs, good.ravel()[0], *([strided] if strided.shape[-1] > 1 else [])]:
+        with pytest.raises(EngineError, match=field):
+            runner.forward(dataclasses.replace(batch(4), **{field: wrong}))
+
+
+@pytest.mark.parametrize("field", ["positions", "slots", "row_of_token", "kv_lengths"])
+def test_arrays_of_unequal_length_are_refused(runner: ModelRunner, field: str) -> None:
+    for length in (2, 4):
+        wrong = np.resize(getattr(batch(3), field), length)
+        with pytest.raises(EngineError, match=rf"{field} is int32 \({length},\); .* \(3,\) is needed"):
+            runner.forward(dataclasses.replace(batch(3), **{field: wrong}))
+
+
+def test_a_step_without_tokens_or_with_too_many_is_refused(runner: ModelRunner) -> None:
+    empty = np.zeros(0, np.int32)
+    with pytest.raises(EngineError, match="0 tokens"):
+        runner.forward(dataclasses.replace(batch(3), token_ids=empty))
+    with pytest.raises(EngineError, match="513 tokens"):
+        runner.forward(dataclasses.replace(batch(3), token_ids=np.zeros(513, np.int32)))
+    with pytest.raises(EngineError, match="65 logits"):
+        runner.forward(dataclasses.replace(batch(3), logit_rows=np.zeros(65, np.int32)))
+
+
+def test_a_page_table_without_rows_or_beyond_the_context_is_refused(runner: ModelRunner) -> None:
+    for shape in ((0, 2), (1, 0), (1, 512 // PAGE_SIZE + 1)):
+        with pytest.raises(EngineError):
+            runner.forward(dataclasses.replace(batch(3), page_table=np.zeros(shape, np.int32)))
+
+
+@pytest.mark.parametrize(
+    "copy", [PageCopy(-1, 0, 1), PageCopy(0, NUM_PAGES, 1), PageCopy(0, 1, 17), PageCopy(0, 1, -1)]
+)
+def test_a_copy_outside_the_pool_is_refused(runner: ModelRunner, copy: PageCopy) -> None:
+    with pytest.raises(EngineError, match="outside the pool"):
+        runner.copy_rows([copy])
+
+
+def test_copied_rows_are_read_like_computed_ones(runner: ModelRunner) -> None:
+    expected = runner.forward(batch(4)).copy()
+    runner.copy_rows([PageCopy(2, 3, 3), PageCopy(3, 0, 3)])
+    moved = np.array([[0, 1]], np.int32)
+    last = dataclasses.replace(batch(1, start=3), page_table=moved, slots=np.array([3], np.int32))
+    assert np.array_equal(runner.forward(last), expected)
+
+
+@pytest.mark.parametrize("num_pages", [0, -1])
+def test_a_pool_without_pages_is_refused(tiny_artifact: Path, num_pages: int) -> None:
+    with pytest.raises(InvalidParameter, match="num_pages"):
+        ModelRunner(Artifact.open(tiny_artifact), num_pages=num_pages)
+
+
+@pytest.mark.parametrize("num_pages", [1 << 40, 1 << 62, 1 << 80])
+def test_a_pool_beyond_memory_is_an_error_that_says_what_to_lower(tiny_artifact: Path, num_pages: int) -> None:
+    with pytest.raises(EngineError, match="--kv-cache-gb"):
+        ModelRunner(Artifact.open(tiny_artifact), num_pages=num_pages)
+
+
+def test_a_library_that_is_none_cannot_be_loaded(tiny_artifact: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tiny_artifact, tmp_path / "copy.radixlm"))
+    artifact = Artifact.open(copy)
+    for data in (b"", b"\x7fELF", b"no library"):
+        (copy / "model.so").unlink()  # not the mapped inode of another test
+        (copy / "model.so").write_bytes(data)
+        with pytest.raises(CorruptArtifact, match=r"model\.so cannot be loaded") as caught:
+            ModelRunner(artifact, num_pages=1)
+        assert "\n" not in str(caught.value)
