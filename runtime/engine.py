@@ -113,7 +113,8 @@ class Engine:
         )
         self.context_length = budget.context_length
         self._chat_template = _chat_template(artifact, self.tokenizer)
-        self._limits = RequestLimits(manifest.model.vocab_size, budget.context_length)
+        vocab_size = min(manifest.model.vocab_size, self.tokenizer.vocab_size)  # embeddings may be padded
+        self._limits = RequestLimits(vocab_size, budget.context_length)
         self._opened_at = time.monotonic()
         self._request_numbers = itertools.count()
         runner = (open_runner or _open_model_runner)(artifact, budget.num_pages, num_threads)

@@ -169,12 +169,14 @@ class EngineCore:
         sampling = [item for item in scheduled if item.wants_logits]
         wants_logits = [item.wants_logits for item in scheduled]
         logits = self._forward.forward(make_batch([item.reservation for item in scheduled], wants_logits))
-        self._check_logits(logits, sum(wants_logits))
-        tokens = sample(logits, [item.request.sampler for item in sampling])
+        self._check_logits(logits, len(sampling))
+        # a padded embedding has rows that are no token: they are never sampled
+        known = logits[:, : self.limits.vocab_size]
+        tokens = sample(known, [item.request.sampler for item in sampling])
         return list(zip(sampling, tokens, strict=True))
 
     def _check_logits(self, logits: Float32Array, num_rows: int) -> None:
-        if logits.shape != (num_rows, self.limits.vocab_size):
+        if logits.shape[0] != num_rows or logits.shape[1] < self.limits.vocab_size:
             raise EngineError(
                 f"the model returned logits of shape {logits.shape}, not "
                 f"{(num_rows, self.limits.vocab_size)}; compile the model again"

@@ -38,7 +38,7 @@ class TextDecoder(Protocol):
 class RequestLimits:
     """What a request must keep to, whatever the engine is doing: checked in the caller's thread, too."""
 
-    vocab_size: int
+    vocab_size: int  # tokens that the tokenizer has and the model knows
     context_length: int  # tokens of prompt and reply together
 
     def validate(self, prompt: PreparedPrompt, params: SamplingParams) -> None:

@@ -36,6 +36,18 @@ def test_one_request_gets_the_models_tokens() -> None:
     assert bench.tokens("a") == alone(range(20), GREEDY)
 
 
+def test_rows_of_a_padded_embedding_are_never_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Qwen2 has more rows of logits than its tokenizer has tokens."""
+    bench = Bench()
+    unpadded = bench.model.forward
+    monkeypatch.setattr(
+        bench.model, "forward", lambda batch: np.pad(unpadded(batch), ((0, 0), (0, 16)), constant_values=1e4)
+    )
+    bench.add("a", range(20), GREEDY)
+    bench.run()
+    assert bench.tokens("a") == alone(range(20), GREEDY)
+
+
 @pytest.mark.parametrize("budget", [1, 3, 16, 17, 64])
 def test_chunking_the_prompt_changes_nothing(budget: int) -> None:
     bench = Bench(policy=SchedulerPolicy(max_num_seqs=4, max_num_batched_tokens=budget))
