@@ -17,8 +17,8 @@ Expr = Any  # a TVM expression
 
 
 def lanes(start: Expr, n: int = LANES) -> Expr:
-    """The index of `n` neighbours, `start` first."""
-    return T.ramp(start, 1, n)
+    """The index of `n` neighbours, `start` first; of one it is `start`, since a vector has two lanes at least."""
+    return start if n == 1 else T.ramp(start, 1, n)
 
 
 def splat(value: Expr, n: int = LANES) -> Expr:

@@ -1,0 +1,124 @@
+"""Build one kernel for a target and call it with NumPy arrays. Knows how kernels are called, not what they compute.
+
+Kernels are private functions of a module: here an exported function passes its arguments on to one. Each array is
+copied to memory of its own, aligned as artifacts align theirs, between canaries that must outlive the call; afterwards
+the array holds what the kernel left there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm_ffi
+from hypothesis import HealthCheck, settings
+from radixlm.compile.kernels.layout import ALIGNMENT
+from radixlm.compile.targets import TARGETS, Target
+from radixlm.compile.tvm_build import build_library
+from radixlm.runtime.cpu import cpu_features
+from tvm.ir import Call, GlobalVar
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+Caller = Callable[..., None]  # takes arrays and sizes in the kernel's order; None for an array that it does not read
+_CANARY_BYTES = 4 * ALIGNMENT
+_CANARY = 0xFF  # NaN in every float type: a number read from here shows
+
+
+def runs_here(target: Target) -> bool:
+    """Whether this CPU has what the target needs."""
+    return cpu_features().issuperset(target.features)
+
+
+def runnable() -> list[Target]:
+    """The targets that this machine can run."""
+    return [target for target in TARGETS.values() if runs_here(target)]
+
+
+every_target = pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(
+            target,
+            id=target.name,
+            marks=pytest.mark.skipif(not runs_here(target), reason=f"this CPU does not run {target.name}"),
+        )
+        for target in TARGETS.values()
+    ],
+)
+
+
+def examples(count: int) -> settings:
+    """A few examples, the same in every run: each may build a kernel."""
+    return settings(
+        max_examples=count,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@functools.cache
+def built(target: Target, make: Callable[..., Any], *arguments: Any, **options: Any) -> Caller:
+    """The kernel `make(*arguments, **options)`, compiled for `target` once in a run of the tests."""
+    kernel, variable = make(*arguments, **options), GlobalVar("kernel")
+    dtypes = [_element_type(parameter) for parameter in kernel.params]
+    function = build_library({"main": _exported(dtypes, variable), variable: kernel}, target)["main"]
+
+    def call(*values: Any) -> None:
+        assert len(values) == len(dtypes), f"the kernel takes {len(dtypes)} arguments"
+        memories = [
+            None if dtype is None else _Canaried(np.zeros(1, dtype) if value is None else value, dtype)
+            for value, dtype in zip(values, dtypes, strict=True)
+        ]
+        function(
+            *(
+                value if memory is None else tvm_ffi.from_dlpack(memory.inside)
+                for value, memory in zip(values, memories, strict=True)
+            )
+        )
+        for value, memory in zip(values, memories, strict=True):
+            if memory is not None and value is not None:
+                memory.check()
+                value.view(memory.inside.dtype).reshape(-1)[...] = memory.inside
+
+    return call
+
+
+class _Canaried:
+    """A flat aligned copy of an array, with canaries on both sides."""
+
+    def __init__(self, array: np.ndarray, dtype: str) -> None:
+        data = np.ascontiguousarray(array).view(dtype).reshape(-1)
+        size = max(data.nbytes, ALIGNMENT)  # an empty array needs an address too
+        memory = np.full(size + 2 * _CANARY_BYTES + ALIGNMENT, _CANARY, np.uint8)
+        start = -memory.ctypes.data % ALIGNMENT + _CANARY_BYTES
+        self.inside = memory[start : start + size].view(dtype)[: data.size]
+        self.inside[...] = data
+        self._outside = (memory[:start], memory[start + data.nbytes :])
+
+    def check(self) -> None:
+        """Nothing was written outside."""
+        assert all((part == _CANARY).all() for part in self._outside), "the kernel wrote outside of an array"
+
+
+def _element_type(parameter: Any) -> str | None:
+    """The dtype of what a parameter points to; None for a size."""
+    return str(parameter.ty.element_type) if hasattr(parameter.ty, "element_type") else None
+
+
+def _exported(dtypes: list[str | None], kernel: Any) -> Any:
+    with IRBuilder() as builder:
+        with T.prim_func(s_tir=True):
+            T.func_attr({"tirx.noalias": True, "global_symbol": "main", "tirx.is_scheduled": True})
+            handles = [T.arg(f"a{i}", T.int64() if dtype is None else T.handle()) for i, dtype in enumerate(dtypes)]
+            values = [
+                handle if dtype is None else T.address_of(T.match_buffer(handle, (T.int64(),), dtype)[0])
+                for handle, dtype in zip(handles, dtypes, strict=True)
+            ]
+            T.evaluate(Call(kernel, values, ret_ty="int32"))
+        return builder.get()

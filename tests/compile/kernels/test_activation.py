@@ -1,0 +1,162 @@
+"""What stands between linears, against NumPy: floats, and the codes of exactly those floats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from radixlm.compile.kernels.activation import ActivationSpec, Function, activation, gather_rows
+from radixlm.compile.kernels.layout import GROUP, round_up
+from radixlm.compile.targets import Target
+
+from .harness import built, every_target, examples
+
+EPS = 1e-5
+FUNCTIONS: tuple[Function, ...] = ("rms_norm", "silu_mul", "identity")
+WIDTHS = (172, 37, 64, 24, 16, 1)  # with few examples, Hypothesis begins with the first
+every_function = pytest.mark.parametrize("function", FUNCTIONS)
+
+
+@dataclass
+class Out:
+    """What the kernel wrote: floats, and codes as it lays them out."""
+
+    y: np.ndarray
+    codes: np.ndarray  # int8 [groups, padded_rows, 32 or 64]
+    scales: np.ndarray  # [groups, padded_rows]
+    sums: np.ndarray  # [groups, padded_rows, 2]
+
+    def whole_codes(self) -> np.ndarray:
+        """Codes as whole numbers, `[groups, padded_rows, 32]`."""
+        codes = self.codes.astype(np.int64)
+        return codes if codes.shape[-1] == GROUP else 256 * codes[..., :GROUP] + codes[..., GROUP:]
+
+
+def run(target: Target, spec: ActivationSpec, x: np.ndarray, gain: np.ndarray) -> Out:
+    num_rows, padded, groups = len(x), round_up(len(x), 4), round_up(spec.width, GROUP) // GROUP
+    out = Out(
+        np.full((num_rows, spec.y_stride), 7, np.float32),
+        np.full((groups, padded, GROUP * (2 if spec.wide else 1)), 7, np.int8),
+        np.full((groups, padded), 7, np.float32),
+        np.full((groups, padded, 2), 7, np.int32),
+    )
+    kernel = built(target, activation, spec, target)
+    kernel(x, gain, out.y, out.codes, out.scales, out.sums, num_rows, padded)
+    return out
+
+
+def expected_floats(spec: ActivationSpec, x: np.ndarray, gain: np.ndarray) -> np.ndarray:
+    wide = x.astype(np.float64)
+    values = wide[:, : spec.width]
+    if spec.function == "rms_norm":
+        return values / np.sqrt((values**2).mean(axis=1, keepdims=True) + EPS) * gain[: spec.width]
+    if spec.function == "silu_mul":
+        return values / (1 + np.exp(-values)) * wide[:, spec.up_column : spec.up_column + spec.width]
+    return values
+
+
+def quantized(values: np.ndarray, wide: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Codes `[groups, rows, 32]` and scales `[groups, rows]` of float32 rows, rounded as the kernels' contract says."""
+    limit = np.float32(127 * 256 if wide else 127)
+    padded = np.zeros((len(values), round_up(values.shape[1], GROUP)), np.float32)
+    padded[:, : values.shape[1]] = values
+    groups = padded.reshape(len(values), -1, GROUP).swapaxes(0, 1)
+    largest = np.maximum(np.abs(groups).max(-1), np.float32(1e-30))
+    codes = np.rint(groups * (limit / largest)[..., None]).astype(np.int64)
+    return codes, largest * (np.float32(1) / limit)
+
+
+def example(draw: st.DrawFn, function: Function) -> tuple[ActivationSpec, np.ndarray, np.ndarray]:
+    """A spec without codes, rows with NaN where nothing may be read, and a gain."""
+    width, num_rows = draw(st.sampled_from(WIDTHS)), draw(st.sampled_from([21, 1, 3, 8, 9]))
+    column = round_up(width, 16)
+    stride = column * (2 if function == "silu_mul" else 1) + 16
+    spec = ActivationSpec(function, width, stride, False, True, column + 16, column, EPS)
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
+    x = np.full((num_rows, stride), np.nan, np.float32)
+    x[:, :width] = rng.standard_normal((num_rows, width)) * draw(st.sampled_from([1, 50, 1e-6]))
+    if function == "silu_mul":
+        x[:, column : column + width] = rng.standard_normal((num_rows, width))
+    gain = np.full(column, np.nan, np.float32)
+    gain[:width] = rng.standard_normal(width)
+    return spec, x, gain
+
+
+@every_target
+@every_function
+def test_floats_are_those_of_the_formula(target: Target, function: Function) -> None:
+    @examples(4)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        spec, x, gain = example(data.draw, function)
+        y = run(target, spec, x, gain).y
+        expected = expected_floats(spec, x, gain)
+        assert (np.abs(y[:, : spec.width] - expected) <= 1e-6 * np.abs(expected) + 1e-30).all()
+        assert (y[:, spec.width :] == 7).all()
+
+    check()
+
+
+@every_target
+@every_function
+@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
+def test_codes_are_those_of_the_floats_and_padding_is_zero(target: Target, function: Function, wide: bool) -> None:
+    @examples(2)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        spec, x, gain = example(data.draw, function)
+        floats = run(target, spec, x, gain).y[:, : spec.width]
+        out = run(target, replace(spec, quantize=True, keep_float=False, wide=wide), x, gain)
+        codes, scales = quantized(floats, wide)
+        num_rows = len(x)
+        assert (out.whole_codes()[:, :num_rows] == codes).all()
+        assert (out.scales[:, :num_rows] == scales).all()
+        assert (out.sums == out.whole_codes().reshape(*out.sums.shape, -1).sum(-1)).all()
+        for array in (out.codes, out.scales, out.sums):
+            assert (array[:, num_rows:] == 0).all()
+        assert (out.y == 7).all()
+
+    check()
+
+
+@every_target
+@every_function
+def test_a_row_is_the_same_bits_alone_and_among_others(target: Target, function: Function) -> None:
+    @examples(1)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        spec, x, gain = example(data.draw, function)
+        spec = replace(spec, quantize=True)
+        x = np.tile(x, (11, 1))
+        together = run(target, spec, x, gain)
+        for count in (1, 5, 9):
+            rows = np.random.default_rng(count).permutation(len(x))[:count]
+            alone = run(target, spec, x[rows], gain)
+            assert (alone.y == together.y[rows]).all()
+            assert (alone.codes[:, :count] == together.codes[:, rows]).all()
+            assert (alone.scales[:, :count] == together.scales[:, rows]).all()
+
+    check()
+
+
+@every_target
+def test_a_row_of_zeros_has_zero_codes_and_saturated_gates_stay_finite(target: Target) -> None:
+    zeros = np.zeros((1, 64), np.float32)
+    out = run(target, ActivationSpec("identity", 64, 64, True, False), zeros, zeros)
+    assert (out.codes == 0).all()
+    gates = np.array([[-1e4, -200, -88, 88, 200, 1e4, 0, 1] * 4], np.float32)
+    x = np.concatenate([gates, np.full_like(gates, 2)], axis=1)
+    y = run(target, ActivationSpec("silu_mul", 32, 64, False, True, 32, 32), x, zeros).y
+    sigmoid = 1 / (1 + np.exp(-np.maximum(gates, -87).astype(np.float64)))
+    np.testing.assert_allclose(y, np.where(gates < -87, 0, 2 * gates * sigmoid), rtol=1e-6, atol=1e-33)
+
+
+@every_target
+def test_gathered_rows_are_those_asked_for(target: Target) -> None:
+    x = np.random.default_rng(0).standard_normal((9, 48)).astype(np.float32)
+    indices, y = np.array([8, 0, 3, 3], np.int32), np.zeros((4, 48), np.float32)
+    built(target, gather_rows, 48)(x, indices, y, 4)
+    assert (y == x[indices]).all()

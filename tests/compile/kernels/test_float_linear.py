@@ -1,0 +1,54 @@
+"""Float matrices times float rows, against float64 arithmetic."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from radixlm.compile.kernels.float_linear import float_linear
+from radixlm.compile.kernels.layout import ROW_BLOCK, LinearSpec, pack, packed_shape, round_up
+from radixlm.compile.quantization import BF16, DTYPES, F16, F32, Weight, WeightKind
+from radixlm.compile.targets import Target
+
+from .harness import built, every_target, examples
+
+
+@every_target
+@pytest.mark.parametrize("kind", [F32, F16, BF16], ids=lambda kind: kind.label)
+def test_products_are_those_of_the_matrix_and_rows_do_not_depend_on_others(target: Target, kind: WeightKind) -> None:
+    @examples(3)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        num_outputs, inputs = data.draw(st.sampled_from([(40, 172), (16, 1), (64, 33)]))
+        column = data.draw(st.sampled_from([0, 32]))
+        stacked, x_stride = round_up(num_outputs, ROW_BLOCK), round_up(inputs, ROW_BLOCK)
+        bias, add = data.draw(st.booleans()), data.draw(st.booleans())
+        spec = LinearSpec(kind, stacked, inputs, column + stacked + 16, column, bias, add)
+        rng = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
+        weight = Weight(kind, rng.standard_normal((num_outputs, inputs)).astype(DTYPES[kind.name]))
+        packed = pack(weight).codes
+        assert packed.nbytes == packed_shape(kind, num_outputs, inputs).codes
+        biases = rng.standard_normal(stacked).astype(np.float32)
+        x = np.full((20, x_stride), np.nan, np.float32)  # padding is not read
+        x[:, :inputs] = rng.standard_normal((20, inputs))
+        before = rng.standard_normal((20, spec.y_stride)).astype(np.float32)
+
+        def run(rows: np.ndarray | slice) -> np.ndarray:
+            y = before[rows].copy()
+            kernel = built(target, float_linear, spec, target, x_stride)
+            kernel(packed, biases if bias else None, x[rows], y, len(y))
+            return y
+
+        together, given = run(slice(None)), slice(column, column + num_outputs)
+        wide_x, wide_weight = x[:, :inputs].astype(np.float64), weight.dequantize().astype(np.float64)
+        added = bias * biases[:num_outputs].astype(np.float64) + add * before[:, given]
+        error = np.abs(together[:, given] - (wide_x @ wide_weight.T + added))
+        assert (error <= 2e-6 * (np.abs(wide_x) @ np.abs(wide_weight).T + np.abs(added))).all()
+        assert (together[:, :column] == before[:, :column]).all()
+        assert (together[:, -16:] == before[:, -16:]).all()
+        for count in (1, 5, 6, 7, 13):
+            rows = rng.permutation(20)[:count]
+            assert (run(rows)[:, given] == together[rows][:, given]).all()
+
+    check()

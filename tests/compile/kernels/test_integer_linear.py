@@ -1,0 +1,201 @@
+"""Integer matrices times quantized rows, against int64 and float64 arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from radixlm.compile.kernels.integer_linear import integer_linear
+from radixlm.compile.kernels.layout import GROUP, ROW_BLOCK, LinearSpec, pack, packed_shape, round_up
+from radixlm.compile.quantization import (
+    Q4,
+    Q4_MINIMUM,
+    Q8,
+    Q8_GROUP16,
+    Q8_MINIMUM,
+    Weight,
+    WeightKind,
+)
+from radixlm.compile.targets import Target
+
+from .harness import built, every_target, examples, runnable
+
+KINDS = {kind.label: kind for kind in (Q4, Q4_MINIMUM, Q8, Q8_MINIMUM, Q8_GROUP16)}
+LIMIT, WIDE_LIMIT = 127, 127 * 256
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+
+
+@dataclass
+class Rows:
+    """Quantized activations: `codes` `[M, K]` are whole numbers, `scales` `[M, K/32]`."""
+
+    codes: np.ndarray
+    scales: np.ndarray
+    wide: bool
+
+    def __getitem__(self, rows: np.ndarray | slice) -> Rows:
+        return Rows(self.codes[rows], self.scales[rows], self.wide)
+
+    def packed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+        """As `activation.py` lays them out: codes, scales, sums, and how many rows with padding."""
+        num_rows, groups = self.scales.shape
+        padded = round_up(num_rows, 4)
+        codes = np.zeros((groups, padded, GROUP), np.int64)
+        codes[:, :num_rows] = self.codes.reshape(num_rows, groups, GROUP).swapaxes(0, 1)
+        scales = np.zeros((groups, padded), np.float32)
+        scales[:, :num_rows] = self.scales.T
+        sums = codes.reshape(groups, padded, 2, GROUP // 2).sum(-1).astype(np.int32)
+        high = (codes + 128) >> 8
+        parts = [high, codes - (high << 8)] if self.wide else [codes]
+        return np.concatenate(parts, -1).astype(np.int8), scales, sums, padded
+
+
+@dataclass
+class Case:
+    """A matrix, its rows, and what the output holds before."""
+
+    spec: LinearSpec
+    weight: Weight
+    bias: np.ndarray
+    rows: Rows
+    y: np.ndarray
+
+    @classmethod
+    def draw(cls, kind: WeightKind, draw: st.DrawFn, num_rows: int, wide: bool) -> Case:
+        # the largest come first: with few examples, Hypothesis begins with the first of each
+        num_outputs, groups = draw(st.sampled_from([64, 40, 16])), draw(st.sampled_from([3, 1]))
+        inputs = groups * GROUP - (16 if kind.group == 16 else 0)
+        before, after = draw(st.sampled_from([(16, 48), (0, 0)]))
+        rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
+        stacked = round_up(num_outputs, ROW_BLOCK)
+        spec = LinearSpec(
+            kind,
+            stacked,
+            groups * GROUP,
+            before + stacked + after,
+            before,
+            has_bias=draw(st.booleans()),
+            add_to_output=draw(st.booleans()),
+            wide=wide,
+        )
+        limit = WIDE_LIMIT if wide else LIMIT
+        codes = rng.integers(-limit, limit + 1, (num_rows, groups * GROUP))
+        codes[:, inputs:] = 0
+        return cls(
+            spec,
+            random_weight(kind, num_outputs, inputs, rng),
+            rng.standard_normal(stacked).astype(np.float32),
+            Rows(codes, rng.random((num_rows, groups)).astype(np.float32), wide),
+            rng.standard_normal((num_rows, spec.y_stride)).astype(np.float32),
+        )
+
+    def run(self, target: Target, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """What the kernel makes of some of the rows."""
+        y, packed = self.y[rows].copy(), pack(self.weight)
+        codes, scales, sums, padded = self.rows[rows].packed()
+        bias = self.bias if self.spec.has_bias else None
+        kernel = built(target, integer_linear, self.spec, target)
+        kernel(packed.codes, packed.scales, packed.minima, bias, codes, scales, sums, y, len(y), padded)
+        return y
+
+    def expected(self) -> np.ndarray:
+        """The same in float64."""
+        spec, num_outputs, inputs = self.spec, *self.weight.shape
+        scale = np.repeat(self.rows.scales.astype(np.float64), GROUP, axis=1)
+        product = (self.rows.codes * scale)[:, :inputs] @ self.weight.dequantize().astype(np.float64).T
+        if spec.has_bias:
+            product += self.bias[:num_outputs]
+        y = self.y.astype(np.float64)
+        columns = slice(spec.column, spec.column + num_outputs)
+        y[:, columns] = product + (y[:, columns] if spec.add_to_output else 0)
+        return y
+
+    def untouched(self) -> np.ndarray:
+        """Columns that no output belongs to, `[y_stride]` bool."""
+        columns = np.arange(self.spec.y_stride) - self.spec.column
+        return (columns < 0) | (columns >= self.spec.num_outputs)
+
+    def given(self) -> np.ndarray:
+        """Columns of outputs that are no padding, `[y_stride]` bool."""
+        columns = np.arange(self.spec.y_stride) - self.spec.column
+        return (columns >= 0) & (columns < self.weight.shape[0])
+
+
+def random_weight(kind: WeightKind, num_outputs: int, inputs: int, rng: np.random.Generator) -> Weight:
+    codes = rng.integers(0, 16 if kind.name == "q4" else 256, (num_outputs, inputs)).astype(np.uint8)
+    shape = (num_outputs, inputs // kind.group)
+    scales = (rng.random(shape) * 0.1).astype(np.float16)
+    return Weight(kind, codes, scales, rng.standard_normal(shape).astype(np.float16) if kind.has_minimum else None)
+
+
+@every_kind
+@pytest.mark.parametrize("shape", [(40, 96), (16, 32), (48, 576)])
+def test_packed_arrays_have_the_planned_sizes(kind: WeightKind, shape: tuple[int, int]) -> None:
+    packed = pack(random_weight(kind, *shape, np.random.default_rng(0)))
+    planned = packed_shape(kind, *shape)
+    sizes = [0 if array is None else array.nbytes for array in (packed.codes, packed.scales, packed.minima)]
+    assert sizes == [planned.codes, planned.scales, planned.minima]
+
+
+@every_target
+@every_kind
+@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
+def test_products_are_those_of_the_dequantized_matrix(target: Target, kind: WeightKind, wide: bool) -> None:
+    @examples(2)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        case = Case.draw(kind, data.draw, data.draw(st.sampled_from([67, 7, 2, 1])), wide)
+        y, expected = case.run(target), case.expected()
+        given = case.given()
+        assert np.abs(y - expected)[:, given].max() <= 2e-6 * np.abs(expected[:, given]).max()
+        assert (y == case.y)[:, case.untouched()].all()
+
+    check()
+
+
+@every_target
+@every_kind
+@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
+def test_a_row_is_the_same_bits_alone_and_among_others(target: Target, kind: WeightKind, wide: bool) -> None:
+    @examples(1)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        case = Case.draw(kind, data.draw, 131, wide)
+        together = case.run(target)
+        for row in (0, 3, 64, 130):
+            assert (case.run(target, slice(row, row + 1)) == together[row]).all()
+        for count in (2, 3, 5, 64, 65):
+            rows = np.random.default_rng(count).permutation(131)[:count]
+            assert (case.run(target, rows) == together[rows]).all()
+
+    check()
+
+
+@every_kind
+@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_the_largest_codes_give_exact_integers_on_every_target(kind: WeightKind, wide: bool, num_rows: int) -> None:
+    """With scales of 1 and one group, an output is its integer, rounded to float32 once."""
+    rng = np.random.default_rng(3)
+    limit, highest = WIDE_LIMIT if wide else LIMIT, 15 if kind.name == "q4" else 255
+    codes = rng.choice([0, highest], (16, GROUP)).astype(np.uint8)
+    codes[0], codes[1] = highest, 0
+    x = rng.choice([-limit, limit], (num_rows, GROUP))
+    x[0] = limit
+    x[-1, ::2] = -limit
+    ones = np.ones((16, GROUP // kind.group), np.float16)
+    weight = Weight(kind, codes, ones, 0 * ones if kind.has_minimum else None)
+    rows = Rows(x, np.ones((num_rows, 1), np.float32), wide)
+    case = Case(
+        LinearSpec(kind, 16, GROUP, 16, wide=wide), weight, np.zeros(16), rows, np.zeros((num_rows, 16), np.float32)
+    )
+    signed = (codes.astype(np.int64) - kind.zero).reshape(16, -1, kind.group)
+    halves = np.einsum("ngk,mgk->mng", signed, x.reshape(num_rows, -1, kind.group))
+    expected = np.zeros((num_rows, 16), np.float32)
+    for group in range(halves.shape[-1]):
+        expected = expected + halves[..., group].astype(np.float32)
+    for target in runnable():
+        assert (case.run(target) == expected).all(), target.name
