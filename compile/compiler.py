@@ -40,7 +40,7 @@ from radixlm.runtime.manifest import (
 )
 from radixlm.tokenizer_fix import profile_tokenizer
 
-from .models import build_model
+from .models import MODELS
 from .module import ENTRY_POINTS, build_module
 from .ops import Limits, Ops
 from .quantization import GROUP, Mode, WeightKind
@@ -117,7 +117,7 @@ def compile_model(
         plan = WeightPlan(_kinds(opened, modes))
         limits = Limits(min(MAX_NUM_TOKENS, length), MAX_NUM_LOGITS, length)
         ops = Ops(config, layout, limits, chosen_target, plan)
-        build_model(config).forward(ops)
+        MODELS[config.architecture](config).forward(ops)
         report("read", 1, 1)
 
         report("build", 0, 2)

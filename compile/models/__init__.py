@@ -2,36 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from radixlm.runtime.errors import UnsupportedArchitecture
 from radixlm.runtime.manifest import ModelConfig
 
-from ..ops import Ops
+from ..layers import Embedding, Linear, RMSNorm
 from .llama import LlamaForCausalLM
 from .qwen2 import Qwen2ForCausalLM
 
-__all__ = ["MODELS", "Model", "build_model"]
+if TYPE_CHECKING:
+    from ..ops import Ops
+
+__all__ = ["MODELS", "SUPPORTED", "Model", "weight_shapes"]
 
 
 class Model(Protocol):
-    """What a model file offers: its parts as attributes, and `forward`."""
+    """What a model file offers: its weights as attributes (`layers.py`), and `forward`."""
+
+    title: ClassVar[str]  # what people call these models
+    huggingface_types: ClassVar[dict[str, str]]  # `architectures` of config.json, with their `model_type`
+    gguf_permutes_rotary: ClassVar[bool]  # whether llama.cpp's converter reorders the rows of q and k
+
+    def __init__(self, config: ModelConfig) -> None: ...
 
     def forward(self, op: Ops) -> None:
         """Append the whole model's operations, from token ids to logits."""
 
 
-MODELS: dict[str, type[LlamaForCausalLM]] = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM}
+MODELS: dict[str, type[Model]] = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM}
+
+SUPPORTED = "supported are " + " and ".join(model.title for model in MODELS.values())
 
 
-def build_model(config: ModelConfig) -> Model:
-    """The model of `config.architecture`.
+def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The checkpoint's names of all weights of a model of these dimensions; matrices are `[out, in]`."""
+    return dict(_shapes(MODELS[config.architecture](config)))
 
-    Raises:
-        UnsupportedArchitecture: the registry has no such architecture.
-    """
-    if config.architecture not in MODELS:
-        raise UnsupportedArchitecture(
-            f"architecture {config.architecture!r} is not supported; supported are {', '.join(sorted(MODELS))}"
-        )
-    return MODELS[config.architecture](config)
+
+def _shapes(module: object) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for value in vars(module).values():
+        for part in value if isinstance(value, list) else [value]:
+            match part:
+                case Linear():
+                    yield part.name, (part.num_outputs, part.num_inputs)
+                    if part.has_bias:
+                        yield part.bias_name, (part.num_outputs,)
+                case Embedding():
+                    yield part.name, (part.num_rows, part.size)
+                case RMSNorm():
+                    yield part.name, (part.size,)
+                case _:
+                    yield from _shapes(part)

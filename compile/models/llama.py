@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, ClassVar
+
 from radixlm.runtime.manifest import ModelConfig
 
 from ..layers import Embedding, Linear, RMSNorm
-from ..ops import Activation, Ops, Rows
+
+if TYPE_CHECKING:
+    from ..ops import Activation, Ops, Rows
 
 
 class LlamaAttention:
@@ -59,6 +63,10 @@ class LlamaDecoderLayer:
 
 class LlamaForCausalLM:
     """Tokens to logits."""
+
+    title: ClassVar[str] = "Llama 1, 2 and 3 (also SmolLM2, TinyLlama, Mistral)"
+    huggingface_types: ClassVar[dict[str, str]] = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral"}
+    gguf_permutes_rotary: ClassVar[bool] = True
 
     def __init__(self, config: ModelConfig) -> None:
         self.embed_tokens = Embedding("model.embed_tokens.weight", config.vocab_size, config.hidden_size)

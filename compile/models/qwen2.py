@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from .llama import LlamaForCausalLM
 
 
 class Qwen2ForCausalLM(LlamaForCausalLM):
     """The bias comes with `config.attention_bias`, which a Qwen2 source always sets."""
+
+    title: ClassVar[str] = "Qwen2"
+    huggingface_types: ClassVar[dict[str, str]] = {"Qwen2ForCausalLM": "qwen2"}
+    gguf_permutes_rotary: ClassVar[bool] = False

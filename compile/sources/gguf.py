@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from radixlm.runtime.errors import CorruptSource, SourceError, UnsupportedArchitecture, UnsupportedTensor
 from radixlm.runtime.manifest import ModelConfig, SamplingDefaults, SourceInfo
 
+from ..models import MODELS, SUPPORTED
 from ..quantization import Float32, Weight
-from .checkpoint import ARCHITECTURES, END_OF_REPLY, SUPPORTED, check_heads, check_tensors, checked
+from .checkpoint import END_OF_REPLY, check_heads, check_tensors, checked
 from .gguf_blocks import BLOCK_TYPES, float32_from_blocks, weight_from_blocks
 from .gguf_file import GGUFFile
 from .gguf_tokenizer import build_tokenizer_json, vocabulary_from_gguf
@@ -103,7 +104,7 @@ class GGUFSource:
         return blocks[_unpermuted_rows(len(blocks), num_heads)[rows or slice(None)]]
 
     def _num_permuted_heads(self, name: str) -> int | None:
-        if self.config.architecture != "llama":
+        if not MODELS[self.config.architecture].gguf_permutes_rotary:
             return None
         if ".q_proj." in name:
             return self.config.num_attention_heads
@@ -131,8 +132,8 @@ class GGUFSource:
 def _config(file: GGUFFile) -> ModelConfig:
     metadata, label = file.metadata, str(file.path)
     architecture = metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES or metadata.get(f"{architecture}.expert_count"):
-        kind = f"{architecture} with experts" if architecture in ARCHITECTURES else architecture
+    if architecture not in MODELS or metadata.get(f"{architecture}.expert_count"):
+        kind = f"{architecture} with experts" if architecture in MODELS else architecture
         raise UnsupportedArchitecture(f"{label}: architecture {kind!r} is not supported; {SUPPORTED}")
 
     def get(key: str, default: Any = None) -> Any:

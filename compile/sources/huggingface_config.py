@@ -12,12 +12,13 @@ from typing import Any
 from radixlm.runtime.errors import UnsupportedArchitecture, UnsupportedTensor
 from radixlm.runtime.manifest import ModelConfig
 
-from .checkpoint import SUPPORTED, check_heads, checked
+from ..models import MODELS, SUPPORTED
+from .checkpoint import check_heads, checked
 
 Json = Mapping[str, Any]
 
-_CLASSES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2"}
-_CLASS_OF_TYPE = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+_CLASSES = {name: key for key, model in MODELS.items() for name in model.huggingface_types}
+_CLASS_OF_TYPE = {type_: name for model in MODELS.values() for name, type_ in model.huggingface_types.items()}
 _ROPE_THETA = 10000.0  # what all three classes take where the configuration has none
 
 

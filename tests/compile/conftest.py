@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
-from radixlm.compile.sources.checkpoint import expected_shapes
+from radixlm.compile.models import weight_shapes
 from radixlm.runtime.manifest import ModelConfig
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -29,7 +29,7 @@ class TinyModel:
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(7)
-        for name, shape in expected_shapes(self.config).items():
+        for name, shape in weight_shapes(self.config).items():
             self.weights[name] = rng.standard_normal(shape, np.float32)
 
 
