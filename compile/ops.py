@@ -135,7 +135,7 @@ class Ops:
         y = self._token_rows("attention", width, (0,))
         self.program.call(
             "attention",
-            lambda: attention(layout, config.num_attention_heads, self.target),
+            lambda: attention(layout, config.num_attention_heads, y.stride, self.target),
             q.memory,
             Input("kv_pool"),
             Input("page_table"),

@@ -58,7 +58,7 @@ class Program:
     calls: list[Call] = field(default_factory=list)
     kernels: dict[Hashable, Any] = field(default_factory=dict)
     workspace_bytes: int = 0
-    _places: dict[Hashable, Place] = field(default_factory=dict)
+    _places: dict[Hashable, tuple[Place, int]] = field(default_factory=dict)  # with their bytes
 
     def call(self, key: Hashable, build: Callable[[], Any], *arguments: Argument) -> None:
         """Append a call; `build` makes the kernel if no call with this key came before."""
@@ -67,8 +67,13 @@ class Program:
         self.calls.append(Call(key, arguments))
 
     def place(self, role: Hashable, num_bytes: int) -> Place:
-        """Scratch memory for a role; calls with the same role get the same bytes, layer after layer."""
+        """Scratch memory for a role; calls with the same role get the same bytes, layer after layer.
+
+        What was there before is overwritten: two things that are needed at once have two roles.
+        """
         if role not in self._places:
-            self._places[role] = Place(self.workspace_bytes)
+            self._places[role] = (Place(self.workspace_bytes), num_bytes)
             self.workspace_bytes += round_up(num_bytes, ALIGNMENT)
-        return self._places[role]
+        place, size = self._places[role]
+        assert num_bytes == size, f"{role} has {size} bytes, {num_bytes} are asked for"
+        return place

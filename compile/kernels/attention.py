@@ -31,12 +31,12 @@ def span_scratch_floats(num_heads: int, head_dim: int, context_length: int) -> i
     return SPLIT_TOKENS * num_spans * num_heads * (head_dim + 2)
 
 
-def attention(layout: KVLayout, num_heads: int, target: Target) -> Any:
+def attention(layout: KVLayout, num_heads: int, y_stride: int, target: Target) -> Any:
     """A PrimFunc `(q, pool, page_table, row_of_token, kv_lengths, spans, y, layer, num_pages, table_stride, max_spans,
     num_rows) -> 0`.
 
-    `q` and `y` float32 `[num_rows, num_heads * head_dim]`; token m sees `kv_lengths[m]` rows of the pages in row
-    `row_of_token[m]` of `page_table` int32 `[B, table_stride]`. `spans` is scratch, with `max_spans` spans
+    `q` float32 `[num_rows, num_heads * head_dim]`, `y` `[num_rows, y_stride]`; token m sees `kv_lengths[m]` rows of the
+    pages in row `row_of_token[m]` of `page_table` int32 `[B, table_stride]`. `spans` is scratch, with `max_spans` spans
     for the longest row.
     """
     with Kernel() as k:
@@ -56,7 +56,7 @@ def attention(layout: KVLayout, num_heads: int, target: Target) -> Any:
                 num_rows=SIZE,
             )
         )
-        kernel = _Attention(layout, num_heads, target, q, PagedPool(layout, pool, layer, num_pages), table)
+        kernel = _Attention(layout, num_heads, y_stride, target, q, PagedPool(layout, pool, layer, num_pages), table)
         heads = layout.num_kv_heads
 
         def sequence(m: Expr) -> tuple[Expr, Expr]:
@@ -96,9 +96,17 @@ class _Attention:
     """
 
     def __init__(
-        self, layout: KVLayout, num_heads: int, target: Target, q: Memory, pool: PagedPool, table: Memory
+        self,
+        layout: KVLayout,
+        num_heads: int,
+        y_stride: int,
+        target: Target,
+        q: Memory,
+        pool: PagedPool,
+        table: Memory,
     ) -> None:
-        self.layout, self.num_heads, self.q, self.pool, self.table = layout, num_heads, q, pool, table
+        self.layout, self.num_heads, self.y_stride = layout, num_heads, y_stride
+        self.q, self.pool, self.table = q, pool, table
         self.dtype, self.has_fma = KV_DTYPES[layout.dtype], target.has_fma
         self.group = num_heads // layout.num_kv_heads
         self.head_dim = layout.head_dim
@@ -156,7 +164,7 @@ class _Attention:
         """Divide by the sum, into the rows of the query heads."""
         for g in range(self.group):
             with serial(self.head_dim) as i:
-                where = (m * self.num_heads + head * self.group + g) * self.head_dim + i
+                where = m * self.y_stride + (head * self.group + g) * self.head_dim + i
                 y[where] = state[g * self.head_dim + i] / state[self._sum(g)]
 
     def _maximum(self, g: int) -> int:

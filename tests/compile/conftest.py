@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -58,10 +59,16 @@ def make_tiny() -> Callable[..., TinyModel]:
 
 @pytest.fixture
 def write_gguf(tmp_path: Path) -> Callable[..., Path]:
-    """Write a TinyModel as llama.cpp's converter does; `edit(writer)` adds metadata and tensors."""
+    """Write a TinyModel as llama.cpp's converter does; `edit(writer)` adds metadata and tensors.
+
+    `types` names matrices whose type is not `matrix_type`, such as {"v_proj": Type.Q8_0}.
+    """
 
     def write(
-        tiny: TinyModel, matrix_type: Type = Type.F32, edit: Callable[[gguf.GGUFWriter], None] | None = None
+        tiny: TinyModel,
+        matrix_type: Type = Type.F32,
+        edit: Callable[[gguf.GGUFWriter], None] | None = None,
+        types: Mapping[str, Type] = MappingProxyType({}),
     ) -> Path:
         path = tmp_path / "tiny.gguf"
         writer = gguf.GGUFWriter(path, tiny.config.architecture)
@@ -70,7 +77,7 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
             edit(writer)
         for name, weight in tiny.weights.items():
             stored = permuted(tiny.config, name, weight)
-            type_ = matrix_type if weight.ndim == 2 else Type.F32
+            type_ = types.get(name.split(".")[-2], matrix_type) if weight.ndim == 2 else Type.F32
             writer.add_tensor(gguf_name(name), gguf.quants.quantize(stored, type_), raw_dtype=type_)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

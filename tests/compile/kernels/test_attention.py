@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from radixlm.compile.kernels.attention import SPAN, SPLIT_TOKENS, attention, span_scratch_floats
+from radixlm.compile.kernels.layout import ROW_BLOCK, round_up
 from radixlm.compile.targets import Target
 from radixlm.runtime.manifest import PAGE_SIZE, KVDType
 
@@ -72,8 +73,10 @@ class Case:
         for row, owned in enumerate(self.pages):
             table[row, : min(width, len(owned))] = owned[:width]
         scratch = span_scratch_floats(self.num_heads, self.layout.head_dim, width * PAGE_SIZE)
-        spans, y = np.full(scratch, np.nan, np.float32), np.full_like(tokens.q, np.nan)
-        kernel = built(target, attention, self.layout, self.num_heads, target)
+        num_rows, num_outputs = len(tokens.q), self.num_heads * self.layout.head_dim
+        stride = round_up(num_outputs, ROW_BLOCK)
+        spans, y = np.full(scratch, np.nan, np.float32), np.full((num_rows, stride), np.nan, np.float32)
+        kernel = built(target, attention, self.layout, self.num_heads, stride, target)
         kernel(
             tokens.q,
             self.pool.array if pool is None else pool,
@@ -86,9 +89,10 @@ class Case:
             self.pool.num_pages,
             width,
             -(-width * PAGE_SIZE // SPAN),
-            len(y),
+            num_rows,
         )
-        return y
+        assert np.isnan(y[:, num_outputs:]).all()
+        return y[:, :num_outputs].reshape(tokens.q.shape)
 
     def expected(self, tokens: Tokens) -> np.ndarray:
         group = self.num_heads // self.layout.num_kv_heads
