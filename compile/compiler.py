@@ -5,9 +5,11 @@ Nothing appears at the destination before the fresh artifact has agreed with the
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,13 +42,14 @@ from radixlm.runtime.manifest import (
 )
 from radixlm.tokenizer_fix import profile_tokenizer
 
+from .interrupts import interrupts_kept
 from .models import MODELS
 from .module import ENTRY_POINTS, build_module
 from .ops import Limits, Ops
 from .quantization import GROUP, Mode, WeightKind
 from .sources import Source, open_source
 from .targets import TRIPLE, Target, find_target
-from .tvm_build import export_library
+from .tvm_build import check_linker, export_library
 from .verification import Verification, verify_artifact
 from .weight_plan import WeightPlan
 from .weights_file import WeightsWriter, stored_weight
@@ -54,6 +57,8 @@ from .weights_file import WeightsWriter, stored_weight
 Quantize = Literal["keep", "q4", "q8", "f16", "f32"]
 MAX_NUM_TOKENS = 512  # of one forward
 MAX_NUM_LOGITS = 64
+_OTHER_FILES_BYTES = 16 << 20  # about: library, tokenizer, manifest
+_ABANDONED_S = 24 * 3600.0  # a compile that takes longer than a day was killed
 
 # One wrong bit in these costs most, and they are read once a token: as q4 they stay in 8 bits, as llama.cpp does.
 _KEPT_IN_8_BITS = ("model.embed_tokens.weight", "lm_head.weight")
@@ -97,12 +102,14 @@ def compile_model(
     Raises:
         SourceError: the source cannot be used.
         InvalidParameter: a parameter is out of range.
-        CompileError: the build failed, or `VerificationFailed`: the artifact disagrees with the reference.
+        CompileError: there is no C compiler, the disk is too full, or the build failed.
+        VerificationFailed: the artifact disagrees with the reference.
     """
     _check_choice("quantize", quantize, get_args(Quantize))
     _check_choice("kv_dtype", kv_dtype, get_args(KVDType))
     output, chosen_target = Path(output), find_target(target)
     _check_output(output)
+    check_linker()
 
     def report(stage: str, done: int, total: int) -> None:
         if progress is not None:
@@ -118,10 +125,12 @@ def compile_model(
         limits = Limits(min(MAX_NUM_TOKENS, length), MAX_NUM_LOGITS, length)
         ops = Ops(config, layout, limits, chosen_target, plan)
         MODELS[config.architecture](config).forward(ops)
+        _check_space(output.parent, plan.num_bytes)
         report("read", 1, 1)
 
         report("build", 0, 2)
-        library = build_module(ops.program, plan, config, layout, chosen_target)
+        with interrupts_kept():
+            library = build_module(ops.program, plan, config, layout, chosen_target)
         report("build", 1, 2)
         _export(library, directory / MODULE)
         report("build", 2, 2)
@@ -182,6 +191,15 @@ def _check_output(output: Path) -> None:
         raise InvalidParameter(f"{output} exists and is no artifact; choose another -o, or remove it")
     if not output.parent.is_dir():
         raise InvalidParameter(f"{output.parent} is no directory; make it first, or choose another -o")
+
+
+def _check_space(directory: Path, weights_bytes: int) -> None:
+    needed, free = weights_bytes + _OTHER_FILES_BYTES, shutil.disk_usage(directory).free
+    if free < needed:
+        raise CompileError(
+            f"{directory} has {free / 1e6:,.0f} MB free, the artifact needs {needed / 1e6:,.0f} MB; "
+            "make room, or choose another -o"
+        )
 
 
 def _name(output: Path) -> str:
@@ -269,3 +287,15 @@ def _publish(directory: Path, output: Path) -> None:
             os.rename(directory, output)
     else:
         os.rename(directory, output)
+    _sweep(output)
+
+
+def _sweep(output: Path) -> None:
+    """Remove what compiles of the same output left beside it when they were killed, long ago."""
+    for directory in output.parent.glob(f".{glob.escape(output.name)}.????????.tmp"):
+        try:
+            abandoned = directory.stat().st_mtime < time.time() - _ABANDONED_S
+        except OSError:
+            continue  # another compile has just removed it
+        if abandoned:
+            shutil.rmtree(directory, ignore_errors=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import tvm
+from radixlm.runtime.errors import CompileError
 from tvm.ir.transform import Sequential
 from tvm.tirx.build import tir_to_runtime
 
@@ -22,6 +23,12 @@ def build_library(functions: dict[Any, Any], target: Target) -> Any:
     pipeline, finalize_host, _ = tvm.tirx.get_default_tir_pipeline(tvm_target)
     module = Sequential([_name_the_device()])(pipeline(module))
     return tir_to_runtime(finalize_host()(module), {}, tvm_target)
+
+
+def check_linker() -> None:
+    """Raise CompileError where the C compiler that links the module is missing."""
+    if tvm.support.cc.get_cc() is None:
+        raise CompileError("no C compiler is on the PATH, and the module is linked by one; install gcc")
 
 
 def export_library(library: Any, path: Path) -> None:

@@ -1,0 +1,51 @@
+"""Ctrl-C and SIGTERM while TVM runs: they end the compile at once, as themselves. Knows signals, nothing else."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def interrupts_kept() -> Iterator[None]:
+    """Raise what a signal's handler raised, where TVM made a RuntimeError of it on its way through a callback.
+
+    Only the main thread gets signals; elsewhere this does nothing.
+    """
+    arrived: list[int] = []
+    previous = _handlers() if threading.current_thread() is threading.main_thread() else {}
+
+    def remembering(handler: Callable[[int, FrameType | None], object]) -> Callable[[int, FrameType | None], object]:
+        def handle(number: int, frame: FrameType | None) -> None:
+            arrived.append(number)
+            handler(number, frame)
+
+        return handle
+
+    for number, handler in previous.items():
+        signal.signal(number, remembering(handler))
+    try:
+        yield
+    except Exception:
+        _restore(previous)
+        for number in arrived:
+            signal.raise_signal(number)
+        raise
+    finally:
+        _restore(previous)
+
+
+def _handlers() -> dict[int, Callable[[int, FrameType | None], object]]:
+    """Those that are Python functions; the default of SIGTERM ends the process without us."""
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    return {number: handler for number, handler in handlers.items() if callable(handler)}
+
+
+def _restore(handlers: dict[int, Callable[[int, FrameType | None], object]]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
