@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from .interrupts import interrupts
 from .options import engine_options, sampling_options, take
 
 if TYPE_CHECKING:
@@ -49,7 +51,8 @@ def command(artifact: Path, system: str, **options: Any) -> None:
             defaults = dataclasses.replace(defaults, temperature=0.0, seed=DEMO_SEED, max_tokens=DEMO_MAX_TOKENS)
         conversation = Conversation(engine, sampling_wishes.params(defaults), system)
         if interactive:
-            _talk(conversation)
+            with interrupts(lambda: None):
+                _talk(conversation)
         else:
             _demonstrate(conversation)
 
@@ -92,9 +95,15 @@ def _read() -> str | None:
     """A line from the terminal; None at its end. Ctrl-C drops the line."""
     while True:
         try:
-            return input("> ")
+            with interrupts(_drop_line):
+                return input("> ")
         except EOFError:
             click.echo()
             return None
         except KeyboardInterrupt:
             click.secho("\n/exit leaves", dim=True)
+
+
+def _drop_line() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # once: a second one would hit whatever comes after
+    raise KeyboardInterrupt

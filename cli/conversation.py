@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .interrupts import interrupts
+
 if TYPE_CHECKING:
     from radixlm.runtime import Completion, Engine, SamplingParams
 
@@ -40,12 +42,12 @@ class Conversation:
             RadixLMError: there is no reply; the conversation is as it was before.
         """
         question = {"role": "user", "content": text}
-        with self.engine.stream_chat([*self.messages, question], self.params) as stream:
-            try:
-                for delta in stream:
-                    click.echo(delta.text, nl=False)
-            except KeyboardInterrupt:
-                stream.cancel()
+        with (
+            self.engine.stream_chat([*self.messages, question], self.params) as stream,
+            interrupts(stream.cancel),
+        ):
+            for delta in stream:
+                click.echo(delta.text, nl=False)
             completion = stream.result()
         click.echo()
         click.secho(summary(completion), dim=True)

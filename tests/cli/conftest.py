@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import ClassVar, Self
@@ -25,7 +26,9 @@ class FakeStream:
     def __iter__(self) -> Iterator[Delta]:
         for word in self._words:
             if word is None:
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
+                assert self._cancelled
+                return
             self._said.append(word)
             yield Delta(word, (0,))
 

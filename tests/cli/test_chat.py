@@ -98,9 +98,11 @@ from radixlm.runtime.sampling_params import SamplingParams
 class Stream:
     def __enter__(self): return self
     def __exit__(self, *_): pass
-    def cancel(self): pass
+    cancelled = False
+    def cancel(self): self.cancelled = True
     def __iter__(self):
         for number in itertools.count():
+            if self.cancelled: return
             time.sleep(0.01)
             yield Delta(f"w{number} ", (0,))
     def result(self):
@@ -122,7 +124,8 @@ main()
 """
 
 
-def test_in_a_real_terminal_ctrl_c_stops_the_reply_and_the_line_but_not_the_program() -> None:
+@pytest.mark.parametrize("ctrl_c", [b"\x03", b"\x03\x03\x03"])
+def test_in_a_real_terminal_ctrl_c_stops_the_reply_and_the_line_but_not_the_program(ctrl_c: bytes) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", textwrap.dedent(ENDLESS)]
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=_take_terminal)
@@ -132,11 +135,15 @@ def test_in_a_real_terminal_ctrl_c_stops_the_reply_and_the_line_but_not_the_prog
         terminal.expect(b"> ")
         terminal.type(b"Hi\n")
         terminal.expect(b"w3 ")
-        terminal.type(b"\x03")
+        terminal.type(ctrl_c)
         terminal.expect(b"stopped")
         terminal.expect(b"> ")
-        terminal.type(b"half a line\x03")
+        terminal.type(b"half a line")
+        terminal.expect(b"half a line")
+        time.sleep(0.1)  # an interrupt between two keys is only seen at the next one: so is CPython's input()
+        terminal.type(ctrl_c)
         terminal.expect(b"/exit leaves")
+        terminal.expect(b"> ")
         terminal.type(b"Again\n")
         terminal.expect(b"w3 ")
         terminal.type(b"\x03")
