@@ -7,7 +7,7 @@ in the vocabulary) is checked by `EngineCore.validate`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -58,7 +58,8 @@ class SamplingParams:
         _check_int("top_k", self.top_k, 0)
         _check_float("top_p", self.top_p, 0.0, 1.0, above=True)
         _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above=True)
+        # Logits divided by less could overflow.
+        _check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_int("seed", self.seed, -(2**63), 2**64 - 1, optional=True)
@@ -86,6 +87,9 @@ class SamplingParams:
     def _check_stop(self) -> None:
         if isinstance(self.stop, str):
             raise InvalidParameter(f"stop is the string {self.stop!r}; it must be a tuple of strings")
+        for name, value in (("stop", self.stop), ("stop_token_ids", self.stop_token_ids)):
+            if not isinstance(value, Iterable):
+                raise InvalidParameter(f"{name} is {value!r:.60}; it must be a tuple")
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         if len(self.stop) > MAX_STOP_STRINGS:
