@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ class EngineOptions:
         """
         from radixlm.runtime import Engine
 
+        if self.kv_cache_gb is not None and not math.isfinite(self.kv_cache_gb):
+            raise ValueError(f"--kv-cache-gb is {self.kv_cache_gb}; it must be a number of GB")
         return Engine(
             artifact,
             kv_cache_bytes=None if self.kv_cache_gb is None else int(self.kv_cache_gb * 1e9),

@@ -102,6 +102,8 @@ class Engine:
         artifact = Artifact.open(model) if isinstance(model, str | Path) else model
         manifest = artifact.manifest
         policy = _policy(manifest, max_num_seqs, max_num_batched_tokens)
+        if num_threads is not None and num_threads < 1:
+            raise InvalidParameter(f"num_threads is {num_threads}; it must be 1 or more, or None")
         budget = KVBudget.choose(manifest, kv_cache_bytes=kv_cache_bytes, max_num_seqs=max_num_seqs)
         self.manifest = manifest
         self.tokenizer = _tokenizer(artifact)
@@ -187,8 +189,11 @@ class Engine:
         """The text that `chat` feeds the model: the conversation and the generation prompt.
 
         Raises:
+            EmptyPrompt: there are no messages.
             InvalidRequest: the artifact has no chat template, or the template refuses the messages.
         """
+        if not messages:
+            raise EmptyPrompt("the conversation has no messages; send at least one")
         if self._chat_template is None:
             raise InvalidRequest(
                 f"model {self.manifest.name} has no chat template; use generate, or compile a chat model"

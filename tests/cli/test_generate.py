@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from click.testing import CliRunner
 from radixlm.cli.main import cli
 
@@ -26,3 +27,9 @@ def test_a_dash_reads_the_prompt_from_standard_input(runner: CliRunner, engine: 
 def test_ctrl_c_is_exit_code_130(runner: CliRunner, engine: type[FakeEngine]) -> None:
     engine.words = ["Once", None]
     assert runner.invoke(cli, ["generate", "x.radixlm", "Once"]).exit_code == 130
+
+
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_a_cache_without_a_size_is_bad_input(runner: CliRunner, engine: type[FakeEngine], value: str) -> None:
+    result = runner.invoke(cli, ["generate", "x.radixlm", "Once", "--kv-cache-gb", value])
+    assert (result.exit_code, result.output) == (2, f"Error: --kv-cache-gb is {value}; it must be a number of GB\n")

@@ -198,6 +198,11 @@ def test_bad_prompt_is_refused_at_once_in_one_line(
     assert engine.stats().num_failed == 0
 
 
+def test_conversation_without_messages_is_refused(engine: Engine) -> None:
+    with pytest.raises(EmptyPrompt, match="no messages"):
+        engine.chat([])
+
+
 def test_longest_prompt_gets_one_token(engine: Engine) -> None:
     completion = engine.generate([5] * 255)
     assert len(completion.token_ids) == 1 and completion.finish_reason in ("length", "stop")
@@ -222,6 +227,7 @@ def test_defaults_are_those_of_the_manifest(engine: Engine) -> None:
         {"max_num_batched_tokens": 65},
         {"max_num_batched_tokens": "8"},
         {"kv_cache_bytes": 100},
+        {"num_threads": 0},
     ],
 )
 def test_option_outside_the_artifacts_limits_is_refused(
