@@ -100,6 +100,14 @@ class Tokenizer:
             replace_each_byte=self.profile.byte_fallback,
         )
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token stands for, perhaps a part of a character.
+
+        Raises:
+            InvalidTokenId: the id is outside the vocabulary.
+        """
+        return self._pieces.spell(token_id)
+
     def stream(self, *, prompt_ids: Sequence[int] = (), swallow_leading_space: bool = False) -> StreamDecoder:
         """A decoder for the reply to `prompt_ids`; see StreamDecoder.
 

@@ -84,5 +84,4 @@ class ChatCompletions:
         return ChatLogprob(own.token, own.logprob, own.bytes, top)
 
     def _top(self, token_id: int, logprob: float) -> TopLogprob:
-        text = self.served.token_text(token_id)
-        return TopLogprob(text, logprob, list(text.encode()))
+        return TopLogprob(self.served.token_text(token_id), logprob, list(self.served.token_bytes(token_id)))

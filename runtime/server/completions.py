@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -65,11 +66,19 @@ class Completions:
         if logprobs is None:
             return None
         reply = TextLogprobs([], [], [], [])
+        characters = codecs.getincrementaldecoder("utf-8")("replace")
         for logprob in logprobs:
-            text = self.served.token_text(logprob.token_id)
-            reply.tokens.append(text)
+            reply.tokens.append(self._name(logprob.token_id))
             reply.token_logprobs.append(logprob.logprob)
-            reply.top_logprobs.append({self.served.token_text(i): value for i, value in logprob.top})
+            reply.top_logprobs.append({self._name(i): value for i, value in logprob.top})
             reply.text_offset.append(offset)
-            offset += len(text)
+            offset += len(characters.decode(self.served.token_bytes(logprob.token_id)))
         return reply
+
+    def _name(self, token_id: int) -> str:
+        """A token's text, or OpenAI's `bytes:\\xf0\\x9f` for a part of a character: names must differ."""
+        try:
+            self.served.token_bytes(token_id).decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.served.token_bytes(token_id))
+        return self.served.token_text(token_id)

@@ -29,11 +29,19 @@ class TextPart(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """One message; parts of text are joined, for templates expect one string."""
+    """One message; parts of text are joined, for templates expect one string.
+
+    The fields that can only be null are those of a reply: OpenAI's clients send a reply back as they got it.
+    """
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
     name: str | None = None
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: None = None
 
     def to_template(self) -> dict[str, object]:
         """The message as chat templates know it; they know `developer` as `system`."""

@@ -44,11 +44,18 @@ class Served:
         async for chunk in request.stream():
             body += chunk
             self._check_length(len(body))
-        return msgspec.json.decode(body, type=type)
+        try:
+            return msgspec.json.decode(body, type=type)
+        except UnicodeDecodeError as error:
+            raise msgspec.DecodeError(f"it is not UTF-8: {error.reason}") from error
 
     def token_text(self, token_id: int) -> str:
         """The text of one token by itself; half a character is U+FFFD."""
         return self.engine.tokenizer.decode([token_id], skip_special=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token, of which a character may need several."""
+        return self.engine.tokenizer.token_bytes(token_id)
 
     def _check_length(self, num_bytes: int) -> None:
         if num_bytes > self.max_body_bytes:

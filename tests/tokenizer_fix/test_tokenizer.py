@@ -152,6 +152,12 @@ def test_lone_surrogates_are_refused(load_tokenizer: LoadTokenizer, text: str) -
             call(text)
 
 
+def test_bytes_of_tokens_join_to_the_text(tokenizer: Tokenizer) -> None:
+    text = "naïve 🎉 text"
+    joined = b"".join(tokenizer.token_bytes(token_id) for token_id in tokenizer.encode(text))
+    assert joined.decode().strip() == text
+
+
 def test_ids_outside_the_vocabulary_are_refused(tokenizer: Tokenizer) -> None:
     for token_id in (-1, tokenizer.vocab_size, 1 << 40):
         with pytest.raises(InvalidTokenId, match=f"token id {token_id} is not in the vocabulary"):

@@ -108,6 +108,7 @@ class FakeEngine:
     asked: list[tuple[object, SamplingParams]] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
     engine_stats: EngineStats = STATS
+    bytes_of_tokens: list[bytes] = field(default_factory=list)  # where they are not whole words
     default_params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.3))
     manifest: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(name="fake"))
 
@@ -116,7 +117,13 @@ class FakeEngine:
 
     @property
     def tokenizer(self) -> SimpleNamespace:
-        return SimpleNamespace(decode=lambda ids, skip_special: "".join(str(self.words[i]) for i in ids))
+        def token_bytes(token_id: int) -> bytes:
+            return self.bytes_of_tokens[token_id] if self.bytes_of_tokens else str(self.words[token_id]).encode()
+
+        def decode(ids: Sequence[int], skip_special: bool) -> str:
+            return b"".join(map(token_bytes, ids)).decode(errors="replace")
+
+        return SimpleNamespace(decode=decode, token_bytes=token_bytes)
 
     def stream_chat(
         self,

@@ -93,6 +93,21 @@ def test_logprobs_have_tokens_bytes_and_alternatives(client: TestClient) -> None
     assert content[0]["top_logprobs"] == [{"token": "Hello", "logprob": -0.5, "bytes": list(b"Hello")}]
 
 
+def test_logprob_bytes_of_a_split_character_join_to_it(client: TestClient, engine: FakeEngine) -> None:
+    engine.words, engine.bytes_of_tokens = ["", "", "🎉"], ["🎉".encode()[:1], "🎉".encode()[1:3], "🎉".encode()[3:]]
+    content = ask(client, logprobs=True, top_logprobs=1).json()["choices"][0]["logprobs"]["content"]
+    assert b"".join(bytes(entry["bytes"]) for entry in content).decode() == "🎉"
+    assert b"".join(bytes(entry["top_logprobs"][0]["bytes"]) for entry in content).decode() == "🎉"
+
+
+def test_a_reply_may_be_sent_back_as_it_came(client: TestClient, engine: FakeEngine) -> None:
+    reply = ask(client).json()["choices"][0]["message"]
+    as_dumped = {**reply, "annotations": None, "audio": None, "function_call": None, "tool_calls": None}
+    for message in (reply, as_dumped):
+        assert ask(client, messages=[USER, message, USER]).status_code == 200
+        assert engine.asked[-1][0] == [USER, {"role": "assistant", "content": "Hello wörld!"}, USER]
+
+
 def test_logprobs_are_streamed_with_their_text(client: TestClient) -> None:
     choices = [chunk["choices"][0] for chunk in events(client, logprobs=True)]
     spoken = [choice for choice in choices if choice["delta"].get("content")]
@@ -125,7 +140,9 @@ def test_bad_input_is_400_in_openais_shape(
     assert says in error["message"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "nul", '{"messages": NaN}', '"\\ud800"', "\xff"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", "nul", '{"messages": NaN}', '"\\ud800"', "\xff", '{"messages": "\xff"}']
+)
 def test_a_body_that_is_no_request_is_400(client: TestClient, text: str) -> None:
     response = client.post("/v1/chat/completions", content=text.encode("latin-1"))
     assert response.status_code == 400

@@ -74,6 +74,14 @@ def test_logprobs_say_where_in_the_text_each_token_begins(client: TestClient) ->
     assert logprobs["top_logprobs"][0] == {"Hello": -0.5}
 
 
+def test_logprobs_tell_parts_of_characters_apart(client: TestClient, engine: FakeEngine) -> None:
+    engine.words, engine.bytes_of_tokens = ["", "🎉", "!"], [b"\xf0\x9f", b"\x8e\x89", b"!"]
+    logprobs = ask(client, logprobs=1).json()["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["bytes:\\xf0\\x9f", "bytes:\\x8e\\x89", "!"]
+    assert logprobs["top_logprobs"][1] == {"bytes:\\x8e\\x89": -0.5}
+    assert logprobs["text_offset"] == [0, 0, 1]
+
+
 def test_streamed_offsets_are_those_of_the_whole(client: TestClient) -> None:
     lines = [line.removeprefix("data: ") for line in ask(client, stream=True, logprobs=0).text.split("\n\n")]
     choices = [json.loads(line)["choices"][0] for line in lines if line and line != "[DONE]"]
