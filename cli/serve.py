@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import socket
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from .options import EngineOptions, engine_options
+
+if TYPE_CHECKING:
+    import uvicorn
+
+GRACE_S = 5.0  # for running replies, once the server is told to stop
+CLOSING_S = 5  # for the last step, and for what clients are told then
 
 
 @click.command("serve")
@@ -34,10 +43,31 @@ def command(artifact: Path, host: str, port: int, model_id: str | None, **option
     # Listening first: an address in use is known before the model is loaded.
     with _listen(host, port) as listener, EngineOptions(**options).open(artifact) as engine:
         app = create_app(engine, model_id=model_id)
-        config = uvicorn.Config(app, log_level="info", access_log=False, timeout_graceful_shutdown=5)
+        config = uvicorn.Config(app, log_level="info", access_log=False)
         address = f"[{host}]" if ":" in host else host
         click.echo(f"serving {artifact} at http://{address}:{listener.getsockname()[1]}/v1", err=True)
-        uvicorn.Server(config).run(sockets=[listener])
+        server(config, engine.close).run(sockets=[listener])
+
+
+def server(config: uvicorn.Config, close_engine: Callable[[], None], grace_s: float = GRACE_S) -> uvicorn.Server:
+    """A server that, told to stop, gives replies `grace_s` to end and then closes the engine.
+
+    So clients are told in their own terms. Left to uvicorn, tasks would be cancelled: an "Internal Server Error",
+    or a stream that breaks off.
+    """
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            loop = asyncio.get_running_loop()
+            closing = loop.call_later(grace_s, lambda: loop.run_in_executor(None, close_engine))
+            try:
+                await super().shutdown(sockets)
+            finally:
+                closing.cancel()
+
+    config.timeout_graceful_shutdown = math.ceil(grace_s) + CLOSING_S
+    return Server(config)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,0 +1,60 @@
+"""How serving ends: replies get time, and then an answer in OpenAI's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+
+import httpx
+import uvicorn
+from radixlm.cli.serve import server
+from radixlm.runtime.errors import EngineClosed
+from radixlm.runtime.server.errors import answer
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+
+class Endless:
+    """A server whose one reply ends when the engine is closed, told to stop as soon as it is asked."""
+
+    def __init__(self, reply_s: float, grace_s: float) -> None:
+        self._reply_s = reply_s
+        self._closed = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        app = Starlette(routes=[Route("/", self._reply)])
+        app.add_exception_handler(EngineClosed, answer)
+        config = uvicorn.Config(app, log_level="error", lifespan="off")
+        self._server = server(config, self._closed.set, grace_s)
+        self.thread = threading.Thread(target=self._server.run, args=([self._listener],), daemon=True)
+        self.thread.start()
+
+    async def _reply(self, request: Request) -> Response:
+        self._server.should_exit = True
+        deadline = time.monotonic() + self._reply_s
+        while time.monotonic() < deadline:
+            if self._closed.is_set():
+                raise EngineClosed("the server is stopping; send the request again later")
+            await asyncio.sleep(0.01)
+        return JSONResponse("done")
+
+
+def test_a_reply_that_ends_within_the_grace_is_whole() -> None:
+    serving = Endless(reply_s=0.3, grace_s=5.0)
+    assert httpx.get(serving.url).json() == "done"
+    serving.thread.join(3)  # nor does it wait for the rest of the grace
+    assert not serving.thread.is_alive()
+
+
+def test_a_reply_that_does_not_is_503_in_openais_shape() -> None:
+    serving = Endless(reply_s=60.0, grace_s=0.3)
+    response = httpx.get(serving.url)
+    assert response.status_code == 503
+    assert "stopping" in json.loads(response.text)["error"]["message"]
+    serving.thread.join(10)
+    assert not serving.thread.is_alive()
