@@ -11,20 +11,24 @@ import math
 import os
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
+from radixlm.runtime.cpu import default_num_threads
 from radixlm.runtime.manifest import TensorKindInfo
 
-from .kernels.layout import ALIGNMENT, ROW_BLOCK, PackedWeight, pack, packed_shape, round_up
+from .kernels.layout import ALIGNMENT, ROW_BLOCK, pack, packed_shape, round_up
 from .quantization import Float32, Mode, Weight, WeightKind, requantize, rounding_error
 from .rope_frequencies import ROPE_FREQUENCIES, rope_frequencies
 from .sources import Source
 from .weight_plan import Array, Matrix, Vector, WeightPlan
 
-_STRIP_NUMBERS = 1 << 22  # numbers of a matrix that are in memory at once
+_STRIP_NUMBERS = 1 << 21  # numbers of a matrix that a worker has in memory at once
+_MAX_WORKERS = 8  # they bound the memory, with the strips
 
 
 @dataclass
@@ -33,6 +37,25 @@ class _KindTotals:
     num_bytes: int = 0
     error: float = 0.0
     energy: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Strip:
+    """Rows of one part of a matrix; they become rows `[first_row, ...)` of the matrix, padding counted."""
+
+    matrix: Matrix
+    name: str
+    rows: slice
+    first_row: int
+
+
+@dataclass(frozen=True)
+class _Written:
+    """Bytes, and the sums of squares that `rounding_error` gives."""
+
+    num_bytes: int
+    error: float
+    energy: float
 
 
 class WeightsWriter:
@@ -53,10 +76,10 @@ class WeightsWriter:
             for vector in self._plan.vectors.values():
                 numbers = self._vector(vector)
                 os.pwrite(file.fileno(), numbers.tobytes(), len(header) + self._plan.offset(vector.name))
-            for matrix in self._plan.matrices.values():
-                for size in self._write_matrix(matrix, file.fileno(), len(header)):
-                    done += size
-                    progress(min(done, self._plan.num_bytes), self._plan.num_bytes)
+            for strip, written in self._write_strips(file.fileno(), len(header)):
+                self._count(strip, written)
+                done += written.num_bytes
+                progress(min(done, self._plan.num_bytes), self._plan.num_bytes)
             file.flush()
             os.fsync(file.fileno())
         progress(self._plan.num_bytes, self._plan.num_bytes)
@@ -94,47 +117,58 @@ class WeightsWriter:
             start += round_up(size, ROW_BLOCK)
         return out
 
-    def _write_matrix(self, matrix: Matrix, file: int, base: int) -> list[int]:
-        sizes, first_row = [], 0
-        strip = max(ROW_BLOCK, _STRIP_NUMBERS // matrix.num_inputs // ROW_BLOCK * ROW_BLOCK)
-        totals = self._totals[matrix.kind]
-        for name, num_rows in matrix.parts:
-            self._types[matrix.kind].add(self._source.tensors()[name].type)
-            totals.count += 1
-            for start in range(0, num_rows, strip):
-                weight = self._read(name, slice(start, min(start + strip, num_rows)))
-                packed, begin = pack(weight), first_row + start
-                sizes.append(self._write_strip(matrix, packed, begin, file, base))
-                totals.num_bytes += sizes[-1]
-            first_row += round_up(num_rows, ROW_BLOCK)
-        return sizes
+    def _strips(self) -> Iterator[_Strip]:
+        for matrix in self._plan.matrices.values():
+            first_row = 0
+            size = max(ROW_BLOCK, _STRIP_NUMBERS // matrix.num_inputs // ROW_BLOCK * ROW_BLOCK)
+            for name, num_rows in matrix.parts:
+                for start in range(0, num_rows, size):
+                    rows = slice(start, min(start + size, num_rows))
+                    yield _Strip(matrix, name, rows, first_row + start)
+                first_row += round_up(num_rows, ROW_BLOCK)
 
-    def _write_strip(self, matrix: Matrix, packed: PackedWeight, first_row: int, file: int, base: int) -> int:
-        arrays: dict[Array, np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None] = {
+    def _write_strips(self, file: int, base: int) -> Iterator[tuple[_Strip, _Written]]:
+        """Round, pack and write on all processors (NumPy lets go of the lock), in order of the plan."""
+        strips = list(self._strips())
+        pool = ThreadPoolExecutor(min(_MAX_WORKERS, default_num_threads()))
+        try:
+            yield from zip(strips, pool.map(lambda strip: self._write_strip(strip, file, base), strips), strict=True)
+        finally:  # an interrupt does not wait for what has not begun
+            pool.shutdown(cancel_futures=True)
+
+    def _write_strip(self, strip: _Strip, file: int, base: int) -> _Written:
+        matrix = strip.matrix
+        weight = stored_weight(self._source, strip.name, self._modes[strip.name], strip.rows)
+        error, energy = rounding_error(self._source.read_float32(strip.name, strip.rows), weight)
+        packed = pack(weight)
+        arrays: dict[Array, npt.NDArray[np.generic] | None] = {
             "codes": packed.codes,
             "scales": packed.scales,
             "minima": packed.minima,
         }
-        before = packed_shape(matrix.kind, first_row, matrix.num_inputs)  # rows are whole blocks, outermost
-        written = 0
+        before = packed_shape(matrix.kind, strip.first_row, matrix.num_inputs)  # rows are whole blocks, outermost
+        num_bytes = 0
         for array, numbers in arrays.items():
-            if numbers is None:
-                continue
-            data = numbers.tobytes()
-            offset = base + self._plan.offset(f"{matrix.name}.{array}") + int(getattr(before, array))
-            view = memoryview(data)
-            while view:
-                count = os.pwrite(file, view, offset)
-                view, offset = view[count:], offset + count
-            written += len(data)
-        return written
+            if numbers is not None:
+                offset = base + self._plan.offset(f"{matrix.name}.{array}") + int(getattr(before, array))
+                num_bytes += _write_all(file, numbers.tobytes(), offset)
+        return _Written(num_bytes, error, energy)
 
-    def _read(self, name: str, rows: slice) -> Weight:
-        weight = stored_weight(self._source, name, self._modes[name], rows)
-        error, energy = rounding_error(self._source.read_float32(name, rows), weight)
-        self._totals[weight.kind].error += error
-        self._totals[weight.kind].energy += energy
-        return weight
+    def _count(self, strip: _Strip, written: _Written) -> None:
+        totals = self._totals[strip.matrix.kind]
+        totals.count += strip.rows.start == 0
+        totals.num_bytes += written.num_bytes
+        totals.error += written.error
+        totals.energy += written.energy
+        self._types[strip.matrix.kind].add(self._source.tensors()[strip.name].type)
+
+
+def _write_all(file: int, data: bytes, offset: int) -> int:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(file, view, offset)
+        view, offset = view[count:], offset + count
+    return len(data)
 
 
 def stored_weight(source: Source, name: str, mode: Mode | None, rows: slice | None = None) -> Weight:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -14,6 +15,13 @@ from radixlm.compile.sources import default_model
 from .goldens.tiny_models import TINY_MODELS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heed_interrupts() -> None:
+    """A shell starts background jobs deaf to Ctrl-C, and so would be all that the tests start."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
