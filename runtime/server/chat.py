@@ -56,7 +56,7 @@ class ChatCompletions:
         choice = ChatChoice(
             ReplyMessage(completion.text), completion.finish_reason, self._logprobs(completion.logprobs)
         )
-        return start(object="chat.completion", choices=[choice], usage=UsageReply.of(completion.usage))
+        return start(object="chat.completion", choices=[choice], usage=UsageReply.of(completion))
 
     async def _chunks(
         self, stream: ReplyStream, start: partial[Reply], include_usage: bool
@@ -71,7 +71,7 @@ class ChatCompletions:
             if delta.finish_reason:
                 yield chunk(choices=[ChatChunkChoice(ChatDelta(), delta.finish_reason)])
         if include_usage:
-            yield chunk(choices=[], usage=UsageReply.of((await stream.result()).usage))
+            yield chunk(choices=[], usage=UsageReply.of(await stream.result()))
 
     def _logprobs(self, logprobs: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
         if logprobs is None:

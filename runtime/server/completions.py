@@ -45,7 +45,7 @@ class Completions:
             completion = await while_connected(request.receive, stream.result())
         logprobs = self._logprobs(completion.logprobs, 0)
         choice = TextChoice(completion.text, completion.finish_reason, logprobs)
-        return json_response(start(choices=[choice], usage=UsageReply.of(completion.usage)))
+        return json_response(start(choices=[choice], usage=UsageReply.of(completion)))
 
     async def _chunks(
         self, stream: ReplyStream, start: partial[Reply], include_usage: bool
@@ -59,7 +59,7 @@ class Completions:
                 yield chunk(choices=[TextChoice(delta.text, delta.finish_reason, logprobs)])
             num_characters += len(delta.text)
         if include_usage:
-            yield chunk(choices=[], usage=UsageReply.of((await stream.result()).usage))
+            yield chunk(choices=[], usage=UsageReply.of(await stream.result()))
 
     def _logprobs(self, logprobs: Sequence[TokenLogprob] | None, offset: int) -> TextLogprobs | None:
         """The tokens' logprobs, the first of them `offset` characters into the reply."""

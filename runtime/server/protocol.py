@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from ..completion import FinishReason, Usage
+from ..completion import Completion, FinishReason
 from ..errors import InvalidParameter
 from ..sampling_params import SamplingParams
 
@@ -172,6 +172,7 @@ class ErrorReply(msgspec.Struct):
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
     cached_tokens_by_kind: Mapping[str, int]  # ours: how the cached tokens were found
+    cache_match: str | None  # ours: the weakest kind among them
 
 
 class UsageReply(msgspec.Struct):
@@ -181,13 +182,14 @@ class UsageReply(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails
 
     @classmethod
-    def of(cls, usage: Usage) -> UsageReply:
-        """`usage` in OpenAI's shape."""
+    def of(cls, completion: Completion) -> UsageReply:
+        """A completion's usage in OpenAI's shape."""
+        usage = completion.usage
         return cls(
             usage.prompt_tokens,
             usage.completion_tokens,
             usage.prompt_tokens + usage.completion_tokens,
-            PromptTokensDetails(usage.cached_tokens, dict(usage.tokens_by_kind)),
+            PromptTokensDetails(usage.cached_tokens, dict(usage.tokens_by_kind), completion.cache_match.kind),
         )
 
 

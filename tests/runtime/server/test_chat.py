@@ -17,7 +17,7 @@ USAGE = {
     "prompt_tokens": 3,
     "completion_tokens": 3,
     "total_tokens": 6,
-    "prompt_tokens_details": {"cached_tokens": 2, "cached_tokens_by_kind": {"exact": 2}},
+    "prompt_tokens_details": {"cached_tokens": 2, "cached_tokens_by_kind": {"exact": 2}, "cache_match": "exact"},
 }
 
 
