@@ -9,7 +9,7 @@ SAMPLING := --temperature 0.2 --top-p 0.9
 # What an artifact is made by: it is compiled again when one of these is newer.
 COMPILER := $(shell find compile tokenizer_fix -name '*.py') runtime/manifest.py runtime/artifact.py requirements.lock
 
-.PHONY: run test lint goldens lock clean
+.PHONY: run test goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
