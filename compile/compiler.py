@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -111,12 +111,17 @@ def compile_model(
     _check_output(output)
     check_linker()
 
-    def report(stage: str, done: int, total: int) -> None:
-        if progress is not None:
-            progress(Progress(stage, done, total))
+    with ExitStack() as stack:
+        check_interrupted = stack.enter_context(interrupts_kept())
 
-    report("read", 0, 1)
-    with open_source(source) as opened, _unpublished(output) as directory:
+        def report(stage: str, done: int, total: int) -> None:
+            check_interrupted()
+            if progress is not None:
+                progress(Progress(stage, done, total))
+
+        report("read", 0, 1)
+        opened = stack.enter_context(open_source(source))
+        directory = stack.enter_context(_unpublished(output))
         config = opened.config
         length = _context_length(config, context_length)
         layout = _kv_layout(config, kv_dtype)
@@ -129,8 +134,7 @@ def compile_model(
         report("read", 1, 1)
 
         report("build", 0, 2)
-        with interrupts_kept():
-            library = build_module(ops.program, plan, config, layout, chosen_target)
+        library = build_module(ops.program, plan, config, layout, chosen_target)
         report("build", 1, 2)
         _export(library, directory / MODULE)
         report("build", 2, 2)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while TVM runs: they end the compile at once, as themselves. Knows signals, nothing else."""
+"""Ctrl-C and SIGTERM in mid-compile: they end it soon, as themselves. Knows signals, nothing else."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def interrupts_kept() -> Iterator[None]:
-    """Raise what a signal's handler raised, where TVM made a RuntimeError of it on its way through a callback.
+def interrupts_kept() -> Iterator[Callable[[], None]]:
+    """Raise what a signal's handler raised, where code between lost it: give a check to call now and then.
 
-    Only the main thread gets signals; elsewhere this does nothing.
+    TVM makes a RuntimeError of an exception on its way through a callback, and Python drops one that arrives in a
+    destructor or a callback from C. Only the main thread gets signals; elsewhere this does nothing.
     """
     arrived: list[int] = []
     previous = _handlers() if threading.current_thread() is threading.main_thread() else {}
@@ -27,14 +28,18 @@ def interrupts_kept() -> Iterator[None]:
 
         return handle
 
+    def check() -> None:
+        if arrived:
+            _restore(previous)
+            for number in arrived:
+                signal.raise_signal(number)
+
     for number, handler in previous.items():
         signal.signal(number, remembering(handler))
     try:
-        yield
+        yield check
     except Exception:
-        _restore(previous)
-        for number in arrived:
-            signal.raise_signal(number)
+        check()
         raise
     finally:
         _restore(previous)
