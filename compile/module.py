@@ -20,7 +20,6 @@ from tvm.script.ir_builder import tirx as T
 from .kernels.attention import SPAN_PAGES
 from .kernels.layout import ROW_BLOCK, round_up
 from .kernels.pages import KV_DTYPES, copy_rows, move_pages
-from .ops import ROW_TILE
 from .program import Argument, Input, Place, Program, Size, Stored
 from .targets import Target
 from .tvm_build import build_library
@@ -98,8 +97,6 @@ def _forward(
 
     def body(entry: _Entry) -> None:
         sizes = dict(entry.sizes)
-        for rows in ("tokens", "logits"):
-            sizes[f"padded_{rows}"] = (sizes[f"num_{rows}"] + (ROW_TILE - 1)) // ROW_TILE * ROW_TILE
         sizes["max_spans"] = (sizes["table_stride"] + (SPAN_PAGES - 1)) // SPAN_PAGES
         weights, workspace = entry.buffers["weights"], entry.buffers["workspace"]
 

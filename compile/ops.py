@@ -16,7 +16,8 @@ from .kernels.attention import attention, span_scratch_floats
 from .kernels.embedding import embedding
 from .kernels.float_linear import float_linear
 from .kernels.integer_linear import integer_linear
-from .kernels.layout import GROUP, ROW_BLOCK, LinearSpec, round_up
+from .kernels.layout import ROW_BLOCK, LinearSpec, round_up
+from .kernels.quantized_rows import quantized_bytes
 from .kernels.rope import rope_angles, rope_append
 from .layers import Embedding, Linear, RMSNorm
 from .program import Argument, Input, Place, Program, Size, Stored
@@ -24,8 +25,6 @@ from .quantization import WeightKind
 from .rope_frequencies import ROPE_FREQUENCIES
 from .targets import Target
 from .weight_plan import WeightPlan
-
-ROW_TILE = 4  # quantized rows are padded to whole register tiles
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,6 @@ class Rows:
     stride: int
     columns: tuple[int, ...]
     num_rows: Size
-    padded_rows: Size
     max_rows: int
 
 
@@ -65,9 +63,7 @@ class Activation:
 class Ops:
     """Appends the kernels of one model to `program`, and its weights to `plan`."""
 
-    def __init__(
-        self, config: ModelConfig, layout: KVLayout, limits: Limits, target: Target, plan: WeightPlan
-    ) -> None:
+    def __init__(self, config: ModelConfig, layout: KVLayout, limits: Limits, target: Target, plan: WeightPlan) -> None:
         self.config, self.layout, self.limits, self.target, self.plan = config, layout, limits, target, plan
         self.program = Program()
         self.rounded_inputs: set[str] = set()  # matrices whose inputs are rounded to 8 bits
@@ -157,13 +153,12 @@ class Ops:
 
     def logits(self, x: Rows, norm: RMSNorm, head: Linear) -> None:
         """Normalize the rows whose logits are wanted, and multiply them with the output matrix."""
-        num_rows, padded = Size("num_logits"), Size("padded_logits")
+        num_rows = Size("num_logits")
         picked = Rows(
             self.program.place("picked", self.limits.num_logits * x.stride * 4),
             x.stride,
             (0,),
             num_rows,
-            padded,
             self.limits.num_logits,
         )
         self.program.call(
@@ -175,7 +170,7 @@ class Ops:
             num_rows,
         )
         stride = round_up(head.num_outputs, ROW_BLOCK)
-        out = Rows(Input("logits"), stride, (0,), num_rows, padded, self.limits.num_logits)
+        out = Rows(Input("logits"), stride, (0,), num_rows, self.limits.num_logits)
         self._multiply(self.rms_norm(picked, norm), (head,), out)
 
     # How it is done.
@@ -183,7 +178,7 @@ class Ops:
     def _token_rows(self, role: Hashable, width: int, columns: tuple[int, ...]) -> Rows:
         stride, most = round_up(width, ROW_BLOCK), self.limits.num_tokens
         memory = self.program.place(role, most * stride * 4)
-        return Rows(memory, stride, columns, Size("num_tokens"), Size("padded_tokens"), most)
+        return Rows(memory, stride, columns, Size("num_tokens"), most)
 
     def _angles(self) -> Place:
         return self.program.place("angles", self.limits.num_tokens * self.config.head_dim * 4)
@@ -238,7 +233,6 @@ class Ops:
                     *self._quantized(x, spec.wide),
                     y.memory,
                     y.num_rows,
-                    y.padded_rows,
                 )
             else:
                 x_stride = round_up(x.width, ROW_BLOCK)
@@ -255,13 +249,12 @@ class Ops:
 
     def _quantized(self, x: Activation, wide: bool) -> tuple[Place, Place, Place]:
         if wide not in x.codes:
-            groups = round_up(x.width, GROUP) // GROUP
-            rows = round_up(x.rows.max_rows, ROW_TILE)
-            code_bytes = groups * rows * GROUP * (2 if wide else 1)
+            most = x.rows.max_rows
+            codes, scales, sums = quantized_bytes(most, x.width, wide)
             x.codes[wide] = (
-                self.program.place(("codes", x.width, rows, wide), code_bytes),
-                self.program.place(("scales", x.width, rows, wide), groups * rows * 4),
-                self.program.place(("sums", x.width, rows, wide), groups * rows * 8),
+                self.program.place(("codes", x.width, most, wide), codes),
+                self.program.place(("scales", x.width, most, wide), scales),
+                self.program.place(("sums", x.width, most, wide), sums),
             )
             self._activate(x, None, x.codes[wide], wide)
         return x.codes[wide]
@@ -297,7 +290,6 @@ class Ops:
             0 if floats is None else floats,
             *(codes or (0, 0, 0)),
             x.rows.num_rows,
-            x.rows.padded_rows,
         )
 
 

@@ -1,11 +1,4 @@
-"""What stands between two linears: normalization or gating of a row, then, if the next linear wants it, 8-bit codes.
-
-Codes of a row lie in groups of 32 inputs: `codes` int32 `[K/32, padded_rows, 8]` (4 int8 each), `scales` float32
-`[K/32, padded_rows]`, `sums` int32 `[K/32, padded_rows, 2]` (of halves of 16). Padded rows are zeros.
-
-Where a matrix is sensitive its activations are `wide`: 16 bits, as two int8 with `code = 256 * high + low`, in `codes`
-`[K/32, padded_rows, 16]`, high ones first. That costs twice the multiplications, and no more memory traffic.
-"""
+"""What stands between two linears: normalization or gating of a row, then, if the next linear wants it, 8-bit codes."""
 
 from __future__ import annotations
 
@@ -15,9 +8,10 @@ from typing import Any, Literal
 from tvm.script.ir_builder import tirx as T
 
 from ..targets import Target
-from .builder import SIZE, Kernel, Memory, either, for_each_row, registers, serial
+from .builder import SIZE, Kernel, Memory, for_each_row, registers, serial
 from .layout import GROUP, round_up
-from .vector import LANES, Expr, absolute, const, exp, fma, lanes, reduce_max, reduce_sum_i32, splat
+from .quantized_rows import CHUNKS, QuantizedRows
+from .vector import LANES, Expr, const, exp, fma, lanes, reduce_max_i32, reduce_sum_i32, splat
 
 Function = Literal["rms_norm", "silu_mul", "identity"]
 
@@ -38,13 +32,14 @@ class ActivationSpec:
 
 
 def activation(spec: ActivationSpec, target: Target) -> Any:
-    """A PrimFunc `(x, gain, y, codes, scales, sums, num_rows, padded_rows) -> 0`.
+    """A PrimFunc `(x, gain, y, codes, scales, sums, num_rows) -> 0`.
 
-    Writes float32 `y` `[num_rows, y_stride]` if `spec.keep_float`, and the codes if `spec.quantize`.
+    Writes float32 `y` `[num_rows, y_stride]` if `spec.keep_float`, and the codes if `spec.quantize`, as
+    `quantized_rows.py` lays them out.
     """
     padded_width = round_up(spec.width, GROUP)
     with Kernel() as k:
-        x, gain, y, codes, scales, sums, num_rows, padded_rows = k.arguments(
+        x, gain, y, codes, scales, sums, num_rows = k.arguments(
             x="float32",
             gain="float32",
             y="float32",
@@ -52,23 +47,18 @@ def activation(spec: ActivationSpec, target: Target) -> Any:
             scales="float32",
             sums="int32",
             num_rows=SIZE,
-            padded_rows=SIZE,
         )
+        rows = QuantizedRows(codes, scales, sums, padded_width // GROUP, spec.wide)
 
         def row(m: Expr) -> None:
-            with either(m < num_rows) as (then, otherwise):
-                with then:
-                    values = registers(padded_width, "float32")
-                    _apply(spec, target, x, gain, values, m)
-                    if spec.keep_float:
-                        _copy(values, y, m * spec.y_stride, spec.width)
-                    if spec.quantize:
-                        _quantize(spec, values, codes, scales, sums, m, padded_rows)
-                with otherwise:
-                    if spec.quantize:
-                        _zero(spec, codes, scales, sums, m, padded_rows)
+            values = registers(padded_width, "float32")
+            _apply(spec, target, x, gain, values, m)
+            if spec.keep_float:
+                _copy(values, y, m * spec.y_stride, spec.width)
+            if spec.quantize:
+                _quantize(values, rows, m)
 
-        for_each_row(padded_rows if spec.quantize else num_rows, row)
+        for_each_row(num_rows, row)
     return k.function
 
 
@@ -152,45 +142,44 @@ def _copy(values: Memory, y: Memory, start: Expr, width: int) -> None:
     _vectors(width, lambda i: same(i, lanes), lambda i: same(i, _one))
 
 
-def _quantize(
-    spec: ActivationSpec, values: Memory, codes: Memory, scales: Memory, sums: Memory, m: Expr, padded_rows: Expr
-) -> None:
-    """Round each group to int8 (scale = max |x| / 127) or int16 (max |x| / 32512, so that both bytes fit int8)."""
+def _quantize(values: Memory, rows: QuantizedRows, m: Expr) -> None:
+    """Round each group to int8 (scale = max |x| / 127) or int16 (max |x| / 32512, so that both bytes fit int8).
+
+    A group that holds a NaN or an infinity gets such a scale, so that the outputs show it.
+    """
     scale = registers(2, "float32")  # scale and its inverse
-    limit = 127 * 256 if spec.wide else 127
-    words = 16 if spec.wide else 8
-    with serial(round_up(spec.width, GROUP) // GROUP) as g:
+    total = registers(2, "int32")
+    limit = 127 * 256 if rows.wide else 127
+    with serial(rows.num_groups) as g:
         pair = [values[lanes(g * GROUP)], values[lanes(g * GROUP + LANES)]]
-        largest = T.max(reduce_max(T.max(absolute(pair[0]), absolute(pair[1]))), T.float32(1e-30))
+        largest = _largest_magnitude(pair)
         scale[0] = largest * T.float32(1 / limit)
         scale[1] = T.float32(limit) / largest
-        row = g * padded_rows + m
-        scales[row] = scale[0]
         for half, value in enumerate(pair):
             rounded = T.Cast("int32x16", T.nearbyint(value * splat(scale[1])))
-            where = row * words + half * 4
-            if spec.wide:
+            where = rows.first_chunk(g, m) + half * 4
+            if rows.wide:
                 high = T.shift_right(rounded + splat(T.int32(128)), splat(T.int32(8)))
-                codes[lanes(where, 4)] = _as_bytes(high)
-                codes[lanes(where + 8, 4)] = _as_bytes(rounded - T.shift_left(high, splat(T.int32(8))))
+                rows.codes[lanes(where, 4)] = _as_bytes(high)
+                rows.codes[lanes(where + CHUNKS, 4)] = _as_bytes(rounded - T.shift_left(high, splat(T.int32(8))))
             else:
-                codes[lanes(where, 4)] = _as_bytes(rounded)
-            sums[row * 2 + half] = reduce_sum_i32(rounded)
+                rows.codes[lanes(where, 4)] = _as_bytes(rounded)
+            total[half] = reduce_sum_i32(rounded)
+            rows.sums[rows.pair(g, m) + half] = total[half]
+        rows.scales[rows.pair(g, m)] = scale[0]
+        rows.scales[rows.pair(g, m) + 1] = scale[0] * T.Cast("float32", total[0] + total[1])
+
+
+def _largest_magnitude(vectors: list[Expr]) -> Expr:
+    """At least 1e-30. Compared as integers, in whose order infinity and NaN come last."""
+    magnitudes = [T.bitwise_and(T.reinterpret("int32x16", v), splat(T.int32(0x7FFFFFFF))) for v in vectors]
+    bits = reduce_max_i32(T.max(*magnitudes))
+    return T.reinterpret("float32", T.max(bits, T.reinterpret("int32", T.float32(1e-30))))
 
 
 def _as_bytes(integers: Expr) -> Expr:
     """16 int32 that fit int8, as 4 int32 of 4 bytes."""
     return T.reinterpret("int32x4", T.Cast("int8x16", integers))
-
-
-def _zero(spec: ActivationSpec, codes: Memory, scales: Memory, sums: Memory, m: Expr, padded_rows: Expr) -> None:
-    words = 16 if spec.wide else 8
-    with serial(round_up(spec.width, GROUP) // GROUP) as g:
-        row = g * padded_rows + m
-        scales[row] = T.float32(0)
-        codes[lanes(row * words, words)] = splat(T.int32(0), words)
-        for half in range(2):
-            sums[row * 2 + half] = T.int32(0)
 
 
 def gather_rows(width: int) -> Any:
@@ -200,5 +189,3 @@ def gather_rows(width: int) -> Any:
         with serial(num_rows) as r, serial(width // LANES) as i:
             y[lanes(r * width + i * LANES)] = x[lanes(T.Cast("int64", indices[r]) * width + i * LANES)]
     return k.function
-
-

@@ -18,6 +18,7 @@ from tvm.script.ir_builder import tirx as T
 from .vector import Expr
 
 SIZE = "size"
+CACHE_LINE = 64  # bytes
 _ANY_SIZE = 1 << 40  # a pointer's buffer has no size of its own
 
 
@@ -73,9 +74,7 @@ class Kernel:
             for name, dtype in dtypes.items()
         ]
         return tuple(
-            value
-            if dtype == SIZE
-            else Memory(T.decl_buffer((T.int64(_ANY_SIZE),), dtype, data=value, layout=None))
+            value if dtype == SIZE else Memory(T.decl_buffer((T.int64(_ANY_SIZE),), dtype, data=value, layout=None))
             for dtype, value in values
         )
 
@@ -84,6 +83,14 @@ def registers(size: int, dtype: str) -> Memory:
     """Scratch of `size` elements. Below 1024 bytes LLVM keeps it on the stack or in registers; above, TVM's
     workspace pool of the thread gives it."""
     return Memory(T.alloc_buffer((size,), dtype, layout=None))
+
+
+def prefetch(memory: Memory, start: Expr, num_bytes: int, element_bytes: int) -> None:
+    """Ask for cache lines that will be read soon; an address beyond the memory does no harm."""
+    for offset in range(0, num_bytes, CACHE_LINE):
+        address = memory.at(start + offset // element_bytes)
+        # to read (0), into every level (3), data (1)
+        T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", address, T.int32(0), T.int32(3), T.int32(1)))
 
 
 def _extent(stop: Expr) -> Expr:

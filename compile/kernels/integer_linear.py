@@ -6,31 +6,34 @@ groups along K one after another, so a row's result does not depend on the rows 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
 from ..targets import Target
-from .builder import SIZE, Kernel, Memory, either, parallel, registers, serial
+from .builder import SIZE, Kernel, Memory, either, parallel, prefetch, registers, serial, when
 from .integer_dot import CHUNK, DOTS, code_bytes
 from .layout import GROUP, ROW_BLOCK, LinearSpec
+from .quantized_rows import CHUNKS, QuantizedRows
 from .vector import Expr, const, fma, lanes, splat, to_f32
 
-CHUNKS = GROUP // 4  # of a group
-TILES = 16  # register tiles that share unpacked weights: 64 rows of 32 columns of float32 are 8 KiB of L1
+UNPACKED = CHUNKS * CHUNK  # bytes of a group of a block, one for each code
+SLAB_TILES = 16  # register tiles of rows that share unpacked weights
+PANEL = 12  # groups that are unpacked at a time: 18 KiB of L1 for three blocks
+DIRECT_TILES = 2
 
 
 def integer_linear(spec: LinearSpec, target: Target) -> Any:
-    """A PrimFunc `(codes, scales, minima, bias, x_codes, x_scales, x_sums, y, num_rows, padded_rows) -> 0`.
+    """A PrimFunc `(codes, scales, minima, bias, x_codes, x_scales, x_sums, y, num_rows) -> 0`.
 
     Weights lie as `layout.py` says; `minima` and `bias` are read only if the spec has them. Activations lie as
     `activation.py` says. Writes (or adds to, if `spec.add_to_output`) columns `[column, column + N)` of `y`, float32
     `[num_rows, y_stride]`.
     """
     with Kernel() as k:
-        codes, scales, minima, bias, x_codes, x_scales, x_sums, y, num_rows, padded_rows = k.arguments(
+        codes, scales, minima, bias, x_codes, x_scales, x_sums, y, num_rows = k.arguments(
             codes="uint8",
             scales="float16",
             minima="float16",
@@ -40,40 +43,11 @@ def integer_linear(spec: LinearSpec, target: Target) -> Any:
             x_sums="int32",
             y="float32",
             num_rows=SIZE,
-            padded_rows=SIZE,
         )
-        x = _Activations(x_codes, x_scales, x_sums, padded_rows, 2 * CHUNKS if spec.wide else CHUNKS)
+        x = QuantizedRows(x_codes, x_scales, x_sums, spec.num_inputs // GROUP, spec.wide)
         matrix = _IntegerMatrix(spec, target, codes, scales, minima, bias, x, y)
-        with either(num_rows == 1) as (then, otherwise):
-            with then:
-                matrix.times_one_row()
-            with otherwise:
-                matrix.times_rows(num_rows)
+        matrix.times_rows(num_rows)
     return k.function
-
-
-@dataclass(frozen=True)
-class _Activations:
-    """Quantized rows, as `activation.py` lays them out: `stride` padded rows, `words` int32 of a row's group."""
-
-    codes: Memory
-    scales: Memory
-    sums: Memory
-    stride: Expr
-    words: int
-
-    def chunk(self, g: Expr, row: Expr, chunk: int, byte: int) -> Expr:
-        """4 int8 of a row, in an int32; of wide codes, byte 0 is the high one."""
-        return self.codes[(g * self.stride + row) * self.words + byte * CHUNKS + chunk]
-
-    def scale(self, g: Expr, row: Expr) -> Expr:
-        """The scale of a row's group."""
-        return self.scales[g * self.stride + row]
-
-    def sum(self, g: Expr, row: Expr, half: int | None) -> Expr:
-        """The sum of a row's 32 codes in a group, or of half of them."""
-        start = (g * self.stride + row) * 2
-        return self.sums[start] + self.sums[start + 1] if half is None else self.sums[start + half]
 
 
 class _IntegerMatrix:
@@ -87,7 +61,7 @@ class _IntegerMatrix:
         scales: Memory,
         minima: Memory,
         bias: Memory,
-        x: _Activations,
+        x: QuantizedRows,
         y: Memory,
     ) -> None:
         self.spec, self.kind, self.x, self.y = spec, spec.kind, x, y
@@ -100,86 +74,126 @@ class _IntegerMatrix:
         self.group_bytes = ROW_BLOCK * GROUP * self.bits // 8
         # with a scale per 16 inputs the two halves of a group are scaled apart
         self.halves: tuple[int | None, ...] = (None,) if spec.kind.group == GROUP else (0, 1)
-        big = self.dot.instruction == "vnni"  # the register file holds 4 rows x 2 blocks
-        self.tile_rows, self.tile_blocks = (4, 2 if big and self.blocks % 2 == 0 else 1) if big else (2, 1)
-
-    def times_one_row(self) -> None:
-        """Stream the weights past a single row."""
-        with parallel(self.blocks) as block:
-            facc = registers(ROW_BLOCK, "float32")
-            acc = registers(2 * self.dot.accumulator_lanes, "int32")
-            facc[lanes(0)] = const(0)
-            with serial(self.groups) as g:
-                start = (block * self.groups + g) * self.group_bytes
-                self._clear(acc, 2)
-                for byte in range(self.num_bytes):
-                    if byte:
-                        self._shift(acc, 2)
-                    for chunk in range(CHUNKS):  # halves apart: two chains of additions, not one
-                        for piece in range(self.dot.num_pieces):
-                            weights = code_bytes(self.codes, start, chunk, piece, self.dot, self.bits)
-                            x = self.x.chunk(g, 0, chunk, byte)
-                            self._accumulate(acc, chunk // (CHUNKS // 2), piece, weights, x)
-                parts = [self._outputs(acc, 0), self._outputs(acc, 1)]
-                for half in self.halves:
-                    total = parts[0] + parts[1] if half is None else parts[half]
-                    facc[lanes(0)] = self._scaled(facc[lanes(0)], total, block, g, 0, half)
-            self._finish(facc[lanes(0)], 0, block)
+        # 12 integer and 12 float accumulators, of 32 registers
+        self.tile_rows, self.tile_blocks = (4, 3) if self.dot.instruction == "vnni" else (2, 1)
 
     def times_rows(self, num_rows: Expr) -> None:
-        """Unpack a block's weights once for 64 rows, and multiply them in register tiles."""
-        tile_rows, width = self.tile_rows, self.tile_blocks
-        most_rows = TILES * tile_rows
-        with parallel(self.blocks // width) as wide_block:
-            facc = registers(most_rows * width * ROW_BLOCK, "float32")
-            # one buffer a block: below 1024 bytes each
-            unpacked = [registers(CHUNKS * CHUNK, "uint8") for _ in range(width)]
-            acc = registers(tile_rows * width * self.dot.accumulator_lanes, "int32")
-            num_tiles = (num_rows + (tile_rows - 1)) // tile_rows
-            with serial((num_tiles + (TILES - 1)) // TILES) as slab:
-                tiles = T.min(T.int64(TILES), num_tiles - slab * TILES)
-                with serial(tiles * (tile_rows * width)) as i:
-                    facc[lanes(i * ROW_BLOCK)] = const(0)
-                with serial(self.groups) as g:
-                    self._unpack(unpacked, wide_block, g)
-                    with serial(tiles) as tile:
-                        self._tile(facc, unpacked, acc, wide_block, g, slab * TILES + tile, tile)
-                with serial(T.min(T.int64(most_rows), num_rows - slab * most_rows)) as row:
-                    for n in range(width):
-                        value = facc[lanes((row * width + n) * ROW_BLOCK)]
-                        self._finish(value, slab * most_rows + row, wide_block * width + n)
+        """A few rows meet the weights as they are stored; for many, weights are unpacked once for 64 rows."""
+        num_tiles = (num_rows + (self.tile_rows - 1)) // self.tile_rows
+        num_spans = -(-self.blocks // self.tile_blocks)
 
-    def _unpack(self, unpacked: list[Memory], wide_block: Expr, g: Expr) -> None:
-        for n, buffer in enumerate(unpacked):
-            start = ((wide_block * self.tile_blocks + n) * self.groups + g) * self.group_bytes
-            for chunk in range(CHUNKS):
-                for piece in range(self.dot.num_pieces):
-                    size = self.dot.piece_bytes
-                    where = lanes(chunk * CHUNK + piece * size, size)
-                    buffer[where] = code_bytes(self.codes, start, chunk, piece, self.dot, self.bits)
+        def few(tile_rows: int) -> None:
+            with parallel(num_spans) as span:
+                first = span * self.tile_blocks
+                self._each_width(span, lambda width: self._times_few(_Tile(self, first, tile_rows, width), num_rows))
 
-    def _tile(
-        self, facc: Memory, unpacked: list[Memory], acc: Memory, wide_block: Expr, g: Expr, tile: Expr, local: Expr
-    ) -> None:
-        width, size = self.tile_blocks, self.dot.piece_bytes
-        for half in self.halves:
-            chunks = range(CHUNKS) if half is None else range(half * CHUNKS // 2, (half + 1) * CHUNKS // 2)
-            self._clear(acc, self.tile_rows * width)
-            for byte in range(self.num_bytes):
-                if byte:
-                    self._shift(acc, self.tile_rows * width)
-                for chunk, m, n, piece in product(
-                    chunks, range(self.tile_rows), range(width), range(self.dot.num_pieces)
-                ):
-                    weights = unpacked[n][lanes(chunk * CHUNK + piece * size, size)]
-                    x = self.x.chunk(g, tile * self.tile_rows + m, chunk, byte)
-                    self._accumulate(acc, m * width + n, piece, weights, x)
-            for m in range(self.tile_rows):
-                for n in range(width):
-                    where = lanes(((local * self.tile_rows + m) * width + n) * ROW_BLOCK)
-                    total = self._outputs(acc, m * width + n)
-                    block, row = wide_block * width + n, tile * self.tile_rows + m
-                    facc[where] = self._scaled(facc[where], total, block, g, row, half)
+        def many() -> None:
+            num_slabs = (num_tiles + (SLAB_TILES - 1)) // SLAB_TILES
+            with parallel(num_spans * num_slabs) as item:
+                # slabs outermost: a thread keeps to its rows, from kernel to kernel
+                slab, span = item // num_spans, item % num_spans
+                first = span * self.tile_blocks
+                self._each_width(
+                    span,
+                    lambda width: self._times_slab(_Tile(self, first, self.tile_rows, width), slab, num_rows),
+                )
+
+        with either(num_rows == 1) as (one, more):
+            with one:
+                few(1)
+            with more, either(num_tiles <= DIRECT_TILES) as (some, others):
+                with some:
+                    few(self.tile_rows)
+                with others:
+                    many()
+
+    def _each_width(self, span: Expr, emit: Callable[[int], None]) -> None:
+        """`emit` for spans of whole width, and for the last one if it is narrower."""
+        rest = self.blocks % self.tile_blocks
+        if rest == 0:
+            emit(self.tile_blocks)
+        elif self.blocks < self.tile_blocks:
+            emit(rest)
+        else:
+            with either(span < self.blocks // self.tile_blocks) as (whole, last):
+                with whole:
+                    emit(self.tile_blocks)
+                with last:
+                    emit(rest)
+
+    def _times_few(self, tile: _Tile, num_rows: Expr) -> None:
+        with serial((num_rows + (tile.rows - 1)) // tile.rows) as t:
+            tile.clear()
+            with serial(self.groups) as g:
+                self._fetch_ahead(tile.first_block + tile.width, t * self.groups + g, tile.width)
+                tile.add_group(
+                    g, t * tile.rows, lambda n, chunk, piece: self._stored(tile.first_block + n, g, chunk, piece)
+                )
+            tile.finish(t * tile.rows, num_rows)
+
+    def _times_slab(self, tile: _Tile, slab: Expr, num_rows: Expr) -> None:
+        panel = min(PANEL, self.groups)
+        num_panels = -(-self.groups // panel)
+        unpacked = registers(panel * tile.width * UNPACKED, "uint8")
+        sums = registers(SLAB_TILES * tile.size, "float32")
+        num_tiles = (num_rows + (tile.rows - 1)) // tile.rows
+        tiles = T.min(T.int64(SLAB_TILES), num_tiles - slab * SLAB_TILES)
+
+        def add_panel(p: Expr, is_first: bool, is_last: bool) -> None:
+            count = T.min(T.int64(panel), self.groups - p * panel)
+            with serial(count) as g:
+                self._unpack(unpacked, tile, p * panel + g, g)
+            with serial(tiles) as t:
+                first_row = (slab * SLAB_TILES + t) * tile.rows
+                if is_first:
+                    tile.clear()
+                else:
+                    tile.load(sums, t)
+                with serial(count) as g:
+                    self._fetch_ahead(tile.first_block + tile.width, t * self.groups + p * panel + g, 1)
+                    tile.add_group(
+                        p * panel + g,
+                        first_row,
+                        lambda n, chunk, piece: self._loose(unpacked, g * tile.width + n, chunk, piece),
+                    )
+                if is_last:
+                    tile.finish(first_row, num_rows)
+                else:
+                    tile.store(sums, t)
+
+        add_panel(T.int64(0), True, num_panels == 1)
+        if num_panels > 2:
+            with serial(num_panels - 2) as p:
+                add_panel(p + 1, False, False)
+        if num_panels > 1:
+            add_panel(T.int64(num_panels - 1), False, True)
+
+    def _fetch_ahead(self, block: Expr, step: Expr, num_groups: int) -> None:
+        """Ask for what the next blocks will read: step by step `num_groups` groups, from `block` on.
+
+        A thread's blocks are neighbours, but a tile reads several side by side, which no hardware follows.
+        """
+        first = block * self.groups + step * num_groups
+        size = num_groups * self.group_bytes
+        prefetch(self.codes, first * self.group_bytes, size, 1)
+        scale_bytes = num_groups * len(self.halves) * ROW_BLOCK * 2
+        prefetch(self.scales, first * len(self.halves) * ROW_BLOCK, scale_bytes, 2)
+        if self.kind.has_minimum:
+            prefetch(self.minima, first * len(self.halves) * ROW_BLOCK, scale_bytes, 2)
+
+    def _stored(self, block: Expr, g: Expr, chunk: int, piece: int) -> Expr:
+        start = (block * self.groups + g) * self.group_bytes
+        return code_bytes(self.codes, start, chunk, piece, self.dot, self.bits)
+
+    def _loose(self, unpacked: Memory, index: Expr, chunk: int, piece: int) -> Expr:
+        size = self.dot.piece_bytes
+        return unpacked[lanes(index * UNPACKED + chunk * CHUNK + piece * size, size)]
+
+    def _unpack(self, unpacked: Memory, tile: _Tile, g: Expr, local: Expr) -> None:
+        size = self.dot.piece_bytes
+        for n, chunk, piece in product(range(tile.width), range(CHUNKS), range(self.dot.num_pieces)):
+            where = (local * tile.width + n) * UNPACKED + chunk * CHUNK + piece * size
+            unpacked[lanes(where, size)] = self._stored(tile.first_block + n, g, chunk, piece)
 
     def _clear(self, acc: Memory, accumulators: int) -> None:
         size = self.dot.piece_lanes
@@ -204,20 +218,70 @@ class _IntegerMatrix:
 
     def _scaled(self, facc: Expr, total: Expr, block: Expr, g: Expr, row: Expr, half: int | None) -> Expr:
         """`facc + scale * x_scale * (total - zero * sum) + minimum * x_scale * sum`."""
-        x_scale, x_sum = self.x.scale(g, row), self.x.sum(g, row, half)
-        per_group = len(self.halves)
-        where = lanes(((block * self.groups + g) * per_group + (half or 0)) * ROW_BLOCK)
+        where = lanes(((block * self.groups + g) * len(self.halves) + (half or 0)) * ROW_BLOCK)
         if self.zero:
-            total = total - splat(x_sum * self.zero)
-        scale = to_f32(self.scales[where], "float16") * splat(x_scale)
+            total = total - splat(self.x.sum(g, row, half)) * splat(T.int32(self.zero))
+        scale = to_f32(self.scales[where], "float16") * splat(self.x.scale(g, row))
         facc = fma(T.Cast("float32x16", total), scale, facc, self.has_fma)
         if self.kind.has_minimum:
             minimum = to_f32(self.minima[where], "float16")
-            facc = fma(minimum, splat(x_scale * T.Cast("float32", x_sum)), facc, self.has_fma)
+            facc = fma(minimum, splat(self.x.scaled_sum(g, row, half)), facc, self.has_fma)
         return facc
 
     def _finish(self, value: Expr, row: Expr, block: Expr) -> None:
         finish(self.spec, value, self.bias, self.y, row, block)
+
+
+class _Tile:
+    """Outputs of `rows` rows times `width` blocks, in registers while groups are added one after another."""
+
+    def __init__(self, matrix: _IntegerMatrix, first_block: Expr, rows: int, width: int) -> None:
+        self.matrix, self.first_block, self.rows, self.width = matrix, first_block, rows, width
+        self.cells = list(product(range(rows), range(width)))
+        self.size = len(self.cells) * ROW_BLOCK
+        self.floats = registers(self.size, "float32")
+        self.integers = registers(len(self.cells) * matrix.dot.accumulator_lanes, "int32")
+
+    def clear(self) -> None:
+        """Begin with zeros."""
+        for i in range(len(self.cells)):
+            self.floats[lanes(i * ROW_BLOCK)] = const(0)
+
+    def load(self, memory: Memory, index: Expr) -> None:
+        """Go on from what `store` left."""
+        for i in range(len(self.cells)):
+            self.floats[lanes(i * ROW_BLOCK)] = memory[lanes(index * self.size + i * ROW_BLOCK)]
+
+    def store(self, memory: Memory, index: Expr) -> None:
+        """Leave the sums so far."""
+        for i in range(len(self.cells)):
+            memory[lanes(index * self.size + i * ROW_BLOCK)] = self.floats[lanes(i * ROW_BLOCK)]
+
+    def add_group(self, g: Expr, first_row: Expr, weights: Callable[[int, int, int], Expr]) -> None:
+        """Add the products of group `g`; `weights(block, chunk, piece)` are its codes."""
+        matrix = self.matrix
+        for half in matrix.halves:
+            chunks = range(CHUNKS) if half is None else range(half * CHUNKS // 2, (half + 1) * CHUNKS // 2)
+            matrix._clear(self.integers, len(self.cells))
+            for byte in range(matrix.num_bytes):
+                if byte:
+                    matrix._shift(self.integers, len(self.cells))
+                for chunk, (i, (m, n)), piece in product(chunks, enumerate(self.cells), range(matrix.dot.num_pieces)):
+                    x = matrix.x.chunk(g, first_row + m, chunk, byte)
+                    matrix._accumulate(self.integers, i, piece, weights(n, chunk, piece), x)
+            for i, (m, n) in enumerate(self.cells):
+                total, where = matrix._outputs(self.integers, i), lanes(i * ROW_BLOCK)
+                self.floats[where] = matrix._scaled(
+                    self.floats[where], total, self.first_block + n, g, first_row + m, half
+                )
+
+    def finish(self, first_row: Expr, num_rows: Expr) -> None:
+        """Write the outputs of rows that are no padding."""
+        for m in range(self.rows):
+            with when(first_row + m < num_rows):
+                for n in range(self.width):
+                    value = self.floats[lanes((m * self.width + n) * ROW_BLOCK)]
+                    self.matrix._finish(value, first_row + m, self.first_block + n)
 
 
 def finish(spec: LinearSpec, value: Expr, bias: Memory, y: Memory, row: Expr, block: Expr) -> None:

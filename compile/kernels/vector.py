@@ -71,9 +71,9 @@ def reduce_sum_i32(value: Expr) -> Expr:
     return T.call_llvm_pure_intrin("int32", "llvm.vector.reduce.add.v16i32", value)
 
 
-def absolute(value: Expr) -> Expr:
-    """The magnitude of each float32 lane."""
-    return T.call_llvm_pure_intrin("float32x16", "llvm.fabs.v16f32", value)
+def reduce_max_i32(value: Expr) -> Expr:
+    """The largest of 16 int32 lanes."""
+    return T.call_llvm_pure_intrin("int32", "llvm.vector.reduce.smax.v16i32", value)
 
 
 def exp(x: Expr, has_fma: bool) -> Expr:

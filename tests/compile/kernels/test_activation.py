@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from radixlm.compile.kernels.activation import ActivationSpec, Function, activation, gather_rows
 from radixlm.compile.kernels.layout import GROUP, round_up
+from radixlm.compile.kernels.quantized_rows import ROW_TILE
 from radixlm.compile.targets import Target
 
 from .harness import built, every_target, examples
@@ -25,27 +26,26 @@ class Out:
     """What the kernel wrote: floats, and codes as it lays them out."""
 
     y: np.ndarray
-    codes: np.ndarray  # int8 [groups, padded_rows, 32 or 64]
-    scales: np.ndarray  # [groups, padded_rows]
-    sums: np.ndarray  # [groups, padded_rows, 2]
+    codes: np.ndarray  # int8 [rows, groups, 32 or 64]
+    scales: np.ndarray  # [rows, groups, 2]
+    sums: np.ndarray  # [rows, groups, 2]
 
     def whole_codes(self) -> np.ndarray:
-        """Codes as whole numbers, `[groups, padded_rows, 32]`."""
+        """Codes as whole numbers, `[rows, groups, 32]`."""
         codes = self.codes.astype(np.int64)
         return codes if codes.shape[-1] == GROUP else 256 * codes[..., :GROUP] + codes[..., GROUP:]
 
 
 def run(target: Target, spec: ActivationSpec, x: np.ndarray, gain: np.ndarray) -> Out:
-    num_rows, padded, groups = len(x), round_up(len(x), 4), round_up(spec.width, GROUP) // GROUP
-    out = Out(
-        np.full((num_rows, spec.y_stride), 7, np.float32),
-        np.full((groups, padded, GROUP * (2 if spec.wide else 1)), 7, np.int8),
-        np.full((groups, padded), 7, np.float32),
-        np.full((groups, padded, 2), 7, np.int32),
-    )
-    kernel = built(target, activation, spec, target)
-    kernel(x, gain, out.y, out.codes, out.scales, out.sums, num_rows, padded)
-    return out
+    num_rows, groups = len(x), round_up(spec.width, GROUP) // GROUP
+    tiles = (round_up(num_rows, ROW_TILE) // ROW_TILE, groups, ROW_TILE)
+    y = np.full((num_rows, spec.y_stride), 7, np.float32)
+    codes = np.full((*tiles, GROUP * (2 if spec.wide else 1)), 7, np.int8)
+    scales, sums = np.full((*tiles, 2), 7, np.float32), np.full((*tiles, 2), 7, np.int32)
+    built(target, activation, spec, target)(x, gain, y, codes, scales, sums, num_rows)
+    rows = [array.swapaxes(1, 2).reshape(-1, groups, array.shape[-1]) for array in (codes, scales, sums)]
+    assert all((array[num_rows:] == 7).all() for array in rows)
+    return Out(y, *(array[:num_rows] for array in rows))
 
 
 def expected_floats(spec: ActivationSpec, x: np.ndarray, gain: np.ndarray) -> np.ndarray:
@@ -59,11 +59,11 @@ def expected_floats(spec: ActivationSpec, x: np.ndarray, gain: np.ndarray) -> np
 
 
 def quantized(values: np.ndarray, wide: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Codes `[groups, rows, 32]` and scales `[groups, rows]` of float32 rows, rounded as the kernels' contract says."""
+    """Codes `[rows, groups, 32]` and scales `[rows, groups]` of float32 rows, rounded as the kernels' contract says."""
     limit = np.float32(127 * 256 if wide else 127)
     padded = np.zeros((len(values), round_up(values.shape[1], GROUP)), np.float32)
     padded[:, : values.shape[1]] = values
-    groups = padded.reshape(len(values), -1, GROUP).swapaxes(0, 1)
+    groups = padded.reshape(len(values), -1, GROUP)
     largest = np.maximum(np.abs(groups).max(-1), np.float32(1e-30))
     codes = np.rint(groups * (limit / largest)[..., None]).astype(np.int64)
     return codes, largest * (np.float32(1) / limit)
@@ -103,7 +103,7 @@ def test_floats_are_those_of_the_formula(target: Target, function: Function) -> 
 @every_target
 @every_function
 @pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
-def test_codes_are_those_of_the_floats_and_padding_is_zero(target: Target, function: Function, wide: bool) -> None:
+def test_codes_are_those_of_the_floats(target: Target, function: Function, wide: bool) -> None:
     @examples(2)
     @given(st.data())
     def check(data: st.DataObject) -> None:
@@ -111,12 +111,10 @@ def test_codes_are_those_of_the_floats_and_padding_is_zero(target: Target, funct
         floats = run(target, spec, x, gain).y[:, : spec.width]
         out = run(target, replace(spec, quantize=True, keep_float=False, wide=wide), x, gain)
         codes, scales = quantized(floats, wide)
-        num_rows = len(x)
-        assert (out.whole_codes()[:, :num_rows] == codes).all()
-        assert (out.scales[:, :num_rows] == scales).all()
-        assert (out.sums == out.whole_codes().reshape(*out.sums.shape, -1).sum(-1)).all()
-        for array in (out.codes, out.scales, out.sums):
-            assert (array[:, num_rows:] == 0).all()
+        assert (out.whole_codes() == codes).all()
+        assert (out.scales[..., 0] == scales).all()
+        assert (out.sums == codes.reshape(*out.sums.shape, -1).sum(-1)).all()
+        assert (out.scales[..., 1] == scales * out.sums.sum(-1).astype(np.float32)).all()
         assert (out.y == 7).all()
 
     check()
@@ -136,8 +134,8 @@ def test_a_row_is_the_same_bits_alone_and_among_others(target: Target, function:
             rows = np.random.default_rng(count).permutation(len(x))[:count]
             alone = run(target, spec, x[rows], gain)
             assert (alone.y == together.y[rows]).all()
-            assert (alone.codes[:, :count] == together.codes[:, rows]).all()
-            assert (alone.scales[:, :count] == together.scales[:, rows]).all()
+            assert (alone.codes == together.codes[rows]).all()
+            assert (alone.scales == together.scales[rows]).all()
 
     check()
 
@@ -152,6 +150,17 @@ def test_a_row_of_zeros_has_zero_codes_and_saturated_gates_stay_finite(target: T
     y = run(target, ActivationSpec("silu_mul", 32, 64, False, True, 32, 32), x, zeros).y
     sigmoid = 1 / (1 + np.exp(-np.maximum(gates, -87).astype(np.float64)))
     np.testing.assert_allclose(y, np.where(gates < -87, 0, 2 * gates * sigmoid), rtol=1e-6, atol=1e-33)
+
+
+@every_target
+@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
+@pytest.mark.parametrize("damage", [np.nan, -np.nan, np.inf, -np.inf])
+def test_a_damaged_activation_shows_in_its_scale_and_in_no_other(target: Target, wide: bool, damage: float) -> None:
+    """Rounded to some integer, a NaN would become a number like any other."""
+    x = np.ones((1, 96), np.float32)
+    x[0, 37] = damage
+    spec = ActivationSpec("identity", 96, 96, True, False, wide=wide)
+    assert np.isfinite(run(target, spec, x, x).scales[0, :, 0]).tolist() == [True, False, True]
 
 
 @every_target
