@@ -12,9 +12,9 @@ import tvm
 from radixlm.runtime.cpu import cpu_features
 from radixlm.runtime.errors import InvalidParameter
 
-# vnni: one instruction multiplies and adds groups of four; madd512, madd256: widen to 16 bits, then pmaddwd
+# vnni512, vnni256: one instruction multiplies and adds groups of four; madd512, madd256: widen to 16 bits, then pmaddwd
 # (pmaddubsw would saturate); portable: 32-bit multiplies that any CPU has.
-IntegerDot = Literal["vnni", "madd512", "madd256", "portable"]
+IntegerDot = Literal["vnni512", "vnni256", "madd512", "madd256", "portable"]
 
 TRIPLE = "x86_64-linux-gnu"
 
@@ -50,8 +50,9 @@ _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        Target("x86-64-v4-vnni", "x86-64-v4", ("+avx512vnni",), (*_V4, "avx512vnni"), "vnni"),
+        Target("x86-64-v4-vnni", "x86-64-v4", ("+avx512vnni",), (*_V4, "avx512vnni"), "vnni512"),
         Target("x86-64-v4", "x86-64-v4", (), _V4, "madd512"),
+        Target("x86-64-v3-vnni", "x86-64-v3", ("+avxvnni",), (*_V3, "avx_vnni"), "vnni256"),
         Target("x86-64-v3", "x86-64-v3", (), _V3, "madd256"),
         Target("x86-64-v2", "x86-64-v2", (), _V2, "portable"),
         Target("x86-64", "x86-64", (), (), "portable"),

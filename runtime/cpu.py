@@ -15,34 +15,35 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-# feature: (CPUID leaf, register 0..3 = eax, ebx, ecx, edx, bit); Intel's SDM, volume 2A, CPUID
+# feature: (CPUID leaf, subleaf, register 0..3 = eax, ebx, ecx, edx, bit); Intel's SDM, volume 2A, CPUID
 _FEATURE_BITS = {
-    "sse3": (1, 2, 0),
-    "ssse3": (1, 2, 9),
-    "fma": (1, 2, 12),
-    "sse4_1": (1, 2, 19),
-    "sse4_2": (1, 2, 20),
-    "movbe": (1, 2, 22),
-    "popcnt": (1, 2, 23),
-    "avx": (1, 2, 28),
-    "f16c": (1, 2, 29),
-    "bmi1": (7, 1, 3),
-    "avx2": (7, 1, 5),
-    "bmi2": (7, 1, 8),
-    "avx512f": (7, 1, 16),
-    "avx512dq": (7, 1, 17),
-    "avx512cd": (7, 1, 28),
-    "avx512bw": (7, 1, 30),
-    "avx512vl": (7, 1, 31),
-    "avx512vnni": (7, 2, 11),
-    "lzcnt": (0x80000001, 2, 5),
+    "sse3": (1, 0, 2, 0),
+    "ssse3": (1, 0, 2, 9),
+    "fma": (1, 0, 2, 12),
+    "sse4_1": (1, 0, 2, 19),
+    "sse4_2": (1, 0, 2, 20),
+    "movbe": (1, 0, 2, 22),
+    "popcnt": (1, 0, 2, 23),
+    "avx": (1, 0, 2, 28),
+    "f16c": (1, 0, 2, 29),
+    "bmi1": (7, 0, 1, 3),
+    "avx2": (7, 0, 1, 5),
+    "bmi2": (7, 0, 1, 8),
+    "avx512f": (7, 0, 1, 16),
+    "avx512dq": (7, 0, 1, 17),
+    "avx512cd": (7, 0, 1, 28),
+    "avx512bw": (7, 0, 1, 30),
+    "avx512vl": (7, 0, 1, 31),
+    "avx512vnni": (7, 0, 2, 11),
+    "avx_vnni": (7, 1, 0, 4),
+    "lzcnt": (0x80000001, 0, 2, 5),
 }
-_NEEDS_YMM = {"avx", "avx2", "fma", "f16c"}
-_OSXSAVE = (1, 2, 27)
+_NEEDS_YMM = {"avx", "avx2", "fma", "f16c", "avx_vnni"}
+_OSXSAVE = (1, 0, 2, 27)
 _XCR0_YMM, _XCR0_ZMM = 0x06, 0xE6  # the register files that the operating system saves
 
-# void f(uint32_t leaf, uint32_t out[4]): cpuid with subleaf 0
-_CPUID = bytes.fromhex("53 89f8 31c9 0fa2 8906 895e04 894e08 89560c 5b c3".replace(" ", ""))
+# void f(uint32_t leaf, uint32_t subleaf, uint32_t out[4])
+_CPUID = bytes.fromhex("53 89f8 89f1 4989d0 0fa2 418900 41895804 41894808 4189500c 5b c3".replace(" ", ""))
 # uint64_t f(void): xgetbv 0
 _XGETBV = bytes.fromhex("31c9 0f01d0 48c1e220 4809d0 c3".replace(" ", ""))
 
@@ -58,21 +59,22 @@ def cpu_features() -> frozenset[str]:
         return _features_of_proc_cpuinfo()
     code.write(_CPUID.ljust(64, b"\x90") + _XGETBV)
     address = ctypes.addressof(ctypes.c_char.from_buffer(code))
-    cpuid = ctypes.CFUNCTYPE(None, ctypes.c_uint32, ctypes.c_void_p)(address)
+    cpuid = ctypes.CFUNCTYPE(None, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p)(address)
     xgetbv = ctypes.CFUNCTYPE(ctypes.c_uint64)(address + 64)
 
-    def registers(leaf: int) -> tuple[int, ...]:
+    def registers(leaf: int, subleaf: int) -> tuple[int, ...]:
         buffer = ctypes.create_string_buffer(16)
-        cpuid(leaf, buffer)
+        cpuid(leaf, subleaf, buffer)
         return struct.unpack("<4I", buffer.raw)
 
-    leaves: dict[int, tuple[int, ...]] = {}
-    for leaf in {leaf for leaf, _, _ in _FEATURE_BITS.values()}:
-        highest = registers(leaf & 0x80000000)[0]
-        leaves[leaf] = registers(leaf) if leaf <= highest else (0, 0, 0, 0)
+    leaves: dict[tuple[int, int], tuple[int, ...]] = {}
+    for leaf, subleaf in {where[:2] for where in _FEATURE_BITS.values()}:
+        highest = registers(leaf & 0x80000000, 0)[0] if subleaf == 0 else registers(leaf, 0)[0]
+        wanted = leaf if subleaf == 0 else subleaf
+        leaves[leaf, subleaf] = registers(leaf, subleaf) if wanted <= highest else (0, 0, 0, 0)
 
-    def has(leaf: int, register: int, bit: int) -> bool:
-        return bool(leaves[leaf][register] >> bit & 1)
+    def has(leaf: int, subleaf: int, register: int, bit: int) -> bool:
+        return bool(leaves[leaf, subleaf][register] >> bit & 1)
 
     saved = xgetbv() if has(*_OSXSAVE) else 0
     return frozenset(name for name, where in _FEATURE_BITS.items() if has(*where) and _is_saved(name, saved))

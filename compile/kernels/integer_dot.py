@@ -37,9 +37,10 @@ class Dot:
 
     def accumulate(self, acc: Expr, weights: Expr, x: Expr) -> Expr:
         """The piece's accumulator after adding `weights` (uint8 x piece_bytes) times `x` (4 int8 in an int32)."""
-        if self.instruction == "vnni":
-            signed = T.reinterpret("int8x64", splat(x))
-            return T.call_llvm_pure_intrin("int32x16", "llvm.x86.avx512.vpdpbusd.512", acc, weights, signed)
+        if self.instruction in ("vnni512", "vnni256"):
+            signed = T.reinterpret(vector_type("int8", self.piece_bytes), splat(x, self.piece_lanes))
+            name = f"llvm.x86.avx512.vpdpbusd.{self.piece_bytes * 8}"
+            return T.call_llvm_pure_intrin(vector_type("int32", self.piece_lanes), name, acc, weights, signed)
         if self.instruction == "portable":
             return _portable(acc, weights, x)
         return self._multiply_add_pairs(acc, weights, x)
@@ -55,6 +56,8 @@ class Dot:
         """The 16 outputs, from the accumulators of all pieces."""
         if self.num_pieces == 1:
             return pieces[0]
+        if self.accumulator_lanes == LANES:
+            return tvm.tirx.Shuffle(pieces, list(range(LANES)))
         even = tvm.tirx.Shuffle(pieces, list(range(0, 2 * LANES, 2)))
         odd = tvm.tirx.Shuffle(pieces, list(range(1, 2 * LANES, 2)))
         return even + odd
@@ -70,7 +73,8 @@ def _portable(acc: Expr, weights: Expr, x: Expr) -> Expr:
 
 
 DOTS: dict[IntegerDot, Dot] = {
-    "vnni": Dot("vnni", 1, 16),
+    "vnni512": Dot("vnni512", 1, 16),
+    "vnni256": Dot("vnni256", 2, 8),
     "madd512": Dot("madd512", 2, 16),
     "madd256": Dot("madd256", 4, 8),
     "portable": Dot("portable", 1, 16),

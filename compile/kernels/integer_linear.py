@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from ..targets import Target
+from ..targets import IntegerDot, Target
 from .builder import SIZE, Kernel, Memory, either, parallel, prefetch, registers, serial, when
 from .integer_dot import CHUNK, DOTS, code_bytes
 from .layout import GROUP, ROW_BLOCK, LinearSpec
@@ -20,6 +20,14 @@ from .quantized_rows import CHUNKS, QuantizedRows
 from .vector import Expr, const, fma, lanes, splat, to_f32
 
 UNPACKED = CHUNKS * CHUNK  # bytes of a group of a block, one for each code
+# Rows and blocks of a register tile: with 512 bits 12 integer and 12 float accumulators, of 32 registers.
+TILES: dict[IntegerDot, tuple[int, int]] = {
+    "vnni512": (4, 3),
+    "vnni256": (4, 1),
+    "madd512": (4, 1),
+    "madd256": (2, 1),
+    "portable": (2, 1),
+}
 SLAB_TILES = 16  # register tiles of rows that share unpacked weights
 PANEL = 12  # groups that are unpacked at a time: 18 KiB of L1 for three blocks
 DIRECT_TILES = 2
@@ -74,8 +82,7 @@ class _IntegerMatrix:
         self.group_bytes = ROW_BLOCK * GROUP * self.bits // 8
         # with a scale per 16 inputs the two halves of a group are scaled apart
         self.halves: tuple[int | None, ...] = (None,) if spec.kind.group == GROUP else (0, 1)
-        # 12 integer and 12 float accumulators, of 32 registers
-        self.tile_rows, self.tile_blocks = (4, 3) if self.dot.instruction == "vnni" else (2, 1)
+        self.tile_rows, self.tile_blocks = TILES[self.dot.instruction]
 
     def times_rows(self, num_rows: Expr) -> None:
         """A few rows meet the weights as they are stored; for many, weights are unpacked once for 64 rows."""
