@@ -1,0 +1,171 @@
+"""What this machine can do at most, measured in the process that is measured against it, by loops of the same compiler.
+
+    python -m bench.limits
+
+Read bandwidth of memory, integer dot products and float32 multiply-adds in registers; with one thread, and with all of
+TVM's pool. The best of many short runs: what other tenants of the machine take away is not its limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from radixlm.compile.kernels.builder import SIZE, Kernel, parallel, registers, serial
+from radixlm.compile.kernels.integer_dot import DOTS
+from radixlm.compile.kernels.vector import LANES, const, fma, lanes, splat
+from radixlm.compile.targets import Target, find_target
+from tvm.script.ir_builder import tirx as T
+
+from .native import Native, aligned, num_threads
+from .results import write_results
+from .timing import best_s
+
+READ_BYTES = 384 << 20  # far more than any cache holds
+_STRIDE = 8 * LANES  # int32 of one step of the reading loop
+_TURNS = 200_000
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The best that was seen; `thread` is one thread, the rest all threads."""
+
+    num_threads: int
+    read_gb_per_s: float
+    read_gb_per_s_thread: float
+    integer_gop_per_s: float
+    integer_gop_per_s_thread: float
+    float_gflop_per_s: float
+    float_gflop_per_s_thread: float
+
+
+class ReadBandwidth:
+    """Memory that is read again and again."""
+
+    def __init__(self, target: Target, num_bytes: int = READ_BYTES) -> None:
+        self._native = Native({"read": _read()}, target)
+        self._memory = aligned(np.zeros(num_bytes // 4, np.int32))
+        self._memory[::1024] = 1  # pages that nobody wrote are all the same page of zeros
+        self._sums = aligned(np.zeros(num_threads() * LANES, np.int32))
+
+    def measure(self, parts: int | None = None, runs: int = 10) -> float:
+        """GB/s of the best of `runs`; `parts` is how many threads read, all by default."""
+        memory, threads = self._memory, num_threads() if parts is None else parts
+        seconds = best_s(lambda: self._native["read"](memory, self._sums, memory.size, threads), runs)
+        return memory.nbytes / seconds / 1e9
+
+
+def measure_limits(target: Target, *, read_bytes: int = READ_BYTES, turns: int = _TURNS, runs: int = 40) -> Limits:
+    """Measure for about three seconds; the loops compute what `target` computes with."""
+    native = Native({"integer": _integer_dots(target), "float": _multiply_adds(target)}, target)
+    threads, reading = num_threads(), ReadBandwidth(target, read_bytes)
+    sink = aligned(np.zeros(threads * LANES, np.float32))
+    integers = aligned(np.zeros(threads * LANES, np.int32))
+
+    def compute(name: str, out: np.ndarray, operations: int, parts: int) -> float:
+        return parts * turns * operations / best_s(lambda: native[name](out, turns, parts), runs // 2) / 1e9
+
+    integer_operations = _integer_chains(target) * LANES * 4 * 2
+    float_operations = _float_chains(target) * LANES * 2
+    return Limits(
+        threads,
+        reading.measure(runs=runs),
+        reading.measure(1, runs),
+        compute("integer", integers, integer_operations, threads),
+        compute("integer", integers, integer_operations, 1),
+        compute("float", sink, float_operations, threads),
+        compute("float", sink, float_operations, 1),
+    )
+
+
+def _accumulators(target: Target) -> int:
+    """Registers to add up in: latency times throughput of a multiply-add is 8 to 10, and AVX2 has 16 for all."""
+    return 12 if "avx512f" in target.features else 8
+
+
+def _integer_chains(target: Target) -> int:
+    """Independent sums of 16 outputs that fit the accumulators."""
+    return _accumulators(target) // DOTS[target.integer_dot].num_pieces
+
+
+def _float_chains(target: Target) -> int:
+    """Independent sums of 16 float32 that fit the accumulators."""
+    return _accumulators(target) // (1 if "avx512f" in target.features else 2 if "avx" in target.features else 4)
+
+
+def _read() -> Any:
+    """`(memory, sums, count, parts)`: add up `count` int32, each of `parts` threads a contiguous part."""
+    with Kernel() as k:
+        memory, sums, count, parts = k.arguments(memory="int32", sums="int32", count=SIZE, parts=SIZE)
+        with parallel(parts) as part:
+            acc = registers(_STRIDE, "int32")
+            for i in range(0, _STRIDE, LANES):
+                acc[lanes(i)] = splat(T.int32(0))
+            steps = count // (parts * _STRIDE)
+            with serial(steps) as step:
+                for i in range(0, _STRIDE, LANES):
+                    acc[lanes(i)] = acc[lanes(i)] + memory[lanes((part * steps + step) * _STRIDE + i)]
+            total = acc[lanes(0)]
+            for i in range(LANES, _STRIDE, LANES):
+                total = total + acc[lanes(i)]
+            sums[lanes(part * LANES)] = total
+    return k.function
+
+
+def _integer_dots(target: Target) -> Any:
+    """`(out, turns, parts)`: chains of the target's 8-bit dot product, 16 outputs times 4 inputs at a time."""
+    dot, chains = DOTS[target.integer_dot], _integer_chains(target)
+    with Kernel() as k:
+        out, turns, parts = k.arguments(out="int32", turns=SIZE, parts=SIZE)
+        with parallel(parts) as part:
+            size, width = dot.piece_lanes, dot.accumulator_lanes
+            # buffers of one accumulator each: they stay in registers
+            acc = [registers(width, "int32") for _ in range(chains)]
+            for chain in range(chains):
+                for piece in range(dot.num_pieces):
+                    acc[chain][lanes(piece * size, size)] = splat(T.int32(0), size)
+            with serial(turns) as turn:
+                x = T.Cast("int32", turn)
+                for chain in range(chains):
+                    for piece in range(dot.num_pieces):
+                        where = lanes(piece * size, size)
+                        weights = T.broadcast(T.uint8(chain + 1), dot.piece_bytes)
+                        acc[chain][where] = dot.accumulate(acc[chain][where], weights, x)
+            outputs = [dot.outputs([a[lanes(piece * size, size)] for piece in range(dot.num_pieces)]) for a in acc]
+            total = outputs[0]
+            for output in outputs[1:]:
+                total = total + output
+            out[lanes(part * LANES)] = total
+    return k.function
+
+
+def _multiply_adds(target: Target) -> Any:
+    """`(out, turns, parts)`: chains of 16 float32 multiply-adds."""
+    with Kernel() as k:
+        out, turns, parts = k.arguments(out="float32", turns=SIZE, parts=SIZE)
+        with parallel(parts) as part:
+            acc = [registers(LANES, "float32") for _ in range(_float_chains(target))]
+            for a in acc:
+                a[lanes(0)] = const(0)
+            with serial(turns):
+                for chain, a in enumerate(acc):
+                    a[lanes(0)] = fma(a[lanes(0)], const(0.5 + chain / 64), const(1), target.has_fma)
+            total = acc[0][lanes(0)]
+            for a in acc[1:]:
+                total = total + a[lanes(0)]
+            out[lanes(part * LANES)] = total
+    return k.function
+
+
+def main() -> None:
+    """Measure, print, write `results/limits.json`."""
+    target = find_target("native")
+    limits = measure_limits(target)
+    for name, value in asdict(limits).items():
+        print(f"{name:28s} {value:10,.1f}")
+    write_results("limits", {"target": target.name, "limits": asdict(limits)})
+
+
+if __name__ == "__main__":
+    main()

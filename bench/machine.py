@@ -1,0 +1,80 @@
+"""What a number depends on beside the code: the machine, the commit, the command, the day.
+
+Knows Linux's /proc; says "unknown" where it does not answer.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from radixlm.runtime.cpu import default_num_threads
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where and when results were made."""
+
+    machine: str  # such as "2 cores of AMD EPYC (family 26), 32 MiB L3, 23 GiB"
+    commit: str  # "-dirty" if files that git knows differ from it
+    command: str
+    date: str  # UTC
+    python: str
+    apache_tvm: str
+
+    @classmethod
+    def of_this_process(cls) -> Origin:
+        """Ask the system and git."""
+        return cls(
+            machine=_machine(),
+            commit=_commit(),
+            command=_command(),
+            date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            python=platform.python_version(),
+            apache_tvm=_version("apache-tvm"),
+        )
+
+
+def _machine() -> str:
+    info = _cpuinfo()
+    name = f"{info.get('model name', platform.machine())} (family {info.get('cpu family', '?')})"
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    vnni = "AVX-512 VNNI" if "avx512_vnni" in info.get("flags", "").split() else "no AVX-512 VNNI"
+    return f"{default_num_threads()} cores of {name}, {vnni}, {info.get('cache size', '? KB')} cache, {gib:.0f} GiB"
+
+
+def _cpuinfo() -> dict[str, str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return {}
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=7", "--dirty", "--exclude=*"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def _command() -> str:
+    """As typed from the repository's root; files by name only."""
+    main = sys.modules["__main__"]
+    name = main.__spec__.name if main.__spec__ is not None else Path(sys.argv[0]).name
+    return shlex.join(["python", "-m", name, *(Path(word).name if "/" in word else word for word in sys.argv[1:])])
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

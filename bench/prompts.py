@@ -1,0 +1,27 @@
+"""Prompts of random token ids: no two share a prefix, so no cache helps unless it is meant to.
+
+Only lengths matter to speed: weights and keys are read whatever the tokens say.
+"""
+
+from __future__ import annotations
+
+import random
+
+_LOWEST = 1000  # special tokens and single bytes lie below
+VOCABULARY = 49_152  # SmolLM2's
+
+
+class Prompts:
+    """An endless supply, the same for the same seed."""
+
+    def __init__(self, seed: int, vocabulary: int = VOCABULARY) -> None:
+        self._random = random.Random(seed)
+        self._vocabulary = vocabulary
+
+    def ids(self, count: int) -> list[int]:
+        """A prompt of `count` tokens."""
+        return [self._random.randrange(min(_LOWEST, self._vocabulary // 2), self._vocabulary) for _ in range(count)]
+
+    def batch(self, num_prompts: int, count: int) -> list[list[int]]:
+        """`num_prompts` of them."""
+        return [self.ids(count) for _ in range(num_prompts)]
