@@ -7,7 +7,10 @@ reservations of a step say.
 from __future__ import annotations
 
 import collections.abc
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from radixlm.tokenizer_fix import SpelledPrompt
 
 from .errors import EmptyPrompt, UnknownSequence
 from .kv_transaction import KVTransaction
@@ -15,7 +18,9 @@ from .manifest import PAGE_SIZE
 from .page_pool import PagePool
 from .prefix_match import MatchKind, PartialPage, PrefixMatch, WhyNotMore
 from .radix_tree import Found, RadixTree
+from .reply_alias import ReplyAliases
 from .sequence import Sequence
+from .text_walk import ALIAS, EXACT, TEXT, TextWalk
 
 __all__ = ["CacheStats", "MatchKind", "PartialPage", "PrefixCache", "PrefixMatch", "WhyNotMore"]
 
@@ -54,6 +59,7 @@ class PrefixCache:
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
+        self.aliases = ReplyAliases()
         self.tree = RadixTree(pool)
         self._sequences: dict[int, Sequence] = {}
         self._next_seq_id = 0
@@ -66,8 +72,15 @@ class PrefixCache:
         *,
         num_match: int | None = None,
         namespace: bytes = b"",
+        num_known: int = 0,
+        spelled: Callable[[], SpelledPrompt] | None = None,
     ) -> PrefixMatch:
         """The longest cached prefix of `prompt_ids[:num_match]`, never the whole prompt; changes nothing.
+
+        Args:
+            num_known: so many ids were found without encoding: matched, they count as `seam`.
+            spelled: what the prompt spells; given it, runs that the model generated are matched by text too, and
+                then the match's `prompt_ids` are others, which spell the same.
 
         Raises:
             EmptyPrompt: there are no tokens.
@@ -78,12 +91,21 @@ class PrefixCache:
         num_match = len(prompt) if num_match is None else num_match
         limit = min(num_match, len(prompt) - 1)
         found = self.tree.find(namespace, prompt[:limit])
+        kinds = bytes(found.num_tokens)
+        root = self.tree.root(namespace)
+        if spelled is not None and root is not None and found.num_tokens < limit:
+            walked = TextWalk(root, spelled(), num_match, lambda ids: self.aliases.find(namespace, ids)).run()
+            if any(walked.kinds):
+                num_match += len(walked.ids) - len(prompt)
+                prompt, kinds = walked.ids, walked.kinds
+                limit = min(num_match, len(prompt) - 1)
+                found = self.tree.find(namespace, prompt[:limit])
         partial = None if found.partial_page is None else PartialPage(found.partial_page, found.num_rows)
         return PrefixMatch(
             prompt_ids=prompt,
             num_match=num_match,
             namespace=namespace,
-            tokens_by_kind={"exact": found.num_tokens} if found.num_tokens else {},
+            tokens_by_kind=_tokens_by_kind(kinds, found.num_tokens, num_known),
             pages=tuple(found.pages),
             partial=partial,
             why_not_more=_why_not_more(found, prompt, limit),
@@ -246,6 +268,19 @@ class PrefixCache:
     def _require(self, sequence: Sequence) -> None:
         if self.get(sequence.seq_id) is not sequence:
             raise UnknownSequence(f"sequence {sequence.seq_id} is of another cache")
+
+
+def _tokens_by_kind(kinds: bytes, num_tokens: int, num_known: int) -> dict[MatchKind, int]:
+    """How many tokens were matched how, strongest first; what the tree had beyond a walk is like its last token."""
+    kinds = kinds[:num_tokens] + kinds[-1:] * (num_tokens - len(kinds))
+    num_seam = kinds[:num_known].count(EXACT)
+    counts: dict[MatchKind, int] = {
+        "exact": kinds.count(EXACT) - num_seam,
+        "seam": num_seam,
+        "text": kinds.count(TEXT),
+        "alias": kinds.count(ALIAS),
+    }
+    return {kind: count for kind, count in counts.items() if count}
 
 
 def _why_not_more(found: Found, prompt: tuple[int, ...], limit: int) -> WhyNotMore:

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-MatchKind = Literal["exact"]
+MatchPolicy = Literal["exact", "seam", "text"]
+# from strong to weak: ids of the prompt's encoding; the same, found without encoding everything again; what the model
+# generated where it spells the prompt; a reply that the template renders with other white space
+MatchKind = Literal["exact", "seam", "text", "alias"]
 
 
 @dataclass(frozen=True)

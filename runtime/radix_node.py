@@ -6,12 +6,13 @@ Knows bytes, page ids and order. Not the pool, and not when to evict.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from .manifest import PAGE_SIZE
+from .spelled_children import SpelledChildren
 
 Key = bytes | bytearray
 TOKEN_BYTES = 4
@@ -71,6 +72,7 @@ class Node:
     children: list[Node] = field(default_factory=list)
     evicted: set[int] = field(default_factory=set)
     namespace: bytes = b""  # of a root
+    spelled: SpelledChildren[Node] | None = None  # once somebody looked for a text here
 
     @property
     def is_tail(self) -> bool:
@@ -96,6 +98,18 @@ class Node:
                 if common > most:
                     best, most = self.children[index], common
         return best, max(most, 0)
+
+    def spelled_like(self, text: bytes, spell: Callable[[int], bytes]) -> Iterable[Node]:
+        """Children that may spell what `text` begins with; some more than once."""
+        if self.spelled is None:
+            self.spelled = SpelledChildren(spell)
+            for child in self.children:
+                self.spelled.add(child)
+        return self.spelled.like(text)
+
+    def spelled_page(self, spell: Callable[[int], bytes]) -> bytes:
+        """What its first page spells."""
+        return b"".join(spell(token_at(self.run, i)) for i in range(min(PAGE_SIZE, len(self.run) // TOKEN_BYTES)))
 
     def child(self, page_key: bytes) -> Node | None:
         """The child whose first page is exactly this."""
@@ -123,12 +137,16 @@ class Node:
         place = bisect_left(self.keys, child.key)
         self.keys.insert(place, child.key)
         self.children.insert(place, child)
+        if self.spelled is not None:
+            self.spelled.add(child)
 
     def remove(self, child: Node) -> None:
         """Take a child out."""
         place = bisect_left(self.keys, child.key)
         assert self.children[place] is child
         del self.keys[place], self.children[place]
+        if self.spelled is not None:
+            self.spelled.remove(child)
 
     def remember_evicted(self, token_id: int) -> None:
         """Note the first token of a continuation that is gone; what is past the limit is forgotten."""
@@ -156,11 +174,12 @@ class Node:
             keys=self.keys,
             children=self.children,
             evicted=self.evicted,
+            spelled=self.spelled,
         )
         for child in lower.children:
             child.parent = lower
         del self.run[cut * TOKEN_BYTES :], self.pages[num_pages:], self.generated[cut:]
-        self.keys, self.children, self.evicted = [lower.key], [lower], set()
+        self.keys, self.children, self.evicted, self.spelled = [lower.key], [lower], set(), None
         return lower
 
 

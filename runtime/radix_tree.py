@@ -65,6 +65,10 @@ class RadixTree:
         """Runs in the tree, roots not counted."""
         return len(self._nodes)
 
+    def root(self, namespace: bytes) -> Node | None:
+        """Where the namespace's runs begin, to be read; None if it has none."""
+        return self._roots.get(namespace)
+
     def find(self, namespace: bytes, token_ids: Sequence[int]) -> Found:
         """The longest run of the namespace that begins like `token_ids`; changes nothing."""
         key = encode_key(token_ids)

@@ -6,6 +6,7 @@ from .appended_suffix import PreparedPrompt
 from .errors import InvalidProfile, InvalidText, InvalidTokenId, InvalidTokenizer, TokenizerError
 from .probe import profile_tokenizer
 from .profile import AddedToken, TokenizerProfile
+from .spelled_prompt import SpelledPrompt
 from .stream_decoder import StreamDecoder
 from .tokenizer import Tokenizer
 
@@ -16,6 +17,7 @@ __all__ = [
     "InvalidTokenId",
     "InvalidTokenizer",
     "PreparedPrompt",
+    "SpelledPrompt",
     "StreamDecoder",
     "Tokenizer",
     "TokenizerError",

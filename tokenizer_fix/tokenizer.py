@@ -12,9 +12,10 @@ import tokenizers
 
 from .appended_suffix import PreparedPrompt, keep_suffix, strip_suffix
 from .errors import InvalidText, InvalidTokenizer
-from .pieces import Pieces
+from .pieces import Pieces, byte_alphabet
 from .probe import load_tokenizer, profile_tokenizer
 from .profile import TokenizerProfile
+from .spelled_prompt import SpelledPrompt, special_mark
 from .stream_decoder import StreamDecoder, decode_all
 
 
@@ -108,6 +109,30 @@ class Tokenizer:
         """
         return self._pieces.spell(token_id)
 
+    def spelled(self, ids: Sequence[int]) -> SpelledPrompt:
+        """What an encoding spells, for matching by text; special tokens are marks.
+
+        Raises:
+            InvalidTokenId: an id is outside the vocabulary.
+        """
+        return SpelledPrompt(ids, self._marked, self._special_ids, self.encode_inside)
+
+    def encode_inside(self, text: str) -> list[int]:
+        """The ids of a text that goes on inside a section: nothing is normalized, and nothing put before it.
+
+        >>> tokenizer.encode_inside("Hello")     # Llama-2: no '▁' that the text does not have    # doctest: +SKIP
+        [10994]
+        """
+        if self.profile.kind == "sentencepiece":
+            return [token.id for token in self._parsing.model.tokenize(text.replace(" ", "▁"))]
+        if self.profile.dummy_prefix == "none":
+            return self._plain.encode(text, add_special_tokens=False).ids
+        if text.startswith(" "):  # the space that is put before the rest
+            return self._plain.encode(text[1:], add_special_tokens=False).ids
+        letters = {byte: letter for letter, byte in byte_alphabet().items()}
+        found = (self._parsing.token_to_id(letters[byte]) for byte in text.encode())
+        return [token_id for token_id in found if token_id is not None]
+
     def stream(self, *, prompt_ids: Sequence[int] = (), swallow_leading_space: bool = False) -> StreamDecoder:
         """A decoder for the reply to `prompt_ids`; see StreamDecoder.
 
@@ -148,6 +173,9 @@ class Tokenizer:
         plain = load_tokenizer(self._tokenizer_json)
         plain.encode_special_tokens = True
         return plain
+
+    def _marked(self, token_id: int) -> bytes:
+        return special_mark(token_id) if token_id in self._special_ids else self._pieces.spell(token_id)
 
     def _check_plain(self, ids: Sequence[int]) -> None:
         # A vocabulary may hold a control token among its pieces, within the model's own reach (T5's Unigram

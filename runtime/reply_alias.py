@@ -1,0 +1,71 @@
+"""Remember how a chat template renders a reply, where that is another text than the model generated.
+
+Templates and clients trim replies, or put a space before them: then no later prompt has the reply's own text. The
+server that gave the reply knows both. Knows ids and bytes, not templates.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from .radix_node import encode_key
+
+
+@dataclass(frozen=True)
+class ReplyAlias:
+    """A reply's ids, without the end token, and the bytes that stand for them in a later prompt."""
+
+    ids: tuple[int, ...]
+    rendered: bytes
+
+
+class ReplyAliases:
+    """The latest aliases of all namespaces, by the ids of the prompt that was replied to."""
+
+    def __init__(self, max_tokens: int = 1 << 20) -> None:
+        self._max_tokens = max_tokens
+        self._num_tokens = 0
+        self._aliases: OrderedDict[tuple[bytes, bytes], tuple[ReplyAlias, ...]] = OrderedDict()
+
+    def record(self, namespace: bytes, prompt_ids: Sequence[int], alias: ReplyAlias) -> None:
+        """Note that the namespace's reply to `prompt_ids` is rendered so; the oldest are forgotten."""
+        key = (namespace, _digest(prompt_ids))
+        known = self._aliases.pop(key, ())
+        if alias not in known:
+            known = (*known, alias)
+            self._num_tokens += len(alias.ids)
+        self._aliases[key] = known
+        while self._num_tokens > self._max_tokens:
+            _, forgotten = self._aliases.popitem(last=False)
+            self._num_tokens -= sum(len(old.ids) for old in forgotten)
+
+    def find(self, namespace: bytes, prompt_ids: Sequence[int]) -> tuple[ReplyAlias, ...]:
+        """The aliases of the namespace's replies to exactly these ids."""
+        return self._aliases.get((namespace, _digest(prompt_ids)), ()) if self._aliases else ()
+
+    def forget(self, namespace: bytes | None = None) -> None:
+        """Forget a namespace's aliases, or all."""
+        for key in [key for key in self._aliases if namespace in (None, key[0])]:
+            self._num_tokens -= sum(len(old.ids) for old in self._aliases.pop(key))
+
+
+def _digest(ids: Sequence[int]) -> bytes:
+    return blake2b(encode_key(ids), digest_size=16).digest()
+
+
+def rendered_reply(text: str, rendering: str) -> bytes | None:
+    """What stands for a reply in a later prompt that goes on with `rendering`; None where that is its own text.
+
+    Only white space around the reply may differ: what it begins with is taken from the rendering, and what it ends with
+    and the rendering lacks is passed over.
+
+    >>> rendered_reply("Sure.", " Sure. </s>")
+    b' Sure.'
+    """
+    core, body = text.strip(), rendering.lstrip()
+    if not core or rendering.startswith(text) or not body.startswith(core):
+        return None
+    return (rendering[: len(rendering) - len(body)] + core).encode()
