@@ -29,9 +29,10 @@ class PreparedPrompt:
     num_match: int
     swallow_leading_space: bool  # a space that begins the reply is the prompt's, not the client's
     text: str | None  # None if the client sent ids
+    num_known: int = 0  # of `ids`, found without encoding: the text goes on from an earlier one
 
 
-def strip_suffix(ids: Sequence[int], text: str, suffix_ids: Container[int]) -> PreparedPrompt:
+def strip_suffix(ids: Sequence[int], text: str, suffix_ids: Container[int], *, num_known: int = 0) -> PreparedPrompt:
     """A rendered chat without the token of a lone space at its end.
 
     Without that token the ids are the encoding of the text without the space: the merges of BPE (and
@@ -40,10 +41,14 @@ def strip_suffix(ids: Sequence[int], text: str, suffix_ids: Container[int]) -> P
     is_lone_space = text.endswith(" ") and not text.endswith("  ")
     stripped = is_lone_space and len(ids) > 1 and ids[-1] in suffix_ids
     kept = tuple(ids[:-1] if stripped else ids)
-    return PreparedPrompt(kept, len(kept), swallow_leading_space=stripped, text=text)
+    return PreparedPrompt(kept, len(kept), swallow_leading_space=stripped, text=text, num_known=num_known)
 
 
-def keep_suffix(ids: Sequence[int], text: str | None, suffix_ids: Container[int]) -> PreparedPrompt:
+def keep_suffix(
+    ids: Sequence[int], text: str | None, suffix_ids: Container[int], *, num_known: int = 0
+) -> PreparedPrompt:
     """A raw prompt, all of it; the token of a space at its end is no part of the match key."""
     ends_in_suffix = len(ids) > 0 and ids[-1] in suffix_ids
-    return PreparedPrompt(tuple(ids), len(ids) - ends_in_suffix, swallow_leading_space=False, text=text)
+    return PreparedPrompt(
+        tuple(ids), len(ids) - ends_in_suffix, swallow_leading_space=False, text=text, num_known=num_known
+    )

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 MIN_CHARACTERS = 256  # shorter texts are encoded faster than looked up
 MAX_CHARACTERS = 16 << 20  # remembered, of all namespaces
 
+_LEFT = ("word", "1st a", "it's", "x\n\n a", "(a", "é b", "A,B", "  a", "a_b", "don't")
+_RIGHT = ("be", "b's", "b1", "b\n\n", "b  c", "bé", "B.", "the end", "s", "b ")
+
 Encode = Callable[[str, bool], tuple[list[int], list[int]]]
 """Ids of a text, and after how many of its characters each ends; the flag says that the text begins the prompt."""
 
@@ -114,6 +117,16 @@ class SeamEncoder:
         if not texts:
             del self._texts[namespace]
         self._num_characters -= len(text)
+
+
+def is_safe(encode: Encode, *, drops_space: bool) -> bool:
+    """Whether the encodings of both sides of such a space are the whole's, tried on what words may stand beside."""
+    for left in _LEFT:
+        for right in _RIGHT:
+            before, after = encode(left, True)[0], encode(f" {right}"[drops_space:], False)[0]
+            if encode(f"{left} {right}", True)[0] != before + after:
+                return False
+    return True
 
 
 def _is_letter(character: str) -> bool:

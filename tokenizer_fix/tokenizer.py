@@ -15,6 +15,7 @@ from .errors import InvalidText, InvalidTokenizer
 from .pieces import Pieces, byte_alphabet
 from .probe import load_tokenizer, profile_tokenizer
 from .profile import TokenizerProfile
+from .seam_encoder import SeamEncoder, is_safe
 from .spelled_prompt import SpelledPrompt, special_mark
 from .stream_decoder import StreamDecoder, decode_all
 
@@ -148,12 +149,19 @@ class Tokenizer:
             swallow_leading_space=swallow_leading_space,
         )
 
-    def prepare_chat(self, rendered: str) -> PreparedPrompt:
-        """A chat as its template rendered it: special tokens parsed, bos not doubled, suffix stripped."""
-        ids = self.encode(rendered, parse_special=True)
-        return strip_suffix(ids, rendered, self.profile.suffix_ids)
+    def prepare_chat(self, rendered: str, *, seam_of: bytes | None = None) -> PreparedPrompt:
+        """A chat as its template rendered it: special tokens parsed, bos not doubled, suffix stripped.
 
-    def prepare_completion(self, text_or_ids: str | Sequence[int], *, parse_special: bool = True) -> PreparedPrompt:
+        Args:
+            seam_of: a namespace: a text that goes on from one of its earlier ones is not encoded whole again; the
+                ids are the same.
+        """
+        ids, num_known = self._encode_rendered(rendered, seam_of)
+        return strip_suffix(ids, rendered, self.profile.suffix_ids, num_known=num_known)
+
+    def prepare_completion(
+        self, text_or_ids: str | Sequence[int], *, parse_special: bool = True, seam_of: bytes | None = None
+    ) -> PreparedPrompt:
         """A raw prompt, fed as written: bos added to text where the model asks for it, and nothing to ids.
 
         Raises:
@@ -161,10 +169,40 @@ class Tokenizer:
             InvalidTokenId: an id is outside the vocabulary.
         """
         if isinstance(text_or_ids, str):
-            ids = self.encode(text_or_ids, parse_special=parse_special)
-            return keep_suffix(ids, text_or_ids, self.profile.suffix_ids)
+            if parse_special:
+                ids, num_known = self._encode_rendered(text_or_ids, seam_of)
+            else:
+                ids, num_known = self.encode(text_or_ids), 0
+            return keep_suffix(ids, text_or_ids, self.profile.suffix_ids, num_known=num_known)
         ids = [self._pieces.check(token_id) for token_id in text_or_ids]
         return keep_suffix(ids, None, self.profile.suffix_ids)
+
+    def forget_texts(self, namespace: bytes) -> None:
+        """Forget what `seam_of` this namespace was encoded."""
+        if self._seam is not None:
+            self._seam.forget(namespace)
+
+    def _encode_rendered(self, text: str, seam_of: bytes | None) -> tuple[list[int], int]:
+        if seam_of is None or self._seam is None:
+            return self.encode(text, parse_special=True), 0
+        encoding = self._seam.encode(_checked(text), seam_of)
+        return encoding.ids, encoding.num_known
+
+    @cached_property
+    def _seam(self) -> SeamEncoder | None:
+        """None where a tokenizer joins words over a space, or is of a kind that may."""
+        drops_space = self.profile.dummy_prefix != "none"
+        crosses = self.profile.kind == "sentencepiece" and self.profile.pieces_cross_space
+        if crosses or not is_safe(self._encode_with_ends, drops_space=drops_space):
+            return None
+        return SeamEncoder(self._encode_with_ends, drops_space=drops_space)
+
+    def _encode_with_ends(self, text: str, is_start: bool) -> tuple[list[int], list[int]]:
+        encoding = self._parsing.encode(text, add_special_tokens=False)
+        ids, ends = encoding.ids, [end for _, end in encoding.offsets]
+        if is_start and self.add_bos_token and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
+            return [self.bos_token_id, *ids], [0, *ends]
+        return ids, ends
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
