@@ -94,6 +94,7 @@ def test_q4_is_closer_than_llama_cpp_and_moves_large_values_less(spread: str) ->
     }[spread]
     theirs = gguf.quants.dequantize(gguf.quants.quantize(values, Type.Q4_0), Type.Q4_0)
     ours = requantize(values, "q4").dequantize()
+    assert (squared_error(values, ours) <= squared_error(values, theirs)).all()
     assert squared_error(values, ours).sum() < 0.97 * squared_error(values, theirs).sum()
     importance = np.abs(values)
     assert (importance * np.square(values - ours)).sum() < 0.97 * (importance * np.square(values - theirs)).sum()

@@ -1,0 +1,121 @@
+"""Perplexity of an artifact, and of llama.cpp and transformers on the file that it was compiled from.
+
+    python -m bench.perplexity SmolLM2-135M-Instruct.Q4_1.gguf --python .cache/goldens-venv/bin/python
+    python -m bench.perplexity MODEL.gguf --kv-dtype f16 --kv-dtype f32 --peer llama.cpp
+
+All see the same token ids, cut into the same windows (`windows.py`), without BOS where the model's tokenizer adds
+none, and count the same tokens. llama.cpp keeps its defaults, f16 KV among them. Perplexity is exp(-mean log p).
+Two are compared token by token: `nats` is the mean difference of log p, positive where the first is worse; its
+standard error takes windows as the independent units, because the errors of neighbours go together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+from radixlm.compile import compile_model
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.manifest import KVDType
+from tokenizers import Tokenizer
+
+from .evaluators import our_log_probs, peer_log_probs
+from .results import write_results
+from .texts import texts
+from .windows import Float64, Window, cut
+
+WINDOW = 512  # tokens; half of them are counted
+PEERS = ("llama.cpp", "transformers")
+Row = dict[str, str | int | float]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """By how many nats a token one evaluator is worse than another, over the same tokens."""
+
+    nats: float
+    standard_error: float
+
+    @property
+    def perplexity_ratio(self) -> float:
+        return float(np.exp(self.nats))
+
+
+def difference(ours: Float64, theirs: Float64, windows: Sequence[Window]) -> Difference:
+    """Compare log-probabilities `[N]` of the counted tokens of `windows`.
+
+    The standard error is that of a ratio of sums over windows (Cochran, Sampling Techniques, section 2.11).
+    """
+    counts = np.array([len(window.targets) for window in windows])
+    sums = np.add.reduceat(theirs - ours, np.cumsum(counts) - counts)
+    mean = sums.sum() / counts.sum()
+    variance = np.square(sums - mean * counts).sum() * len(counts) / (len(counts) - 1)
+    return Difference(float(mean), float(np.sqrt(variance) / counts.sum()))
+
+
+def windows_of(artifact: Artifact, size: int = WINDOW) -> dict[str, list[Window]]:
+    """By text, the windows of all its documents."""
+    info = artifact.manifest.tokenizer
+    bos = info.bos_token_id if info.add_bos_token else None
+    documents = texts(Tokenizer.from_str(artifact.tokenizer_json))
+    return {name: [window for ids in parts for window in cut(ids, size, bos)] for name, parts in documents.items()}
+
+
+def rows(text: str, windows: Sequence[Window], results: Mapping[str, Float64], against: Sequence[str]) -> Iterator[Row]:
+    """A row of figures for each evaluator of `results`, compared with those named in `against`."""
+    for name, result in results.items():
+        row: Row = {
+            "text": text,
+            "evaluator": name,
+            "tokens": len(result),
+            "perplexity": round(float(np.exp(-result.mean())), 4),
+        }
+        for other in against:
+            if other != name and other in results:
+                found = difference(result, results[other], windows)
+                row[f"ratio to {other}"] = round(found.perplexity_ratio, 5)
+                row[f"nats against {other}"] = round(found.nats, 6)
+                row[f"standard error against {other}"] = round(found.standard_error, 6)
+        yield row
+
+
+def show(table: Sequence[Row]) -> None:
+    """Print rows, one a line."""
+    for row in table:
+        print("  ".join(f"{name} {value}" for name, value in row.items()))
+
+
+def main() -> None:
+    """Compile with each KV dtype, run, compare; print, and write `results/perplexity.json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="a GGUF file of the Llama architecture")
+    parser.add_argument("--kv-dtype", action="append", choices=get_args(KVDType), help="of ours; may be repeated")
+    parser.add_argument("--peer", action="append", choices=PEERS, help="may be repeated; both by default")
+    parser.add_argument("--python", default=sys.executable, help="the Python that has the peers")
+    options = parser.parse_args()
+    results: dict[str, dict[str, Float64]] = defaultdict(dict)
+    windows: dict[str, list[Window]] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for dtype in options.kv_dtype or ["f16"]:
+            artifact = Artifact.open(compile_model(options.model, Path(directory) / dtype, kv_dtype=dtype).path)
+            windows = windows_of(artifact)
+            for text in windows:
+                results[text][f"radixlm, {dtype} KV"] = our_log_probs(artifact, windows[text])
+    table: list[Row] = []
+    for text in windows:
+        for peer in options.peer or PEERS:
+            results[text][peer] = peer_log_probs(options.python, peer, options.model, windows[text])
+        table += rows(text, windows[text], results[text], against=PEERS)
+    show(table)
+    write_results("perplexity", {"model": options.model.name, "window": WINDOW, "rows": table})
+
+
+if __name__ == "__main__":
+    main()
