@@ -1,12 +1,19 @@
 #!/bin/sh
-# Pins the newest versions that pyproject.toml allows: requirements.lock to run, requirements-dev.lock to test.
+# Pins the newest versions that pyproject.toml allows: requirements.lock to run, requirements-dev.lock to test,
+# requirements-bench.lock to measure.
 set -eu
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-pip="$scratch/venv/bin/pip --quiet --disable-pip-version-check"
 
-"${PYTHON:-python3.11}" -m venv "$scratch/venv"
-"$scratch/venv/bin/python" - "$scratch" <<'PYTHON'
+# resolve NAME: a fresh virtual environment with what $scratch/NAME.in asks for; what is in it, to $scratch/NAME
+resolve() {
+    "${PYTHON:-python3.11}" -m venv "$scratch/venv-$1"
+    pip="$scratch/venv-$1/bin/pip --quiet --disable-pip-version-check"
+    $pip install -r "$scratch/$1.in"
+    $pip freeze --all | grep -v '^pip==' >"$scratch/$1"
+}
+
+"${PYTHON:-python3.11}" - "$scratch" <<'PYTHON'
 import sys
 import tomllib
 from pathlib import Path
@@ -15,13 +22,12 @@ scratch = Path(sys.argv[1])
 pyproject = tomllib.loads(Path("pyproject.toml").read_text())
 run = pyproject["project"]["dependencies"] + pyproject["build-system"]["requires"]
 (scratch / "run.in").write_text("\n".join(run))
-(scratch / "dev.in").write_text("\n".join(pyproject["project"]["optional-dependencies"]["dev"]))
+for extra in ("dev", "bench"):
+    wanted = ["-r run", *pyproject["project"]["optional-dependencies"][extra]]
+    (scratch / f"{extra}.in").write_text("\n".join(wanted))
 PYTHON
 
-$pip install -r "$scratch/run.in"
-$pip freeze --all | grep -v '^pip==' >"$scratch/run"
-$pip install -r "$scratch/dev.in"
-$pip freeze --all | grep -v '^pip==' >"$scratch/dev"
+for name in run dev bench; do resolve "$name"; done
 {
     echo '# What radixlm needs to run, as resolved on Python 3.11 and checked on 3.12 and 3.13. Made by `make lock`.'
     cat "$scratch/run"
@@ -31,3 +37,8 @@ $pip freeze --all | grep -v '^pip==' >"$scratch/dev"
     echo '-r requirements.lock'
     grep -vxFf "$scratch/run" "$scratch/dev"
 } >requirements-dev.lock
+{
+    echo '# What the benchmarks need beside it. Made by `make lock`.'
+    echo '-r requirements.lock'
+    grep -vxFf "$scratch/run" "$scratch/bench"
+} >requirements-bench.lock

@@ -11,6 +11,7 @@ from .worker import Worker
 
 CACHED_TOKENS, NEW_TOKENS = 600, 80
 MEMORY_CONTEXT = 2048
+DECODE_PROMPT, DECODE_TOKENS = 16, 128
 STREAM_PROMPT, STREAM_TOKENS = 32, 40  # tokens; all of a stream fit one context of 128
 
 
@@ -57,18 +58,17 @@ def _streams(num_streams: int) -> Measure:
 
 
 def _decode(worker: Worker, prompts: Prompts) -> float:
-    return float(worker.call("decode", prompt=prompts.ids(16), num_tokens=128))
+    return float(worker.call("decode", prompt=prompts.ids(DECODE_PROMPT), num_tokens=DECODE_TOKENS))
 
 
 def _cached_ttft(worker: Worker, prompts: Prompts) -> float:
     return 1e3 * float(worker.call("resume", prefix=prompts.ids(CACHED_TOKENS), suffix=prompts.ids(NEW_TOKENS)))
 
 
+PREFILLS: dict[Figure, int] = {PREFILL_128: 128, PREFILL_512: 512, PREFILL_2048: 2048}  # tokens
 MEASURES: dict[Figure, Measure] = {
     DECODE: _decode,
-    PREFILL_128: _prefill(128),
-    PREFILL_512: _prefill(512),
-    PREFILL_2048: _prefill(2048),
+    **{figure: _prefill(num_tokens) for figure, num_tokens in PREFILLS.items()},
     STREAMS_8: _streams(8),
     STREAMS_50: _streams(50),
     CACHED_TTFT: _cached_ttft,

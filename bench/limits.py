@@ -52,7 +52,7 @@ class ReadBandwidth:
     def measure(self, parts: int | None = None, runs: int = 10) -> float:
         """GB/s of the best of `runs`; `parts` is how many threads read, all by default."""
         memory, threads = self._memory, num_threads() if parts is None else parts
-        seconds = best_s(lambda: self._native["read"](memory, self._sums, memory.size, threads), runs)
+        seconds = best_s(lambda: self._native.call("read", [memory, self._sums, memory.size, threads]), runs)
         return memory.nbytes / seconds / 1e9
 
 
@@ -64,7 +64,7 @@ def measure_limits(target: Target, *, read_bytes: int = READ_BYTES, turns: int =
     integers = aligned(np.zeros(threads * LANES, np.int32))
 
     def compute(name: str, out: np.ndarray, operations: int, parts: int) -> float:
-        return parts * turns * operations / best_s(lambda: native[name](out, turns, parts), runs // 2) / 1e9
+        return parts * turns * operations / best_s(lambda: native.call(name, [out, turns, parts]), runs // 2) / 1e9
 
     integer_operations = _integer_chains(target) * LANES * 4 * 2
     float_operations = _float_chains(target) * LANES * 2

@@ -1,9 +1,12 @@
-"""Kernels compiled into this process and called with arrays. Knows how they are called, not what they do."""
+"""Kernels compiled into this process, called again and again on the next part of their arrays, without Python between.
+
+Knows how kernels are exported and called, not what they do.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,38 +20,48 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 HUGE_PAGE = 2 << 20
+Value = np.ndarray | int | None
 
 
 def num_threads() -> int:
-    """Threads of TVM's pool in this process; as the runtime does, the first question decides it for all."""
+    """Threads of TVM's pool in this process; as in the runtime, the first question decides it for all."""
     return int(os.environ.setdefault("TVM_NUM_THREADS", str(default_num_threads())))
 
 
-class Native(Mapping[str, Callable[..., None]]):
-    """`kernels` compiled for `target`, by name: each takes arrays (with an element offset, if given as a pair) and
-    sizes in its own order, and None for an array that it does not read."""
+class Native:
+    """`kernels` compiled for `target`, by name."""
 
     def __init__(self, kernels: Mapping[str, Any], target: Target) -> None:
         num_threads()
+        self._dtypes = {name: _dtypes(kernel) for name, kernel in kernels.items()}
         functions: dict[Any, Any] = {}
         for name, kernel in kernels.items():
             variable = GlobalVar(f"kernel_{name}")
-            functions |= {variable: kernel, name: _exported(name, _dtypes(kernel), variable)}
-        library = build_library(functions, target)
-        self._calls = {name: _caller(library[name], _dtypes(kernel)) for name, kernel in kernels.items()}
+            functions |= {variable: kernel, name: _repeated(name, self._dtypes[name], variable)}
+        self._library = build_library(functions, target)
+        self._nothing = aligned(np.zeros(ALIGNMENT, np.uint8))
 
-    def __getitem__(self, name: str) -> Callable[..., None]:
-        return self._calls[name]
+    def call(self, name: str, values: Sequence[Value], steps: Sequence[int] | None = None, count: int = 1) -> None:
+        """Call a kernel `count` times.
 
-    def __iter__(self) -> Any:
-        return iter(self._calls)
+        Args:
+            values: arrays (None for one that it does not read) and sizes, in the kernel's order.
+            steps: by how many elements each array's beginning, or by how much each size, moves from call to call.
+        """
+        dtypes = self._dtypes[name]
+        arguments = [
+            value if dtype is None else tvm_ffi.from_dlpack(self._flat(value, dtype))
+            for value, dtype in zip(values, dtypes, strict=True)
+        ]
+        self._library[name](*arguments, *(steps or [0] * len(dtypes)), count)
 
-    def __len__(self) -> int:
-        return len(self._calls)
+    def _flat(self, value: Value, dtype: str) -> np.ndarray:
+        assert not isinstance(value, int)
+        return (self._nothing if value is None else value).reshape(-1).view(dtype)
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
-    """A flat copy that begins on a huge page if it fills one, else on a cache line: as artifacts lie, at best."""
+    """A flat copy that begins on a huge page if it fills one, else on a cache line."""
     alignment = HUGE_PAGE if array.nbytes >= HUGE_PAGE else ALIGNMENT
     memory = np.zeros(max(array.nbytes, 1) + alignment, np.uint8)
     start = -memory.ctypes.data % alignment
@@ -62,32 +75,22 @@ def _dtypes(kernel: Any) -> list[str | None]:
     return [str(p.ty.element_type) if hasattr(p.ty, "element_type") else None for p in kernel.params]
 
 
-def _caller(function: Any, dtypes: list[str | None]) -> Callable[..., None]:
-    nothing = {dtype: tvm_ffi.from_dlpack(np.zeros(1, dtype)) for dtype in dtypes if dtype is not None}
-    tensors: dict[int, tuple[np.ndarray, Any]] = {}  # an array is converted once: it takes longer than a small kernel
-
-    def tensor(array: np.ndarray | None, dtype: str) -> Any:
-        if array is None:
-            return nothing[dtype]
-        if id(array) not in tensors:
-            tensors[id(array)] = (array, tvm_ffi.from_dlpack(array.reshape(-1).view(dtype)))
-        return tensors[id(array)][1]
-
-    def call(*values: Any) -> None:
-        function(*(v if d is None else tensor(v, d) for v, d in zip(values, dtypes, strict=True)))
-
-    return call
-
-
-def _exported(name: str, dtypes: list[str | None], kernel: Any) -> Any:
-    """A function that others can call: kernels take bare addresses, and are private."""
+def _repeated(name: str, dtypes: list[str | None], kernel: Any) -> Any:
+    """A function that others can call, with the loop: kernels take bare addresses, and are private."""
     with IRBuilder() as builder:
         with T.prim_func(s_tir=True):
             T.func_attr({"tirx.noalias": True, "global_symbol": name, "tirx.is_scheduled": True})
             handles = [T.arg(f"a{i}", T.int64() if dtype is None else T.handle()) for i, dtype in enumerate(dtypes)]
-            values = [
-                handle if dtype is None else T.address_of(T.match_buffer(handle, (T.int64(),), dtype)[0])
+            steps = [T.arg(f"step{i}", T.int64()) for i in range(len(dtypes))]
+            count = T.arg("count", T.int64())
+            buffers = [
+                None if dtype is None else T.match_buffer(handle, (T.int64(),), dtype)
                 for handle, dtype in zip(handles, dtypes, strict=True)
             ]
-            T.evaluate(Call(kernel, values, ret_ty="int32"))
+            with T.serial(count) as i:
+                values = [
+                    handle + i * step if buffer is None else T.address_of(buffer[i * step])
+                    for handle, buffer, step in zip(handles, buffers, steps, strict=True)
+                ]
+                T.evaluate(Call(kernel, values, ret_ty="int32"))
         return builder.get()

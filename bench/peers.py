@@ -27,7 +27,7 @@ from .bars import OURS, PEERS, Q4_0, Q4_1, Values, ratios, verdicts
 from .contestants import Contestant, LlamaCppContestant, RadixLMContestant
 from .figures import DECODE, MEASURES, MEMORY, RESIDENT, START, Figure
 from .limits import ReadBandwidth
-from .model_bytes import decode_bytes_per_token
+from .model_work import decode_bytes_per_token
 from .prompts import Prompts
 from .q4_0 import q4_0_of
 from .results import write_results

@@ -1,0 +1,66 @@
+"""Attention at SmolLM2's heads: one token against a long context, and a chunk of a prompt against what came before.
+
+A decoded token's keys and values come from memory: each call attends to another sequence, in scattered pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from radixlm.compile.kernels.attention import SPAN, attention, span_scratch_floats
+from radixlm.compile.targets import Target
+from radixlm.runtime.manifest import PAGE_SIZE, KVLayout
+
+from .kernel_case import Case, Work
+from .native import aligned
+
+HEADS, KV_HEADS, HEAD_DIM = 9, 3, 64
+WIDTH = HEADS * HEAD_DIM
+LAYOUT = KVLayout(dtype="f16", page_size=PAGE_SIZE, num_layers=1, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
+TOKEN_BYTES = 2 * KV_HEADS * HEAD_DIM * 2
+COLD_BYTES = 160 << 20
+CONTEXTS = (100, 2000, 8000)
+CHUNK, PASTS = 512, (0, 1536)
+
+
+def attention_cases(target: Target) -> Iterator[Case]:
+    """Decode at each of `CONTEXTS`, and `CHUNK` tokens after each of `PASTS`."""
+    num_pages = COLD_BYTES // (PAGE_SIZE * TOKEN_BYTES)
+    pool = aligned(np.full(COLD_BYTES // 2, 1 / 64, np.float16))
+    for context in CONTEXTS:
+        yield _case(target, pool, num_pages, np.array([context], np.int32), f"decode after {context - 1:,}")
+    for past in PASTS:
+        lengths = np.arange(past + 1, past + CHUNK + 1, dtype=np.int32)
+        yield _case(target, pool, num_pages, lengths, f"{CHUNK} tokens after {past:,}")
+
+
+def _case(target: Target, pool: np.ndarray, num_pages: int, lengths: np.ndarray, size: str) -> Case:
+    num_rows, longest = len(lengths), int(lengths[-1])
+    width = -(-longest // PAGE_SIZE)
+    sequences = num_pages // width
+    pages = np.random.default_rng(0).permutation(num_pages)[: sequences * width].astype(np.int32)
+    spans = np.zeros(span_scratch_floats(HEADS, HEAD_DIM, width * PAGE_SIZE), np.float32)
+    values = (
+        aligned(np.full(num_rows * WIDTH, 1 / 8, np.float32)),
+        pool,
+        aligned(pages),
+        aligned(np.zeros(num_rows, np.int32)),
+        aligned(lengths),
+        aligned(spans),
+        aligned(np.zeros(num_rows * WIDTH, np.float32)),
+        0,
+        num_pages,
+        width,
+        -(-width * PAGE_SIZE // SPAN),
+        num_rows,
+    )
+    return Case(
+        "attention f16",
+        lambda: attention(LAYOUT, HEADS, WIDTH, target),
+        size,
+        values,
+        Work(longest * TOKEN_BYTES + 8 * num_rows * WIDTH, float_operations=4.0 * WIDTH * float(lengths.sum())),
+        (0, 0, width, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        sequences,
+    )

@@ -1,0 +1,64 @@
+"""Every kernel by itself, beside the limits of the machine as the same process measures them.
+
+    python -m bench.kernels [--only linear]
+
+GB/s counts what a call must read and write, GOP/s its multiplications and additions (16-bit activations are two 8-bit
+products). The share is the time that this takes at the limits over the time it took: 100 % cannot be passed by what
+comes from memory. Its bandwidth is measured again around each case: on a shared machine it varies by half.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+
+from radixlm.compile.targets import Target, find_target
+
+from .attention_cases import attention_cases
+from .kernel_case import Case, compile_cases, measure
+from .limits import ReadBandwidth, measure_limits
+from .linear_cases import Arena, linear_cases
+from .results import write_results
+from .row_cases import row_cases
+
+_READS = 4  # runs of the reading loop around each case
+
+
+def main() -> None:
+    """Measure, print, write `results/kernels.json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="kernels whose name begins so")
+    parser.add_argument("--target", default="native")
+    options = parser.parse_args()
+    target = find_target(options.target)
+    cases = [case for case in all_cases(target) if case.kernel.startswith(options.only)]
+    native = compile_cases(cases, target)
+    limits, reading = measure_limits(target), ReadBandwidth(target)
+    for name, value in asdict(limits).items():
+        print(f"{name:28s} {value:10,.1f}")
+    results = []
+    before = reading.measure(runs=_READS)
+    for case in cases:
+        timed = measure(case, native)
+        after = reading.measure(runs=_READS)
+        result = timed.beside(replace(limits, read_gb_per_s=max(before, after)))
+        before = after
+        results.append(asdict(result))
+        print(
+            f"{result.kernel:38s} {result.size:24s} {result.seconds * 1e6:11,.1f} us {result.gb_per_s:8.1f} GB/s "
+            f"{result.gop_per_s:9,.1f} GOP/s {result.share:7.1%}"
+        )
+    if not options.only:
+        write_results("kernels", {"target": target.name, "limits": asdict(limits), "kernels": results})
+
+
+def all_cases(target: Target) -> Iterator[Case]:
+    """The cases of all kernels."""
+    yield from linear_cases(target, Arena())
+    yield from attention_cases(target)
+    yield from row_cases(target)
+
+
+if __name__ == "__main__":
+    main()

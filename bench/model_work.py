@@ -1,0 +1,66 @@
+"""What a forward pass cannot do without: bytes of weights and KV, and operations. From an artifact's manifest.
+
+A lower bound: norms, softmax, rotary positions and activations are not counted, nor that some activations have 16 bits.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.manifest import Manifest
+
+from .kernel_case import Work
+
+
+def decode_bytes_per_token(artifact: Artifact) -> int:
+    """Bytes of all weights but an embedding of its own, of which a token reads one row. KV is not counted."""
+    total: int = artifact.manifest.module.weights_bytes
+    if artifact.manifest.model.tie_word_embeddings:
+        return total
+    with artifact.weights_path.open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        tensors = json.loads(file.read(size))
+    embedding = [t["data_offsets"] for name, t in tensors.items() if name.startswith("model.embed_tokens.")]
+    return total - sum(int(end) - int(begin) for begin, end in embedding)
+
+
+def prefill_work(artifact: Artifact, num_tokens: int, num_cached: int = 0) -> Work:
+    """Of the prompt's tokens that are not cached, until the first logits, in steps as large as the module takes."""
+    most = artifact.manifest.module.max_num_tokens
+    starts = range(num_cached, num_tokens, most)
+    chunks = [range(start, min(start + most, num_tokens)) for start in starts]
+    steps = [_work(artifact, [position + 1 for position in chunk], chunk[-1] + 1, 0) for chunk in chunks]
+    head = 2.0 * artifact.manifest.model.vocab_size * artifact.manifest.model.hidden_size
+    return Work(
+        sum(step.num_bytes for step in steps),
+        sum(step.integer_operations for step in steps) + head,
+        sum(step.float_operations for step in steps),
+    )
+
+
+def decode_work(artifact: Artifact, context: int, num_streams: int = 1) -> Work:
+    """Of a step in which each stream gets a token; `context` tokens are what a stream has on average."""
+    return _work(artifact, [context] * num_streams, context * num_streams, num_streams)
+
+
+def _work(artifact: Artifact, lengths: Sequence[int], num_kv_rows: int, num_logits: int) -> Work:
+    """Of tokens that see `lengths` rows of KV; weights and `num_kv_rows` are read once."""
+    manifest = artifact.manifest
+    model, kv = manifest.model, manifest.kv
+    width = model.num_attention_heads * model.head_dim
+    head = 2.0 * num_logits * model.vocab_size * model.hidden_size
+    return Work(
+        num_bytes=decode_bytes_per_token(artifact) + num_kv_rows * kv.page_bytes / kv.page_size,
+        integer_operations=2.0 * len(lengths) * _layer_weights(manifest) * model.num_hidden_layers + head,
+        float_operations=4.0 * width * sum(lengths) * model.num_hidden_layers,
+    )
+
+
+def _layer_weights(manifest: Manifest) -> int:
+    """Weights of a layer's matrices."""
+    model = manifest.model
+    queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
+    return model.hidden_size * (2 * queries + 2 * keys) + 3 * model.hidden_size * model.intermediate_size
