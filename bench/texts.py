@@ -15,7 +15,10 @@ _HEADER = "-----\n"  # above it, each BBH file holds a warning against training 
 
 
 def data_dir() -> Path:
-    return Path(os.environ.get("RADIXLM_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+    path = Path(os.environ.get("RADIXLM_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+    if not path.is_dir():
+        raise SystemExit(f"the texts are not at {path}; set RADIXLM_DATA to the folder that holds prompts/")
+    return path
 
 
 def texts(tokenizer: Tokenizer) -> dict[str, list[list[int]]]:
