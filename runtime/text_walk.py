@@ -132,6 +132,7 @@ class TextWalk:
         node, done, plan, stretch, is_pending = visit.node, visit.done, visit.plan, visit.stretch, visit.is_pending
         trail, num_tokens = visit.trail, len(node.run) // TOKEN_BYTES
         safe = None if is_pending or not self._may_leave(plan) else (trail.length, plan)
+        safe_for_sure = safe if plan.extra is not None else None
         while done < num_tokens:
             count = self._num_canonical(node, done, plan)
             if count:
@@ -163,6 +164,9 @@ class TextWalk:
                 done, plan = done + 1, next_plan
             if not is_pending and self._may_leave(plan):
                 safe = (trail.length, plan)
+                safe_for_sure = safe if plan.extra is not None else safe_for_sure
+        if safe is not None and safe[1].extra is None and self._prompt.tail(safe[1].offset) is None:
+            safe = safe_for_sure
         if safe is not None:
             self._leave(trail, *safe)
         if done == num_tokens:
@@ -215,12 +219,11 @@ class TextWalk:
         return _Plan(after, None if index is None else (), index or 0)
 
     def _expected(self, plan: _Plan) -> tuple[tuple[int, ...], int]:
-        """The ids that come next, then the prompt's own from an index on; none inside a character."""
+        """The ids that come next, then the prompt's own from an index on; none where no ids spell the rest."""
         if plan.extra is not None:
             return plan.extra, plan.index
-        if not self._prompt.is_character_boundary(plan.offset):
-            return (), len(self._ids)
-        return self._prompt.tail(plan.offset)
+        tail = self._prompt.tail(plan.offset) if self._prompt.is_character_boundary(plan.offset) else None
+        return tail or ((), len(self._ids))
 
     def _canonical(self, index: int) -> _Plan:
         return _Plan(self._prompt.starts[index], (), index)
@@ -260,8 +263,10 @@ class TextWalk:
         path, kinds = stretch.trail.joined(stretch.length)
         for alias in self._find_aliases(path):
             offset = stretch.plan.offset + len(alias.rendered)
-            if self._prompt.text.startswith(alias.rendered, stretch.plan.offset) and offset <= self._end:
-                extra, index = self._prompt.tail(offset)
+            if not self._prompt.text.startswith(alias.rendered, stretch.plan.offset) or offset > self._end:
+                continue
+            if (tail := self._prompt.tail(offset)) is not None:
+                extra, index = tail
                 plan = _Plan(offset, (*alias.ids, *extra), index, ALIAS)
                 trail = _Trail(None, 0, path.copy(), bytearray(kinds))
                 self._visits.append(_Visit(stretch.node, stretch.done, plan, trail, None, False))

@@ -133,6 +133,20 @@ def _is_letter(character: str) -> bool:
     return character.isascii() and character.isalpha()
 
 
+def has_cut(text: bytes) -> bool:
+    """Whether a text has a place where texts are cut: a token that spells all of it would be cut, too."""
+    return any(is_cut(text, at) for at in range(1, len(text)))
+
+
+def is_cut(text: bytes, at: int) -> bool:
+    """Whether nothing joins what is before `at` with what comes after: there a single space is between two letters.
+
+    >>> [at for at in range(9) if is_cut(b"a b 1 c d", at)]
+    [1, 7]
+    """
+    return text[at : at + 1] == b" " and text[at - 1 : at].isalpha() and text[at + 1 : at + 2].isalpha()
+
+
 def _num_common(left: str, right: str) -> int:
     """In how many characters both begin alike, by bisection: each comparison is one memcmp."""
     low, high = 0, min(len(left), len(right))

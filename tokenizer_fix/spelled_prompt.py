@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Container, Sequence
 from itertools import accumulate
 
+from .seam_encoder import is_cut
+
 _MARK = b"\xff"  # begins what stands for a special token; no UTF-8 has it, and ids are compared besides
 
 
@@ -31,12 +33,16 @@ class SpelledPrompt:
         spell: Callable[[int], bytes],
         special_ids: Container[int],
         encode_inside: Callable[[str], list[int]],
+        *,
+        has_cuts: bool = False,
     ) -> None:
         """Spell `ids`.
 
         Args:
             spell: the bytes of a token, `special_mark` for special ones.
             encode_inside: the ids of a text that goes on inside a section: nothing is put before it.
+            has_cuts: whether the tokenizer joins nothing over the places that `is_cut` names: then what is behind
+                one stays as it was encoded, whatever changes before it.
         """
         self.ids = ids
         self.spell = spell
@@ -45,7 +51,8 @@ class SpelledPrompt:
         pieces = [spell(token_id) for token_id in ids]
         self.text = b"".join(pieces)
         self.starts = [0, *accumulate(map(len, pieces))]
-        self._tails: dict[int, tuple[tuple[int, ...], int]] = {}
+        self._has_cuts = has_cuts
+        self._tails: dict[int, tuple[tuple[int, ...], int] | None] = {}
 
     def is_special(self, token_id: int) -> bool:
         """Whether a token is control and no text."""
@@ -60,18 +67,34 @@ class SpelledPrompt:
         """Whether no character is cut at `offset`."""
         return offset >= len(self.text) or self.text[offset] & 0xC0 != 0x80
 
-    def tail(self, offset: int) -> tuple[tuple[int, ...], int]:
-        """How the prompt goes on from a character: ids of the rest of its section, then `ids[index:]`.
+    def tail(self, offset: int) -> tuple[tuple[int, ...], int] | None:
+        """How the prompt goes on from a character: ids up to where its own go on, then `ids[index:]`.
 
-        At a canonical offset there are none of the former.
+        At a canonical offset there are none of the former. None where no ids spell the rest: a vocabulary may have
+        a word without its parts.
         """
         index = self.canonical_index(offset)
         if index is not None:
             return (), index
         if offset not in self._tails:
-            after = bisect_left(self.starts, offset)
-            while after < len(self.ids) and self.ids[after] not in self._special_ids:
-                after += 1
-            rest = self.text[offset : self.starts[after]].decode("utf-8", "strict")
-            self._tails[offset] = (tuple(self._encode_inside(rest)), after)
+            self._tails[offset] = self._encode_tail(offset)
         return self._tails[offset]
+
+    def _encode_tail(self, offset: int) -> tuple[tuple[int, ...], int] | None:
+        after = self._next_cut(offset)
+        rest = self.text[offset : self.starts[after]]
+        try:
+            ids = tuple(self._encode_inside(rest.decode()))
+        except UnicodeDecodeError:  # a prompt of ids may spell anything
+            return None
+        return (ids, after) if b"".join(map(self.spell, ids)) == rest else None
+
+    def _next_cut(self, offset: int) -> int:
+        """The first of `ids` after `offset` that stays, whatever is before it: a special one, or behind a cut."""
+        index = bisect_left(self.starts, offset)
+        while index < len(self.ids) and self.ids[index] not in self._special_ids:
+            start = self.starts[index]
+            if self._has_cuts and start > offset and is_cut(self.text, start):
+                break
+            index += 1
+        return index

@@ -15,7 +15,7 @@ from .errors import InvalidText, InvalidTokenizer
 from .pieces import Pieces, byte_alphabet
 from .probe import load_tokenizer, profile_tokenizer
 from .profile import TokenizerProfile
-from .seam_encoder import SeamEncoder, is_safe
+from .seam_encoder import SeamEncoder, has_cut, is_safe
 from .spelled_prompt import SpelledPrompt, special_mark
 from .stream_decoder import StreamDecoder, decode_all
 
@@ -116,7 +116,8 @@ class Tokenizer:
         Raises:
             InvalidTokenId: an id is outside the vocabulary.
         """
-        return SpelledPrompt(ids, self._marked, self._special_ids, self.encode_inside)
+        has_cuts = self._seam is not None
+        return SpelledPrompt(ids, self._marked, self._special_ids, self.encode_inside, has_cuts=has_cuts)
 
     def encode_inside(self, text: str) -> list[int]:
         """The ids of a text that goes on inside a section: nothing is normalized, and nothing put before it.
@@ -193,6 +194,7 @@ class Tokenizer:
         """None where a tokenizer joins words over a space, or is of a kind that may."""
         drops_space = self.profile.dummy_prefix != "none"
         crosses = self.profile.kind == "sentencepiece" and self.profile.pieces_cross_space
+        crosses = crosses or any(has_cut(token.text.encode()) for token in self.profile.added_tokens)
         if crosses or not is_safe(self._encode_with_ends, drops_space=drops_space):
             return None
         return SeamEncoder(self._encode_with_ends, drops_space=drops_space)

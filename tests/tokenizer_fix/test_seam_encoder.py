@@ -1,0 +1,156 @@
+"""A text encoded from where it goes on has the ids of the whole: random splices, on every tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import tokenizers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from radixlm.tokenizer_fix import Tokenizer
+from radixlm.tokenizer_fix.seam_encoder import MIN_CHARACTERS, SeamEncoder, is_safe
+
+LoadTokenizer = Callable[[str], Tokenizer]
+
+PROSE = (
+    "It's the 1st of 24 days; they'll say it isn't so, and we'd go on: a_b, A.B (see x). Don't stop here, "
+    "for what comes next can't be known before all of it was read by somebody who's willing to do that"
+)
+ODD = st.sampled_from(
+    [
+        "",
+        " ",
+        "  ",
+        "   ",
+        "\n",
+        "\n\n",
+        " \n",
+        "\t",
+        "\u00a0",
+        "\u3000",
+        "é",
+        "e\u0301",
+        "漢字 の",
+        "😀",
+        "ﬁ",
+        "▁",
+        "\x00",
+        "'s",
+        "'S ",
+        "12345",
+    ]
+)
+SPECIAL = st.sampled_from(["<|im_end|>", "<|im_start|>", "</s>", "<s>", "<|eot_id|>", "<|end", "[INST]", "<unk>"])
+WORDS = st.builds(lambda start, length: PROSE[start : start + length], st.integers(0, 150), st.integers(0, 60))
+PIECES = st.lists(WORDS | ODD | SPECIAL | st.text(max_size=4), max_size=5).map("".join)
+SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@SETTINGS
+@given(data=st.data())
+def test_the_ids_of_spliced_texts_are_those_of_the_whole(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    check_splices(tokenizer, data)
+
+
+@SETTINGS
+@given(data=st.data())
+def test_so_they_are_behind_a_bos(tokenizer_with_bos: Tokenizer, data: st.DataObject) -> None:
+    check_splices(tokenizer_with_bos, data)
+
+
+def check_splices(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    tokenizer.forget_texts(b"n")
+    text = PROSE + data.draw(PIECES) + PROSE
+    for _ in range(4):
+        prepared = tokenizer.prepare_chat(text, seam_of=b"n")
+        assert prepared == replace(tokenizer.prepare_chat(text), num_known=prepared.num_known)
+        keep, drop = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, 40))
+        text = text[:keep] + data.draw(PIECES) + text[keep + drop :]
+
+
+def test_a_text_that_goes_on_is_known_up_to_its_seam(tokenizer: Tokenizer) -> None:
+    tokenizer.forget_texts(b"n")
+    first = tokenizer.prepare_completion(PROSE * 3, seam_of=b"n")
+    second = tokenizer.prepare_completion(PROSE * 3 + " and then some", seam_of=b"n")
+    assert first.num_known == 0
+    if tokenizer.profile.kind == "sentencepiece" and tokenizer.profile.pieces_cross_space:
+        assert second.num_known == 0
+    else:
+        assert len(first.ids) - 6 <= second.num_known <= len(first.ids)
+
+
+def test_nothing_is_known_from_another_namespace_or_of_forgotten_texts(tokenizer: Tokenizer) -> None:
+    text = PROSE * 2
+    tokenizer.prepare_chat(text, seam_of=b"a")
+    assert tokenizer.prepare_chat(text + " now", seam_of=b"b").num_known == 0
+    tokenizer.forget_texts(b"a")
+    assert tokenizer.prepare_chat(text + " then", seam_of=b"a").num_known == 0
+
+
+class LettersInPairs:
+    """A tokenizer of our own: two letters a token, after a space is put before the text or not."""
+
+    def __init__(self, puts_space: bool = False) -> None:
+        self.puts_space = puts_space
+        self.num_characters = 0
+
+    def __call__(self, text: str, is_start: bool) -> tuple[list[int], list[int]]:
+        self.num_characters += len(text)
+        text, shift = (" " + text, 1) if self.puts_space else (text, 0)
+        ids, ends, at = [], [], 0
+        while at < len(text):
+            width = 2 if not text[at + 1 : at + 2].isspace() else 1
+            ids.append(hash(text[at : at + width]))
+            at = min(at + width, len(text))
+            ends.append(at - shift)
+        return ids, ends
+
+
+@pytest.mark.parametrize("puts_space", [False, True])
+def test_only_the_tail_is_encoded_again(puts_space: bool) -> None:
+    encode = LettersInPairs(puts_space)
+    encoder = SeamEncoder(encode, drops_space=puts_space)
+    encoder.encode(PROSE * 100)
+    encode.num_characters = 0
+    encoding = encoder.encode(PROSE * 100 + " and then some")
+    assert encode.num_characters < 64
+    assert encoding.ids == LettersInPairs(puts_space)(PROSE * 100 + " and then some", True)[0]
+
+
+def test_a_tokenizer_that_joins_words_is_not_safe() -> None:
+    assert is_safe(LettersInPairs(), drops_space=False)
+
+    def joins_over_a_space(text: str, is_start: bool) -> tuple[list[int], list[int]]:
+        pieces = text.replace("d b", "d~b").split()
+        return [hash(piece) for piece in pieces], [0] * len(pieces)
+
+    assert not is_safe(joins_over_a_space, drops_space=False)
+
+
+def test_the_oldest_texts_are_forgotten_first() -> None:
+    encoder = SeamEncoder(LettersInPairs(), drops_space=False, max_characters=3 * MIN_CHARACTERS)
+    texts = [letter * 4 + " " + "word " * (MIN_CHARACTERS // 5) for letter in "abcd"]
+    for text in texts:
+        encoder.encode(text)
+    assert encoder.encode(texts[3] + "more").num_known > 0
+    assert encoder.encode(texts[0] + "more").num_known == 0
+
+
+@pytest.fixture(scope="session", params=["tiny_spm", "qwen2"])
+def tokenizer_with_bos(request: pytest.FixtureRequest, load_tokenizer: LoadTokenizer) -> Tokenizer:
+    like = load_tokenizer(request.param)
+    bos = min(like.profile.special_ids)
+    return Tokenizer(like._tokenizer_json, like.profile, bos_token_id=bos, add_bos_token=True)
+
+
+@pytest.mark.parametrize("content", ["a b", "x and y", "<|the end|>"])
+def test_an_added_token_with_a_space_inside_is_never_cut(load_tokenizer: LoadTokenizer, content: str) -> None:
+    """The text of a token that stands outside the vocabulary's pieces may hold any cut."""
+    library = tokenizers.Tokenizer.from_str(load_tokenizer("qwen2")._tokenizer_json)
+    library.add_special_tokens([tokenizers.AddedToken(content)])
+    tokenizer = Tokenizer(library.to_str())
+    begin = PROSE * 2 + content[:-1]
+    for text in (begin, begin + content[-1], begin + content[-1] + " and so"):
+        assert tokenizer.prepare_chat(text, seam_of=b"").ids == tokenizer.prepare_chat(text).ids
