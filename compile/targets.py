@@ -34,6 +34,11 @@ class Target:
         """Whether a fused multiply-add is an instruction; without one it would be a library call."""
         return "fma" in self.features
 
+    @property
+    def has_f16c(self) -> bool:
+        """Whether float16 becomes float32 in one instruction."""
+        return "f16c" in self.features
+
     def tvm_target(self) -> Any:
         """The same for TVM."""
         options: dict[str, Any] = {"kind": "llvm", "mtriple": TRIPLE, "mcpu": self.mcpu}

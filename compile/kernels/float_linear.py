@@ -1,18 +1,35 @@
-"""y = W x for weights in f32, f16 or bf16 and activations in f32. Inputs are added one after another for every row."""
+"""y = W x for weights in f32, f16 or bf16 and activations in f32.
+
+An output is one chain of multiply-adds over its inputs in their order, for any number of rows: so a row's result does
+not depend on the rows beside it.
+"""
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
-from ..targets import Target
-from .builder import SIZE, Kernel, parallel, registers, serial
-from .integer_linear import finish
+from tvm.script.ir_builder import tirx as T
+
+from ..targets import IntegerDot, Target
+from .builder import SIZE, Kernel, Memory, parallel, prefetch, registers, serial, when
 from .layout import ROW_BLOCK, LinearSpec
-from .vector import const, fma, lanes, splat, storage_type, to_f32
+from .spans import Slabs, Spans, finish
+from .vector import Expr, const, fma, lanes, splat, storage_type, to_f32
 
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-TILE_ROWS = 6
-TILE_BLOCKS = 2
+# Rows and blocks of a register tile: as many accumulators as leave room for weights, in 32 registers of 16 lanes,
+# 16 of 8, 16 of 4. An output is one chain, so a tile needs at least eight to hide the latency of a multiply-add.
+TILES: dict[IntegerDot, tuple[int, int]] = {
+    "vnni512": (8, 3),
+    "madd512": (8, 3),
+    "vnni256": (6, 1),
+    "madd256": (6, 1),
+    "portable": (3, 1),
+}
+MOST_BLOCKS = 3  # of a tile of few rows: more are more places of memory to read from at once
+SLAB_ROWS = 64  # rows that a thread takes through a span of weights
+AHEAD = 128  # inputs between a weight that is asked for and the one that is multiplied; 32: two thirds of the speed
 
 
 def float_linear(spec: LinearSpec, target: Target, x_stride: int) -> Any:
@@ -20,33 +37,71 @@ def float_linear(spec: LinearSpec, target: Target, x_stride: int) -> Any:
 
     Weights lie as `layout.py` says, `y` as in `integer_linear`.
     """
-    dtype = DTYPES[spec.kind.name]
-    blocks = spec.num_outputs // ROW_BLOCK
-    width = TILE_BLOCKS if blocks % TILE_BLOCKS == 0 else 1
     with Kernel() as k:
         weights, bias, x, y, num_rows = k.arguments(
-            weights=storage_type(dtype), bias="float32", x="float32", y="float32", num_rows=SIZE
+            weights=storage_type(DTYPES[spec.kind.name]), bias="float32", x="float32", y="float32", num_rows=SIZE
         )
-
-        def tile(wide_block: Any, first_row: Any, rows: int) -> None:
-            acc = registers(rows * width * ROW_BLOCK, "float32")
-            for i in range(rows * width):
-                acc[lanes(i * ROW_BLOCK)] = const(0)
-            with serial(spec.num_inputs) as i:
-                for m in range(rows):
-                    for n in range(width):
-                        row_of_weights = ((wide_block * width + n) * spec.num_inputs + i) * ROW_BLOCK
-                        w = to_f32(weights[lanes(row_of_weights)], dtype)
-                        where = lanes((m * width + n) * ROW_BLOCK)
-                        acc[where] = fma(splat(x[(first_row + m) * x_stride + i]), w, acc[where], target.has_fma)
-            for m in range(rows):
-                for n in range(width):
-                    value = acc[lanes((m * width + n) * ROW_BLOCK)]
-                    finish(spec, value, bias, y, first_row + m, wide_block * width + n)
-
-        with parallel(blocks // width) as wide_block:
-            with serial(num_rows // TILE_ROWS) as i:
-                tile(wide_block, i * TILE_ROWS, TILE_ROWS)
-            with serial(num_rows % TILE_ROWS) as i:
-                tile(wide_block, num_rows // TILE_ROWS * TILE_ROWS + i, 1)
+        _FloatMatrix(spec, target, x_stride, weights, bias, x, y).times_rows(num_rows)
     return k.function
+
+
+class _FloatMatrix:
+    """Emits the loops over one weight matrix."""
+
+    def __init__(
+        self, spec: LinearSpec, target: Target, x_stride: int, weights: Memory, bias: Memory, x: Memory, y: Memory
+    ) -> None:
+        self.spec, self.target, self.x_stride = spec, target, x_stride
+        self.weights, self.bias, self.x, self.y = weights, bias, x, y
+        self.inputs, self.blocks = spec.num_inputs, spec.num_outputs // ROW_BLOCK
+
+    def times_rows(self, num_rows: Expr) -> None:
+        """Fewer rows than a tile has get a tile of their own height, and more blocks instead."""
+        tile_rows, tile_blocks = TILES[self.target.integer_dot]
+        for rows in range(1, tile_rows):
+            with when(num_rows == rows):
+                self._times_tiles(rows, max(1, min(MOST_BLOCKS, tile_rows * tile_blocks // rows)), num_rows)
+        with when(num_rows >= tile_rows):
+            self._times_tiles(tile_rows, tile_blocks, num_rows)
+
+    def _times_tiles(self, rows: int, width: int, num_rows: Expr) -> None:
+        spans = Spans(self.blocks, width)
+        slabs = Slabs((num_rows + (rows - 1)) // rows, max(1, SLAB_ROWS // rows))
+        with parallel(slabs.count * spans.count) as item:
+            # slabs outermost: a thread keeps to its rows, from kernel to kernel
+            slab, span = item // spans.count, item % spans.count
+
+            def times_slab(width: int) -> None:
+                with serial(slabs.tiles(slab)) as t:
+                    first_row = (slabs.first_tile(slab) + t) * rows
+                    self._times_tile(rows, width, span * spans.width, first_row, num_rows)
+
+            spans.each_width(span, times_slab)
+
+    def _times_tile(self, rows: int, width: int, first_block: Expr, first_row: Expr, num_rows: Expr) -> None:
+        """Outputs of rows from `first_row` on. The last tile moves up to be whole, and stores only what is missing."""
+        start = T.min(first_row, num_rows - rows)
+        cells = {(m, n): registers(ROW_BLOCK, "float32") for m, n in product(range(rows), range(width))}
+        for cell in cells.values():
+            cell[lanes(0)] = const(0)
+        with serial(self.inputs) as i:
+            self._fetch_ahead(first_block, width, i)
+            for (m, n), cell in cells.items():
+                x = splat(self.x[(start + m) * self.x_stride + i])
+                cell[lanes(0)] = fma(x, self._weight(first_block + n, i), cell[lanes(0)], self.target.has_fma)
+        for m in range(rows):
+            with when(start + m >= first_row):
+                for n in range(width):
+                    finish(self.spec, cells[m, n][lanes(0)], self.bias, self.y, start + m, first_block + n)
+
+    def _fetch_ahead(self, first_block: Expr, width: int, i: Expr) -> None:
+        """Ask for what these blocks, and after their end the next ones, will read: no hardware looks beyond a page."""
+        ahead = i + AHEAD
+        if width > 1:  # past the end of a block lies its neighbour, which is being read already
+            ahead = ahead + T.if_then_else(ahead >= self.inputs, T.int64((width - 1) * self.inputs), T.int64(0))
+        for n in range(width):
+            prefetch(self.weights, ((first_block + n) * self.inputs + ahead) * ROW_BLOCK, 1, 1)
+
+    def _weight(self, block: Expr, i: Expr) -> Expr:
+        stored = self.weights[lanes((block * self.inputs + i) * ROW_BLOCK)]
+        return to_f32(stored, DTYPES[self.spec.kind.name], has_f16c=self.target.has_f16c)

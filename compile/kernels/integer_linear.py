@@ -17,6 +17,7 @@ from .builder import SIZE, Kernel, Memory, either, parallel, prefetch, registers
 from .integer_dot import CHUNK, DOTS, code_bytes
 from .layout import GROUP, ROW_BLOCK, LinearSpec
 from .quantized_rows import CHUNKS, QuantizedRows
+from .spans import Slabs, Spans, finish
 from .vector import Expr, const, fma, lanes, splat, to_f32
 
 UNPACKED = CHUNKS * CHUNK  # bytes of a group of a block, one for each code
@@ -74,7 +75,7 @@ class _IntegerMatrix:
     ) -> None:
         self.spec, self.kind, self.x, self.y = spec, spec.kind, x, y
         self.codes, self.scales, self.minima, self.bias = codes, scales, minima, bias
-        self.dot, self.has_fma = DOTS[target.integer_dot], target.has_fma
+        self.dot, self.has_fma, self.has_f16c = DOTS[target.integer_dot], target.has_fma, target.has_f16c
         self.bits = 4 if spec.kind.name == "q4" else 8
         self.num_bytes = 2 if spec.wide else 1  # of an activation's code
         self.zero = 0 if spec.kind.has_minimum else 1 << (self.bits - 1)
@@ -87,23 +88,25 @@ class _IntegerMatrix:
     def times_rows(self, num_rows: Expr) -> None:
         """A few rows meet the weights as they are stored; for many, weights are unpacked once for 64 rows."""
         num_tiles = (num_rows + (self.tile_rows - 1)) // self.tile_rows
-        num_spans = -(-self.blocks // self.tile_blocks)
+        spans = Spans(self.blocks, self.tile_blocks)
 
         def few(tile_rows: int) -> None:
-            with parallel(num_spans) as span:
+            with parallel(spans.count) as span:
                 first = span * self.tile_blocks
-                self._each_width(span, lambda width: self._times_few(_Tile(self, first, tile_rows, width), num_rows))
+                spans.each_width(span, lambda width: self._times_few(_Tile(self, first, tile_rows, width), num_rows))
 
         def many() -> None:
-            num_slabs = (num_tiles + (SLAB_TILES - 1)) // SLAB_TILES
-            with parallel(num_spans * num_slabs) as item:
+            slabs = Slabs(num_tiles, SLAB_TILES)
+            with parallel(spans.count * slabs.count) as item:
                 # slabs outermost: a thread keeps to its rows, from kernel to kernel
-                slab, span = item // num_spans, item % num_spans
-                first = span * self.tile_blocks
-                self._each_width(
-                    span,
-                    lambda width: self._times_slab(_Tile(self, first, self.tile_rows, width), slab, num_rows),
-                )
+                slab, span = item // spans.count, item % spans.count
+                first, tiles = slabs.first_tile(slab), slabs.tiles(slab)
+
+                def times_slab(width: int) -> None:
+                    tile = _Tile(self, span * self.tile_blocks, self.tile_rows, width)
+                    self._times_slab(tile, first, tiles, num_rows)
+
+                spans.each_width(span, times_slab)
 
         with either(num_rows == 1) as (one, more):
             with one:
@@ -113,20 +116,6 @@ class _IntegerMatrix:
                     few(self.tile_rows)
                 with others:
                     many()
-
-    def _each_width(self, span: Expr, emit: Callable[[int], None]) -> None:
-        """`emit` for spans of whole width, and for the last one if it is narrower."""
-        rest = self.blocks % self.tile_blocks
-        if rest == 0:
-            emit(self.tile_blocks)
-        elif self.blocks < self.tile_blocks:
-            emit(rest)
-        else:
-            with either(span < self.blocks // self.tile_blocks) as (whole, last):
-                with whole:
-                    emit(self.tile_blocks)
-                with last:
-                    emit(rest)
 
     def _times_few(self, tile: _Tile, num_rows: Expr) -> None:
         with serial((num_rows + (tile.rows - 1)) // tile.rows) as t:
@@ -138,20 +127,18 @@ class _IntegerMatrix:
                 )
             tile.finish(t * tile.rows, num_rows)
 
-    def _times_slab(self, tile: _Tile, slab: Expr, num_rows: Expr) -> None:
+    def _times_slab(self, tile: _Tile, first_tile: Expr, tiles: Expr, num_rows: Expr) -> None:
         panel = min(PANEL, self.groups)
         num_panels = -(-self.groups // panel)
         unpacked = registers(panel * tile.width * UNPACKED, "uint8")
         sums = registers(SLAB_TILES * tile.size, "float32")
-        num_tiles = (num_rows + (tile.rows - 1)) // tile.rows
-        tiles = T.min(T.int64(SLAB_TILES), num_tiles - slab * SLAB_TILES)
 
         def add_panel(p: Expr, is_first: bool, is_last: bool) -> None:
             count = T.min(T.int64(panel), self.groups - p * panel)
             with serial(count) as g:
                 self._unpack(unpacked, tile, p * panel + g, g)
             with serial(tiles) as t:
-                first_row = (slab * SLAB_TILES + t) * tile.rows
+                first_row = (first_tile + t) * tile.rows
                 if is_first:
                     tile.clear()
                 else:
@@ -228,12 +215,14 @@ class _IntegerMatrix:
         where = lanes(((block * self.groups + g) * len(self.halves) + (half or 0)) * ROW_BLOCK)
         if self.zero:
             total = total - splat(self.x.sum(g, row, half)) * splat(T.int32(self.zero))
-        scale = to_f32(self.scales[where], "float16") * splat(self.x.scale(g, row))
+        scale = self._f32(self.scales[where]) * splat(self.x.scale(g, row))
         facc = fma(T.Cast("float32x16", total), scale, facc, self.has_fma)
         if self.kind.has_minimum:
-            minimum = to_f32(self.minima[where], "float16")
-            facc = fma(minimum, splat(self.x.scaled_sum(g, row, half)), facc, self.has_fma)
+            facc = fma(self._f32(self.minima[where]), splat(self.x.scaled_sum(g, row, half)), facc, self.has_fma)
         return facc
+
+    def _f32(self, stored: Expr) -> Expr:
+        return to_f32(stored, "float16", has_f16c=self.has_f16c)
 
     def _finish(self, value: Expr, row: Expr, block: Expr) -> None:
         finish(self.spec, value, self.bias, self.y, row, block)
@@ -289,13 +278,3 @@ class _Tile:
                 for n in range(self.width):
                     value = self.floats[lanes((m * self.width + n) * ROW_BLOCK)]
                     self.matrix._finish(value, first_row + m, self.first_block + n)
-
-
-def finish(spec: LinearSpec, value: Expr, bias: Memory, y: Memory, row: Expr, block: Expr) -> None:
-    """Add what the spec adds, and store a block of outputs of a row."""
-    where = lanes(row * spec.y_stride + spec.column + block * ROW_BLOCK)
-    if spec.has_bias:
-        value = value + bias[lanes(block * ROW_BLOCK)]
-    if spec.add_to_output:
-        value = value + y[where]
-    y[where] = value
