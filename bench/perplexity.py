@@ -5,8 +5,8 @@
 
 All see the same token ids, cut into the same windows (`windows.py`), without BOS where the model's tokenizer adds
 none, and count the same tokens. llama.cpp keeps its defaults, f16 KV among them. Perplexity is exp(-mean log p).
-Two are compared token by token: `nats` is the mean difference of log p, positive where the first is worse; its
-standard error takes windows as the independent units, because the errors of neighbours go together.
+Two are compared token by token: the logarithm of their ratio is the mean difference of log p, and its standard error
+takes windows as the independent units, because the errors of neighbours go together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -33,19 +33,26 @@ from .windows import Float64, Window, cut
 
 WINDOW = 512  # tokens; half of them are counted
 PEERS = ("llama.cpp", "transformers")
-Row = dict[str, str | int | float]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """By how many nats a token one evaluator is worse than another, over the same tokens."""
+    """By how much one evaluator is worse than another, over the same tokens."""
 
-    nats: float
-    standard_error: float
+    ratio: float  # of the perplexities
+    nats: float  # a token, the logarithm of the ratio
+    standard_error: float  # of nats
 
-    @property
-    def perplexity_ratio(self) -> float:
-        return float(np.exp(self.nats))
+
+@dataclass(frozen=True)
+class Row:
+    """What one evaluator made of one text."""
+
+    text: str
+    evaluator: str
+    tokens: int
+    perplexity: float
+    against: dict[str, Difference]  # by the other's name
 
 
 def difference(ours: Float64, theirs: Float64, windows: Sequence[Window]) -> Difference:
@@ -57,7 +64,7 @@ def difference(ours: Float64, theirs: Float64, windows: Sequence[Window]) -> Dif
     sums = np.add.reduceat(theirs - ours, np.cumsum(counts) - counts)
     mean = sums.sum() / counts.sum()
     variance = np.square(sums - mean * counts).sum() * len(counts) / (len(counts) - 1)
-    return Difference(float(mean), float(np.sqrt(variance) / counts.sum()))
+    return Difference(float(np.exp(mean)), float(mean), float(np.sqrt(variance) / counts.sum()))
 
 
 def windows_of(artifact: Artifact, size: int = WINDOW) -> dict[str, list[Window]]:
@@ -68,28 +75,23 @@ def windows_of(artifact: Artifact, size: int = WINDOW) -> dict[str, list[Window]
     return {name: [window for ids in parts for window in cut(ids, size, bos)] for name, parts in documents.items()}
 
 
-def rows(text: str, windows: Sequence[Window], results: Mapping[str, Float64], against: Sequence[str]) -> Iterator[Row]:
-    """A row of figures for each evaluator of `results`, compared with those named in `against`."""
+def compare(
+    text: str, windows: Sequence[Window], results: Mapping[str, Float64], against: Sequence[str]
+) -> Iterator[Row]:
+    """A row for each evaluator of `results`, compared with those named in `against`."""
     for name, result in results.items():
-        row: Row = {
-            "text": text,
-            "evaluator": name,
-            "tokens": len(result),
-            "perplexity": round(float(np.exp(-result.mean())), 4),
-        }
-        for other in against:
-            if other != name and other in results:
-                found = difference(result, results[other], windows)
-                row[f"ratio to {other}"] = round(found.perplexity_ratio, 5)
-                row[f"nats against {other}"] = round(found.nats, 6)
-                row[f"standard error against {other}"] = round(found.standard_error, 6)
-        yield row
+        others = [other for other in against if other != name and other in results]
+        differences = {other: difference(result, results[other], windows) for other in others}
+        yield Row(text, name, len(result), float(np.exp(-result.mean())), differences)
 
 
 def show(table: Sequence[Row]) -> None:
-    """Print rows, one a line."""
+    """Print rows; a ratio with twice its standard error."""
     for row in table:
-        print("  ".join(f"{name} {value}" for name, value in row.items()))
+        print(f"{row.text}, {row.tokens} tokens: {row.evaluator:24} {row.perplexity:8.4f}", end="")
+        for other, found in row.against.items():
+            print(f"   {found.ratio:.4f} ± {2 * found.ratio * found.standard_error:.4f} times {other}", end="")
+        print()
 
 
 def main() -> None:
@@ -112,9 +114,9 @@ def main() -> None:
     for text in windows:
         for peer in options.peer or PEERS:
             results[text][peer] = peer_log_probs(options.python, peer, options.model, windows[text])
-        table += rows(text, windows[text], results[text], against=PEERS)
+        table += compare(text, windows[text], results[text], against=PEERS)
     show(table)
-    write_results("perplexity", {"model": options.model.name, "window": WINDOW, "rows": table})
+    write_results("perplexity", {"model": options.model.name, "window": WINDOW, "rows": [asdict(row) for row in table]})
 
 
 if __name__ == "__main__":
