@@ -1,7 +1,7 @@
 """Perplexity of an artifact, and of llama.cpp and transformers on the file that it was compiled from.
 
-    python -m bench.perplexity SmolLM2-135M-Instruct.Q4_1.gguf --python .cache/goldens-venv/bin/python
-    python -m bench.perplexity MODEL.gguf --kv-dtype f16 --kv-dtype f32 --peer llama.cpp
+    python -m bench.perplexity --kv-dtype f16 --kv-dtype f32
+    python -m bench.perplexity MODEL.gguf --peer llama.cpp --peer transformers --python .cache/goldens-venv/bin/python
 
 All see the same token ids, cut into the same windows (`windows.py`), without BOS where the model's tokenizer adds
 none, and count the same tokens. llama.cpp keeps its defaults, f16 KV among them. Perplexity is exp(-mean log p).
@@ -22,6 +22,7 @@ from typing import get_args
 
 import numpy as np
 from radixlm.compile import compile_model
+from radixlm.compile.sources import default_model
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.manifest import KVDType
 from tokenizers import Tokenizer
@@ -97,26 +98,27 @@ def show(table: Sequence[Row]) -> None:
 def main() -> None:
     """Compile with each KV dtype, run, compare; print, and write `results/perplexity.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a GGUF file of the Llama architecture")
+    parser.add_argument("model", type=Path, nargs="?", help="a GGUF file; by default the one behind the alias smollm2")
     parser.add_argument("--kv-dtype", action="append", choices=get_args(KVDType), help="of ours; may be repeated")
-    parser.add_argument("--peer", action="append", choices=PEERS, help="may be repeated; both by default")
+    parser.add_argument("--peer", action="append", choices=PEERS, help="may be repeated; by default llama.cpp")
     parser.add_argument("--python", default=sys.executable, help="the Python that has the peers")
     options = parser.parse_args()
+    model = options.model or default_model.download()
     results: dict[str, dict[str, Float64]] = defaultdict(dict)
     windows: dict[str, list[Window]] = {}
     with tempfile.TemporaryDirectory() as directory:
         for dtype in options.kv_dtype or ["f16"]:
-            artifact = Artifact.open(compile_model(options.model, Path(directory) / dtype, kv_dtype=dtype).path)
+            artifact = Artifact.open(compile_model(model, Path(directory) / dtype, kv_dtype=dtype).path)
             windows = windows_of(artifact)
             for text in windows:
                 results[text][f"radixlm, {dtype} KV"] = our_log_probs(artifact, windows[text])
     table: list[Row] = []
     for text in windows:
-        for peer in options.peer or PEERS:
-            results[text][peer] = peer_log_probs(options.python, peer, options.model, windows[text])
+        for peer in options.peer or PEERS[:1]:
+            results[text][peer] = peer_log_probs(options.python, peer, model, windows[text])
         table += compare(text, windows[text], results[text], against=PEERS)
     show(table)
-    write_results("perplexity", {"model": options.model.name, "window": WINDOW, "rows": [asdict(row) for row in table]})
+    write_results("perplexity", {"model": model.name, "window": WINDOW, "rows": [asdict(row) for row in table]})
 
 
 if __name__ == "__main__":

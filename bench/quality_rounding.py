@@ -80,7 +80,7 @@ def roundings(config: ModelConfig, tensors: Tensors, ids: np.ndarray) -> Iterato
 
 def bugs(config: ModelConfig, tensors: Tensors, ids: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Evaluations that are wrong."""
-    for what, name, change in (
+    cases: tuple[tuple[str, str, Callable[[np.ndarray], np.ndarray]], ...] = (
         ("BUG rows of one k reversed", "self_attn.k_proj.weight", lambda w: w[::-1]),
         ("BUG rows of one o shifted by one", "self_attn.o_proj.weight", lambda w: np.roll(w, 1, axis=0)),
         (
@@ -90,7 +90,8 @@ def bugs(config: ModelConfig, tensors: Tensors, ids: np.ndarray) -> Iterator[tup
         ),
         ("BUG one up halved", "mlp.up_proj.weight", lambda w: w / 2),
         ("BUG one norm left out", "input_layernorm.weight", np.ones_like),
-    ):
+    )
+    for what, name, change in cases:
         changed = {LAYER + name: change(tensors[LAYER + name]).astype(np.float32)}
         yield what, evaluate(config, tensors | changed, ids)
     wrong_theta = msgspec.structs.replace(config, rope_theta=config.rope_theta / 10)
