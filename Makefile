@@ -9,7 +9,7 @@ SAMPLING := --temperature 0.2 --top-p 0.9
 # What an artifact is made by: it is compiled again when one of these is newer.
 COMPILER := $(shell find compile tokenizer_fix -name '*.py') runtime/manifest.py runtime/artifact.py requirements.lock
 
-.PHONY: run test goldens lock clean
+.PHONY: run test bench bench-peers bench-growth goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -18,6 +18,23 @@ test: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+# Kernels and engine beside the limits of this machine, in two minutes; bench/RESULTS.md is made anew.
+bench: $(ARTIFACT)/manifest.json $(VENV)/.bench
+	$(BIN)/python -m bench.kernels
+	$(BIN)/python -m bench.engine $(ARTIFACT)
+	$(BIN)/python -m bench.report
+
+# radixlm beside llama.cpp, in seven minutes.
+bench-peers: $(ARTIFACT)/manifest.json $(VENV)/.bench
+	$(BIN)/python -m bench.peers $(ARTIFACT)
+	$(BIN)/python -m bench.report
+
+# How cost grows with contexts, batches and models; half an hour, and 18 GB of disk for the largest model.
+bench-growth: $(ARTIFACT)/manifest.json $(VENV)/.bench
+	$(BIN)/python -m bench.growth $(ARTIFACT)
+	$(BIN)/python -m bench.model_sizes $(ARTIFACT)/tokenizer.json --scratch .cache
+	$(BIN)/python -m bench.report
 
 # The small files in tests/goldens, made anew with torch and transformers in a virtual environment of their own.
 goldens:
@@ -42,4 +59,8 @@ $(VENV)/.run: requirements.lock pyproject.toml
 
 $(VENV)/.test: requirements-dev.lock $(VENV)/.run
 	@sh .ci/venv.sh $(VENV) requirements-dev.lock
+	@touch $@
+
+$(VENV)/.bench: requirements-bench.lock $(VENV)/.run
+	@sh .ci/venv.sh $(VENV) requirements-bench.lock
 	@touch $@

@@ -24,10 +24,10 @@ CONTEXTS = (100, 2000, 8000)
 CHUNK, PASTS = 512, (0, 1536)
 
 
-def attention_cases(target: Target) -> Iterator[Case]:
+def attention_cases(target: Target, cold_bytes: int = COLD_BYTES) -> Iterator[Case]:
     """Decode at each of `CONTEXTS`, and `CHUNK` tokens after each of `PASTS`."""
-    num_pages = COLD_BYTES // (PAGE_SIZE * TOKEN_BYTES)
-    pool = aligned(np.full(COLD_BYTES // 2, 1 / 64, np.float16))
+    num_pages = cold_bytes // (PAGE_SIZE * TOKEN_BYTES)
+    pool = aligned(np.full(cold_bytes // 2, 1 / 64, np.float16))
     for context in CONTEXTS:
         yield _case(target, pool, num_pages, np.array([context], np.int32), f"decode after {context - 1:,}")
     for past in PASTS:

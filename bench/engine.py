@@ -13,7 +13,7 @@ import sys
 import time
 from collections import defaultdict
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from radixlm.compile.targets import find_target
@@ -22,7 +22,7 @@ from radixlm.runtime.artifact import Artifact
 from . import figures
 from .contestants import RadixLMContestant
 from .figures import Figure
-from .limits import Limits, ReadBandwidth, measure_limits
+from .limits import Limits, LimitsMeter
 from .model_work import decode_work, prefill_work
 from .prompts import Prompts
 from .results import write_results
@@ -39,7 +39,7 @@ def main() -> None:
     options = parser.parse_args()
     artifact = Artifact.open(options.artifact)
     target = find_target("native")
-    limits, reading = measure_limits(target), ReadBandwidth(target)
+    meter = LimitsMeter(target)
     values: dict[str, list[float]] = defaultdict(list)
     shares: dict[str, list[float]] = defaultdict(list)
     with closing(RadixLMContestant("radixlm", artifact.path)) as engine:
@@ -47,13 +47,12 @@ def main() -> None:
             for seed, figure in enumerate(FIGURES, start=100 * (number + 1)):
                 if number < 0 and figure not in figures.MEASURES:
                     continue
-                before = reading.measure()
-                measured = engine.measure(figure, Prompts(seed, artifact.manifest.model.vocab_size))
-                now = replace(limits, read_gb_per_s=max(before, reading.measure()))
+                prompts = Prompts(seed, artifact.manifest.model.vocab_size)
+                measured, limits = meter.around(lambda: engine.measure(figure, prompts))  # noqa: B023
                 if number >= 0:
                     for name, value in measured.items():
                         values[name].append(value)
-                    share = share_of_limit(figure, measured[figure.name], artifact, now)
+                    share = share_of_limit(figure, measured[figure.name], artifact, limits)
                     if share is not None:
                         shares[figure.name].append(share)
             print(f"round {number + 1} of {options.rounds} done at {time.strftime('%H:%M:%S')}", file=sys.stderr)
@@ -65,7 +64,7 @@ def main() -> None:
             f"({spread.minimum:,.2f}-{spread.maximum:,.2f}) {share_text}"
         )
     write_results(
-        "engine", {"model": artifact.manifest.name, "limits": asdict(limits), "values": values, "shares": shares}
+        "engine", {"model": artifact.manifest.name, "limits": asdict(meter.limits), "values": values, "shares": shares}
     )
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from radixlm.compile.targets import Target, find_target
 
 from .attention_cases import attention_cases
 from .kernel_case import Case, compile_cases, measure
-from .limits import ReadBandwidth, measure_limits
+from .limits import LimitsMeter
 from .linear_cases import Arena, linear_cases
 from .results import write_results
 from .row_cases import row_cases
@@ -34,23 +34,20 @@ def main() -> None:
     target = find_target(options.target)
     cases = [case for case in all_cases(target) if case.kernel.startswith(options.only)]
     native = compile_cases(cases, target)
-    limits, reading = measure_limits(target), ReadBandwidth(target)
-    for name, value in asdict(limits).items():
+    meter = LimitsMeter(target)
+    for name, value in asdict(meter.limits).items():
         print(f"{name:28s} {value:10,.1f}")
     results = []
-    before = reading.measure(runs=_READS)
     for case in cases:
-        timed = measure(case, native)
-        after = reading.measure(runs=_READS)
-        result = timed.beside(replace(limits, read_gb_per_s=max(before, after)))
-        before = after
+        timed, limits = meter.around(lambda: measure(case, native), runs=_READS)  # noqa: B023
+        result = timed.beside(limits)
         results.append(asdict(result))
         print(
             f"{result.kernel:38s} {result.size:24s} {result.seconds * 1e6:11,.1f} us {result.gb_per_s:8.1f} GB/s "
             f"{result.gop_per_s:9,.1f} GOP/s {result.share:7.1%}"
         )
     if not options.only:
-        write_results("kernels", {"target": target.name, "limits": asdict(limits), "kernels": results})
+        write_results("kernels", {"target": target.name, "limits": asdict(meter.limits), "kernels": results})
 
 
 def all_cases(target: Target) -> Iterator[Case]:

@@ -8,8 +8,9 @@ TVM's pool. The best of many short runs: what other tenants of the machine take 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from radixlm.compile.kernels.builder import SIZE, Kernel, parallel, registers, serial
@@ -22,6 +23,7 @@ from .native import Native, aligned, num_threads
 from .results import write_results
 from .timing import best_s
 
+Result = TypeVar("Result")
 READ_BYTES = 384 << 20  # far more than any cache holds
 _STRIDE = 8 * LANES  # int32 of one step of the reading loop
 _TURNS = 200_000
@@ -54,6 +56,25 @@ class ReadBandwidth:
         memory, threads = self._memory, num_threads() if parts is None else parts
         seconds = best_s(lambda: self._native.call("read", [memory, self._sums, memory.size, threads]), runs)
         return memory.nbytes / seconds / 1e9
+
+
+class LimitsMeter:
+    """The machine's limits, with memory bandwidth measured again around each piece of work.
+
+    On a shared machine it varies by half from one second to the next, with who else reads and on which cores the host
+    runs us. So a share is of what could be read just before or just after.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.limits = measure_limits(target)
+        self._reading = ReadBandwidth(target)
+
+    def around(self, work: Callable[[], Result], runs: int = 10) -> tuple[Result, Limits]:
+        """What `work` returns, and the limits at that time."""
+        before = self._reading.measure(runs=runs)
+        result = work()
+        now = max(before, self._reading.measure(runs=runs))
+        return result, replace(self.limits, read_gb_per_s=now)
 
 
 def measure_limits(target: Target, *, read_bytes: int = READ_BYTES, turns: int = _TURNS, runs: int = 40) -> Limits:

@@ -26,7 +26,7 @@ from radixlm.runtime.cpu import default_num_threads
 from .bars import OURS, PEERS, Q4_0, Q4_1, Values, ratios, verdicts
 from .contestants import Contestant, LlamaCppContestant, RadixLMContestant
 from .figures import DECODE, MEASURES, MEMORY, RESIDENT, START, Figure
-from .limits import ReadBandwidth
+from .limits import LimitsMeter
 from .model_work import decode_bytes_per_token
 from .prompts import Prompts
 from .q4_0 import q4_0_of
@@ -53,9 +53,9 @@ def main() -> None:
             for name, file in files.items()
         ]
         ours = stack.enter_context(closing(RadixLMContestant(OURS, artifact.path)))
-        bandwidth = ReadBandwidth(find_target("native"))
+        meter = LimitsMeter(find_target("native"))
         system_info = peers[0].system_info()
-        values = measure([ours, *peers], bandwidth, options.rounds)
+        values = measure([ours, *peers], meter, options.rounds)
     share = statistics.median(decode_shares(values, decode_bytes_per_token(artifact)))
     _print(values)
     reads = Spread.of(values[OURS][READ_GB_PER_S])
@@ -79,7 +79,7 @@ def main() -> None:
     )
 
 
-def measure(contestants: list[Contestant], bandwidth: ReadBandwidth, rounds: int) -> Values:
+def measure(contestants: list[Contestant], meter: LimitsMeter, rounds: int) -> Values:
     """Every figure of every contestant in turn, `rounds` times; who begins rotates."""
     values: dict[str, dict[str, list[float]]] = {c.name: defaultdict(list) for c in contestants}
     for number in range(-1, rounds):  # the first round warms up and is not counted
@@ -89,10 +89,12 @@ def measure(contestants: list[Contestant], bandwidth: ReadBandwidth, rounds: int
             turn = number % len(contestants)
             for contestant in contestants[turn:] + contestants[:turn]:
                 time.sleep(_REST_S)
-                before = bandwidth.measure() if (figure, contestant.name) == (DECODE, OURS) else 0.0
-                measured = contestant.measure(figure, Prompts(seed))
-                if before:
-                    measured[READ_GB_PER_S] = max(before, bandwidth.measure())
+                prompts = Prompts(seed)
+                if (figure, contestant.name) == (DECODE, OURS):
+                    measured, limits = meter.around(lambda: contestant.measure(figure, prompts))  # noqa: B023
+                    measured[READ_GB_PER_S] = limits.read_gb_per_s
+                else:
+                    measured = contestant.measure(figure, prompts)
                 if number >= 0:
                     for name, value in measured.items():
                         values[contestant.name][name].append(value)

@@ -40,13 +40,13 @@ class PeakMemory:
 
 
 def peak_memory_during(pid: int, work: Callable[[], object]) -> PeakMemory:
-    """Do `work` and look at the process every 5 ms meanwhile; the kernel itself keeps the peak of what is resident."""
-    done, peak = threading.Event(), 0
+    """Do `work`, which may wait for the process to end, and look at its memory every few milliseconds meanwhile."""
+    done = threading.Event()
+    seen: list[PeakMemory] = [PeakMemory(0, 0)]
 
     def look() -> None:
-        nonlocal peak
         while not done.wait(_POLL_S):
-            peak = max(peak, _status_bytes(pid, "RssAnon"))
+            seen.append(_larger(seen.pop(), _memory(pid)))
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -55,11 +55,19 @@ def peak_memory_during(pid: int, work: Callable[[], object]) -> PeakMemory:
     finally:
         done.set()
         thread.join()
-    return PeakMemory(max(peak, _status_bytes(pid, "RssAnon")), _status_bytes(pid, "VmHWM"))
+    return _larger(seen[0], _memory(pid))
 
 
-def _status_bytes(pid: int, field: str) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/{pid}/status has no {field}; the process has ended, or this is no Linux")
+def _larger(a: PeakMemory, b: PeakMemory) -> PeakMemory:
+    return PeakMemory(max(a.anonymous, b.anonymous), max(a.resident, b.resident))
+
+
+def _memory(pid: int) -> PeakMemory:
+    """Anonymous memory now, and the peak of what was resident; zeros if the process has ended."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return PeakMemory(0, 0)
+    fields = dict(line.split(":", 1) for line in text.splitlines())
+    kib = [int(fields[name].split()[0]) if name in fields else 0 for name in ("RssAnon", "VmHWM")]
+    return PeakMemory(kib[0] * 1024, kib[1] * 1024)

@@ -64,11 +64,12 @@ def main() -> None:
     options = parser.parse_args()
     steps = [(kind, int(count), int(past)) for kind, count, past in (step.split(":") for step in options.steps)]
     with tempfile.TemporaryDirectory() as directory, profiled_modules() as counters:
-        artifact = compile_model(options.source, Path(directory) / "profiled.radixlm").path
+        artifact = Artifact.open(compile_model(options.source, Path(directory) / "profiled.radixlm").path)
         num_pages = max((count if kind == "decode" else 1) * _width(count, past, kind) for kind, count, past in steps)
-        runner, workspace = open_runner(Artifact.open(artifact), num_pages)
+        runner, workspace = open_runner(artifact, num_pages)
+        vocab_size = artifact.manifest.model.vocab_size
         for step in steps:
-            seconds, shares = profile(runner, make_batch(*step), counters[0], workspace)
+            seconds, shares = profile(runner, make_batch(*step, vocab_size), counters[0], workspace)
             print(f"\n{':'.join(map(str, step))}: {seconds * 1e3:.3f} ms")
             for s in shares:
                 print(f"{s.kernel:48s} {s.share:6.1%} {s.seconds * 1e6 / s.num_calls:9.2f} us x {s.num_calls}")
@@ -120,9 +121,9 @@ def profile(runner: ModelRunner, batch: Batch, counters: Counters, workspace: By
     return best, sorted(shares, key=lambda share: -share.share)
 
 
-def make_batch(kind: str, count: int, past: int) -> Batch:
+def make_batch(kind: str, count: int, past: int, vocab_size: int) -> Batch:
     """A step of random tokens; every sequence has pages of its own."""
-    token_ids = np.random.default_rng(0).integers(1000, 30_000, count).astype(np.int32)
+    token_ids = np.random.default_rng(0).integers(0, vocab_size, count).astype(np.int32)
     width = _width(count, past, kind)
     if kind == "prefill":
         positions = np.arange(past, past + count, dtype=np.int32)

@@ -45,8 +45,8 @@ def test_every_option_that_the_readme_names_exists() -> None:
 
 
 def test_every_make_target_that_the_readme_names_exists() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    named = re.findall(r"`make ([a-z]+)`", README) + re.findall(r"^make ([a-z]+)", README, re.MULTILINE)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = re.findall(r"`make ([a-z-]+)`", README) + re.findall(r"^make ([a-z-]+)", README, re.MULTILINE)
     assert {"run", "test"} <= set(named) <= targets
 
 

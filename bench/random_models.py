@@ -1,0 +1,126 @@
+"""Models of well-known shapes with random weights, written as Hugging Face directories in bfloat16, in small pieces.
+
+Knows safetensors' layout. Nothing sensible comes out of such a model; how long it takes does not depend on that.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+_POOL = 1 << 22  # random numbers, repeated as often as needed
+_ONE = 0x3F80  # 1.0 as a bfloat16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes that make up a Llama; `vocab_size` is the tokenizer's, whatever the original had."""
+
+    name: str
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    tie_word_embeddings: bool
+    vocab_size: int = 49_152
+
+    @property
+    def num_parameters(self) -> int:
+        """Of all tensors."""
+        return sum(int(np.prod(shape)) for _, shape in self.tensors())
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and shapes, as a checkpoint has them."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        keys = hidden // self.num_attention_heads * self.num_key_value_heads
+        yield "model.embed_tokens.weight", (self.vocab_size, hidden)
+        for layer in range(self.num_hidden_layers):
+            for name, shape in (
+                ("input_layernorm", (hidden,)),
+                ("self_attn.q_proj", (hidden, hidden)),
+                ("self_attn.k_proj", (keys, hidden)),
+                ("self_attn.v_proj", (keys, hidden)),
+                ("self_attn.o_proj", (hidden, hidden)),
+                ("post_attention_layernorm", (hidden,)),
+                ("mlp.gate_proj", (inner, hidden)),
+                ("mlp.up_proj", (inner, hidden)),
+                ("mlp.down_proj", (hidden, inner)),
+            ):
+                yield f"model.layers.{layer}.{name}.weight", shape
+        yield "model.norm.weight", (hidden,)
+        if not self.tie_word_embeddings:
+            yield "lm_head.weight", (self.vocab_size, hidden)
+
+
+SHAPES: dict[str, Shape] = {
+    shape.name: shape
+    for shape in (
+        Shape("135M", 576, 1536, 30, 9, 3, True),  # SmolLM2-135M
+        Shape("0.5B", 896, 4864, 24, 14, 2, True),  # Qwen2.5-0.5B, with a smaller vocabulary
+        Shape("1.5B", 1536, 8960, 28, 12, 2, True),  # Qwen2.5-1.5B, the same
+        Shape("7B", 4096, 11008, 32, 32, 32, False),  # Llama-2-7B, with a larger one
+    )
+}
+
+
+def write_random_model(shape: Shape, directory: Path, tokenizer_json: str) -> int:
+    """Write the model into `directory`; return the bytes of its weights."""
+    directory.mkdir(parents=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 4096,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_hidden_layers,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "tie_word_embeddings": shape.tie_word_embeddings,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
+    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    with (directory / "model.safetensors").open("wb") as file:
+        return _write_tensors(shape, file)
+
+
+def _write_tensors(shape: Shape, file: BinaryIO) -> int:
+    header: dict[str, object] = {}
+    end = 0
+    for name, dimensions in shape.tensors():
+        size = 2 * int(np.prod(dimensions))
+        header[name] = {"dtype": "BF16", "shape": dimensions, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)) + text)
+    pool = _random_bfloat16(np.random.default_rng(0), _POOL)
+    for _, dimensions in shape.tensors():
+        if len(dimensions) == 1:
+            file.write(np.full(dimensions, _ONE, np.uint16).tobytes())
+            continue
+        left = int(np.prod(dimensions))
+        while left:
+            count = min(left, _POOL)
+            file.write(pool[:count].data)
+            left -= count
+    return end
+
+
+def _random_bfloat16(rng: np.random.Generator, count: int) -> np.ndarray:
+    """Normal numbers of deviation 0.02, as their upper 16 bits."""
+    values = (0.02 * rng.standard_normal(count)).astype(np.float32)
+    return np.ascontiguousarray(values.view(np.uint16)[1::2])

@@ -1,0 +1,105 @@
+"""`bench/RESULTS.md` from `bench/results/*.json`: tables and plots, each with machine, commit and command.
+
+    python -m bench.report
+
+What was not measured is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from . import plots, tables
+from .machine import ROOT
+from .results import RESULTS, read_results
+from .tables import Json
+
+_HEAD = """# Results
+
+Made by `python -m bench.report` from the files in `bench/results`; what a command measures, its first lines say.
+Experiments, also those that did not help, are in [LOG.md](LOG.md).
+"""
+
+
+def main() -> None:
+    """Write the page and its plots."""
+    page = ROOT / "bench" / "RESULTS.md"
+    page.write_text(render(RESULTS), encoding="utf-8")
+    print(page)
+
+
+def render(directory: Path) -> str:
+    """The page of the results in `directory`; plots are written there."""
+    parts = [_HEAD]
+    for name, sections in _SECTIONS.items():
+        results = read_results(name, directory)
+        if results is not None:
+            parts += [*sections(results, directory), tables.origin(results)]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _peers(results: Json, directory: Path) -> Iterator[str]:
+    yield "## Beside llama.cpp"
+    yield (
+        f"Model: {results['model']}, {results['threads']} threads for each. Both get the same random prompts, one "
+        "engine after the other in every round; a ratio is of two runs of one round, and more than 1 says that radixlm "
+        "is better. llama.cpp is its server in the wheel `xllamacpp`, on the same file (Q4_1) and on one rounded from "
+        "it to Q4_0, with flash attention, but for batch-1 decode, where the better of with and without counts. Its "
+        "prefill is measured by its own clock, ours by the caller's; decode by both engines' own."
+    )
+    yield f"The wheel's llama.cpp was built for: {results['llama_cpp_system_info'].strip(' |')}."
+    yield tables.peers(results)
+    plots.peers(results, directory / "peers.svg")
+    yield "![how many times as fast as llama.cpp](results/peers.svg)"
+    yield (
+        f"Decode reads {results['decode_bytes_per_token'] / 1e6:.1f} MB of weights a token. The bandwidth that it is "
+        "held against is measured in the same round, right before and after."
+    )
+    yield tables.verdicts(results)
+
+
+def _engine(results: Json, _: Path) -> Iterator[str]:
+    yield "## The engine"
+    yield tables.limits(results)
+    yield tables.engine(results)
+
+
+def _kernels(results: Json, _: Path) -> Iterator[str]:
+    yield "## Kernels"
+    yield (
+        f"Target {results['target']}. The share is the least time at the limits over the time taken; rows that come "
+        "from caches may pass the bandwidth of memory."
+    )
+    yield tables.limits(results)
+    yield tables.kernels(results)
+
+
+def _growth(results: Json, directory: Path) -> Iterator[str]:
+    yield "## How cost grows"
+    plots.growth(results, directory / "growth.svg")
+    yield "![time against context, prompt and streams](results/growth.svg)"
+    yield tables.curve(results, "decode_s_by_context", "decode after so many tokens")
+    yield tables.curve(results, "prefill_s_by_prompt", "prompt of so many tokens")
+    yield tables.curve(results, "step_s_by_batch", "step of so many streams")
+
+
+def _model_sizes(results: Json, directory: Path) -> Iterator[str]:
+    yield "## Model sizes"
+    yield "Random bfloat16 weights, compiled to q4; memory is anonymous memory, without mapped files."
+    plots.model_sizes(results, directory / "model_sizes.svg")
+    yield "![compile and decode against parameters](results/model_sizes.svg)"
+    yield tables.model_sizes(results)
+
+
+_SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
+    "peers": _peers,
+    "engine": _engine,
+    "growth": _growth,
+    "model_sizes": _model_sizes,
+    "kernels": _kernels,
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Results become a page; numbers are read back as they were written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import figures, tables
+from bench.bars import OURS, PEERS, verdicts
+from bench.peers import FIGURES
+from bench.results import read_results, write_results
+
+LIMITS = {
+    "num_threads": 2,
+    **{
+        f"{name}{thread}": 12.0
+        for name in ("read_gb_per_s", "integer_gop_per_s", "float_gflop_per_s")
+        for thread in ("", "_thread")
+    },
+}
+
+
+def peers() -> dict[str, Any]:
+    names = [figure.name for figure in (*FIGURES, figures.RESIDENT)]
+    values = {
+        name: {figure: [float(factor), 2.0 * factor] for figure in names}
+        for factor, name in enumerate((OURS, *PEERS), 1)
+    }
+    return {
+        "model": "a.gguf",
+        "threads": 2,
+        "llama_cpp_system_info": "CPU : AVX2 = 1 | ",
+        "decode_bytes_per_token": 96_000_000,
+        "values": values,
+        "verdicts": [vars(verdict) for verdict in verdicts(values, 0.8)],
+    }
+
+
+def test_numbers_come_back_with_four_digits_and_an_origin(tmp_path: Path) -> None:
+    write_results("x", {"speed": 123456.0, "deep": {"list": [0.00012345678]}, "name": "n", "count": 123456}, tmp_path)
+    found = read_results("x", tmp_path)
+    assert found is not None
+    assert set(found.pop("origin")) >= {"machine", "commit", "command", "date"}
+    assert found == {"speed": 123500.0, "deep": {"list": [0.0001235]}, "name": "n", "count": 123456}
+    assert read_results("y", tmp_path) is None
+
+
+def test_the_table_of_peers_shows_medians_ranges_and_ratios(tmp_path: Path) -> None:
+    write_results("peers", peers(), tmp_path)
+    found = read_results("peers", tmp_path)
+    assert found is not None
+    rows = tables.peers(found).splitlines()
+    assert rows[0].split(" | ")[1:4] == [OURS, *PEERS]
+    assert rows[2] == (
+        "| decode, batch 1, tok/s | 1.50 (1.00-2.00) | 3.00 (2.00-4.00) | 4.50 (3.00-6.00) "
+        "| **0.50** (0.50-0.50) | **0.33** (0.33-0.33) |"
+    )
+    assert "**missed**" in tables.verdicts(found)
+
+
+def test_a_page_has_a_section_for_each_file_and_its_plots(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plots need requirements-bench.lock")
+    from bench.report import render
+
+    assert "##" not in render(tmp_path)
+    curve = [{"size": size, "seconds": size / 1e3, "limit_s": size / 2e3} for size in (1, 2)]
+    write_results("peers", peers(), tmp_path)
+    names = [figure.name for figure in (*FIGURES, figures.RESIDENT)]
+    write_results(
+        "engine", {"limits": LIMITS, "values": {name: [1.0] for name in names}, "shares": {"decode": [0.5]}}, tmp_path
+    )
+    kernel = {"kernel": "linear", "size": "1 rows", "seconds": 1e-5, "gb_per_s": 40.0, "gop_per_s": 100.0, "share": 0.8}
+    write_results("kernels", {"target": "x86-64", "limits": LIMITS, "kernels": [kernel]}, tmp_path)
+    curves = dict.fromkeys(("decode_s_by_context", "prefill_s_by_prompt", "step_s_by_batch"), curve)
+    write_results("growth", curves, tmp_path)
+    shape = {
+        "shape": "7B",
+        "num_parameters": 7_000_000_000,
+        "artifact_bytes": 4_000_000_000,
+        "compile_s": 300.0,
+        "compile_memory": 1 << 30,
+        "decode_tokens_per_s": 10.0,
+        "decode_bandwidth_share": 0.8,
+        "serve_memory": 1 << 28,
+    }
+    write_results("model_sizes", {"shapes": {"7B": shape}}, tmp_path)
+    page = render(tmp_path)
+    assert page.count("\n## ") == 5
+    assert "| decode, batch 1, tok/s | 1.00 (1.00-1.00) | 50% |" in page
+    assert "1 rows: 10.0 µs, 40.0 GB/s, **80%**" in page
+    assert "| 7B | 7,000 M | 300 | 1,024 | 4,000 | 10.0 | 80% | 256 |" in page
+    assert page == render(tmp_path)
+    plots = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
+    assert set(plots) == {"peers.svg", "growth.svg", "model_sizes.svg"}
+    render(tmp_path)
+    assert plots == {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
