@@ -43,6 +43,7 @@ from radixlm.runtime.manifest import (
 from radixlm.tokenizer_fix import profile_tokenizer
 
 from .interrupts import interrupts_kept
+from .kernels.top_k import num_maxima
 from .models import MODELS
 from .module import ENTRY_POINTS, build_module
 from .ops import Limits, Ops
@@ -157,6 +158,7 @@ def compile_model(
                 max_num_tokens=limits.num_tokens,
                 max_num_logits=limits.num_logits,
                 workspace_bytes=ops.program.workspace_bytes,
+                top_logits_scratch=num_maxima(config.vocab_size),
                 weights_bytes=plan.num_bytes,
             ),
             tokenizer=TokenizerInfo(

@@ -1,7 +1,8 @@
-"""From a program to the artifact's library: `forward` and the functions that move KV, with their checks of shapes.
+"""From a program to the artifact's library: `forward`, `top_logits` and the functions that move KV.
 
 `forward` is one PrimFunc that calls the kernels directly: no virtual machine, no allocation, every state tensor an
-argument. Where a weight lies is compiled in.
+argument. Where a weight lies is compiled in. Types, shapes and, in `forward`, all indices are checked before a kernel
+runs: what is wrong raises, and nothing is written.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from radixlm.runtime.manifest import PAGE_SIZE, KVLayout, ModelConfig
+from radixlm.runtime.manifest import MAX_POSITION, PAGE_SIZE, TOP_LOGITS, KVLayout, ModelConfig
 from tvm.ir import Call as TVMCall
 from tvm.ir import GlobalVar
 from tvm.script.ir_builder import IRBuilder
@@ -20,12 +21,13 @@ from tvm.script.ir_builder import tirx as T
 from .kernels.attention import SPAN_PAGES
 from .kernels.layout import ROW_BLOCK, round_up
 from .kernels.pages import KV_DTYPES, copy_rows, move_pages
+from .kernels.top_k import num_maxima, top_k
 from .program import Argument, Input, Place, Program, Size, Stored
 from .targets import Target
 from .tvm_build import build_library
 from .weight_plan import WeightPlan
 
-ENTRY_POINTS = ("forward", "copy_pages", "read_pages", "write_pages")
+ENTRY_POINTS = ("forward", "top_logits", "copy_pages", "read_pages", "write_pages")
 
 
 def build_module(program: Program, plan: WeightPlan, config: ModelConfig, layout: KVLayout, target: Target) -> Any:
@@ -33,6 +35,9 @@ def build_module(program: Program, plan: WeightPlan, config: ModelConfig, layout
     kernels = {key: GlobalVar(f"kernel_{i}") for i, key in enumerate(program.kernels)}
     functions: dict[Any, Any] = {kernels[key]: kernel for key, kernel in program.kernels.items()}
     functions["forward"] = _forward(program, plan, config, layout, kernels)
+    kernel_top_logits = GlobalVar("kernel_top_logits")
+    functions[kernel_top_logits] = top_k(TOP_LOGITS)
+    functions["top_logits"] = _top_logits(config, kernel_top_logits)
     for name, kernel, build in (
         ("copy_pages", copy_rows(layout), _copy_pages),
         ("read_pages", move_pages(layout, into_pool=False), _move_pages),
@@ -44,9 +49,13 @@ def build_module(program: Program, plan: WeightPlan, config: ModelConfig, layout
     return build_library(functions, target)
 
 
+_Arguments = dict[str, tuple[str, tuple[int | str, ...] | None]]
+"""The dtype and shape of each argument; symbolic dimensions are names, and without a shape it is an integer."""
+
+
 @dataclass
 class _Entry:
-    """An exported function: `arguments` names each and gives its dtype and shape; symbolic dimensions are names."""
+    """An exported function: its integers and symbolic dimensions, and its tensors."""
 
     name: str
     sizes: dict[str, Any]
@@ -58,17 +67,21 @@ class _Entry:
         return T.address_of(buffer[tuple([0] * len(buffer.shape))])
 
 
-def _entry(
-    name: str, arguments: Mapping[str, tuple[str, tuple[int | str, ...]]], body: Callable[[_Entry], None]
-) -> Any:
+def _entry(name: str, arguments: _Arguments, body: Callable[[_Entry], None]) -> Any:
     with IRBuilder() as builder:
         with T.prim_func(s_tir=True):
             T.func_attr({"tirx.noalias": True, "global_symbol": name, "tirx.is_scheduled": True})
-            handles = {argument: T.arg(argument, T.handle()) for argument in arguments}
+            values = {
+                argument: T.arg(argument, T.int64() if shape is None else T.handle())
+                for argument, (_, shape) in arguments.items()
+            }
             entry = _Entry(name, {}, {})
             for argument, (dtype, shape) in arguments.items():
+                if shape is None:
+                    entry.sizes[argument] = values[argument]
+                    continue
                 dimensions = [d if isinstance(d, int) else entry.sizes.setdefault(d, T.int64()) for d in shape]
-                entry.buffers[argument] = T.match_buffer(handles[argument], dimensions, dtype)
+                entry.buffers[argument] = T.match_buffer(values[argument], dimensions, dtype)
             body(entry)
         return builder.get()
 
@@ -81,7 +94,7 @@ def _forward(
     program: Program, plan: WeightPlan, config: ModelConfig, layout: KVLayout, kernels: Mapping[Any, Any]
 ) -> Any:
     tokens: tuple[int | str, ...] = ("num_tokens",)
-    arguments: dict[str, tuple[str, tuple[int | str, ...]]] = {
+    arguments: _Arguments = {
         "token_ids": ("int32", tokens),
         "positions": ("int32", tokens),
         "slots": ("int32", tokens),
@@ -99,6 +112,7 @@ def _forward(
         sizes = dict(entry.sizes)
         sizes["max_spans"] = (sizes["table_stride"] + (SPAN_PAGES - 1)) // SPAN_PAGES
         weights, workspace = entry.buffers["weights"], entry.buffers["workspace"]
+        _check_indices(entry, config.vocab_size)
 
         def value(argument: Argument, is_pointer: bool) -> Any:
             if isinstance(argument, Input):
@@ -123,13 +137,54 @@ def _forward(
     return _entry("forward", arguments, body)
 
 
+def _check_indices(entry: _Entry, vocab_size: int) -> None:
+    """Raise from the compiled function if an index is outside of what it points into; that costs nothing here."""
+    num_tokens, num_pages = entry.sizes["num_tokens"], entry.sizes["num_pages"]
+    visible = entry.sizes["table_stride"] * PAGE_SIZE
+    for name, low, high in (
+        ("token_ids", 0, vocab_size),
+        ("positions", 0, MAX_POSITION),
+        ("slots", 0, num_pages * PAGE_SIZE),
+        ("row_of_token", 0, entry.sizes["num_sequences"]),
+        ("page_table", 0, num_pages),
+        ("kv_lengths", 1, visible + 1),
+        ("logit_rows", 0, num_tokens),
+    ):
+        buffer = entry.buffers[name]
+        with T.grid(*buffer.shape) as indices:
+            value = T.Cast("int64", buffer[tuple(indices) if len(buffer.shape) > 1 else indices])
+            with T.Assert(tvm.tirx.And(value >= low, value < high), f"{name} holds an index outside its range"):
+                pass
+
+
 def _is_integer(parameter: Any) -> bool:
     return bool(tvm.ir.is_prim_expr(parameter)) and str(parameter.ty) == str(T.int64().ty)
 
 
+def _top_logits(config: ModelConfig, kernel: Any) -> Any:
+    stride = round_up(config.vocab_size, ROW_BLOCK)
+    arguments: _Arguments = {
+        "logits": ("float32", ("num_rows", stride)),
+        "scratch": ("float32", ("num_rows", num_maxima(config.vocab_size))),
+        "values": ("float32", ("num_rows", TOP_LOGITS)),
+        "token_ids": ("int32", ("num_rows", TOP_LOGITS)),
+        "is_finite": ("int32", ("num_rows",)),
+        "vocab_size": ("int64", None),
+    }
+
+    def body(entry: _Entry) -> None:
+        vocab_size, num_rows = entry.sizes["vocab_size"], entry.sizes["num_rows"]
+        with T.Assert(tvm.tirx.And(vocab_size >= 1, vocab_size <= config.vocab_size), "vocab_size is out of range"):
+            pass
+        pointers = [entry.address(argument) for argument in entry.buffers]
+        T.evaluate(TVMCall(kernel, [*pointers, T.int64(stride), vocab_size, num_rows], ret_ty="int32"))
+
+    return _entry("top_logits", arguments, body)
+
+
 def _copy_pages(name: str, layout: KVLayout, kernel: Any) -> Any:
     copies: tuple[int | str, ...] = ("num_copies",)
-    arguments: dict[str, tuple[str, tuple[int | str, ...]]] = {
+    arguments: _Arguments = {
         "kv_pool": (KV_DTYPES[layout.dtype], _pool_shape(layout)),
         "source": ("int32", copies),
         "destination": ("int32", copies),
@@ -147,7 +202,7 @@ def _copy_pages(name: str, layout: KVLayout, kernel: Any) -> Any:
 def _move_pages(name: str, layout: KVLayout, kernel: Any) -> Any:
     dtype = KV_DTYPES[layout.dtype]
     page: tuple[int | str, ...] = (layout.num_layers, 2, layout.num_kv_heads, PAGE_SIZE * layout.head_dim)
-    arguments: dict[str, tuple[str, tuple[int | str, ...]]] = {
+    arguments: _Arguments = {
         "kv_pool": (dtype, _pool_shape(layout)),
         "pages": ("int32", ("num_moved",)),
         "buffer": (dtype, ("num_moved", *page)),

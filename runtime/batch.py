@@ -6,27 +6,31 @@ pages that it reads. Knows array shapes and reservations, not requests; `model_r
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from .errors import EngineError
 
 if TYPE_CHECKING:
     from .kv_transaction import Reservation
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
+BatchShape = tuple[int, int, int, int]
+"""Tokens, sequences, pages of the longest, and rows of logits."""
 
 
-@dataclass(frozen=True)
-class Batch:
-    """`T` tokens of `B` sequences that each hold at most `P` pages; `R` of the tokens want logits, one at least.
+class BatchArrays(NamedTuple):
+    """`T` tokens of `B` sequences that each hold at most `P` pages; `R` of the tokens want logits.
 
-    All arrays are int32 and C-contiguous. A slot is `page_id * PAGE_SIZE + row`. Within a sequence, tokens
-    come in order and each sees the rows `[0, kv_length)` of its sequence's pages, its own included: that is
-    the causal mask. Unused places of `page_table` are 0 and never read.
+    All are int32. A slot is `page_id * PAGE_SIZE + row`. Within a sequence, tokens come in order and each sees
+    the rows `[0, kv_length)` of its sequence's pages, its own included: that is the causal mask. Unused places
+    of `page_table` are 0 and never read.
     """
 
     token_ids: Int32Array  # [T]
@@ -36,6 +40,82 @@ class Batch:
     page_table: Int32Array  # [B, P], page ids
     kv_lengths: Int32Array  # [T], KV rows that the token sees, its own included
     logit_rows: Int32Array  # [R], indices into T
+
+    @classmethod
+    def of(cls, values: Int32Array, shape: BatchShape) -> BatchArrays:
+        """The arrays that lie end to end in `values`, as views."""
+        num_tokens, num_sequences, width, _ = shape
+        table = 4 * num_tokens
+        lengths = table + num_sequences * width
+        return cls(
+            values[:num_tokens],
+            values[num_tokens : 2 * num_tokens],
+            values[2 * num_tokens : 3 * num_tokens],
+            values[3 * num_tokens : table],
+            values[table:lengths].reshape(num_sequences, width),
+            values[lengths : lengths + num_tokens],
+            values[lengths + num_tokens :],
+        )
+
+
+class Batch:
+    """The arrays of a step, end to end in one, because a step pays for each array that it handles.
+
+    Attributes:
+        shape: `(T, B, P, R)` of `BatchArrays`.
+        values: its arrays in order, int32.
+    """
+
+    __slots__ = ("shape", "values")
+
+    def __init__(
+        self,
+        token_ids: Int32Array,
+        positions: Int32Array,
+        slots: Int32Array,
+        row_of_token: Int32Array,
+        page_table: Int32Array,
+        kv_lengths: Int32Array,
+        logit_rows: Int32Array,
+    ) -> None:
+        """A batch of such arrays, which are copied.
+
+        Raises:
+            EngineError: an array is not int32, or not of the shape that the others ask for.
+        """
+        arrays = BatchArrays(token_ids, positions, slots, row_of_token, page_table, kv_lengths, logit_rows)
+        num_tokens = token_ids.size
+        num_sequences, width = page_table.shape if page_table.ndim == 2 else (1, page_table.size)
+        shapes = {"page_table": (num_sequences, width), "logit_rows": (logit_rows.size,)}
+        for name, values in arrays._asdict().items():
+            shape = shapes.get(name, (num_tokens,))
+            if values.dtype != np.int32 or values.shape != shape:
+                raise EngineError(f"{name} is {values.dtype} {values.shape}; int32 {shape} is needed")
+        self.shape: BatchShape = (num_tokens, num_sequences, width, logit_rows.size)
+        self.values: Int32Array = np.concatenate([values.reshape(-1) for values in arrays])
+
+    @classmethod
+    def packed(cls, values: Int32Array, shape: BatchShape) -> Batch:
+        """A batch of arrays that lie end to end already."""
+        batch = cls.__new__(cls)
+        batch.shape, batch.values = shape, values
+        return batch
+
+    @property
+    def arrays(self) -> BatchArrays:
+        """Views, one an array."""
+        return BatchArrays.of(self.values, self.shape)
+
+
+class TopLogits(NamedTuple):
+    """The largest logits of `R` rows, and whether all of a row are finite.
+
+    Largest first, the lower id first among equals. Of a row that is not finite, the rest means nothing.
+    """
+
+    values: Float32Array  # [R, K]
+    token_ids: Int32Array  # [R, K]
+    is_finite: Int32Array  # [R], 1 or 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +134,13 @@ class Forward(Protocol):
         """Write the KV of `batch` and return logits `[R, vocab_size]`, valid until the next call."""
         ...
 
+    def top_logits(self, num_rows: int, vocab_size: int) -> TopLogits:
+        """Of the first `num_rows` rows that `forward` returned last, and of their ids below `vocab_size`.
+
+        Valid until the next call.
+        """
+        ...
+
     def copy_rows(self, copies: Sequence[PageCopy]) -> None:
         """Do the copies, in order."""
         ...
@@ -64,17 +151,20 @@ def make_batch(reservations: Sequence[Reservation], wants_logits: Sequence[bool]
 
     `wants_logits` says of which reservations the last token's logits are needed.
     """
-    lengths = np.array([reservation.num_tokens for reservation in reservations])
-    positions = np.concatenate([np.arange(r.start, r.stop, dtype=np.int32) for r in reservations])
-    page_table = np.zeros((len(reservations), max(len(r.page_ids) for r in reservations)), np.int32)
-    for row, reservation in zip(page_table, reservations, strict=True):
-        row[: len(reservation.page_ids)] = reservation.page_ids
-    return Batch(
-        token_ids=np.array([token for r in reservations for token in r.token_ids], np.int32),
-        positions=positions,
-        slots=np.array([slot for r in reservations for slot in r.slots], np.int32),
-        row_of_token=np.repeat(np.arange(len(reservations), dtype=np.int32), lengths),
-        page_table=page_table,
-        kv_lengths=positions + np.int32(1),
-        logit_rows=(np.cumsum(lengths) - 1)[np.array(wants_logits, np.bool_)].astype(np.int32),
-    )
+    # array("i") grows, and takes other arrays as they are: half of the time that NumPy's constructors need here
+    token_ids, positions, slots, row_of_token, page_table, kv_lengths, logit_rows = (array("i") for _ in range(7))
+    width = max(reservation.num_pages for reservation in reservations)
+    for row, (reservation, is_wanted) in enumerate(zip(reservations, wants_logits, strict=True)):
+        start, stop = reservation.start, reservation.stop
+        token_ids.extend(reservation.token_ids)
+        positions.extend(range(start, stop))
+        slots.extend(reservation.slots)
+        row_of_token.extend([row] * (stop - start))
+        page_table.extend(reservation.page_ids)
+        page_table.frombytes(bytes(page_table.itemsize * (width - reservation.num_pages)))
+        kv_lengths.extend(range(start + 1, stop + 1))
+        if is_wanted:
+            logit_rows.append(len(token_ids) - 1)
+    values = token_ids + positions + slots + row_of_token + page_table + kv_lengths + logit_rows
+    shape = (len(token_ids), len(reservations), width, len(logit_rows))
+    return Batch.packed(np.frombuffer(values, np.int32), shape)

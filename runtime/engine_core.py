@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .batch import Float32Array, Forward, make_batch
 from .completion import Delta
@@ -25,9 +25,12 @@ from .step_plan import ScheduledRequest
 _LOGGER = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class CoreCounters:
-    """What was done since the start; prompt and cached tokens are those of finished requests."""
+    """What was done since the start; prompt and cached tokens are those of finished requests.
+
+    Counted by the thread of the core; any thread may read.
+    """
 
     num_steps: int = 0
     num_finished: int = 0
@@ -138,8 +141,9 @@ class EngineCore:
             for item in damaged:
                 step.drop(item.reservation.sequence)  # what came out of it must not be reused
             step.commit()
-        self._count(num_steps=1)
-        outputs = [self._accept(item.request, token) for item, token in sampled if token is not None]
+        self.counters.num_steps += 1
+        now = self._clock()
+        outputs = [self._accept(item.request, token, now) for item, token in sampled if token is not None]
         outputs += [self._fail_damaged(item.request) for item in damaged]
         if damaged:
             self._cache.clear()  # the numbers may have been wrong in earlier pages already
@@ -170,9 +174,12 @@ class EngineCore:
         wants_logits = [item.wants_logits for item in scheduled]
         logits = self._forward.forward(make_batch([item.reservation for item in scheduled], wants_logits))
         self._check_logits(logits, len(sampling))
+        if not sampling:
+            return []
         # a padded embedding has rows that are no token: they are never sampled
-        known = logits[:, : self.limits.vocab_size]
-        tokens = sample(known, [item.request.sampler for item in sampling])
+        vocab_size = self.limits.vocab_size
+        top = self._forward.top_logits(len(sampling), vocab_size)
+        tokens = sample(logits[:, :vocab_size], top, [item.request.sampler for item in sampling])
         return list(zip(sampling, tokens, strict=True))
 
     def _check_logits(self, logits: Float32Array, num_rows: int) -> None:
@@ -182,13 +189,13 @@ class EngineCore:
                 f"{(num_rows, self.limits.vocab_size)}; compile the model again"
             )
 
-    def _accept(self, request: Request, token: SampledToken) -> RequestOutput:
+    def _accept(self, request: Request, token: SampledToken, now: float) -> RequestOutput:
         try:
-            delta = request.accept(token, self._clock())
+            delta = request.accept(token, now)
         except Exception as error:
             self._scheduler.remove(request.request_id)
             return self._fail(request, _internal_error(request, error))
-        self._count(num_generated_tokens=1)
+        self.counters.num_generated_tokens += 1
         if delta.finish_reason is None:
             return RequestOutput(request.request_id, delta)
         self._scheduler.remove(request.request_id)
@@ -198,9 +205,13 @@ class EngineCore:
         """Close the sequence of a request that left the scheduler; what it computed stays cached."""
         if request.sequence is not None:
             self._cache.close(request.sequence)
+            alias = request.alias()
+            if alias is not None:
+                self._cache.aliases.record(request.namespace, request.prompt.ids, alias)
         completion = request.completion(self._clock())
-        usage = completion.usage
-        self._count(num_finished=1, num_prompt_tokens=usage.prompt_tokens, num_cached_tokens=usage.cached_tokens)
+        self.counters.num_finished += 1
+        self.counters.num_prompt_tokens += completion.usage.prompt_tokens
+        self.counters.num_cached_tokens += completion.usage.cached_tokens
         return RequestOutput(request.request_id, delta, completion)
 
     # Failures.
@@ -211,7 +222,7 @@ class EngineCore:
         """
         if request.sequence is not None:
             self._cache.close(request.sequence, keep=False)
-        self._count(num_failed=1)
+        self.counters.num_failed += 1
         return RequestOutput(request.request_id, error=error)
 
     def _fail_step(self, scheduled: list[ScheduledRequest], error: Exception) -> list[RequestOutput]:
@@ -244,10 +255,6 @@ class EngineCore:
                 f"raise --kv-cache-gb"
             ),
         )
-
-    def _count(self, **added: int) -> None:
-        now = {name: getattr(self.counters, name) + count for name, count in added.items()}
-        self.counters = replace(self.counters, **now)
 
 
 def _internal_error(request: Request, error: Exception) -> RadixLMError:

@@ -47,7 +47,8 @@ class EngineLoop:
         self._inbox: deque[_Submission | _Cancellation] = deque()
         self._is_closing = False
         self._crash: EngineError | None = None
-        self._busy_since: float | None = None  # begin of the work, or end of the last step; None when idle
+        # begin of the work, or end of the last step, then set without the lock; None when idle
+        self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="radixlm-engine", daemon=True)
         self._thread.start()
 
@@ -122,10 +123,12 @@ class EngineLoop:
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is something to do; False when the loop is to end."""
+        if self._core.has_work:  # between two steps: nobody is to be waited for
+            self._busy_since = self._clock()
+            return not self._is_closing
         with self._wake:
-            is_idle = not self._core.has_work and not self._inbox
-            self._busy_since = None if is_idle else self._clock()
-            while not (self._is_closing or self._inbox or self._core.has_work):
+            self._busy_since = self._clock() if self._inbox else None
+            while not (self._is_closing or self._inbox):
                 self._wake.wait()
             return not self._is_closing
 

@@ -6,8 +6,10 @@ a forward computes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import collections.abc
+from array import array
 from types import TracebackType
+from typing import NamedTuple
 
 from .batch import PageCopy
 from .errors import OutOfPages
@@ -17,20 +19,18 @@ from .radix_tree import RadixTree
 from .sequence import Sequence, num_pages_for
 
 
-@dataclass(frozen=True)
-class Reservation:
+class Reservation(NamedTuple):
     """Room for the KV of tokens `[start, stop)` of one sequence.
 
-    `page_ids` are the pages of `[0, stop)`, those of the step included: of these, `[0, num_kept_pages)` are
-    the sequence's already. `copies` are the row copies to do before the forward (none or one: the rows of a
-    partial page that others own too).
+    Their pages are the first `num_kept_pages` of the sequence's own, and after them the `new_page_ids`. `copies`
+    are the row copies to do before the forward (none or one: the rows of a partial page that others own too).
     """
 
     sequence: Sequence
     start: int
     stop: int
-    page_ids: tuple[int, ...]
     num_kept_pages: int
+    new_page_ids: list[int]
     copies: tuple[PageCopy, ...]
 
     @property
@@ -39,15 +39,26 @@ class Reservation:
         return self.stop - self.start
 
     @property
-    def token_ids(self) -> list[int]:
+    def token_ids(self) -> collections.abc.Sequence[int]:
         """The tokens that the step computes; their positions are `range(start, stop)`."""
-        return list(self.sequence.token_ids[self.start : self.stop])
+        return self.sequence.token_ids[self.start : self.stop]
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of `[0, stop)`."""
+        return self.num_kept_pages + len(self.new_page_ids)
+
+    @property
+    def page_ids(self) -> array[int]:
+        """The pages of `[0, stop)`, those of the step included; int32."""
+        return self.sequence.page_ids[: self.num_kept_pages] + array("i", self.new_page_ids)
 
     @property
     def slots(self) -> list[int]:
         """Where each token's KV is written: `page_id * PAGE_SIZE + row`."""
+        page_ids = self.page_ids
         return [
-            self.page_ids[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
+            page_ids[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
             for position in range(self.start, self.stop)
         ]
 
@@ -104,19 +115,12 @@ class KVTransaction:
         assert not sequence.is_reserved, f"{sequence} is reserved already"
         assert 0 < num_tokens <= sequence.num_uncomputed, f"{num_tokens} tokens of {sequence}"
         start, stop = sequence.num_computed, sequence.num_computed + num_tokens
-        kept = list(sequence.page_ids)
-        num_rows = start % PAGE_SIZE
-        must_copy = num_rows > 0 and not self._pool.is_private(kept[-1])
-        source = kept.pop() if must_copy else None
-        taken = self._take(num_pages_for(stop) - len(kept))
-        reservation = Reservation(
-            sequence=sequence,
-            start=start,
-            stop=stop,
-            page_ids=(*kept, *taken),
-            num_kept_pages=len(kept),
-            copies=() if source is None else (PageCopy(source, taken[0], num_rows),),
-        )
+        num_kept, num_rows = len(sequence.page_ids), start % PAGE_SIZE
+        must_copy = num_rows > 0 and not self._pool.is_private(sequence.page_ids[-1])
+        num_kept -= must_copy
+        taken = self._take(num_pages_for(stop) - num_kept)
+        copies = (PageCopy(sequence.page_ids[-1], taken[0], num_rows),) if must_copy else ()
+        reservation = Reservation(sequence, start, stop, num_kept, taken, copies)
         self._reservations[sequence.seq_id] = reservation
         sequence.set_reserved(True)
         return reservation
@@ -124,7 +128,7 @@ class KVTransaction:
     def drop(self, sequence: Sequence) -> None:
         """Give back what was reserved for one sequence, for instance to preempt it; the others stay."""
         reservation = self._reservations.pop(sequence.seq_id)
-        self._pool.release(reservation.page_ids[reservation.num_kept_pages :])
+        self._pool.release(reservation.new_page_ids)
         sequence.set_reserved(False)
 
     def commit(self) -> None:
@@ -134,9 +138,10 @@ class KVTransaction:
         own. Call it when the forward and the sampling have succeeded, then append the sampled tokens.
         """
         for reservation in self._reservations.values():
-            sequence = reservation.sequence
-            self._pool.release(sequence.page_ids[reservation.num_kept_pages :])  # the source of a copy
-            sequence.replace_kv(self._share(reservation), reservation.stop)
+            sequence, num_kept = reservation.sequence, reservation.num_kept_pages
+            self._pool.release(sequence.page_ids[num_kept:])  # the source of a copy
+            sequence.replace_kv(reservation.new_page_ids, reservation.stop, num_kept_pages=num_kept)
+            self._share(sequence, reservation.start // PAGE_SIZE, reservation.stop // PAGE_SIZE)
             sequence.set_reserved(False)
         self._reservations.clear()
 
@@ -146,6 +151,8 @@ class KVTransaction:
             self.drop(reservation.sequence)
 
     def _take(self, num_pages: int) -> list[int]:
+        if num_pages == 0:
+            return []
         num_free, num_cached = self._pool.num_free, self._pool.num_cached
         if num_pages > num_free + num_cached:
             raise OutOfPages(
@@ -156,19 +163,15 @@ class KVTransaction:
             self._tree.evict(num_pages - num_free)
         return self._pool.allocate(num_pages)
 
-    def _share(self, reservation: Reservation) -> list[int]:
-        """Put the pages that are full now into the tree; the pages that the sequence has from now on."""
-        first, last = reservation.start // PAGE_SIZE, reservation.stop // PAGE_SIZE
-        page_ids = list(reservation.page_ids)
+    def _share(self, sequence: Sequence, first: int, last: int) -> None:
+        """Put the pages `[first, last)`, which are full now, into the tree, or take those that it has instead."""
         if first == last:
-            return page_ids
-        sequence = reservation.sequence
+            return
         tokens = slice(first * PAGE_SIZE, last * PAGE_SIZE)
-        own = page_ids[first:last]
+        own, after = sequence.page_ids[first:last], sequence.page_ids[last:]
         shared = self._tree.insert(
-            sequence.namespace, page_ids[:first], sequence.token_ids[tokens], own, sequence.generated[tokens]
+            sequence.namespace, sequence.page_ids[:first], sequence.token_ids[tokens], own, sequence.generated[tokens]
         )
         self._pool.retain(theirs for theirs, ours in zip(shared, own, strict=True) if theirs != ours)
         self._pool.release(ours for theirs, ours in zip(shared, own, strict=True) if theirs != ours)
-        page_ids[first:last] = shared
-        return page_ids
+        sequence.replace_kv([*shared, *after], sequence.num_computed, num_kept_pages=first)

@@ -9,8 +9,10 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 PAGE_SIZE: Final = 16  # tokens in a page of KV
+TOP_LOGITS: Final = 64  # the most likely tokens that `top_logits` finds in each row of logits
+MAX_POSITION: Final = 1 << 30  # positions are below, for RoPE
 UNSEALED: Final = "0" * 64  # in place of the manifest's own digest while that is computed
 
 Dimension = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
@@ -98,6 +100,7 @@ class ModuleInfo(_Strict, frozen=True, kw_only=True):
     max_num_tokens: Dimension  # rows of token_ids in one forward
     max_num_logits: Dimension  # rows of logits in one forward
     workspace_bytes: Bytes
+    top_logits_scratch: Dimension  # float32 of scratch that `top_logits` needs for each row
     weights_bytes: Bytes  # bytes of the data section of weights.safetensors
 
 
@@ -154,7 +157,7 @@ class SourceInfo(_Strict, frozen=True, kw_only=True):
 class Manifest(_Strict, frozen=True, kw_only=True):
     """The whole of `manifest.json`."""
 
-    format_version: Literal[1]
+    format_version: Literal[2]
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     model: ModelConfig
     context_length: ContextLength

@@ -20,14 +20,15 @@ import numpy as np
 import numpy.typing as npt
 
 from .artifact import Artifact
-from .batch import Batch, Float32Array, Int32Array, PageCopy
+from .batch import Batch, BatchArrays, BatchShape, Float32Array, Int32Array, PageCopy, TopLogits
 from .cpu import default_num_threads
 from .errors import CorruptArtifact, EngineError, InvalidParameter
-from .manifest import PAGE_SIZE
+from .manifest import MAX_POSITION, PAGE_SIZE, TOP_LOGITS
 
 _ALIGNMENT = 64
 _KV_DTYPES = {"f16": np.float16, "f32": np.float32}
 _PADDED_VOCABULARY = 16
+_MAX_SHAPES = 256  # of batches whose arguments are kept
 _NO_ROWS: Int32Array = np.zeros(1, np.int32)[:0]  # an array made empty has strides that TVM refuses
 
 
@@ -55,16 +56,30 @@ class ModelRunner:
         self._functions = _load_functions(artifact, num_threads or default_num_threads())
         weights = _map_weights(artifact)
         pool_shape = (layout.num_layers, num_pages, 2, layout.num_kv_heads, PAGE_SIZE * layout.head_dim)
+        num_logits, padded = module.max_num_logits, -(-vocab_size // _PADDED_VOCABULARY) * _PADDED_VOCABULARY
         try:
             pool = _zeros(pool_shape, _KV_DTYPES[layout.dtype])
             workspace = _zeros((module.workspace_bytes,), np.uint8)
-            padded = -(-vocab_size // _PADDED_VOCABULARY) * _PADDED_VOCABULARY
-            self._logits: Float32Array = _zeros((module.max_num_logits, padded), np.float32)
+            self._logits: Float32Array = _zeros((num_logits, padded), np.float32)
+            scratch = _zeros((num_logits, module.top_logits_scratch), np.float32)
+            self._top = TopLogits(
+                _zeros((num_logits, TOP_LOGITS), np.float32),
+                _zeros((num_logits, TOP_LOGITS), np.int32),
+                _zeros((num_logits,), np.int32),
+            )
         except (OSError, ValueError, OverflowError) as error:
             raise EngineError(
                 f"{num_pages} pages of {layout.page_bytes} bytes cannot be allocated ({error}); lower --kv-cache-gb"
             ) from None
-        self._pool, self._weights, self._workspace = (_tensor(array) for array in (pool, weights, workspace))
+        self._tensor = _tvm_ffi().from_dlpack
+        self._state = [self._tensor(array) for array in (pool, weights, workspace)]
+        self._outputs = [  # by number of rows, made once: a tensor takes a microsecond
+            [self._tensor(array[:num_rows]) for array in (self._logits, scratch, *self._top)]
+            for num_rows in range(num_logits + 1)
+        ]
+        num_values = module.max_num_tokens * (self._max_pages + 6)
+        self._values: Int32Array = _zeros((num_values,), np.int32)
+        self._arguments: dict[BatchShape, tuple[Any, ...]] = {}
 
     def forward(self, batch: Batch) -> Float32Array:
         """Write the KV of `batch` to the pool; return logits `[R, vocab_size]`, valid until the next call.
@@ -72,20 +87,25 @@ class ModelRunner:
         Raises:
             EngineError: the batch does not fit the module or the pool; nothing was written.
         """
-        self._check(batch)
-        logits = self._logits[: len(batch.logit_rows)]
-        arguments = (
-            batch.token_ids,
-            batch.positions,
-            batch.slots,
-            batch.row_of_token,
-            batch.page_table,
-            batch.kv_lengths,
-            batch.logit_rows if len(batch.logit_rows) else _NO_ROWS,
-        )
-        tensors = [_tensor(array) for array in arguments]
-        self._functions["forward"](*tensors, self._pool, self._weights, self._workspace, _tensor(logits))
-        return logits[:, : self._vocab_size]
+        arguments = self._arguments.get(batch.shape) or self._make_arguments(batch.shape)
+        self._values[: batch.values.size] = batch.values
+        try:
+            self._functions["forward"](*arguments)
+        except Exception as error:  # the module checks all indices before it writes anything
+            self._explain(batch)
+            raise EngineError(f"the module failed: {error}") from error
+        return self._logits[: batch.shape[3], : self._vocab_size]
+
+    def top_logits(self, num_rows: int, vocab_size: int) -> TopLogits:
+        """Of the first `num_rows` rows that `forward` returned last, and of their ids below `vocab_size`.
+
+        Valid until the next call.
+        """
+        if not 0 < vocab_size <= self._vocab_size or not 0 <= num_rows <= self._module.max_num_logits:
+            raise EngineError(f"{num_rows} rows of {vocab_size} logits; {self._vocab_size} logits are a row")
+        self._functions["top_logits"](*self._outputs[num_rows], vocab_size)
+        values, token_ids, is_finite = self._top
+        return TopLogits(values[:num_rows, :vocab_size], token_ids[:num_rows, :vocab_size], is_finite[:num_rows])
 
     def copy_rows(self, copies: Sequence[PageCopy]) -> None:
         """Do the copies, in order."""
@@ -94,41 +114,56 @@ class ModelRunner:
             if not all(0 <= page < self._num_pages for page in pages) or not 0 <= copy.num_rows <= PAGE_SIZE:
                 raise EngineError(f"{copy} is outside the pool of {self._num_pages} pages of {PAGE_SIZE} rows")
             arrays = (np.array([value], np.int32) for value in (*pages, copy.num_rows))
-            self._functions["copy_pages"](self._pool, *(_tensor(array) for array in arrays))
+            self._functions["copy_pages"](self._state[0], *map(self._tensor, arrays))
 
     def close(self) -> None:
         """Let go of pool, weights and workspace."""
-        self._pool = self._weights = self._workspace = None
-        self._functions = {}
+        self._state, self._outputs, self._functions = [], [], {}
+        self._arguments.clear()
 
-    def _check(self, batch: Batch) -> None:
-        module, num_tokens, num_logits = self._module, batch.token_ids.size, batch.logit_rows.size
+    def _make_arguments(self, shape: BatchShape) -> tuple[Any, ...]:
+        """What `forward` takes for batches of this shape: made once, because it takes longer than the rest of a call.
+
+        A decode step's shape is that of the one before for some `PAGE_SIZE` steps, a prefill's seldom comes again.
+        """
+        num_tokens, num_sequences, width, num_logits = shape
+        module = self._module
         if not 1 <= num_tokens <= module.max_num_tokens or num_logits > module.max_num_logits:
             raise EngineError(
                 f"a step of {num_tokens} tokens and {num_logits} logits; the module takes 1 to {module.max_num_tokens} "
                 f"and up to {module.max_num_logits}"
             )
-        num_sequences, width = batch.page_table.shape if batch.page_table.ndim == 2 else (0, 0)
-        if num_sequences < 1 or not 1 <= width <= self._max_pages:
+        if not 1 <= num_sequences <= module.max_num_tokens or not 1 <= width <= self._max_pages:
             raise EngineError(
-                f"the page_table has shape {batch.page_table.shape}; the module takes a row for each sequence and "
-                f"1 to {self._max_pages} columns"
+                f"the page_table has shape {(num_sequences, width)}; the module takes 1 to {module.max_num_tokens} "
+                f"rows and 1 to {self._max_pages} columns"
             )
-        _check_range("token_ids", batch.token_ids, 0, self._vocab_size, (num_tokens,))
-        _check_range("positions", batch.positions, 0, 1 << 30, (num_tokens,))
-        _check_range("slots", batch.slots, 0, self._num_pages * PAGE_SIZE, (num_tokens,))
-        _check_range("row_of_token", batch.row_of_token, 0, num_sequences, (num_tokens,))
-        _check_range("page_table", batch.page_table, 0, self._num_pages, (num_sequences, width))
-        _check_range("kv_lengths", batch.kv_lengths, 1, width * PAGE_SIZE + 1, (num_tokens,))
-        _check_range("logit_rows", batch.logit_rows, 0, num_tokens, (num_logits,))
+        size = 5 * num_tokens + num_sequences * width + num_logits
+        arrays = BatchArrays.of(self._values[:size], shape)
+        if not num_logits:
+            arrays = arrays._replace(logit_rows=_NO_ROWS)
+        if len(self._arguments) == _MAX_SHAPES:
+            self._arguments.clear()
+        arguments = (*map(self._tensor, arrays), *self._state, self._outputs[num_logits][0])
+        self._arguments[shape] = arguments
+        return arguments
 
-
-def _check_range(name: str, array: Int32Array, low: int, high: int, shape: tuple[int, ...]) -> None:
-    """All of `array`, int32 and C-contiguous of this shape, in `[low, high)`."""
-    if array.dtype != np.int32 or not array.flags.c_contiguous or array.shape != shape:
-        raise EngineError(f"{name} is {array.dtype} {array.shape}; C-contiguous int32 {shape} is needed")
-    if array.size and (array.min() < low or array.max() >= high):
-        raise EngineError(f"{name} holds {array.min()}..{array.max()}, must be in {low}..{high - 1}")
+    def _explain(self, batch: Batch) -> None:
+        """Raise an EngineError that names what the module has refused, and what it takes."""
+        num_tokens, num_sequences, width, _ = batch.shape
+        ranges = {
+            "token_ids": (0, self._vocab_size),
+            "positions": (0, MAX_POSITION),
+            "slots": (0, self._num_pages * PAGE_SIZE),
+            "row_of_token": (0, num_sequences),
+            "page_table": (0, self._num_pages),
+            "kv_lengths": (1, width * PAGE_SIZE + 1),
+            "logit_rows": (0, num_tokens),
+        }
+        for name, array in batch.arrays._asdict().items():
+            low, high = ranges[name]
+            if array.size and (array.min() < low or array.max() >= high):
+                raise EngineError(f"{name} holds {array.min()}..{array.max()}, must be in {low}..{high - 1}")
 
 
 def _zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -146,10 +181,6 @@ def _map_weights(artifact: Artifact) -> npt.NDArray[np.uint8]:
     weights = np.frombuffer(memory, np.uint8, artifact.manifest.module.weights_bytes, offset)
     assert weights.ctypes.data % _ALIGNMENT == 0
     return weights
-
-
-def _tensor(array: npt.NDArray[Any]) -> Any:
-    return _tvm_ffi().from_dlpack(array)
 
 
 @functools.cache
@@ -183,7 +214,10 @@ def _load_functions(artifact: Artifact, num_threads: int) -> dict[str, Any]:
     os.environ.setdefault("TVM_NUM_THREADS", str(num_threads))
     try:
         library = _tvm_ffi().load_module(str(artifact.module_path.resolve()))
-        return {name: library[name] for name in artifact.manifest.module.entry_points}
+        functions = {name: library[name] for name in artifact.manifest.module.entry_points}
+        for name in ("top_logits", "copy_pages"):
+            functions[name].release_gil = False  # sooner done than the lock is back
+        return functions
     except (RuntimeError, AttributeError, KeyError, OSError) as error:
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
         raise CorruptArtifact(f"{artifact.module_path} cannot be loaded ({reason}); compile it again") from None

@@ -6,20 +6,21 @@ Knows nothing of other requests, pages or threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from .completion import CacheMatch, Completion, Delta, FinishReason, Timings, TokenLogprob, Usage
 from .errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter
 from .prefix_match import PrefixMatch, WhyNotMore
+from .reply_alias import ReplyAlias, rendered_reply
 from .sampler import SampledToken, SamplerState
 from .sampling_params import SamplingParams
 from .sequence import Sequence
 from .stop_strings import StopStrings
 
 if TYPE_CHECKING:
-    from radixlm.tokenizer_fix import PreparedPrompt
+    from radixlm.tokenizer_fix import PreparedPrompt, SpelledPrompt
 
 
 class TextDecoder(Protocol):
@@ -83,6 +84,8 @@ class Request:
         eos_token_ids: Iterable[int] = (),
         namespace: bytes = b"",
         arrived_at: float = 0.0,
+        spelled: Callable[[], SpelledPrompt] | None = None,
+        render_reply: Callable[[str], str] | None = None,
     ) -> None:
         """A request that waits.
 
@@ -90,15 +93,21 @@ class Request:
             decoder: fresh, and told of the prompt.
             eos_token_ids: the model's own, which end the reply unless `params.ignore_eos`.
             arrived_at: seconds, on the engine's clock.
+            spelled: what the prompt spells, if it may be matched by text.
+            render_reply: how a reply stands in the prompts of later turns, for a chat whose template is known.
         """
         self.request_id = request_id
         self.prompt = prompt
         self.params = params
         self.namespace = namespace
         self.arrived_at = arrived_at
+        self.spelled = spelled
+        self.candidate: PrefixMatch | None = None  # what was found while it waits
+        self._render_reply = render_reply
         self.sequence: Sequence | None = None
         self.num_preemptions = 0
         self._match: PrefixMatch | None = None
+        self._max_length = 0  # of the sequence, known when it is admitted
         self._sampler = SamplerState(params, prompt.ids, vocab_size)
         self._decoder = decoder
         self._stops = StopStrings(params.stop)
@@ -144,25 +153,42 @@ class Request:
         """Take the sequence that the scheduler opened on a match of the prompt."""
         assert self.sequence is None, "admitted twice"
         self.sequence, self._match = sequence, match
+        self.prompt = replace(self.prompt, ids=match.prompt_ids, num_match=match.num_match)
+        self._max_length = sequence.context_length
+        if self.params.max_tokens is not None:
+            self._max_length = min(self._max_length, len(self.prompt.ids) + self.params.max_tokens)
 
     def accept(self, sampled: SampledToken, now: float) -> Delta:
         """Append a sampled token to the sequence, and end the reply if it says so or there is room for no
         more.
         """
-        assert not self.is_finished
-        self.admitted.append([sampled.token_id])
-        self._sampler.record(sampled.token_id)
-        self._first_token_at = now if self._first_token_at is None else self._first_token_at
+        assert self._finish_reason is None
+        token_id = sampled.token_id
+        self.admitted.append((token_id,))
+        self._sampler.record(token_id)
+        if self._first_token_at is None:
+            self._first_token_at = now
         self._last_token_at = now
-        text, reason = self._advance(sampled.token_id)
-        logprobs = None if sampled.logprob is None else (sampled.logprob,)
-        self._logprobs += logprobs or ()
-        return self._delta(text, (sampled.token_id,), logprobs, reason)
+        text, reason = self._advance(token_id)
+        if sampled.logprob is None:
+            return self._delta(text, (token_id,), None, reason)
+        self._logprobs.append(sampled.logprob)
+        return self._delta(text, (token_id,), (sampled.logprob,), reason)
 
     def cancel(self) -> Delta:
         """End the reply where it is."""
         assert not self.is_finished
         return self._delta(self._flush(), (), None, "cancelled")
+
+    def alias(self) -> ReplyAlias | None:
+        """The finished reply and how it will be rendered, where that is another text."""
+        if self._render_reply is None or self._stops.stopped:  # a stop string cut the text within its ids
+            return None
+        ids = self.token_ids
+        ids = ids[:-1] if ids and ids[-1] in self._stop_ids else ids
+        text = "".join(self._text)
+        rendered = rendered_reply(text, self._render_reply(text))
+        return None if rendered is None else ReplyAlias(ids, rendered)
 
     def completion(self, now: float) -> Completion:
         """The finished reply."""
@@ -185,7 +211,7 @@ class Request:
         text = self._stops.push(self._decoder.push(token_id))
         if self._stops.stopped:
             return text, "stop"
-        if self.num_generated == self.params.max_tokens or len(self.admitted) == self.admitted.context_length:
+        if len(self.admitted) == self._max_length:
             text += self._flush()
             return text, "stop" if self._stops.stopped else "length"
         return text, None

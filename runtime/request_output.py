@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .completion import Completion, Delta
 from .errors import RadixLMError
 
 
-@dataclass(frozen=True)
-class RequestOutput:
+class RequestOutput(NamedTuple):
     """What a step brought for one request. The last one has a `completion` or an `error`."""
 
     request_id: str

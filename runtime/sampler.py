@@ -7,23 +7,23 @@ rows beside it. Knows numbers, not text or pages.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .batch import Float32Array
+from .batch import Float32Array, Int32Array, TopLogits
 from .completion import TokenLogprob
 from .sampling_params import SamplingParams
 
 Float64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]
 
+_ROUNDING = 1e-9  # far more than what a float64 sum of a vocabulary is off
 FIRST_CANDIDATES = 256  # top-p sorts this many tokens first: nearly always they hold the mass that it wants
 
 
-@dataclass(frozen=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """The token chosen for one row, with its logprob if the request asks for it."""
 
     token_id: int
@@ -50,6 +50,8 @@ class SamplerState:
         if params.repetition_penalty != 1.0:
             self._is_seen = np.zeros(vocab_size, np.bool_)
             self._is_seen[list(prompt_ids)] = True
+        # nothing but the first of the largest logits is needed
+        self.takes_best = params.greedy and not params.changes_logits and params.logprobs is None
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.intp, len(params.logit_bias))
         self._bias = np.fromiter(params.logit_bias.values(), np.float64, len(params.logit_bias))
 
@@ -81,57 +83,92 @@ class SamplerState:
         return float(self._generator.random())
 
 
-def sample(logits: Float32Array, states: Sequence[SamplerState]) -> list[SampledToken | None]:
+def sample(logits: Float32Array, top: TopLogits, states: Sequence[SamplerState]) -> list[SampledToken | None]:
     """One token for each row of `logits` `[R, vocab]`; None where the row holds a number that is not finite.
 
-    Draws from the states' generators, but records nothing: the caller does when it accepts the tokens.
+    `top` are the largest of the same logits; the rest of a row is read only where they do not decide, and the result
+    is the same as if it always were. Draws from the states' generators, but records nothing: the caller does when it
+    accepts the tokens.
     """
-    assert len(logits) == len(states)
-    if not states:
-        return []
-    most_likely = np.argmax(logits, axis=1)
-    is_finite = _finite_rows(logits)
-    return [
-        _sample_row(row, state, int(best)) if finite else None
-        for row, state, best, finite in zip(logits, states, most_likely, is_finite, strict=True)
-    ]
+    assert len(logits) == len(top.values) == len(states)
+    most_likely, is_finite = top.token_ids[:, 0].tolist(), top.is_finite.tolist()
+    sampled: list[SampledToken | None] = []
+    for row, state in enumerate(states):
+        if not is_finite[row]:
+            sampled.append(None)
+        elif state.takes_best:
+            sampled.append(SampledToken(most_likely[row]))
+        else:
+            sampled.append(_sample_row(logits[row], top.values[row], top.token_ids[row], state))
+    return sampled
 
 
-def _finite_rows(logits: Float32Array) -> list[bool]:
-    """Whether each row is finite: its sum is not if any number is not, and one sum is cheap."""
-    with np.errstate(all="ignore"):
-        sums = logits.sum(axis=1)
-    return [
-        bool(np.isfinite(total)) or bool(np.isfinite(row).all())
-        for total, row in zip(sums, logits, strict=True)
-    ]
-
-
-def _sample_row(logits: Float32Array, state: SamplerState, most_likely: int) -> SampledToken:
+def _sample_row(
+    logits: Float32Array, top_values: Float32Array, top_ids: Int32Array, state: SamplerState
+) -> SampledToken:
     params = state.params
-    token_id = most_likely
-    if not params.greedy or params.changes_logits:
+    if params.changes_logits:
         adjusted = logits.astype(np.float64)
         state.penalize(adjusted)
         token_id = int(np.argmax(adjusted)) if params.greedy else _draw(adjusted, state)
+    elif params.greedy:
+        token_id = int(top_ids[0])
+    else:
+        token_id = _draw_of_top(logits, top_values, top_ids, state)
     if params.logprobs is None:
         return SampledToken(token_id)
     return SampledToken(token_id, _logprob(logits.astype(np.float64), token_id, params.logprobs))
 
 
+def _draw_of_top(logits: Float32Array, top_values: Float32Array, top_ids: Int32Array, state: SamplerState) -> int:
+    """As `_draw` of the whole row, which is read only if more than the top may be drawn."""
+    weights = _weights(top_values.astype(np.float64), state.params.temperature)
+    num_kept = _num_kept(weights, len(logits) - len(weights), state.params)
+    if num_kept is None:
+        return _draw(logits.astype(np.float64), state)
+    return int(top_ids[_pick(weights[:num_kept], state)])
+
+
+def _num_kept(weights: Float64Array, num_others: int, params: SamplingParams) -> int | None:
+    """How many of the largest weights may be drawn; None if others may be, which weigh no more than the last one."""
+    if 0 < params.top_k <= len(weights) and params.top_k < len(weights) + num_others:
+        num_kept = params.top_k
+        if params.top_p < 1.0:
+            num_kept = _nucleus(np.cumsum(weights[:num_kept]), params.top_p * weights[:num_kept].sum())
+    elif params.top_p < 1.0:
+        cumulative = np.cumsum(weights)
+        least, most = cumulative[-1], cumulative[-1] + num_others * weights[-1]
+        # the sum of a row in another order is another one in the last digits
+        num_kept = _nucleus(cumulative, params.top_p * least * (1 - _ROUNDING))
+        if num_kept != _nucleus(cumulative, params.top_p * most * (1 + _ROUNDING)) or num_kept > len(weights):
+            return None
+    else:
+        return None
+    return int((weights[:num_kept] >= params.min_p * weights[0]).sum()) if params.min_p > 0.0 else num_kept
+
+
 def _draw(logits: Float64Array, state: SamplerState) -> int:
     """Draw from `softmax(logits / temperature)`, cut to top-k, then top-p, then min-p."""
-    params = state.params
-    # The maximum first: a tiny temperature would overflow otherwise. Every weight is at most 1, the best
-    # one's is 1.
+    weights = _weights(logits, state.params.temperature)
+    token_ids = _candidates(weights, state.params)
+    if token_ids is None:
+        return _pick(weights, state)
+    return int(token_ids[_pick(weights[token_ids], state)])
+
+
+def _weights(logits: Float64Array, temperature: float) -> Float64Array:
+    """Probabilities times a constant: every weight is at most 1, the best one's is 1."""
+    # the maximum first: a tiny temperature would overflow otherwise
     with np.errstate(over="ignore", under="ignore"):
-        weights = np.exp((logits - logits.max()) / params.temperature)
-    token_ids = _candidates(weights, params)
-    kept = weights if token_ids is None else weights[token_ids]
-    cumulative = np.cumsum(kept)
+        weights: Float64Array = np.exp((logits - logits.max()) / temperature)
+    return weights
+
+
+def _pick(weights: Float64Array, state: SamplerState) -> int:
+    """The index of a weight, drawn with a probability in proportion to it."""
+    cumulative = np.cumsum(weights)
     index = int(np.searchsorted(cumulative, state.uniform() * cumulative[-1], side="right"))
-    index = min(index, len(kept) - 1)  # rounding may place the product on the total itself
-    return index if token_ids is None else int(token_ids[index])
+    return min(index, len(weights) - 1)  # rounding may place the product on the total itself
 
 
 def _candidates(weights: Float64Array, params: SamplingParams) -> IntArray | None:

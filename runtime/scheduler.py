@@ -47,7 +47,7 @@ class Scheduler:
         self._context_length = context_length
         self._waiting: dict[str, Request] = {}  # by id, in order of arrival
         self._preempted: dict[str, Request] = {}  # their sequences are open and hold no pages
-        self._running: dict[str, Request] = {}
+        self._running: dict[str, Request] = {}  # in order of arrival
         self._arrivals: dict[str, int] = {}
         self._num_arrived = 0
         self.num_preemptions = 0
@@ -108,6 +108,8 @@ class Scheduler:
         assert sum(map(len, queues)) == len(self._arrivals), "a request is in two queues, or in none"
         assert {request.request_id for request in self.requests()} == set(self._arrivals)
         assert len(self._running) <= self._policy.max_num_seqs
+        arrivals = [self._arrival(request) for request in self._running.values()]
+        assert arrivals == sorted(arrivals), "running requests are not in order of arrival"
         for request in self._waiting.values():
             assert request.sequence is None, f"{request!r} waits and has a sequence"
         for request in chain(self._running.values(), self._preempted.values()):
@@ -122,7 +124,11 @@ class Scheduler:
 
     def _in_turn(self) -> list[Request]:
         """Those that decode first, so that no long prompt stops them; each kind by arrival."""
-        return sorted(self._running.values(), key=lambda r: (r.admitted.num_uncomputed > 1, self._arrival(r)))
+        decoding: list[Request] = []
+        prefilling: list[Request] = []
+        for request in self._running.values():
+            (decoding if request.admitted.num_uncomputed == 1 else prefilling).append(request)
+        return decoding + prefilling
 
     def _arrival(self, request: Request) -> int:
         return self._arrivals[request.request_id]
@@ -133,7 +139,7 @@ class Scheduler:
             if len(self._running) == 1:
                 plan.unservable = request
                 return
-            newest = max(self._running.values(), key=self._arrival)
+            newest = next(reversed(self._running.values()))
             self._preempt(newest, plan)
             if newest is request:
                 return
@@ -150,17 +156,24 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan, now: float) -> None:
         """Run waiting requests until one does not fit: nobody overtakes it for that."""
-        while plan.budget > 0 and len(self._running) < self._policy.max_num_seqs:
+        while self.num_waiting and plan.budget > 0 and len(self._running) < self._policy.max_num_seqs:
             request = self._resume_oldest(plan) if self._preempted else self._start_best(plan, now)
             if request is None:
                 return
-            self._running[request.request_id] = request
+            self._run(request)
             if not plan.reserve(request):
                 if len(self._running) == 1:
                     plan.unservable = request
                 else:
                     self._preempt(request, plan)
                 return
+
+    def _run(self, request: Request) -> None:
+        """Add a request to those that run, before those that it arrived before."""
+        newest = next(reversed(self._running.values()), request)
+        self._running[request.request_id] = request
+        if self._arrival(newest) > self._arrival(request):
+            self._running = dict(sorted(self._running.items(), key=lambda item: self._arrivals[item[0]]))
 
     def _resume_oldest(self, plan: StepPlan) -> Request | None:
         request = min(self._preempted.values(), key=self._arrival)
@@ -174,7 +187,8 @@ class Scheduler:
         chosen = self._choose(now)
         if chosen is None or not self._fits(chosen[1], plan):
             return None
-        request, match = chosen
+        request = chosen[0]
+        match = self._match(request)
         request.admit(self._cache.open(match, context_length=self._context_length), match)
         return self._waiting.pop(request.request_id)
 
@@ -183,15 +197,39 @@ class Scheduler:
         best: tuple[Request, PrefixMatch] | None = None
         best_score = 0.0
         for request in islice(self._waiting.values(), self._policy.num_candidates):
-            match = self._cache.match(
-                request.prompt.ids, num_match=request.prompt.num_match, namespace=request.namespace
-            )
+            match = self._peek(request)
             if self._is_being_computed(match):
                 continue
             score = match.num_tokens + self._policy.ageing_tokens_per_s * max(0.0, now - request.arrived_at)
             if best is None or score > best_score:
                 best, best_score = (request, match), score
         return best
+
+    def _peek(self, request: Request) -> PrefixMatch:
+        """What was found of a waiting request, as far as it is still there: to look by text each time is too slow."""
+        before = request.candidate
+        if before is None:
+            before = self._match(request)
+        elif before.version != self._cache.tree.version:
+            before = self._cache.match(before.prompt_ids, num_match=before.num_match, namespace=request.namespace)
+        request.candidate = before
+        return before
+
+    def _match(self, request: Request) -> PrefixMatch:
+        """The longest reuse that the request allows; ids that leave no room for a reply are not taken."""
+        prompt = request.prompt
+        match = self._cache.match(
+            prompt.ids,
+            num_match=prompt.num_match,
+            namespace=request.namespace,
+            num_known=prompt.num_known,
+            spelled=request.spelled,
+        )
+        if len(match.prompt_ids) < self._context_length or request.spelled is None:
+            return match
+        return self._cache.match(
+            prompt.ids, num_match=prompt.num_match, namespace=request.namespace, num_known=prompt.num_known
+        )
 
     def _is_being_computed(self, match: PrefixMatch) -> bool:
         """Whether a running request is at work on more of this prompt: then that one computes it for both."""

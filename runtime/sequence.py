@@ -7,6 +7,7 @@ and neither requests nor the tree.
 from __future__ import annotations
 
 import collections.abc
+from array import array
 from collections.abc import Iterable
 from operator import or_
 
@@ -69,7 +70,7 @@ class Sequence:
         self._generated = bytearray(len(tokens) if generated is None else generated)
         assert len(self._generated) == len(tokens)
         self._pool = pool
-        self._page_ids: list[int] = []
+        self._page_ids = array("i")  # as the page table wants them: no object per page and step
         self._num_computed = 0
         self._is_reserved = False
         self._is_closed = False
@@ -91,8 +92,8 @@ class Sequence:
         return bytes(self._generated)
 
     @property
-    def page_ids(self) -> collections.abc.Sequence[int]:
-        """The pages of `[0, num_computed)`, in order; read only. `Reservation` has those of a step too."""
+    def page_ids(self) -> array[int]:
+        """The pages of `[0, num_computed)`, in order, int32; read only. `Reservation` has those of a step too."""
         return self._page_ids
 
     @property
@@ -119,8 +120,9 @@ class Sequence:
         """
         self.require_open()
         tokens = list(token_ids)
-        if len(self) + len(tokens) > self.context_length:
-            raise AppendLengthError(len(self), len(tokens), self.context_length)
+        length = len(self._token_ids)
+        if length + len(tokens) > self.context_length:
+            raise AppendLengthError(length, len(tokens), self.context_length)
         self._token_ids += tokens
         self._generated += (b"\1" if generated else b"\0") * len(tokens)
 
@@ -189,10 +191,14 @@ class Sequence:
         """Say that a transaction holds pages for it, or no longer does."""
         self._is_reserved = is_reserved
 
-    def replace_kv(self, page_ids: collections.abc.Sequence[int], num_computed: int) -> None:
-        """Say where the KV of `[0, num_computed)` is now; the caller has retained and released the pages."""
-        assert len(page_ids) == num_pages_for(num_computed) and num_computed <= len(self)
-        self._page_ids = list(page_ids)
+    def replace_kv(
+        self, page_ids: collections.abc.Sequence[int], num_computed: int, *, num_kept_pages: int = 0
+    ) -> None:
+        """Say where the KV of `[0, num_computed)` is now: in the first `num_kept_pages` of its pages, as before, and
+        then in `page_ids`. The caller has retained and released the pages."""
+        assert num_kept_pages + len(page_ids) == num_pages_for(num_computed) and num_computed <= len(self)
+        if page_ids or num_kept_pages != len(self._page_ids):
+            self._page_ids[num_kept_pages:] = array("i", page_ids)
         self._num_computed = num_computed
 
     def inherit_generated(self, generated: bytes) -> None:

@@ -6,7 +6,7 @@ Knows requests and their reservations; who is worth one is the scheduler's to sa
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .errors import OutOfPages
 from .kv_transaction import KVTransaction, Reservation
@@ -14,8 +14,7 @@ from .request import Request
 from .sequence import num_pages_for
 
 
-@dataclass(frozen=True)
-class ScheduledRequest:
+class ScheduledRequest(NamedTuple):
     """One request's share of a step; with `wants_logits` it samples after the last token."""
 
     request: Request
@@ -70,4 +69,4 @@ class StepPlan:
 
     def _num_held_pages(self, request: Request) -> int:
         scheduled = self._scheduled.get(request.request_id)
-        return len(scheduled.reservation.page_ids if scheduled else request.admitted.page_ids)
+        return scheduled.reservation.num_pages if scheduled else len(request.admitted.page_ids)

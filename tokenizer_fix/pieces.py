@@ -42,6 +42,7 @@ class Pieces:
         self._alphabet = byte_alphabet() if kind == "byte_level_bpe" else None
         self._byte_fallback = byte_fallback
         self._vocab_size = vocab_size
+        self._spelled: dict[int, bytes] = {}  # what was asked for before: a reply repeats its tokens
 
     def spell(self, token_id: int) -> bytes:
         """The bytes that `token_id` stands for; none for an id that the vocabulary leaves unused.
@@ -49,10 +50,11 @@ class Pieces:
         Raises:
             InvalidTokenId: the id is not in `[0, vocab_size)`.
         """
-        piece = self._tokenizer.id_to_token(self.check(token_id))
-        if piece is None:
-            return b""
-        return self._byte_level(piece) if self._alphabet is not None else self._sentencepiece(piece)
+        token_id = self.check(token_id)
+        spelled = self._spelled.get(token_id)
+        if spelled is None:
+            spelled = self._spelled[token_id] = self._spell(token_id)
+        return spelled
 
     def check(self, token_id: int) -> int:
         """The id itself, as an int; raise InvalidTokenId if it is not in `[0, vocab_size)`."""
@@ -60,6 +62,12 @@ class Pieces:
         if not 0 <= token_id < self._vocab_size:
             raise InvalidTokenId(f"token id {token_id} is not in the vocabulary: 0..{self._vocab_size - 1}")
         return token_id
+
+    def _spell(self, token_id: int) -> bytes:
+        piece = self._tokenizer.id_to_token(token_id)
+        if piece is None:
+            return b""
+        return self._byte_level(piece) if self._alphabet is not None else self._sentencepiece(piece)
 
     def _byte_level(self, piece: str) -> bytes:
         assert self._alphabet is not None

@@ -89,6 +89,13 @@ def decode_utf8(data: bytes, *, replace_each_byte: bool, final: bool = False) ->
     >>> decode_utf8(b"caf\\xc3", replace_each_byte=False)
     ('caf', b'\\xc3')
     """
+    try:
+        return data.decode(), b""
+    except UnicodeDecodeError:
+        return _decode_wrong_utf8(data, replace_each_byte, final)
+
+
+def _decode_wrong_utf8(data: bytes, replace_each_byte: bool, final: bool) -> tuple[str, bytes]:
     text: list[str] = []
     start = 0
     while True:

@@ -46,7 +46,7 @@ class Rows:
         again.
         """
         batch = self._batch(num_tokens)
-        wanted = range(0, len(batch.token_ids), self.max_num_logits)
+        wanted = range(0, batch.shape[0], self.max_num_logits)
         logits = np.concatenate([self._logits(batch, start) for start in wanted])
         found, start = {}, 0
         for number, count in num_tokens.items():
@@ -56,9 +56,9 @@ class Rows:
         return found
 
     def _logits(self, batch: Batch, start: int) -> np.ndarray:
-        stop = min(start + self.max_num_logits, len(batch.token_ids))
-        fields = {**vars(batch), "logit_rows": np.arange(start, stop, dtype=np.int32)}
-        return self.runner.forward(Batch(**fields)).copy()
+        stop = min(start + self.max_num_logits, batch.shape[0])
+        arrays = batch.arrays._replace(logit_rows=np.arange(start, stop, dtype=np.int32))
+        return self.runner.forward(Batch(*arrays)).copy()
 
     def _batch(self, num_tokens: dict[int, int]) -> Batch:
         spans = [

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from radixlm.runtime.batch import Batch, Float32Array, PageCopy
+from radixlm.runtime.batch import Batch, Float32Array, PageCopy, TopLogits
 from radixlm.runtime.engine_core import EngineCore
-from radixlm.runtime.manifest import PAGE_SIZE
+from radixlm.runtime.manifest import PAGE_SIZE, TOP_LOGITS
 from radixlm.runtime.page_pool import PagePool
 from radixlm.runtime.prefix_cache import PrefixCache
 from radixlm.runtime.request import Request, RequestLimits
@@ -36,6 +36,7 @@ class Prompt:
     num_match: int
     swallow_leading_space: bool = False
     text: str | None = None
+    num_known: int = 0
 
 
 def prompt(ids: Sequence[int]) -> Prompt:
@@ -66,6 +67,13 @@ def logits_of(row: int, vocab_size: int = VOCAB_SIZE) -> Float32Array:
     return np.random.default_rng(row).normal(size=vocab_size).astype(np.float32) * 3
 
 
+def top_of(logits: Float32Array) -> TopLogits:
+    """The largest logits by sorting all, lower ids first among equals."""
+    token_ids = np.argsort(-logits, axis=1, kind="stable")[:, :TOP_LOGITS].astype(np.int32)
+    values = np.take_along_axis(logits, token_ids, axis=1)
+    return TopLogits(values, token_ids, np.isfinite(logits).all(axis=1).astype(np.int32))
+
+
 class FakeModel:
     """Keeps the pages; `before` is called with each batch and may raise, `after` may change the logits."""
 
@@ -76,23 +84,28 @@ class FakeModel:
         self.before: Callable[[Batch], None] = lambda batch: None
         self.after: Callable[[Batch, Float32Array], None] = lambda batch, logits: None
         self.num_tokens = 0
+        self.logits = np.zeros((0, vocab_size), np.float32)
 
     def forward(self, batch: Batch) -> Float32Array:
         self.before(batch)
-        for array in vars(batch).values():
-            assert array.dtype == np.int32 and array.flags.c_contiguous
-        self.num_tokens += len(batch.token_ids)
+        arrays = batch.arrays
+        assert batch.values.dtype == np.int32 and batch.values.flags.c_contiguous
+        assert sum(array.size for array in arrays) == batch.values.size
+        self.num_tokens += len(arrays.token_ids)
         flat = self.kv.reshape(-1)
-        for i, token in enumerate(batch.token_ids):
-            pages = batch.page_table[batch.row_of_token[i]]
-            length, position = int(batch.kv_lengths[i]), int(batch.positions[i])
+        for i, token in enumerate(arrays.token_ids):
+            pages = arrays.page_table[arrays.row_of_token[i]]
+            length, position = int(arrays.kv_lengths[i]), int(arrays.positions[i])
             own = pages[(length - 1) // PAGE_SIZE] * PAGE_SIZE + (length - 1) % PAGE_SIZE
-            assert length == position + 1 and own == batch.slots[i]
+            assert length == position + 1 and own == arrays.slots[i]
             flat[own] = digest(self.kv[pages].reshape(-1)[: length - 1], int(token), position)
-        rows = [logits_of(int(flat[batch.slots[i]]), self.vocab_size) for i in batch.logit_rows]
-        logits = np.array(rows, np.float32).reshape(len(rows), self.vocab_size)
-        self.after(batch, logits)
-        return logits
+        rows = [logits_of(int(flat[arrays.slots[i]]), self.vocab_size) for i in arrays.logit_rows]
+        self.logits = np.array(rows, np.float32).reshape(len(rows), self.vocab_size)
+        self.after(batch, self.logits)
+        return self.logits
+
+    def top_logits(self, num_rows: int, vocab_size: int) -> TopLogits:
+        return top_of(self.logits[:num_rows, :vocab_size])
 
     def copy_rows(self, copies: Sequence[PageCopy]) -> None:
         for copy in copies:
@@ -117,7 +130,8 @@ def alone(
     while True:
         for position in range(len(rows), len(tokens)):
             rows = np.append(rows, np.uint64(digest(rows, tokens[position], position)))
-        sampled = sample(logits_of(int(rows[-1]), vocab_size)[None], [state])[0]
+        logits = logits_of(int(rows[-1]), vocab_size)[None]
+        sampled = sample(logits, top_of(logits), [state])[0]
         assert sampled is not None
         state.record(sampled.token_id)
         tokens.append(sampled.token_id)

@@ -22,6 +22,7 @@ from radixlm.runtime.errors import (
     InvalidRequest,
 )
 from radixlm.runtime.manifest import (
+    FORMAT_VERSION,
     KVLayout,
     Manifest,
     ModelConfig,
@@ -61,7 +62,7 @@ class FakeArtifact:
 def artifact() -> FakeArtifact:
     tokenizer_json = gzip.decompress(TOKENIZER.read_bytes()).decode()
     manifest = Manifest(
-        format_version=1,
+        format_version=FORMAT_VERSION,
         name="fake",
         model=ModelConfig(
             architecture="llama",
@@ -81,7 +82,12 @@ def artifact() -> FakeArtifact:
         kv=KVLayout(dtype="f32", page_size=16, num_layers=1, num_kv_heads=1, head_dim=4),
         target=TargetInfo(name="native", triple="x86_64-linux-gnu", mcpu="x86-64", features=()),
         module=ModuleInfo(
-            entry_points=(), max_num_tokens=64, max_num_logits=16, workspace_bytes=0, weights_bytes=0
+            entry_points=(),
+            max_num_tokens=64,
+            max_num_logits=16,
+            workspace_bytes=0,
+            top_logits_scratch=1,
+            weights_bytes=0,
         ),
         tokenizer=TokenizerInfo(
             bos_token_id=1,

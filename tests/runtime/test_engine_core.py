@@ -271,8 +271,9 @@ def test_logits_that_are_not_finite_fail_their_request_alone() -> None:
     bench.add("good", [2] * 20, DRAWN)
 
     def spoil(batch: Batch, logits: Float32Array) -> None:
-        for row, index in enumerate(batch.logit_rows):
-            if batch.page_table[batch.row_of_token[index]][0] == bad.admitted.page_ids[0]:
+        arrays = batch.arrays
+        for row, index in enumerate(arrays.logit_rows):
+            if arrays.page_table[arrays.row_of_token[index]][0] == bad.admitted.page_ids[0]:
                 logits[row, 7] = np.nan
 
     for _ in range(4):

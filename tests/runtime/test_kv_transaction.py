@@ -101,7 +101,7 @@ def test_slots_and_tokens_of_a_chunk_follow_the_page_table() -> None:
         assert chunk.slots == [page * 16 + row for page, row in rows]
         assert (chunk.start, chunk.stop, chunk.num_tokens, chunk.copies) == (10, 30, 20, ())
         step.commit()
-    assert tuple(sequence.page_ids) == chunk.page_ids
+    assert sequence.page_ids == chunk.page_ids
 
 
 def test_two_requests_of_one_step_that_compute_the_same_pages_keep_one_copy() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.manifest import KVLayout, Manifest
+from radixlm.runtime.manifest import FORMAT_VERSION, KVLayout, Manifest
 
 MAX_TOKENS = 1 << 22
 
@@ -29,7 +29,7 @@ def test_a_manifest_survives_being_written_and_read(tiny_artifact: Path) -> None
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("format_version", 2),
+        ("format_version", FORMAT_VERSION + 1),
         ("name", ""),
         ("name", "x" * 257),
         ("model.architecture", "../llama"),

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.batch import Batch, PageCopy
+from radixlm.runtime.batch import Batch, BatchArrays, PageCopy
 from radixlm.runtime.errors import CorruptArtifact, EngineError, InvalidParameter
 from radixlm.runtime.manifest import PAGE_SIZE
 from radixlm.runtime.model_runner import ModelRunner
+
+from .fake_model import top_of
 
 NUM_PAGES = 4
 VOCAB_SIZE = 320
@@ -42,6 +44,10 @@ def batch(num_tokens: int = 3, start: int = 0) -> Batch:
     )
 
 
+def changed(batch: Batch, **arrays: Any) -> Batch:
+    return Batch(*batch.arrays._replace(**arrays))
+
+
 def test_a_sequence_in_two_steps_has_the_logits_of_one_step(runner: ModelRunner) -> None:
     whole = runner.forward(batch(20)).copy()
     runner.forward(batch(18))
@@ -67,47 +73,44 @@ def test_a_value_outside_its_range_is_refused_and_nothing_is_written(
 ) -> None:
     expected = runner.forward(batch(4)).copy()
     runner.forward(batch(3))
-    good = getattr(batch(3), field)
     for wrong in (low - 1, high, -(1 << 31), (1 << 31) - 1):
-        changed = good.copy()
-        changed.flat[-1] = wrong
+        spoiled = getattr(batch(3).arrays, field).copy()
+        spoiled.flat[-1] = wrong
         with pytest.raises(EngineError, match=rf"{field} holds .*must be in {low}\.\.{high - 1}"):
-            runner.forward(dataclasses.replace(batch(3), **{field: changed}))
+            runner.forward(changed(batch(3), **{field: spoiled}))
     assert np.array_equal(runner.forward(batch(1, start=3)), expected)  # it sees the KV of the other three
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Batch)])
-def test_an_array_of_another_type_or_layout_is_refused(runner: ModelRunner, field: str) -> None:
-    good: npt.NDArray[np.int32] = getattr(batch(4), field)
-    strided = np.repeat(good, 2, axis=-1)[..., ::2]
+@pytest.mark.parametrize("field", BatchArrays._fields)
+def test_an_array_of_another_type_or_rank_is_refused(runner: ModelRunner, field: str) -> None:
+    good: npt.NDArray[np.int32] = getattr(batch(4).arrays, field)
     wrongs = [good.astype(np.int64), good.astype(np.float32), good.astype(">i4"), good[..., None]]
-    for wrong in [*wrongs, good.ravel()[0], *([strided] if strided.shape[-1] > 1 else [])]:
+    for wrong in [*wrongs, good.ravel()[0]]:
         with pytest.raises(EngineError, match=field):
-            runner.forward(dataclasses.replace(batch(4), **{field: wrong}))
+            runner.forward(changed(batch(4), **{field: wrong}))
 
 
 @pytest.mark.parametrize("field", ["positions", "slots", "row_of_token", "kv_lengths"])
 def test_arrays_of_unequal_length_are_refused(runner: ModelRunner, field: str) -> None:
     for length in (2, 4):
-        wrong = np.resize(getattr(batch(3), field), length)
+        wrong = np.resize(getattr(batch(3).arrays, field), length)
         with pytest.raises(EngineError, match=rf"{field} is int32 \({length},\); .* \(3,\) is needed"):
-            runner.forward(dataclasses.replace(batch(3), **{field: wrong}))
+            runner.forward(changed(batch(3), **{field: wrong}))
 
 
 def test_a_step_without_tokens_or_with_too_many_is_refused(runner: ModelRunner) -> None:
-    empty = np.zeros(0, np.int32)
-    with pytest.raises(EngineError, match="0 tokens"):
-        runner.forward(dataclasses.replace(batch(3), token_ids=empty))
-    with pytest.raises(EngineError, match="513 tokens"):
-        runner.forward(dataclasses.replace(batch(3), token_ids=np.zeros(513, np.int32)))
+    for num_tokens in (0, 513):
+        arrays = [np.zeros(num_tokens, np.int32)] * 4
+        with pytest.raises(EngineError, match=f"{num_tokens} tokens"):
+            runner.forward(Batch(*arrays, np.zeros((1, 1), np.int32), arrays[0], np.zeros(1, np.int32)))
     with pytest.raises(EngineError, match="65 logits"):
-        runner.forward(dataclasses.replace(batch(3), logit_rows=np.zeros(65, np.int32)))
+        runner.forward(changed(batch(3), logit_rows=np.zeros(65, np.int32)))
 
 
 def test_a_page_table_without_rows_or_beyond_the_context_is_refused(runner: ModelRunner) -> None:
     for shape in ((0, 2), (1, 0), (1, 512 // PAGE_SIZE + 1)):
         with pytest.raises(EngineError):
-            runner.forward(dataclasses.replace(batch(3), page_table=np.zeros(shape, np.int32)))
+            runner.forward(changed(batch(3), page_table=np.zeros(shape, np.int32)))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +125,7 @@ def test_copied_rows_are_read_like_computed_ones(runner: ModelRunner) -> None:
     expected = runner.forward(batch(4)).copy()
     runner.copy_rows([PageCopy(2, 3, 3), PageCopy(3, 0, 3)])
     moved = np.array([[0, 1]], np.int32)
-    last = dataclasses.replace(batch(1, start=3), page_table=moved, slots=np.array([3], np.int32))
+    last = changed(batch(1, start=3), page_table=moved, slots=np.array([3], np.int32))
     assert np.array_equal(runner.forward(last), expected)
 
 
@@ -147,3 +150,32 @@ def test_a_library_that_is_none_cannot_be_loaded(tiny_artifact: Path, tmp_path: 
         with pytest.raises(CorruptArtifact, match=r"model\.so cannot be loaded") as caught:
             ModelRunner(artifact, num_pages=1)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 63, 64, 65, VOCAB_SIZE])
+def test_top_logits_are_those_of_the_last_forward(runner: ModelRunner, vocab_size: int) -> None:
+    rows = np.array([2, 0, 3], np.int32)
+    logits = runner.forward(changed(batch(4), logit_rows=rows))[:, :vocab_size]
+    expected, top = top_of(logits), runner.top_logits(3, vocab_size)
+    assert all((found == wanted).all() for found, wanted in zip(top, expected, strict=True))
+
+
+def test_top_logits_say_which_rows_are_not_finite(runner: ModelRunner) -> None:
+    logits = runner.forward(changed(batch(4), logit_rows=np.array([0, 1, 2], np.int32)))
+    logits[1, VOCAB_SIZE - 1] = np.nan
+    assert runner.top_logits(3, VOCAB_SIZE).is_finite.tolist() == [1, 0, 1]
+    assert runner.top_logits(3, VOCAB_SIZE - 1).is_finite.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("num_rows", "vocab_size"), [(65, 10), (-1, 10), (1, 0), (1, VOCAB_SIZE + 1)])
+def test_top_logits_of_what_is_not_there_are_refused(runner: ModelRunner, num_rows: int, vocab_size: int) -> None:
+    with pytest.raises(EngineError, match="logits"):
+        runner.top_logits(num_rows, vocab_size)
+
+
+def test_batches_of_more_shapes_than_are_kept_are_computed_alike(runner: ModelRunner) -> None:
+    expected = runner.forward(batch(3)).copy()
+    for num_tokens in range(1, 33):
+        for num_rows in range(10):
+            runner.forward(changed(batch(num_tokens), logit_rows=np.zeros(num_rows, np.int32)))
+    assert np.array_equal(runner.forward(batch(3)), expected)
