@@ -48,7 +48,7 @@ def main() -> None:
         print(f"{row.matrices:10} of {row.count:3}: weights {row.weights:.3f}, {outputs}")
     show(table)
     figures = {"errors": [asdict(e) for e in errors], "rows": [asdict(row) for row in table]}
-    write_results(f"quality_q4_{source.stem}", {"model": source.name, **figures})
+    write_results(f"quality_q4_{options.draw or 'given'}", {"model": source.name, **figures})
 
 
 def measure(source: Path, cache: Path, python: str | None) -> tuple[list[Errors], list[Row]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import plots, tables
+from . import plots, quality_tables, tables
 from .machine import ROOT
 from .results import RESULTS, read_results
 from .tables import Json
@@ -92,8 +92,32 @@ def _model_sizes(results: Json, directory: Path) -> Iterator[str]:
     yield tables.model_sizes(results)
 
 
+def _perplexity(results: Json, _: Path) -> Iterator[str]:
+    yield "## Perplexity"
+    yield (
+        f"{results['model']}, its numbers kept. All get the same tokens in the same windows of {results['window']}, "
+        "which overlap by half, without BOS, and count each token once; llama.cpp with its defaults, transformers in "
+        "float32. A ratio is given with twice its standard error, from the differences token by token."
+    )
+    yield quality_tables.perplexities(results["rows"])
+
+
+def _quality_q4(results: Json, _: Path) -> Iterator[str]:
+    yield f"## q4 beside Q4_0: {results['model']}"
+    yield (
+        "Squared errors of our q4 over those of llama.cpp's Q4_0 of the same weights: of the weights, and of what the "
+        "matrices give for inputs from the texts, both as geometric means over the layers."
+    )
+    yield quality_tables.rounding_errors(results["errors"])
+    yield quality_tables.perplexities(results["rows"])
+
+
 _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     "peers": _peers,
+    "perplexity": _perplexity,
+    "quality_q4_none": _quality_q4,
+    "quality_q4_0": _quality_q4,
+    "quality_q4_1": _quality_q4,
     "engine": _engine,
     "growth": _growth,
     "model_sizes": _model_sizes,
