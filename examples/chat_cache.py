@@ -24,7 +24,7 @@ def main(artifact: str) -> None:
             usage, match = completion.usage, completion.cache_match
             print(f"> {question}\n{completion.text}")
             print(f"  {usage.cached_tokens} of {usage.prompt_tokens} prompt tokens came from the cache")
-            print(f"  {match.why_not_more or 'all that could be reused was'}")
+            print(f"  {match.why_not_more}")
 
 
 if __name__ == "__main__":

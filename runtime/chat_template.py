@@ -8,7 +8,7 @@ Knows text, not tokens: `tokenizer_fix` encodes what is rendered here.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 import jinja2
@@ -81,6 +81,35 @@ class ChatTemplate:
         except Exception as error:
             raise InvalidRequest(f"the chat template fails on these messages: {_reason(error)}") from error
         return "".join(pieces)
+
+
+    def reply_renderer(self) -> Callable[[str], str] | None:
+        """How a reply stands behind the prompt that it answers, in the prompts of later turns.
+
+        Tried on a short conversation; None where the template does not put it right behind.
+
+        >>> template = ChatTemplate("{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}</s>{% endfor %}"
+        ...                         "{% if add_generation_prompt %}[assistant]{% endif %}")
+        >>> template.reply_renderer()("Sure. ")
+        ' Sure.'
+        """
+        asked: list[Mapping[str, object]] = [{"role": "user", "content": "a"}]
+        try:
+            prompt = self.render(asked)
+            later = self.render([*asked, {"role": "assistant", "content": _PROBE}], add_generation_prompt=False)
+        except InvalidRequest:
+            return None
+        prompt = prompt.removesuffix(" ")  # of which a lone space is stripped
+        lead, found, rest = later[len(prompt) :].partition(_PROBE.strip())
+        if not later.startswith(prompt) or not found or lead.strip():
+            return None
+        before, after = _PROBE.split("xyzzy")
+        trims = not (lead.endswith(before) and rest.startswith(after))
+        lead = lead if trims else lead.removesuffix(before)
+        return lambda text: lead + (text.strip() if trims else text)
+
+
+_PROBE = "\t\nxyzzy\n\t"  # a reply with white space on both sides that no template writes
 
 
 class _Refused(Exception):

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .why_not_more import WhyNotMore
+
 FinishReason = Literal["stop", "length", "cancelled"]
 """`stop`: a stop token or string; `length`: max_tokens or the context; `cancelled`: the client went away."""
 
@@ -52,7 +54,7 @@ class CacheMatch:
 
     kind: str | None  # the weakest kind that was used, None if nothing was
     num_cached_tokens: int
-    why_not_more: str | None  # for humans: names the first token that differs
+    why_not_more: WhyNotMore | None  # None: the request never came so far; printed, it is one line for humans
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ streams back. Knows nothing of HTTP; batching and pages are `engine_core.py`'s, 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 import weakref
@@ -14,12 +15,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, get_args
 
 from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer, TokenizerError, TokenizerProfile
 
 from .artifact import Artifact
 from .batch import Forward
+from .cache_expiry import CacheExpiry
+from .cache_namespace import CacheNamespaces, ModelIdentity
+from .cache_tree import CacheCleared, CacheTree
 from .chat_template import ChatTemplate
 from .completion import CacheMatch, Completion, Delta, FinishReason, Timings, TokenLogprob, Usage
 from .engine_core import EngineCore
@@ -31,9 +35,11 @@ from .kv_budget import KVBudget
 from .manifest import Manifest
 from .page_pool import PagePool
 from .prefix_cache import PrefixCache
+from .prefix_match import MatchPolicy
 from .request import Request, RequestLimits
 from .sampling_params import SamplingParams
 from .scheduler import SchedulerPolicy
+from .why_not_more import WhyNotMore
 
 __all__ = [
     "CacheMatch",
@@ -78,11 +84,17 @@ class Engine:
         max_num_seqs: requests computed together; more wait.
         max_num_batched_tokens: tokens of one step, at most the artifact's own limit; None: that limit.
         num_threads: threads of the kernels; None: the runtime's choice.
+        match: how cached prefixes may be found, unless a request says otherwise: `exact` by the ids of the prompt's
+            encoding; `seam` the same, but a prompt that goes on from an earlier one is not encoded whole again; `text`
+            also what the model generated, where it spells the prompt's text in other ids.
+        cache_ttl_s: cached prefixes that nobody uses for so many seconds are dropped; None: only to make room.
+        clock: seconds; only differences count.
         open_runner: what runs the artifact; None: the native runtime.
 
     Attributes:
         default_params: what the model's makers recommend; `dataclasses.replace` changes some of it.
         context_length: tokens of prompt and reply together: the model's, or fewer if the KV pages hold fewer.
+        namespaces: makes the `namespace` of whoever is not to share with others.
 
     Raises:
         ArtifactError: the artifact cannot be used.
@@ -97,6 +109,9 @@ class Engine:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int | None = None,
         num_threads: int | None = None,
+        match: MatchPolicy = "text",
+        cache_ttl_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
         open_runner: OpenRunner | None = None,
     ) -> None:
         artifact = Artifact.open(model) if isinstance(model, str | Path) else model
@@ -104,9 +119,11 @@ class Engine:
         policy = _policy(manifest, max_num_seqs, max_num_batched_tokens)
         if num_threads is not None and num_threads < 1:
             raise InvalidParameter(f"num_threads is {num_threads}; it must be 1 or more, or None")
+        self._match = _checked_match(match)
         budget = KVBudget.choose(manifest, kv_cache_bytes=kv_cache_bytes, max_num_seqs=max_num_seqs)
         self.manifest = manifest
-        self.tokenizer = _tokenizer(artifact)
+        self.namespaces = CacheNamespaces(ModelIdentity.of(manifest))
+        self.tokenizer = _tokenizer(artifact, clock)
         self.default_params = SamplingParams(
             temperature=manifest.sampling.temperature,
             top_p=manifest.sampling.top_p,
@@ -114,20 +131,32 @@ class Engine:
             repetition_penalty=manifest.sampling.repetition_penalty,
         )
         self.context_length = budget.context_length
+        self._explain = _explainer(self.tokenizer)
         self._chat_template = _chat_template(artifact, self.tokenizer)
+        self._render_reply = None if self._chat_template is None else self._chat_template.reply_renderer()
         vocab_size = min(manifest.model.vocab_size, self.tokenizer.vocab_size)  # embeddings may be padded
         self._limits = RequestLimits(vocab_size, budget.context_length)
-        self._opened_at = time.monotonic()
+        self._clock = clock
+        self._opened_at = clock()
         self._request_numbers = itertools.count()
+        cache = PrefixCache(PagePool(budget.num_pages), clock=clock)
+        expiry = None
+        if cache_ttl_s is not None:
+            drops = (cache.drop_unused, self.tokenizer.forget_unused_texts)
+            expiry = CacheExpiry(cache_ttl_s, clock=clock, drops=drops)
         runner = (open_runner or _open_model_runner)(artifact, budget.num_pages, num_threads)
-        cache = PrefixCache(PagePool(budget.num_pages))
-        self._core = EngineCore(runner, cache, self._limits, policy=policy, clock=time.monotonic)
-        self._loop = EngineLoop(self._core, clock=time.monotonic, on_exit=runner.close)
+        self._core = EngineCore(runner, cache, self._limits, policy=policy, clock=clock)
+        self._loop = EngineLoop(self._core, clock=clock, on_exit=runner.close, expiry=expiry)
         # An engine that nobody closes is closed when it is collected, or before the interpreter ends.
         self._finalizer = weakref.finalize(self, self._loop.close)
 
     def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, namespace: bytes = b""
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        namespace: bytes = b"",
+        cache_match: MatchPolicy | None = None,
     ) -> Completion:
         """Continue `prompt` (text, or token ids fed as they are) and wait for the end.
 
@@ -135,7 +164,7 @@ class Engine:
             EmptyPrompt, ContextLengthExceeded, InvalidParameter: before anything is computed.
             EngineError: the request could not be computed, or the engine is closed.
         """
-        return self.stream(prompt, params, namespace=namespace).result()
+        return self.stream(prompt, params, namespace=namespace, cache_match=cache_match).result()
 
     def stream(
         self,
@@ -143,11 +172,13 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         namespace: bytes = b"",
+        cache_match: MatchPolicy | None = None,
         on_ready: Callable[[], None] | None = None,
     ) -> GenerationStream:
         """Like `generate`, but returns at once; the deltas come while they are computed.
 
-        `namespace` separates clients: cached prefixes are never shared between two namespaces. `on_ready` is
+        `namespace` separates clients: cached prefixes are never shared between two namespaces. `cache_match` is
+        the request's own choice of the engine's `match`. `on_ready` is
         called on the engine's thread whenever `poll` has something new (a delta or an error): an event loop
         passes `lambda: loop.call_soon_threadsafe(event.set)`. It must neither block nor raise.
         """
@@ -155,12 +186,18 @@ class Engine:
             raise EmptyPrompt("the prompt is empty; send at least one token")
         if not isinstance(prompt, str):
             prompt = _as_ids(prompt)
+        policy = self._match if cache_match is None else _checked_match(cache_match)
         with _refusing():
-            prepared = self.tokenizer.prepare_completion(prompt)
-        return self._submit(prepared, params, namespace, on_ready)
+            prepared = self.tokenizer.prepare_completion(prompt, seam_of=None if policy == "exact" else namespace)
+        return self._submit(prepared, params, namespace, policy, None, on_ready)
 
     def chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, *, namespace: bytes = b""
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        namespace: bytes = b"",
+        cache_match: MatchPolicy | None = None,
     ) -> Completion:
         """Answer a conversation of `{"role": ..., "content": ...}` messages, rendered by the model's
         template.
@@ -169,7 +206,7 @@ class Engine:
             InvalidRequest: the artifact has no chat template, or the template refuses the messages.
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, EngineError: as `generate`.
         """
-        return self.stream_chat(messages, params, namespace=namespace).result()
+        return self.stream_chat(messages, params, namespace=namespace, cache_match=cache_match).result()
 
     def stream_chat(
         self,
@@ -177,13 +214,15 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         namespace: bytes = b"",
+        cache_match: MatchPolicy | None = None,
         on_ready: Callable[[], None] | None = None,
     ) -> GenerationStream:
         """Like `chat`, but returns at once; see `stream`."""
+        policy = self._match if cache_match is None else _checked_match(cache_match)
         rendered = self.render(messages)
         with _refusing():
-            prepared = self.tokenizer.prepare_chat(rendered)
-        return self._submit(prepared, params, namespace, on_ready)
+            prepared = self.tokenizer.prepare_chat(rendered, seam_of=None if policy == "exact" else namespace)
+        return self._submit(prepared, params, namespace, policy, self._render_reply, on_ready)
 
     def render(self, messages: Sequence[Message]) -> str:
         """The text that `chat` feeds the model: the conversation and the generation prompt.
@@ -200,13 +239,38 @@ class Engine:
             )
         return self._chat_template.render(messages)
 
+    def cache_tree(self, namespace: bytes = b"") -> CacheTree:
+        """What is cached for a namespace, after the step that runs.
+
+        Raises:
+            EngineError: the engine is closed, or died.
+        """
+        return self._loop.call(lambda core: CacheTree.of(core.cache, namespace, self._clock()))
+
+    def clear_cache(self, namespace: bytes = b"") -> CacheCleared:
+        """Forget a namespace's prefixes and texts, but for what live requests use: that stays until it makes room.
+
+        Raises:
+            EngineError: the engine is closed, or died.
+        """
+        self.tokenizer.forget_texts(namespace)
+        return self._loop.call(lambda core: CacheCleared.of(core.cache, namespace))
+
+    def num_cached_elsewhere(self, prompt_ids: Sequence[int], namespace: bytes = b"") -> int:
+        """How many of a prompt's tokens another namespace than this one has: for who owns them all, never for clients.
+
+        Raises:
+            EngineError: the engine is closed, or died.
+        """
+        return self._loop.call(lambda core: core.cache.num_elsewhere(prompt_ids, namespace))
+
     def stats(self) -> EngineStats:
         """Counters and the state now; never waits for a step."""
         core, counters, pool = self._core, self._core.counters, self._core.cache.pool
         return EngineStats(
             alive=self._loop.is_alive,
             stalled_s=self._loop.stalled_s,
-            uptime_s=time.monotonic() - self._opened_at,
+            uptime_s=self._clock() - self._opened_at,
             num_waiting=core.num_waiting + self._loop.num_submitted,
             num_running=core.num_running,
             num_pages=pool.num_pages,
@@ -241,9 +305,12 @@ class Engine:
         prompt: PreparedPrompt,
         params: SamplingParams | None,
         namespace: bytes,
+        policy: MatchPolicy,
+        render_reply: Callable[[str], str] | None,
         on_ready: Callable[[], None] | None,
     ) -> GenerationStream:
         params = self.default_params if params is None else params
+        tokenizer = self.tokenizer
         self._limits.validate(prompt, params)
         request = Request(
             f"request-{next(self._request_numbers)}",
@@ -255,7 +322,10 @@ class Engine:
             vocab_size=self._limits.vocab_size,
             eos_token_ids=self.manifest.tokenizer.eos_token_ids,
             namespace=namespace,
-            arrived_at=time.monotonic(),
+            arrived_at=self._clock(),
+            spelled=functools.cache(lambda: tokenizer.spelled(prompt.ids)) if policy == "text" else None,
+            render_reply=render_reply if policy == "text" else None,
+            explain=self._explain,
         )
         stream = GenerationStream(
             request.request_id, tuple(prompt.ids), cancel=self._loop.cancel, on_ready=on_ready
@@ -278,12 +348,18 @@ def _policy(manifest: Manifest, max_num_seqs: int, max_num_batched_tokens: int |
     return SchedulerPolicy(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_tokens)
 
 
+def _checked_match(match: MatchPolicy) -> MatchPolicy:
+    if match not in get_args(MatchPolicy):
+        raise InvalidParameter(f"match is {match!r}; use one of {', '.join(get_args(MatchPolicy))}")
+    return match
+
+
 def _require_within(name: str, value: int, most: int) -> None:
     if not isinstance(value, int) or not 1 <= value <= most:
         raise InvalidParameter(f"{name} is {value!r}; this artifact allows 1 to {most}")
 
 
-def _tokenizer(artifact: Artifact) -> Tokenizer:
+def _tokenizer(artifact: Artifact, clock: Callable[[], float]) -> Tokenizer:
     info = artifact.manifest.tokenizer
     try:
         return Tokenizer(
@@ -291,9 +367,15 @@ def _tokenizer(artifact: Artifact) -> Tokenizer:
             TokenizerProfile.from_dict(info.profile),
             bos_token_id=info.bos_token_id,
             add_bos_token=info.add_bos_token,
+            clock=clock,
         )
     except TokenizerError as error:
         raise CorruptArtifact(f"{artifact.path}: {error}; compile the model again") from error
+
+
+def _explainer(tokenizer: Tokenizer) -> Callable[[WhyNotMore], WhyNotMore]:
+    special_ids = tokenizer.profile.special_ids
+    return lambda why: why.spelled(tokenizer.token_bytes, special_ids)
 
 
 def _chat_template(artifact: Artifact, tokenizer: Tokenizer) -> ChatTemplate | None:

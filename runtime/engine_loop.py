@@ -10,14 +10,18 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from .cache_expiry import CacheExpiry
 from .engine_core import EngineCore
 from .errors import EngineClosed, EngineError, RadixLMError
 from .request import Request
 from .request_output import RequestOutput
 
 _LOGGER = logging.getLogger(__name__)
+T = TypeVar("T")
 
 Listener = Callable[[RequestOutput], None]
 """Gets a request's outputs, on the loop's thread; must neither block nor raise."""
@@ -34,17 +38,46 @@ class _Cancellation:
     request_id: str
 
 
+@dataclass(frozen=True)
+class _Call:
+    work: Callable[[EngineCore], object]
+    result: Future[Any]
+
+    def __call__(self, core: EngineCore) -> None:
+        try:
+            self.result.set_result(self.work(core))
+        except BaseException as error:
+            self.result.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+
+
+_Command = _Submission | _Cancellation | _Call
+
+
 class EngineLoop:
     """Runs `core` in a thread of its own until `close`; all methods may be called from any thread."""
 
-    def __init__(self, core: EngineCore, *, clock: Callable[[], float], on_exit: Callable[[], None]) -> None:
-        """Start the thread; `on_exit` is called on it when it ends, to free what the core works with."""
+    def __init__(
+        self,
+        core: EngineCore,
+        *,
+        clock: Callable[[], float],
+        on_exit: Callable[[], None],
+        expiry: CacheExpiry | None = None,
+    ) -> None:
+        """Start the thread; `on_exit` is called on it when it ends, to free what the core works with.
+
+        Args:
+            expiry: runs on the thread, also while there is nothing to do.
+        """
         self._core = core
+        self._expiry = expiry
         self._clock = clock
         self._on_exit = on_exit
         self._listeners: dict[str, Listener] = {}  # of requests in the core; the thread's own
         self._wake = threading.Condition()  # guards all below
-        self._inbox: deque[_Submission | _Cancellation] = deque()
+        self._inbox: deque[_Command] = deque()
         self._is_closing = False
         self._crash: EngineError | None = None
         # begin of the work, or end of the last step, then set without the lock; None when idle
@@ -65,7 +98,7 @@ class EngineLoop:
 
     @property
     def num_submitted(self) -> int:
-        """Requests and cancellations that the thread has not looked at yet."""
+        """Requests and other commands that the thread has not looked at yet."""
         return len(self._inbox)
 
     def submit(self, request: Request, listener: Listener) -> None:
@@ -84,6 +117,18 @@ class EngineLoop:
         except EngineError:
             return  # closing or dying, the loop ends every request itself
 
+    def call(self, work: Callable[[EngineCore], T]) -> T:
+        """What `work` returns or raises, done with the core on the loop's thread after the step that runs.
+
+        Raises:
+            EngineClosed: the loop was closed.
+            EngineError: the loop died of an error.
+        """
+        assert threading.current_thread() is not self._thread, "it would wait for itself"
+        result: Future[T] = Future()
+        self._post(_Call(work, result))
+        return result.result()
+
     def close(self) -> None:
         """Cancel what runs, end the thread and wait for it. May be called twice."""
         with self._wake:
@@ -92,7 +137,7 @@ class EngineLoop:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _post(self, command: _Submission | _Cancellation) -> None:
+    def _post(self, command: _Command) -> None:
         with self._wake:
             if self._crash is not None:
                 raise EngineError(str(self._crash)) from self._crash
@@ -108,6 +153,8 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while self._wait_for_work():
+                if self._expiry is not None:
+                    self._expiry.run()
                 self._do_commands()
                 if self._core.has_work:
                     for output in self._core.step():
@@ -122,23 +169,26 @@ class EngineLoop:
             self._on_exit()
 
     def _wait_for_work(self) -> bool:
-        """Sleep until there is something to do; False when the loop is to end."""
+        """Sleep until there may be something to do; False when the loop is to end."""
         if self._core.has_work:  # between two steps: nobody is to be waited for
             self._busy_since = self._clock()
             return not self._is_closing
         with self._wake:
             self._busy_since = self._clock() if self._inbox else None
-            while not (self._is_closing or self._inbox):
-                self._wake.wait()
+            if not (self._is_closing or self._inbox):
+                self._wake.wait(None if self._expiry is None else self._expiry.wait_s)
             return not self._is_closing
 
     def _do_commands(self) -> None:
         while self._inbox:
             command = self._inbox.popleft()
-            if isinstance(command, _Submission):
-                self._add(command.request, command.listener)
-            else:
-                self._abort(command.request_id)
+            match command:
+                case _Submission():
+                    self._add(command.request, command.listener)
+                case _Cancellation():
+                    self._abort(command.request_id)
+                case _Call():
+                    command(self._core)
 
     def _add(self, request: Request, listener: Listener) -> None:
         try:
@@ -168,8 +218,10 @@ class EngineLoop:
         waiting = dict(self._listeners)
         self._listeners.clear()
         while self._inbox:
-            command = self._inbox.popleft()
-            if isinstance(command, _Submission):
-                waiting[command.request.request_id] = command.listener
+            match self._inbox.popleft():
+                case _Submission(request, listener):
+                    waiting[request.request_id] = listener
+                case _Call(_, result):
+                    result.set_exception(crash)
         for request_id, listener in waiting.items():
             listener(RequestOutput(request_id, error=crash))

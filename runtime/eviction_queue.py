@@ -33,13 +33,21 @@ class EvictionQueue:
             self._heap = [entry for entry in set(self._heap) if self._leaf(entry) is not None]
             heapq.heapify(self._heap)
 
-    def pop(self) -> Node:
-        """Take out the leaf used longest ago; who keeps it must push it again."""
+    def peek(self) -> Node | None:
+        """The leaf used longest ago; None if there is none."""
         while self._heap:
-            leaf = self._leaf(heapq.heappop(self._heap))
+            leaf = self._leaf(self._heap[0])
             if leaf is not None:
                 return leaf
-        raise AssertionError("the pool counts pages to evict, the tree has no leaf left")
+            heapq.heappop(self._heap)
+        return None
+
+    def pop(self) -> Node:
+        """Take out the leaf used longest ago; who keeps it must push it again."""
+        leaf = self.peek()
+        assert leaf is not None, "the pool counts pages to evict, the tree has no leaf left"
+        heapq.heappop(self._heap)
+        return leaf
 
     def missing(self) -> list[Node]:
         """Leaves that are not waiting: none, ever."""

@@ -7,6 +7,7 @@ reservations of a step say.
 from __future__ import annotations
 
 import collections.abc
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,11 +17,12 @@ from .errors import EmptyPrompt, UnknownSequence
 from .kv_transaction import KVTransaction
 from .manifest import PAGE_SIZE
 from .page_pool import PagePool
-from .prefix_match import MatchKind, PartialPage, PrefixMatch, WhyNotMore
+from .prefix_match import MatchKind, PartialPage, PrefixMatch
 from .radix_tree import Found, RadixTree
 from .reply_alias import ReplyAliases
 from .sequence import Sequence
 from .text_walk import ALIAS, EXACT, TEXT, TextWalk
+from .why_not_more import MAX_IDS_SHOWN, WhyKind, WhyNotMore
 
 __all__ = ["CacheStats", "MatchKind", "PartialPage", "PrefixCache", "PrefixMatch", "WhyNotMore"]
 
@@ -57,10 +59,10 @@ class PrefixCache:
     Between transactions every full page of a live sequence is in the tree.
     """
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(self, pool: PagePool, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.pool = pool
-        self.aliases = ReplyAliases()
-        self.tree = RadixTree(pool)
+        self.aliases = ReplyAliases(clock=clock)
+        self.tree = RadixTree(pool, clock=clock)
         self._sequences: dict[int, Sequence] = {}
         self._next_seq_id = 0
         self._num_prompt_tokens = 0
@@ -111,6 +113,11 @@ class PrefixCache:
             why_not_more=_why_not_more(found, prompt, limit),
             version=self.tree.version,
         )
+
+    def num_elsewhere(self, prompt_ids: collections.abc.Sequence[int], namespace: bytes) -> int:
+        """The longest prefix that another namespace has of these ids, in tokens; no client may learn that."""
+        others = (other for other in self.tree.namespaces if other != namespace)
+        return max((self.tree.find(other, prompt_ids[:-1]).num_tokens for other in others), default=0)
 
     def open(self, match: PrefixMatch, *, context_length: int) -> Sequence:
         """Start a sequence of the match's prompt that shares the matched pages: it has their tokens computed.
@@ -201,11 +208,19 @@ class PrefixCache:
             raise UnknownSequence(f"no live sequence has the id {seq_id}; {len(self._sequences)} are live")
         return sequence
 
-    def clear(self) -> int:
-        """Evict everything that no live sequence uses; how many pages became free."""
+    def clear(self, namespace: bytes | None = None) -> int:
+        """Free everything that no live sequence uses, of a namespace or of all; how many pages became free."""
+        self.aliases.forget(namespace)
+        if namespace is not None:
+            return self.tree.clear(namespace)
         num_pages = self.pool.num_cached
         self.tree.evict(num_pages)
         return num_pages
+
+    def drop_unused(self, since: float) -> int:
+        """Free what no live sequence uses and nobody used since then, on the cache's clock; how many pages."""
+        self.aliases.forget_unused(since)
+        return self.tree.drop_unused(since)
 
     def stats(self) -> CacheStats:
         """Counts for metrics and tests."""
@@ -287,9 +302,6 @@ def _why_not_more(found: Found, prompt: tuple[int, ...], limit: int) -> WhyNotMo
     position = found.num_tokens
     if position >= limit:
         return WhyNotMore("complete", position)
-    wanted = prompt[position]
-    if found.was_evicted:
-        return WhyNotMore("evicted", position, found.cached_token, wanted)
-    if found.cached_token is None:
-        return WhyNotMore("unseen", position, None, wanted)
-    return WhyNotMore("differs", position, found.cached_token, wanted)
+    kind: WhyKind = "evicted" if found.was_evicted else "differs" if found.next_ids else "unseen"
+    wanted = prompt[position : position + MAX_IDS_SHOWN]
+    return WhyNotMore(kind, position, found.next_ids, wanted, found.is_next_generated)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from .why_not_more import WhyNotMore
+
 MatchPolicy = Literal["exact", "seam", "text"]
 # from strong to weak: ids of the prompt's encoding; the same, found without encoding everything again; what the model
 # generated where it spells the prompt; a reply that the template renders with other white space
@@ -21,23 +23,6 @@ class PartialPage:
 
     page_id: int
     num_rows: int
-
-
-@dataclass(frozen=True)
-class WhyNotMore:
-    """Why a match ended at token `position`.
-
-    `complete`: everything that may be reused was (the last token is always computed).
-    `differs`: the cache goes on with `cached_token` where the prompt has `wanted_token`; of several, one that
-    shares the most tokens.
-    `evicted`: a continuation that began with `wanted_token` was cached and had to make room.
-    `unseen`: nothing cached goes on here, as far as the cache remembers.
-    """
-
-    kind: Literal["complete", "differs", "evicted", "unseen"]
-    position: int
-    cached_token: int | None = None
-    wanted_token: int | None = None
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,8 @@ class Node:
     run: bytearray = field(default_factory=bytearray)
     pages: list[int] = field(default_factory=list)
     generated: bytearray = field(default_factory=bytearray)
-    last_used: int = 0
+    last_used: int = 0  # a number that rises with each use
+    used_at: float = 0.0  # the same as a time
     keys: list[bytes] = field(default_factory=list)
     children: list[Node] = field(default_factory=list)
     evicted: set[int] = field(default_factory=set)
@@ -83,6 +84,16 @@ class Node:
     def key(self) -> bytes:
         """The tokens of its first page, by which its parent sorts it."""
         return bytes(self.run[:PAGE_BYTES])
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of its run."""
+        return len(self.run) // TOKEN_BYTES
+
+    def tokens(self, start: int, most: int) -> tuple[int, ...]:
+        """At most `most` tokens of the run, from token `start` on."""
+        stop = min(start + most, self.num_tokens)
+        return tuple(token_at(self.run, index) for index in range(start, stop))
 
     def nearest(self, key: bytes, key_start: int) -> tuple[Node | None, int]:
         """The child that shares the most first-page tokens with `key[key_start:]`, and how many they are.
@@ -171,6 +182,7 @@ class Node:
             pages=self.pages[num_pages:],
             generated=self.generated[cut:],
             last_used=self.last_used,
+            used_at=self.used_at,
             keys=self.keys,
             children=self.children,
             evicted=self.evicted,

@@ -6,7 +6,8 @@ a page: the pool counts those.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from .eviction_queue import EvictionQueue
 from .manifest import PAGE_SIZE
 from .page_pool import PagePool
 from .radix_node import PAGE_BYTES, TOKEN_BYTES, Node, either, encode_key, num_common_tokens, token_at
+from .why_not_more import MAX_IDS_SHOWN
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,8 @@ class Found:
     """The longest cached run that begins like the wanted tokens.
 
     Of its `num_tokens`, the first are in the full `pages`; the other `num_rows` are the first rows of
-    `partial_page`, which may be part of a full page or a tail. `cached_token` is what the tree has next, if
-    anything; `was_evicted` says that it once had the wanted token there.
+    `partial_page`, which may be part of a full page or a tail. `next_ids` are what the tree has next, if anything, the
+    first of them made by the model if `is_next_generated`; `was_evicted` says that it once had the wanted token there.
     """
 
     num_tokens: int
@@ -31,7 +33,8 @@ class Found:
     partial_page: int | None
     num_rows: int
     generated: bytes
-    cached_token: int | None
+    next_ids: tuple[int, ...]
+    is_next_generated: bool
     was_evicted: bool
 
 
@@ -49,8 +52,9 @@ class RadixTree:
     owns can go, leaves first.
     """
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(self, pool: PagePool, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._pool = pool
+        self._now = clock
         self._roots: dict[bytes, Node] = {}
         self._nodes: dict[int, Node] = {}  # without the roots
         self._node_of_page = np.full(pool.num_pages, -1, np.int64)
@@ -65,6 +69,18 @@ class RadixTree:
         """Runs in the tree, roots not counted."""
         return len(self._nodes)
 
+    @property
+    def namespaces(self) -> list[bytes]:
+        """Those that have a run."""
+        return list(self._roots)
+
+    def num_pages(self, namespace: bytes) -> int:
+        """Pages of a namespace; looks at all its runs."""
+        nodes = [*self._roots[namespace].children] if namespace in self._roots else []
+        for node in nodes:
+            nodes += node.children
+        return sum(len(node.pages) for node in nodes)
+
     def root(self, namespace: bytes) -> Node | None:
         """Where the namespace's runs begin, to be read; None if it has none."""
         return self._roots.get(namespace)
@@ -76,12 +92,13 @@ class RadixTree:
         generated: list[bytes] = []
         partial_page, num_rows = None, 0
         node, done = self._roots.get(namespace), 0
-        cached_token, was_evicted = None, False
+        ahead: tuple[Node, int] | None = None
+        was_evicted = False
         while node is not None and done < len(key):
             child, common = node.nearest(key, done)
             if child is None or common == 0:
                 was_evicted = token_at(key, done // TOKEN_BYTES) in node.evicted
-                cached_token = token_at(child.run, 0) if child is not None else None
+                ahead = None if child is None else (child, 0)
                 break
             if common == PAGE_SIZE:
                 common = num_common_tokens(child.run, key, 0, done)
@@ -92,7 +109,7 @@ class RadixTree:
                 num_rows = common % PAGE_SIZE
                 partial_page = child.pages[num_full] if num_rows else None
                 if common * TOKEN_BYTES < len(child.run):
-                    cached_token = token_at(child.run, common)
+                    ahead = (child, common)
                 break
             node, done = child, done + num_full * PAGE_BYTES
         return Found(
@@ -101,7 +118,8 @@ class RadixTree:
             partial_page=partial_page,
             num_rows=num_rows,
             generated=b"".join(generated),
-            cached_token=cached_token,
+            next_ids=() if ahead is None else ahead[0].tokens(ahead[1], MAX_IDS_SHOWN),
+            is_next_generated=ahead is not None and bool(ahead[0].generated[ahead[1]]),
             was_evicted=was_evicted,
         )
 
@@ -187,6 +205,34 @@ class RadixTree:
                 owned.append(leaf)
         for leaf in owned:
             self._leaves.push(leaf)
+
+    def drop_unused(self, since: float) -> int:
+        """Free the pages that no sequence owns of runs that were not used since then; how many they were."""
+        num_dropped = 0
+        owned: list[Node] = []
+        while (leaf := self._leaves.peek()) is not None and leaf.used_at < since:
+            self._leaves.pop()
+            num_dropped += self._trim(leaf, len(leaf.pages))
+            if leaf.pages:
+                owned.append(leaf)
+        for leaf in owned:
+            self._leaves.push(leaf)
+        return num_dropped
+
+    def clear(self, namespace: bytes) -> int:
+        """Free the pages of a namespace that no sequence owns, and do not remember them; how many they were."""
+        root = self._roots.get(namespace)
+        if root is None:
+            return 0
+        nodes, num_freed = [root], 0
+        for node in nodes:
+            nodes += node.children
+        for node in reversed(nodes[1:]):
+            if not node.children:
+                num_freed += self._trim(node, len(node.pages))
+        for node in nodes:
+            node.evicted.clear()
+        return num_freed
 
     def paths(self) -> Iterator[tuple[bytes, list[int], list[int]]]:
         """Namespace, tokens and pages from the root to each leaf; slow."""
@@ -333,7 +379,7 @@ class RadixTree:
         if num_pages < len(node.pages):
             self._split(node, num_pages)
         self._clock += 1
-        node.last_used = self._clock
+        node.last_used, node.used_at = self._clock, self._now()
         if not node.children:
             self._leaves.push(node)
 

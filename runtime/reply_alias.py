@@ -6,12 +6,16 @@ server that gave the reply knows both. Knows ids and bytes, not templates.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from .radix_node import encode_key
+
+
+_Key = tuple[bytes, bytes]  # namespace, digest of a prompt's ids
 
 
 @dataclass(frozen=True)
@@ -23,33 +27,55 @@ class ReplyAlias:
 
 
 class ReplyAliases:
-    """The latest aliases of all namespaces, by the ids of the prompt that was replied to."""
+    """The aliases used last of all namespaces, by the ids of the prompt that was replied to."""
 
-    def __init__(self, max_tokens: int = 1 << 20) -> None:
+    def __init__(self, max_tokens: int = 1 << 20, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_tokens = max_tokens
+        self._clock = clock
         self._num_tokens = 0
-        self._aliases: OrderedDict[tuple[bytes, bytes], tuple[ReplyAlias, ...]] = OrderedDict()
+        self._aliases: OrderedDict[_Key, tuple[ReplyAlias, ...]] = OrderedDict()
+        self._used_at: dict[_Key, float] = {}
 
     def record(self, namespace: bytes, prompt_ids: Sequence[int], alias: ReplyAlias) -> None:
         """Note that the namespace's reply to `prompt_ids` is rendered so; the oldest are forgotten."""
         key = (namespace, _digest(prompt_ids))
-        known = self._aliases.pop(key, ())
+        known = self._aliases.get(key, ())
         if alias not in known:
-            known = (*known, alias)
+            self._aliases[key] = (*known, alias)
             self._num_tokens += len(alias.ids)
-        self._aliases[key] = known
+        self._use(key)
         while self._num_tokens > self._max_tokens:
-            _, forgotten = self._aliases.popitem(last=False)
-            self._num_tokens -= sum(len(old.ids) for old in forgotten)
+            self._drop(next(iter(self._aliases)))
 
     def find(self, namespace: bytes, prompt_ids: Sequence[int]) -> tuple[ReplyAlias, ...]:
         """The aliases of the namespace's replies to exactly these ids."""
-        return self._aliases.get((namespace, _digest(prompt_ids)), ()) if self._aliases else ()
+        key = (namespace, _digest(prompt_ids)) if self._aliases else None
+        if key is None or key not in self._aliases:
+            return ()
+        self._use(key)
+        return self._aliases[key]
+
+    def num_aliases(self, namespace: bytes) -> int:
+        """How many of a namespace's replies have one."""
+        return sum(key[0] == namespace for key in self._aliases)
 
     def forget(self, namespace: bytes | None = None) -> None:
         """Forget a namespace's aliases, or all."""
         for key in [key for key in self._aliases if namespace in (None, key[0])]:
-            self._num_tokens -= sum(len(old.ids) for old in self._aliases.pop(key))
+            self._drop(key)
+
+    def forget_unused(self, since: float) -> None:
+        """Forget what was neither recorded nor found since then, on the clock."""
+        while self._aliases and self._used_at[next(iter(self._aliases))] < since:
+            self._drop(next(iter(self._aliases)))
+
+    def _use(self, key: _Key) -> None:
+        self._aliases.move_to_end(key)
+        self._used_at[key] = self._clock()
+
+    def _drop(self, key: _Key) -> None:
+        self._num_tokens -= sum(len(old.ids) for old in self._aliases.pop(key))
+        del self._used_at[key]
 
 
 def _digest(ids: Sequence[int]) -> bytes:

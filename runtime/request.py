@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from .completion import CacheMatch, Completion, Delta, FinishReason, Timings, TokenLogprob, Usage
 from .errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter
-from .prefix_match import PrefixMatch, WhyNotMore
+from .prefix_match import PrefixMatch
 from .reply_alias import ReplyAlias, rendered_reply
 from .sampler import SampledToken, SamplerState
 from .sampling_params import SamplingParams
 from .sequence import Sequence
 from .stop_strings import StopStrings
+from .why_not_more import WhyNotMore
 
 if TYPE_CHECKING:
     from radixlm.tokenizer_fix import PreparedPrompt, SpelledPrompt
@@ -86,6 +87,7 @@ class Request:
         arrived_at: float = 0.0,
         spelled: Callable[[], SpelledPrompt] | None = None,
         render_reply: Callable[[str], str] | None = None,
+        explain: Callable[[WhyNotMore], WhyNotMore] = lambda why: why,
     ) -> None:
         """A request that waits.
 
@@ -95,6 +97,7 @@ class Request:
             arrived_at: seconds, on the engine's clock.
             spelled: what the prompt spells, if it may be matched by text.
             render_reply: how a reply stands in the prompts of later turns, for a chat whose template is known.
+            explain: adds the texts to why no more of the prompt was cached.
         """
         self.request_id = request_id
         self.prompt = prompt
@@ -104,6 +107,7 @@ class Request:
         self.spelled = spelled
         self.candidate: PrefixMatch | None = None  # what was found while it waits
         self._render_reply = render_reply
+        self._explain = explain
         self.sequence: Sequence | None = None
         self.num_preemptions = 0
         self._match: PrefixMatch | None = None
@@ -201,7 +205,7 @@ class Request:
             finish_reason=self._finish_reason,
             usage=self._usage(),
             timings=self._timings(now),
-            cache_match=_describe(self._match),
+            cache_match=self._cache_match(),
         )
 
     def _advance(self, token_id: int) -> tuple[str, FinishReason | None]:
@@ -241,6 +245,17 @@ class Request:
             tokens_by_kind=tokens_by_kind,
         )
 
+    def _cache_match(self) -> CacheMatch:
+        match = self._match
+        if match is None:
+            return CacheMatch(kind=None, num_cached_tokens=0, why_not_more=None)
+        kinds = [kind for kind, count in match.tokens_by_kind.items() if count]
+        return CacheMatch(
+            kind=kinds[-1] if kinds else None,
+            num_cached_tokens=match.num_tokens,
+            why_not_more=self._explain(match.why_not_more),
+        )
+
     def _timings(self, now: float) -> Timings:
         first, last = self._first_token_at, self._last_token_at
         speed = None
@@ -251,25 +266,3 @@ class Request:
             decode_tokens_per_s=speed,
             total_s=now - self.arrived_at,
         )
-
-
-def _describe(match: PrefixMatch | None) -> CacheMatch:
-    if match is None:
-        return CacheMatch(kind=None, num_cached_tokens=0, why_not_more="never admitted")
-    kinds = [kind for kind, count in match.tokens_by_kind.items() if count]
-    return CacheMatch(
-        kind=kinds[-1] if kinds else None,
-        num_cached_tokens=match.num_tokens,
-        why_not_more=_explain(match.why_not_more),
-    )
-
-
-def _explain(why: WhyNotMore) -> str:
-    """One line for a client about where the match ended."""
-    at = f"at token {why.position}"
-    return {
-        "complete": "all that may be reused was",
-        "differs": f"{at} the cache has id {why.cached_token}, the prompt id {why.wanted_token}",
-        "evicted": f"{at} a continuation with id {why.wanted_token} was cached and had to make room",
-        "unseen": f"{at} nothing cached goes on with id {why.wanted_token}",
-    }[why.kind]

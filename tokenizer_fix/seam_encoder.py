@@ -9,6 +9,7 @@ kinds. Knows one tokenizer, and the latest texts of each namespace.
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable
@@ -36,6 +37,7 @@ class SeamEncoding:
 class _Known:
     ids: list[int]
     ends: list[int]
+    used_at: float
 
 
 class SeamEncoder:
@@ -43,10 +45,19 @@ class SeamEncoder:
 
     Args:
         drops_space: whether the tokenizer puts a space before a text, so that a tail loses its own.
+        clock: seconds; only differences count.
     """
 
-    def __init__(self, encode: Encode, *, drops_space: bool, max_characters: int = MAX_CHARACTERS) -> None:
+    def __init__(
+        self,
+        encode: Encode,
+        *,
+        drops_space: bool,
+        max_characters: int = MAX_CHARACTERS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._encode, self._drops_space, self._max_characters = encode, drops_space, max_characters
+        self._clock = clock
         self._lock = threading.Lock()
         self._texts: dict[bytes, list[str]] = {}  # sorted
         self._known: OrderedDict[tuple[bytes, str], _Known] = OrderedDict()
@@ -67,7 +78,7 @@ class SeamEncoder:
             ids = known.ids[:count] + tail
             ends = known.ends[:count] + [begin + end for end in tail_ends]
         with self._lock:
-            self._remember(namespace, text, _Known(ids, ends))
+            self._remember(namespace, text, _Known(ids, ends, self._clock()))
         return SeamEncoding(ids, count)
 
     def forget(self, namespace: bytes | None = None) -> None:
@@ -75,6 +86,12 @@ class SeamEncoder:
         with self._lock:
             for key in [key for key in self._known if namespace in (None, key[0])]:
                 self._drop(key)
+
+    def forget_unused(self, since: float) -> None:
+        """Forget the texts that nobody sent since then, on the encoder's clock."""
+        with self._lock:
+            while self._known and next(iter(self._known.values())).used_at < since:
+                self._drop(next(iter(self._known)))
 
     def _nearest(self, namespace: bytes, text: str) -> tuple[_Known | None, int]:
         """Of sorted texts, one of the two beside this one begins most like it; it, and in how many characters."""
@@ -101,6 +118,7 @@ class SeamEncoder:
     def _remember(self, namespace: bytes, text: str, known: _Known) -> None:
         key = (namespace, text)
         if key in self._known:
+            self._known[key] = known
             self._known.move_to_end(key)
             return
         self._known[key] = known

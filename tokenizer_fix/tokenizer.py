@@ -5,7 +5,8 @@ Knows special tokens, bos and the appended suffix; not chat templates, requests 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 import tokenizers
@@ -35,6 +36,7 @@ class Tokenizer:
         *,
         bos_token_id: int | None = None,
         add_bos_token: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Load tokenizer.json; without a stored `profile` the tokenizer is profiled, which takes a second.
 
@@ -44,6 +46,7 @@ class Tokenizer:
                 added and there is none.
         """
         self._tokenizer_json = tokenizer_json
+        self._clock = clock
         self._parsing = load_tokenizer(tokenizer_json)
         self.profile = profile if profile is not None else profile_tokenizer(tokenizer_json)
         if self.profile.kind == "other":
@@ -183,6 +186,11 @@ class Tokenizer:
         if self._seam is not None:
             self._seam.forget(namespace)
 
+    def forget_unused_texts(self, since: float) -> None:
+        """Forget what was encoded so, and not again since then on `clock`."""
+        if self._seam is not None:
+            self._seam.forget_unused(since)
+
     def _encode_rendered(self, text: str, seam_of: bytes | None) -> tuple[list[int], int]:
         if seam_of is None or self._seam is None:
             return self.encode(text, parse_special=True), 0
@@ -197,7 +205,7 @@ class Tokenizer:
         crosses = crosses or any(has_cut(token.text.encode()) for token in self.profile.added_tokens)
         if crosses or not is_safe(self._encode_with_ends, drops_space=drops_space):
             return None
-        return SeamEncoder(self._encode_with_ends, drops_space=drops_space)
+        return SeamEncoder(self._encode_with_ends, drops_space=drops_space, clock=self._clock)
 
     def _encode_with_ends(self, text: str, is_start: bool) -> tuple[list[int], list[int]]:
         encoding = self._parsing.encode(text, add_special_tokens=False)

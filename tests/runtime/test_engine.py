@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from radixlm.runtime.cache_namespace import CacheScope
+from radixlm.runtime.cache_tree import CacheCleared
 from radixlm.runtime.engine import Engine
 from radixlm.runtime.errors import (
     ContextLengthExceeded,
@@ -162,6 +164,57 @@ def test_namespaces_do_not_see_each_other(engine: Engine) -> None:
     assert engine.chat(MESSAGES, drawn(1), namespace=b"two").usage.cached_tokens == 0
 
 
+def test_a_namespaces_tree_is_its_own_and_clearing_it_forgets_its_texts(engine: Engine) -> None:
+    long = [{"role": "user", "content": "radix trees and other trees " * 20}]
+    one = engine.namespaces.of(CacheScope(cache_salt="one"))
+    two = engine.namespaces.of(CacheScope(cache_salt="two"))
+    for namespace in (one, two):
+        engine.chat(long, drawn(1), namespace=namespace)
+    tree = engine.cache_tree(one)
+    assert tree.num_tokens == engine.chat(long, drawn(1), namespace=one).usage.prompt_tokens + 15
+    assert tree.num_used_pages == 0 and engine.cache_tree().num_tokens == 0
+    assert engine.clear_cache(one) == CacheCleared(tree.num_pages, 0)
+    assert engine.cache_tree(one).num_runs == 0
+    again = engine.chat(long, drawn(1), namespace=one)
+    assert again.usage.tokens_by_kind == {}, "neither pages nor the encoding were there"
+    assert engine.chat(long, drawn(1), namespace=two).usage.tokens_by_kind.keys() == {"seam", "exact"}
+
+
+def test_why_not_more_has_text_of_both_sides_and_knows_the_same_text_in_other_ids(engine: Engine) -> None:
+    ids = engine.tokenizer.encode("Radix trees are wonderful")
+    parts = [engine.tokenizer.encode(part) for part in (" won", "d", "erf", "ul")]
+    split = [*ids[:-1], *(token_id for part in parts for token_id in part)]
+    assert engine.tokenizer.decode(split) == "Radix trees are wonderful"
+    engine.generate(split, drawn(1, max_tokens=1))
+    why = engine.generate([*ids, 5], drawn(1, max_tokens=1)).cache_match.why_not_more
+    assert why is not None and (why.kind, why.position) == ("not_generated", len(ids) - 1)
+    assert (why.cached_text, why.wanted_text) == (" wonderful", " wonderful<file_sep>")
+    why = engine.generate("Radix trees are tall ones", drawn(1, max_tokens=1)).cache_match.why_not_more
+    assert why is not None and (why.kind, why.cached_ids[0], why.wanted_text) == ("differs", ids[-1], " tall ones")
+
+
+def test_what_nobody_uses_grows_too_old(artifact: FakeArtifact) -> None:
+    now = [1000.0]
+    with open_engine(artifact, cache_ttl_s=60.0, clock=lambda: now[0]) as engine:
+        engine.chat(MESSAGES, drawn(1))
+        now[0] += 59.0
+        assert engine.cache_tree().num_runs > 0
+        assert engine.chat(MESSAGES, drawn(1)).usage.cached_tokens > 0
+        now[0] += 59.0
+        assert engine.chat(MESSAGES, drawn(1)).usage.cached_tokens > 0
+        now[0] += 67.0
+        assert engine.cache_tree().num_runs == 0
+        assert engine.chat(MESSAGES, drawn(1)).usage.cached_tokens == 0
+
+
+def test_only_the_owner_of_all_namespaces_is_told_of_others(engine: Engine) -> None:
+    first = engine.chat(MESSAGES, drawn(1), namespace=b"one")
+    second = engine.chat(MESSAGES, drawn(1), namespace=b"two")
+    assert second.cache_match.why_not_more is not None and second.cache_match.why_not_more.kind == "unseen"
+    assert engine.num_cached_elsewhere(first.prompt_token_ids, b"two") == len(first.prompt_token_ids) - 1
+    assert engine.num_cached_elsewhere([5, 6, 7], b"two") == 0
+
+
 def test_fifty_threads_on_one_engine(engine: Engine) -> None:
     results: dict[int, tuple[int, ...]] = {}
 
@@ -234,6 +287,7 @@ def test_defaults_are_those_of_the_manifest(engine: Engine) -> None:
         {"max_num_batched_tokens": "8"},
         {"kv_cache_bytes": 100},
         {"num_threads": 0},
+        {"cache_ttl_s": 0.0},
     ],
 )
 def test_option_outside_the_artifacts_limits_is_refused(

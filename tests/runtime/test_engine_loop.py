@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from radixlm.runtime.batch import Batch
+from radixlm.runtime.cache_expiry import CacheExpiry
 from radixlm.runtime.engine_loop import EngineLoop
 from radixlm.runtime.errors import EngineClosed, EngineError, InvalidParameter, StepFailed
 from radixlm.runtime.generation_stream import GenerationStream
@@ -189,3 +190,43 @@ def test_idle_loop_sleeps_and_a_hanging_step_shows_as_stalled(running: Running) 
     stream.result()
     running.loop.close()
     assert running.loop.stalled_s == 0.0
+
+
+def test_a_call_is_done_between_steps_on_the_loops_thread_and_answers(running: Running) -> None:
+    running.stream("a", [1, 2], endless())
+    thread, num_running = running.loop.call(lambda core: (threading.current_thread().name, core.num_running))
+    assert thread == "radixlm-engine" and num_running in (0, 1)
+    running.loop.call(lambda core: core.check())
+
+
+def test_a_call_that_fails_fails_alone(running: Running) -> None:
+    stream = running.stream("a", [1, 2], drawn(1))
+    with pytest.raises(ZeroDivisionError):
+        running.loop.call(lambda core: core.num_running // 0)
+    assert stream.result().token_ids == alone([1, 2], drawn(1))
+
+
+def test_a_call_to_a_closed_or_dead_loop_is_refused(running: Running) -> None:
+    running.loop.close()
+    with pytest.raises(EngineClosed):
+        running.loop.call(lambda core: None)
+
+    dying = Running()
+
+    def die(core: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        dying.loop.call(die)
+    dying.loop.close()
+    with pytest.raises(EngineError):
+        dying.loop.call(lambda core: None)
+
+
+def test_what_expires_is_dropped_while_nothing_is_to_be_done() -> None:
+    now, dropped = [0.0], threading.Event()
+    expiry = CacheExpiry(0.01, clock=time.monotonic, drops=[lambda since: dropped.set() if now[0] else None])
+    loop = EngineLoop(Bench().core, clock=time.monotonic, on_exit=lambda: None, expiry=expiry)
+    now[0] = 1.0
+    assert dropped.wait(WAIT_S)
+    loop.close()

@@ -9,8 +9,9 @@ from radixlm.runtime.batch import PageCopy
 from radixlm.runtime.errors import EmptyPrompt
 from radixlm.runtime.page_pool import PagePool
 from radixlm.runtime.prefix_cache import PrefixCache, PrefixMatch
-from radixlm.runtime.prefix_match import PartialPage, WhyNotMore
+from radixlm.runtime.prefix_match import PartialPage
 from radixlm.runtime.sequence import Sequence
+from radixlm.runtime.why_not_more import WhyNotMore
 
 CONTEXT_LENGTH = 2048
 
@@ -113,7 +114,8 @@ def test_runs_that_differ_inside_a_page_begin_with_the_same_rows() -> None:
     other = [*prompt[:21], 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18]
     match = cache.match(other)
     assert (match.num_tokens, len(match.pages), match.partial) == (21, 1, PartialPage(1, 5))
-    assert match.why_not_more == WhyNotMore("differs", 21, cached_token=1021, wanted_token=7)
+    cached_ids = tuple(range(1021, 1029))
+    assert match.why_not_more == WhyNotMore("differs", 21, cached_ids, wanted_ids=(7, 8, 9, 10, 11, 12, 13, 14))
     assert serve(cache, other) == 21
     assert cache.match([*prompt, 0]).num_tokens == 32
     assert cache.match([*other, 0]).num_tokens == 33
@@ -168,8 +170,8 @@ def test_why_not_more_tells_evicted_from_never_seen() -> None:
     live = opened(cache, conversation(1, 17))
     serve(cache, conversation(2, 16))
     match = cache.match(conversation(1, 48))
-    assert match.why_not_more == WhyNotMore("evicted", 32, None, 1032)
-    assert cache.match([*conversation(1, 32), 7, 8]).why_not_more == WhyNotMore("unseen", 32, None, 7)
+    assert match.why_not_more == WhyNotMore("evicted", 32, wanted_ids=tuple(range(1032, 1040)))
+    assert cache.match([*conversation(1, 32), 7, 8]).why_not_more == WhyNotMore("unseen", 32, wanted_ids=(7, 8))
     cache.close(live)
 
 
@@ -178,8 +180,9 @@ def test_what_was_evicted_is_said_of_the_place_where_it_was() -> None:
     serve(cache, conversation(1, 64))
     serve(cache, conversation(2, 16))  # takes the page of 1048..
     serve(cache, [7] * 32)  # takes those of 1016.. and 1032..
-    assert cache.match(conversation(1, 64)).why_not_more == WhyNotMore("evicted", 16, None, 1016)
-    assert cache.match([*conversation(1, 16), 1048, 7]).why_not_more == WhyNotMore("unseen", 16, None, 1048)
+    why = cache.match(conversation(1, 64)).why_not_more
+    assert why == WhyNotMore("evicted", 16, wanted_ids=tuple(range(1016, 1024)))
+    assert cache.match([*conversation(1, 16), 1048, 7]).why_not_more == WhyNotMore("unseen", 16, wanted_ids=(1048, 7))
 
     cache = PrefixCache(PagePool(5))
     serve(cache, conversation(1, 48))

@@ -96,9 +96,10 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
         assert why.position == match.num_tokens
         assert (why.kind == "complete") == (match.num_tokens == limit)
         if why.kind == "differs":
-            assert why.wanted_token == prompt[why.position] != why.cached_token
-            followed = [*prompt[: why.position], why.cached_token]
-            assert any(run[: why.position + 1] == followed for run in runs)
+            assert why.wanted_ids == tuple(prompt[why.position : why.position + 8])
+            assert why.wanted_ids[0] != why.cached_ids[0]
+            followed = [*prompt[: why.position], *why.cached_ids]
+            assert any(run[: len(followed)] == followed for run in runs)
 
         sequence = self.cache.open(match, context_length=CONTEXT_LENGTH)
         assert sequence.num_computed == match.num_tokens < len(prompt)

@@ -1,0 +1,103 @@
+"""Say why a cached prefix ends where it does: what cache and prompt go on with from there, as ids and as text.
+
+Values only; `prefix_cache.py` finds the ids, whoever has a tokenizer adds the texts. Knows nothing of pages or nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+MAX_IDS_SHOWN = 8
+
+WhyKind = Literal["complete", "differs", "retokenized", "not_generated", "evicted", "unseen", "namespace"]
+
+
+@dataclass(frozen=True)
+class WhyNotMore:
+    """Why a match ended at token `position`, and the first ids on both sides from there on.
+
+    `complete`: everything that may be reused was (the last token is always computed).
+    `differs`: the cache goes on with `cached_ids`; of several runs, with one that shares the most tokens.
+    `retokenized`: so it does, in other ids for the same text. The model generated them: matching by text reuses them.
+    `not_generated`: the same, but a client wrote them, and what clients wrote is reused by its own encoding only.
+    `evicted`: a run that began with the first of `wanted_ids` was cached and is dropped by now.
+    `unseen`: nothing cached goes on here, as far as the cache remembers.
+    `namespace`: another namespace has more. Nobody is told so but who owns them all: see `radixlm explain-cache`.
+
+    >>> why = WhyNotMore("differs", 40, cached_ids=(1, 2), wanted_ids=(3,), is_generated=True)
+    >>> print(why)
+    at token 40 the cache has [1, 2], the prompt [3]
+    >>> print(why.spelled({1: b"Han", 2: b"zi", 3: b"Hanzi"}.__getitem__, special_ids=()))
+    at token 40 the cache has the text of [3] 'Hanzi' as the model generated it, [1, 2] 'Hanzi'; match "text" reuses it
+    """
+
+    kind: WhyKind
+    position: int
+    cached_ids: tuple[int, ...] = ()
+    wanted_ids: tuple[int, ...] = ()
+    is_generated: bool = False  # whether the model made the first of `cached_ids`
+    cached_text: str | None = None  # None: nobody looked it up
+    wanted_text: str | None = None
+
+    def spelled(self, spell: Callable[[int], bytes], special_ids: Container[int]) -> WhyNotMore:
+        """The same with texts; a difference that is none in the text is called by its name.
+
+        Args:
+            spell: the bytes of a token.
+            special_ids: tokens that are control and no text.
+        """
+        if self.kind == "complete":
+            return self
+        kind = self.kind
+        if kind == "differs" and _begin_with_the_same_text(self.cached_ids, self.wanted_ids, spell, special_ids):
+            kind = "retokenized" if self.is_generated else "not_generated"
+        cached_text = _text(self.cached_ids, spell) if self.cached_ids else None
+        return replace(self, kind=kind, cached_text=cached_text, wanted_text=_text(self.wanted_ids, spell))
+
+    def __str__(self) -> str:
+        """One line for humans."""
+        cached, wanted = _shown(self.cached_ids, self.cached_text), _shown(self.wanted_ids, self.wanted_text)
+        at = f"at token {self.position}"
+        return {
+            "complete": "all that may be reused was",
+            "differs": f"{at} the cache has {cached}, the prompt {wanted}",
+            "retokenized": f"{at} the cache has the text of {wanted} as the model generated it, {cached}; "
+            'match "text" reuses it',
+            "not_generated": f"{at} the cache has the text of {wanted} as a client wrote it, {cached}; that is reused "
+            "by its own encoding only",
+            "evicted": f"{at} something was cached that went on like {wanted}, and is dropped by now",
+            "unseen": f"{at} nothing cached goes on with {wanted}",
+            "namespace": f"{at} only another namespace goes on with {wanted}, and namespaces share nothing",
+        }[self.kind]
+
+
+def _begin_with_the_same_text(
+    left: Sequence[int], right: Sequence[int], spell: Callable[[int], bytes], special_ids: Container[int]
+) -> bool:
+    """Whether some first ids of both spell the same text, before any special token."""
+    ours, theirs = b"", b""
+    left, right = list(left), list(right)
+    while not ours or ours != theirs:
+        is_left = len(ours) <= len(theirs)
+        rest = left if is_left else right
+        if not rest or rest[0] in special_ids:
+            return False
+        piece = spell(rest.pop(0))
+        if is_left:
+            ours += piece
+        else:
+            theirs += piece
+        if not (ours.startswith(theirs) or theirs.startswith(ours)):
+            return False
+    return True
+
+
+def _text(ids: Sequence[int], spell: Callable[[int], bytes]) -> str:
+    """What ids spell; a character that is cut is U+FFFD."""
+    return b"".join(map(spell, ids)).decode(errors="replace")
+
+
+def _shown(ids: tuple[int, ...], text: str | None) -> str:
+    return f"{list(ids)}" if text is None else f"{list(ids)} {text!r}"
