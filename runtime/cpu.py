@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 import mmap
 import os
 import platform
 import struct
 from collections.abc import Iterable
 from pathlib import Path
+
+from .cpu_quota import cpu_quota
 
 # feature: (CPUID leaf, subleaf, register 0..3 = eax, ebx, ecx, edx, bit); Intel's SDM, volume 2A, CPUID
 _FEATURE_BITS = {
@@ -101,20 +102,5 @@ def missing_features(required: Iterable[str]) -> list[str]:
 
 
 def default_num_threads() -> int:
-    """Processors that this process may use: its affinity mask, cut by the cgroup's quota; at least 1."""
-    return max(1, int(min(len(os.sched_getaffinity(0)), _cgroup_quota())))
-
-
-def _cgroup_quota() -> float:
-    """Processors that cgroup v2 or v1 allows, or infinity."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return math.inf if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        root = Path("/sys/fs/cgroup/cpu")
-        quota_us = int((root / "cpu.cfs_quota_us").read_text())
-        return quota_us / int((root / "cpu.cfs_period_us").read_text()) if quota_us > 0 else math.inf
-    except (OSError, ValueError):
-        return math.inf
+    """Processors that this process may use: its affinity mask, cut by the quota of its control groups; at least 1."""
+    return max(1, int(min(len(os.sched_getaffinity(0)), cpu_quota())))

@@ -39,9 +39,12 @@ class GenerationStream(Iterator[Delta]):
         self._on_ready = on_ready
         self._outputs: SimpleQueue[RequestOutput] = SimpleQueue()
         self._last: RequestOutput | None = None
+        self._wants_end_only = False
 
     def deliver(self, output: RequestOutput) -> None:
         """Add what came, on the engine's thread."""
+        if self._wants_end_only and output.completion is None and output.error is None:
+            return  # a thread that wakes for each token takes a processor from the kernels
         self._outputs.put(output)
         if self._on_ready is not None:
             try:
@@ -70,8 +73,13 @@ class GenerationStream(Iterator[Delta]):
         if self._last is None:
             self._cancel(self.request_id)
 
+    def skip_to_end(self) -> None:
+        """Say that no delta but the last will be read: nobody is woken for the others."""
+        self._wants_end_only = True
+
     def result(self) -> Completion:
         """Wait for the end, skipping deltas not read yet, and return the whole completion."""
+        self.skip_to_end()
         for _ in self:
             pass
         assert self._last is not None

@@ -139,7 +139,8 @@ class KVTransaction:
         """
         for reservation in self._reservations.values():
             sequence, num_kept = reservation.sequence, reservation.num_kept_pages
-            self._pool.release(sequence.page_ids[num_kept:])  # the source of a copy
+            if reservation.copies:  # their source is the sequence's no longer
+                self._pool.release(sequence.page_ids[num_kept:])
             sequence.replace_kv(reservation.new_page_ids, reservation.stop, num_kept_pages=num_kept)
             self._share(sequence, reservation.start // PAGE_SIZE, reservation.stop // PAGE_SIZE)
             sequence.set_reserved(False)

@@ -36,8 +36,8 @@ class ModelRunner:
     """An artifact ready to run, with a KV pool of `num_pages` pages.
 
     Args:
-        num_threads: of TVM's pool, by default every processor that this process may use. The first runner of a
-            process decides it for all.
+        num_threads: of TVM's pool, by default `TVM_NUM_THREADS`, or every processor that this process may use. What
+            is given stays the default of later runners.
 
     Raises:
         UnsupportedCPU: the module needs features that this machine lacks.
@@ -53,7 +53,7 @@ class ModelRunner:
         layout, module, vocab_size = manifest.kv, manifest.module, manifest.model.vocab_size
         self._module, self._vocab_size, self._num_pages = module, vocab_size, num_pages
         self._max_pages = -(-manifest.context_length // PAGE_SIZE)
-        self._functions = _load_functions(artifact, num_threads or default_num_threads())
+        self._functions = _load_functions(artifact, num_threads)
         weights = _map_weights(artifact)
         pool_shape = (layout.num_layers, num_pages, 2, layout.num_kv_heads, PAGE_SIZE * layout.head_dim)
         num_logits, padded = module.max_num_logits, -(-vocab_size // _PADDED_VOCABULARY) * _PADDED_VOCABULARY
@@ -62,7 +62,7 @@ class ModelRunner:
             workspace = _zeros((module.workspace_bytes,), np.uint8)
             self._logits: Float32Array = _zeros((num_logits, padded), np.float32)
             scratch = _zeros((num_logits, module.top_logits_scratch), np.float32)
-            self._top = TopLogits(
+            top = TopLogits(
                 _zeros((num_logits, TOP_LOGITS), np.float32),
                 _zeros((num_logits, TOP_LOGITS), np.int32),
                 _zeros((num_logits,), np.int32),
@@ -73,8 +73,13 @@ class ModelRunner:
             ) from None
         self._tensor = _tvm_ffi().from_dlpack
         self._state = [self._tensor(array) for array in (pool, weights, workspace)]
-        self._outputs = [  # by number of rows, made once: a tensor takes a microsecond
-            [self._tensor(array[:num_rows]) for array in (self._logits, scratch, *self._top)]
+        # by number of rows, made once: a tensor takes longer than to find the largest logits of a row
+        self._tops = [
+            TopLogits(top.values[:num_rows], top.token_ids[:num_rows], top.is_finite[:num_rows])
+            for num_rows in range(num_logits + 1)
+        ]
+        self._outputs = [
+            [self._tensor(array) for array in (self._logits[:num_rows], scratch[:num_rows], *self._tops[num_rows])]
             for num_rows in range(num_logits + 1)
         ]
         num_values = module.max_num_tokens * (self._max_pages + 6)
@@ -104,8 +109,10 @@ class ModelRunner:
         if not 0 < vocab_size <= self._vocab_size or not 0 <= num_rows <= self._module.max_num_logits:
             raise EngineError(f"{num_rows} rows of {vocab_size} logits; {self._vocab_size} logits are a row")
         self._functions["top_logits"](*self._outputs[num_rows], vocab_size)
-        values, token_ids, is_finite = self._top
-        return TopLogits(values[:num_rows, :vocab_size], token_ids[:num_rows, :vocab_size], is_finite[:num_rows])
+        top = self._tops[num_rows]
+        if vocab_size >= TOP_LOGITS:
+            return top
+        return TopLogits(top.values[:, :vocab_size], top.token_ids[:, :vocab_size], top.is_finite)
 
     def copy_rows(self, copies: Sequence[PageCopy]) -> None:
         """Do the copies, in order."""
@@ -209,9 +216,11 @@ def _tvm_ffi() -> Any:
     return tvm_ffi
 
 
-def _load_functions(artifact: Artifact, num_threads: int) -> dict[str, Any]:
-    # TVM reads it once, when the pool starts; its own default is half of the cores
-    os.environ.setdefault("TVM_NUM_THREADS", str(num_threads))
+def _load_functions(artifact: Artifact, num_threads: int | None) -> dict[str, Any]:
+    # TVM reads it when a thread's pool starts, with the first forward; its own default is half of the cores
+    if num_threads is not None:
+        os.environ["TVM_NUM_THREADS"] = str(num_threads)
+    os.environ.setdefault("TVM_NUM_THREADS", str(default_num_threads()))
     try:
         library = _tvm_ffi().load_module(str(artifact.module_path.resolve()))
         functions = {name: library[name] for name in artifact.manifest.module.entry_points}

@@ -42,10 +42,9 @@ class StreamDecoder:
 
         Raises InvalidTokenId, with nothing changed.
         """
-        text, self._pending = decode_utf8(
-            self._pending + self._visible(token_id), replace_each_byte=self._replace_each_byte
-        )
-        return self._without_leading_spaces(text)
+        data = self._pending + self._visible(token_id)
+        text, self._pending = decode_utf8(data, replace_each_byte=self._replace_each_byte)
+        return self._without_leading_spaces(text) if self._num_spaces_to_drop else text
 
     def finish(self) -> str:
         """U+FFFD for an unfinished character, if there is one, else ""."""

@@ -62,6 +62,7 @@ class ReplyStream:
 
     async def result(self) -> Completion:
         """Wait for the end; after iterating, it is there at once."""
+        self._stream.skip_to_end()
         async for _ in self:
             pass
         return self._stream.result()

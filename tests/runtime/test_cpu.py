@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import platform
@@ -53,27 +54,10 @@ def test_missing_features_are_sorted_and_named(monkeypatch: pytest.MonkeyPatch) 
     assert cpu.missing_features(()) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "num_threads"),
-    [("max 100000", 8), ("200000 100000", 2), ("250000 100000", 2), ("50000 100000", 1), ("", 8), ("nonsense", 8)],
-)
-def test_threads_are_cut_by_the_cgroup(monkeypatch: pytest.MonkeyPatch, text: str, num_threads: int) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    files = {"/sys/fs/cgroup/cpu.max": text}
-    monkeypatch.setattr(Path, "read_text", lambda path: _read(files, path))
+@pytest.mark.parametrize(("quota", "num_threads"), [(math.inf, 8), (16.0, 8), (2.0, 2), (2.5, 2), (0.5, 1)])
+def test_threads_are_the_processors_of_the_mask_cut_by_the_quota(
+    monkeypatch: pytest.MonkeyPatch, quota: float, num_threads: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(cpu, "cpu_quota", lambda: quota)
     assert cpu.default_num_threads() == num_threads
-
-
-@pytest.mark.parametrize(("quota", "num_threads"), [("-1", 8), ("300000", 3)])
-def test_threads_are_cut_by_the_older_cgroup(monkeypatch: pytest.MonkeyPatch, quota: str, num_threads: int) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    root = "/sys/fs/cgroup/cpu"
-    files = {f"{root}/cpu.cfs_quota_us": quota, f"{root}/cpu.cfs_period_us": "100000"}
-    monkeypatch.setattr(Path, "read_text", lambda path: _read(files, path))
-    assert cpu.default_num_threads() == num_threads
-
-
-def _read(files: dict[str, str], path: Path) -> str:
-    if str(path) not in files:
-        raise FileNotFoundError(2, "No such file or directory", str(path))
-    return files[str(path)]
