@@ -13,6 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from radixlm.runtime import Engine, SamplingParams
+    from radixlm.runtime.prefix_match import MatchPolicy
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,9 +25,10 @@ class EngineOptions:
     kv_cache_gb: float | None
     max_num_seqs: int
     threads: int | None
+    match: MatchPolicy
 
-    def open(self, artifact: Path) -> Engine:
-        """An engine over `artifact`.
+    def open(self, artifact: Path, *, cache_ttl_s: float | None = None) -> Engine:
+        """An engine over `artifact`; `cache_ttl_s` as its own.
 
         Raises:
             ArtifactError: the artifact cannot be used.
@@ -40,12 +42,22 @@ class EngineOptions:
             kv_cache_bytes=None if self.kv_cache_gb is None else int(self.kv_cache_gb * 1e9),
             max_num_seqs=self.max_num_seqs,
             num_threads=self.threads,
+            match=self.match,
+            cache_ttl_s=cache_ttl_s,
         )
 
 
 def engine_options(function: F) -> F:
     """Add the fields of `EngineOptions` as options; the function gets them as keyword arguments."""
     for option in (
+        click.option(
+            "--match",
+            type=click.Choice(["exact", "seam", "text"]),
+            default="text",
+            show_default=True,
+            help="How cached prefixes are found. exact: by the ids of the prompt; seam: the same, without encoding all "
+            "of it again; text: also what the model generated, where that spells the prompt in other ids.",
+        ),
         click.option("--threads", type=click.IntRange(min=1), help="Threads to compute with."),
         click.option(
             "--max-num-seqs",

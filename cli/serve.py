@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import math
 import socket
 from collections.abc import Callable
@@ -27,11 +28,35 @@ CLOSING_S = 5  # for the last step, and for what clients are told then
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes any that is free."
 )
 @click.option("--model-id", help="The name that clients call the model by.  [default: the artifact's own]")
+@click.option(
+    "--api-key",
+    "api_keys",
+    multiple=True,
+    metavar="KEY",
+    envvar="RADIXLM_API_KEY",
+    show_envvar=True,
+    help="Answer only who sends this key, from a cache of the key's own; repeatable.",
+)
+@click.option(
+    "--cache-ttl",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Drop cached prefixes that were not used for so long.  [default: only to make room]",
+)
 @engine_options
-def command(artifact: Path, host: str, port: int, model_id: str | None, **options: Any) -> None:
+def command(
+    artifact: Path,
+    host: str,
+    port: int,
+    model_id: str | None,
+    api_keys: tuple[str, ...],
+    cache_ttl: float | None,
+    **options: Any,
+) -> None:
     """Serve the model to OpenAI's clients: /v1/chat/completions, /v1/completions, /v1/models, /health.
 
-    There is no authentication yet: listen on addresses that you trust.
+    Without --api-key everybody is let in: listen on addresses that you trust. GET /v1/cache shows what is cached for
+    the caller, DELETE /v1/cache forgets it.
 
     \b
     radixlm serve smollm2.radixlm --port 8000
@@ -41,8 +66,12 @@ def command(artifact: Path, host: str, port: int, model_id: str | None, **option
     from radixlm.runtime.server import create_app
 
     # Listening first: an address in use is known before the model is loaded.
-    with _listen(host, port) as listener, EngineOptions(**options).open(artifact) as engine:
-        app = create_app(engine, model_id=model_id)
+    with (
+        _listen(host, port) as listener,
+        EngineOptions(**options).open(artifact, cache_ttl_s=cache_ttl) as engine,
+    ):
+        tells_cached_text = bool(api_keys) or _is_loopback(listener)
+        app = create_app(engine, model_id=model_id, api_keys=api_keys, tells_cached_text=tells_cached_text)
         config = uvicorn.Config(app, log_level="info", access_log=False)
         address = f"[{host}]" if ":" in host else host
         click.echo(f"serving {artifact} at http://{address}:{listener.getsockname()[1]}/v1", err=True)
@@ -68,6 +97,11 @@ def server(config: uvicorn.Config, close_engine: Callable[[], None], grace_s: fl
 
     config.timeout_graceful_shutdown = math.ceil(grace_s) + CLOSING_S
     return Server(config)
+
+
+def _is_loopback(listener: socket.socket) -> bool:
+    """Whether only this machine can connect."""
+    return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 
 def _listen(host: str, port: int) -> socket.socket:

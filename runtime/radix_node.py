@@ -18,6 +18,7 @@ Key = bytes | bytearray
 TOKEN_BYTES = 4
 PAGE_BYTES = PAGE_SIZE * TOKEN_BYTES  # of token ids, not of KV
 MAX_EVICTED_REMEMBERED = 64
+MAX_CHILDREN_COMPARED = 64
 
 
 def encode_key(token_ids: Iterable[int]) -> bytes:
@@ -91,9 +92,12 @@ class Node:
         return len(self.run) // TOKEN_BYTES
 
     def tokens(self, start: int, most: int) -> tuple[int, ...]:
-        """At most `most` tokens of the run, from token `start` on."""
+        """At most `most` tokens from token `start` of the run on, and then of the child used last, if they are few."""
         stop = min(start + most, self.num_tokens)
-        return tuple(token_at(self.run, index) for index in range(start, stop))
+        own = tuple(token_at(self.run, index) for index in range(start, stop))
+        if len(own) == most or not 0 < len(self.children) <= MAX_CHILDREN_COMPARED:
+            return own
+        return own + max(self.children, key=lambda child: child.last_used).tokens(0, most - len(own))
 
     def nearest(self, key: bytes, key_start: int) -> tuple[Node | None, int]:
         """The child that shares the most first-page tokens with `key[key_start:]`, and how many they are.

@@ -56,6 +56,11 @@ class WhyNotMore:
         cached_text = _text(self.cached_ids, spell) if self.cached_ids else None
         return replace(self, kind=kind, cached_text=cached_text, wanted_text=_text(self.wanted_ids, spell))
 
+    def withheld(self) -> WhyNotMore:
+        """The same without the cache's side."""
+        kind: WhyKind = "differs" if self.kind in ("retokenized", "not_generated") else self.kind
+        return replace(self, kind=kind, cached_ids=(), cached_text=None, is_generated=False)
+
     def __str__(self) -> str:
         """One line for humans."""
         cached, wanted = _shown(self.cached_ids, self.cached_text), _shown(self.wanted_ids, self.wanted_text)
@@ -100,4 +105,6 @@ def _text(ids: Sequence[int], spell: Callable[[int], bytes]) -> str:
 
 
 def _shown(ids: tuple[int, ...], text: str | None) -> str:
+    if not ids:
+        return "something else"
     return f"{list(ids)}" if text is None else f"{list(ids)} {text!r}"

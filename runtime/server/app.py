@@ -6,16 +6,20 @@ Knows paths and who answers them; `served.py` has the limits, `chat.py` and `com
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ..errors import RadixLMError
+from .api_keys import ApiKeys, checked_keys
+from .cache import Cache
 from .chat import ChatCompletions
 from .completions import Completions
 from .disconnect import ClientGone
@@ -29,23 +33,38 @@ if TYPE_CHECKING:
 MAX_STALL_S = 60.0  # a step of the largest model takes seconds, not a minute
 
 
-def create_app(engine: Engine, *, model_id: str | None = None, max_body_bytes: int = 16 << 20) -> Starlette:
+def create_app(
+    engine: Engine,
+    *,
+    model_id: str | None = None,
+    max_body_bytes: int = 16 << 20,
+    api_keys: Sequence[str] = (),
+    tells_cached_text: bool = True,
+) -> Starlette:
     """An ASGI application that serves `engine`; closing the engine is its owner's part.
 
     Args:
         model_id: the name that clients call the model by; None: the artifact's own.
         max_body_bytes: longer request bodies are refused with 413.
+        api_keys: clients must send one of them, and each has a cache of its own; none: everybody is let in.
+        tells_cached_text: whether a reply's `why_not_more` has some tokens of what is cached in its namespace, and
+            `/v1/cache` the beginnings of runs: not for a server whose clients share a namespace and no trust.
+
+    Raises:
+        InvalidParameter: an API key is empty, has white space around it or is too long.
     """
-    served = Served(engine, model_id or engine.manifest.name, int(time.time()), max_body_bytes)
+    model_id = model_id or engine.manifest.name
+    served = Served(engine, model_id, int(time.time()), max_body_bytes, tells_cached_text)
     models = _Models(served)
     routes = [
         Route("/v1/chat/completions", ChatCompletions(served).create, methods=["POST"]),
         Route("/v1/completions", Completions(served).create, methods=["POST"]),
         Route("/v1/models", models.list, methods=["GET"]),
         Route("/v1/models/{model_id:path}", models.one, methods=["GET"]),
+        Route("/v1/cache", Cache(served).answer, methods=["GET", "DELETE"]),
         Route("/health", models.health, methods=["GET"]),
     ]
-    app = Starlette(routes=routes)
+    app = Starlette(routes=routes, middleware=[Middleware(ApiKeys, keys=checked_keys(api_keys))])
     for kind in (RadixLMError, msgspec.MsgspecError, Exception):
         app.add_exception_handler(kind, answer)
     app.add_exception_handler(404, answer)

@@ -24,7 +24,6 @@ from .protocol import (
     Reply,
     ReplyMessage,
     TopLogprob,
-    UsageReply,
 )
 from .reply_stream import ReplyStream
 from .served import Served, json_response
@@ -44,34 +43,49 @@ class ChatCompletions:
         engine = self.served.engine
         params = body.sampling_params(engine.default_params)
         messages = [message.to_template() for message in body.messages]
-        stream = await ReplyStream.open(lambda wake: engine.stream_chat(messages, params, on_ready=wake))
+        namespace = self.served.namespace(request, body.cache_salt, body.prompt_cache_key)
+        ask = partial(engine.stream_chat, messages, params, namespace=namespace, cache_match=body.cache_match)
+        stream = await ReplyStream.open(lambda wake: ask(on_ready=wake))
         new_id = f"chatcmpl-{uuid.uuid4().hex}"
         start = partial(Reply, id=new_id, created=int(time.time()), model=self.served.model_id)
         if body.stream:
-            return EventStream(self._chunks(stream, start, body.include_usage), stream)
+            return EventStream(self._chunks(stream, start, body), stream)
         async with stream:
-            return json_response(self._whole(start, await while_connected(request.receive, stream.result())))
+            completion = await while_connected(request.receive, stream.result())
+        return json_response(self._whole(start, completion, bool(body.return_token_ids)))
 
-    def _whole(self, start: partial[Reply], completion: Completion) -> Reply:
+    def _whole(self, start: partial[Reply], completion: Completion, has_ids: bool) -> Reply:
         choice = ChatChoice(
-            ReplyMessage(completion.text), completion.finish_reason, self._logprobs(completion.logprobs)
+            ReplyMessage(completion.text),
+            completion.finish_reason,
+            self._logprobs(completion.logprobs),
+            token_ids=completion.token_ids if has_ids else msgspec.UNSET,
         )
-        return start(object="chat.completion", choices=[choice], usage=UsageReply.of(completion))
+        return start(
+            object="chat.completion",
+            choices=[choice],
+            usage=self.served.usage(completion),
+            prompt_token_ids=completion.prompt_token_ids if has_ids else msgspec.UNSET,
+        )
 
     async def _chunks(
-        self, stream: ReplyStream, start: partial[Reply], include_usage: bool
+        self, stream: ReplyStream, start: partial[Reply], body: ChatRequest
     ) -> AsyncGenerator[msgspec.Struct]:
         """The role, each delta, the finish reason, and usage if asked for."""
-        chunk = partial(start, object="chat.completion.chunk", usage=None if include_usage else msgspec.UNSET)
+        has_ids = bool(body.return_token_ids)
+        chunk = partial(start, object="chat.completion.chunk", usage=None if body.include_usage else msgspec.UNSET)
         yield chunk(choices=[ChatChunkChoice(ChatDelta(content="", role="assistant"))])
         async for delta in stream:
-            if delta.text or delta.logprobs:
-                logprobs = self._logprobs(delta.logprobs)
-                yield chunk(choices=[ChatChunkChoice(ChatDelta(content=delta.text), logprobs=logprobs)])
+            if delta.text or delta.logprobs or (has_ids and delta.token_ids):
+                choice = ChatChunkChoice(ChatDelta(content=delta.text), logprobs=self._logprobs(delta.logprobs))
+                if has_ids:
+                    choice.token_ids = delta.token_ids
+                yield chunk(choices=[choice])
             if delta.finish_reason:
-                yield chunk(choices=[ChatChunkChoice(ChatDelta(), delta.finish_reason)])
-        if include_usage:
-            yield chunk(choices=[], usage=UsageReply.of(await stream.result()))
+                prompt_ids = (await stream.result()).prompt_token_ids if has_ids else msgspec.UNSET
+                yield chunk(choices=[ChatChunkChoice(ChatDelta(), delta.finish_reason)], prompt_token_ids=prompt_ids)
+        if body.include_usage:
+            yield chunk(choices=[], usage=self.served.usage(await stream.result()))
 
     def _logprobs(self, logprobs: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
         if logprobs is None:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from ..completion import TokenLogprob
 from .disconnect import while_connected
-from .protocol import CompletionRequest, Reply, TextChoice, TextLogprobs, UsageReply
+from .protocol import CompletionRequest, Reply, TextChoice, TextLogprobs
 from .reply_stream import ReplyStream
 from .served import Served, json_response
 from .sse import EventStream
@@ -33,33 +33,41 @@ class Completions:
         self.served.check_model(body.model)
         engine = self.served.engine
         params = body.sampling_params(engine.default_params)
-        prompt = body.one_prompt
-        stream = await ReplyStream.open(lambda wake: engine.stream(prompt, params, on_ready=wake))
+        namespace = self.served.namespace(request, body.cache_salt, body.prompt_cache_key)
+        ask = partial(engine.stream, body.one_prompt, params, namespace=namespace, cache_match=body.cache_match)
+        stream = await ReplyStream.open(lambda wake: ask(on_ready=wake))
         new_id = f"cmpl-{uuid.uuid4().hex}"
         start = partial(
             Reply, id=new_id, object="text_completion", created=int(time.time()), model=self.served.model_id
         )
         if body.stream:
-            return EventStream(self._chunks(stream, start, body.include_usage), stream)
+            return EventStream(self._chunks(stream, start, body), stream)
         async with stream:
             completion = await while_connected(request.receive, stream.result())
-        logprobs = self._logprobs(completion.logprobs, 0)
-        choice = TextChoice(completion.text, completion.finish_reason, logprobs)
-        return json_response(start(choices=[choice], usage=UsageReply.of(completion)))
+        choice = TextChoice(completion.text, completion.finish_reason, self._logprobs(completion.logprobs, 0))
+        if body.return_token_ids:
+            choice.token_ids, choice.prompt_token_ids = completion.token_ids, completion.prompt_token_ids
+        return json_response(start(choices=[choice], usage=self.served.usage(completion)))
 
     async def _chunks(
-        self, stream: ReplyStream, start: partial[Reply], include_usage: bool
+        self, stream: ReplyStream, start: partial[Reply], body: CompletionRequest
     ) -> AsyncGenerator[msgspec.Struct]:
         """Each delta, and usage if asked for."""
-        chunk = partial(start, usage=None if include_usage else msgspec.UNSET)
+        has_ids = bool(body.return_token_ids)
+        chunk = partial(start, usage=None if body.include_usage else msgspec.UNSET)
         num_characters = 0
         async for delta in stream:
-            if delta.text or delta.logprobs or delta.finish_reason:
+            if delta.text or delta.logprobs or delta.finish_reason or (has_ids and delta.token_ids):
                 logprobs = self._logprobs(delta.logprobs, num_characters)
-                yield chunk(choices=[TextChoice(delta.text, delta.finish_reason, logprobs)])
+                choice = TextChoice(delta.text, delta.finish_reason, logprobs)
+                if has_ids:
+                    choice.token_ids = delta.token_ids
+                if has_ids and delta.finish_reason:
+                    choice.prompt_token_ids = (await stream.result()).prompt_token_ids
+                yield chunk(choices=[choice])
             num_characters += len(delta.text)
-        if include_usage:
-            yield chunk(choices=[], usage=UsageReply.of(await stream.result()))
+        if body.include_usage:
+            yield chunk(choices=[], usage=self.served.usage(await stream.result()))
 
     def _logprobs(self, logprobs: Sequence[TokenLogprob] | None, offset: int) -> TextLogprobs | None:
         """The tokens' logprobs, the first of them `offset` characters into the reply."""

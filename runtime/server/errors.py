@@ -61,7 +61,12 @@ async def answer(request: Request, error: Exception) -> Response:
             allowed = (error.headers or {}).get("Allow", "")
             message = f"{request.url.path} does not take {request.method}; use {allowed}"
             return _response(405, _reply(405, message), {"Allow": allowed})
-    return _response(*describe(error))
+    return respond(error)
+
+
+def respond(error: Exception, headers: dict[str, str] | None = None) -> Response:
+    """`error` as an answer."""
+    return _response(*describe(error), headers)
 
 
 def _response(status: int, reply: ErrorReply, headers: dict[str, str] | None = None) -> Response:

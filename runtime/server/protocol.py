@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
+from ..cache_namespace import MAX_LENGTH
 from ..completion import Completion, FinishReason
 from ..errors import InvalidParameter
+from ..prefix_match import MatchPolicy
 from ..sampling_params import SamplingParams
+from ..why_not_more import WhyNotMore
+
+CacheText = Annotated[str, msgspec.Meta(max_length=MAX_LENGTH)]
 
 # What clients send.
 
@@ -71,6 +76,10 @@ class SamplingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     logit_bias: dict[int, float] | None = None
     ignore_eos: bool | None = None
     n: int | None = None
+    cache_match: MatchPolicy | None = None  # ours: how cached prefixes may be found, instead of the server's way
+    cache_salt: CacheText | None = None  # what only requests with the same salt may reuse
+    prompt_cache_key: CacheText | None = None  # likewise
+    return_token_ids: bool | None = None  # the ids of the prompt that were really used, and those of the reply
     user: str | None = None  # for the client's own books: nothing is done with it
     metadata: dict[str, str] | None = None  # likewise
 
@@ -169,10 +178,27 @@ class ErrorReply(msgspec.Struct):
     error: ErrorBody
 
 
+class WhyNotMoreReply(msgspec.Struct):
+    kind: str
+    position: int
+    wanted_ids: tuple[int, ...]
+    wanted_text: str | None
+    cached_ids: tuple[int, ...]
+    cached_text: str | None
+    message: str
+
+    @classmethod
+    def of(cls, why: WhyNotMore) -> WhyNotMoreReply:
+        """The same, with the line that a human wants."""
+        texts = why.wanted_ids, why.wanted_text, why.cached_ids, why.cached_text
+        return cls(why.kind, why.position, *texts, message=str(why))
+
+
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
     cached_tokens_by_kind: Mapping[str, int]  # ours: how the cached tokens were found
     cache_match: str | None  # ours: the weakest kind among them
+    why_not_more: WhyNotMoreReply | None  # ours: None if all that may be reused was
 
 
 class UsageReply(msgspec.Struct):
@@ -182,15 +208,26 @@ class UsageReply(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails
 
     @classmethod
-    def of(cls, completion: Completion) -> UsageReply:
+    def of(cls, completion: Completion, *, tells_cached_text: bool) -> UsageReply:
         """A completion's usage in OpenAI's shape."""
-        usage = completion.usage
+        usage, match = completion.usage, completion.cache_match
+        why = match.why_not_more
+        if why is not None and not tells_cached_text:
+            why = why.withheld()
         return cls(
             usage.prompt_tokens,
             usage.completion_tokens,
             usage.prompt_tokens + usage.completion_tokens,
-            PromptTokensDetails(usage.cached_tokens, dict(usage.tokens_by_kind), completion.cache_match.kind),
+            PromptTokensDetails(
+                usage.cached_tokens,
+                dict(usage.tokens_by_kind),
+                match.kind,
+                None if why is None or why.kind == "complete" else WhyNotMoreReply.of(why),
+            ),
         )
+
+
+TokenIds = tuple[int, ...] | msgspec.UnsetType  # unset: nobody asked for them
 
 
 class Reply(msgspec.Struct, kw_only=True):
@@ -202,6 +239,7 @@ class Reply(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice] | list[ChatChunkChoice] | list[TextChoice]
     usage: UsageReply | msgspec.UnsetType | None = msgspec.UNSET  # unset: a chunk of a stream without usage
+    prompt_token_ids: TokenIds = msgspec.UNSET  # of a chat; in the last choice's chunk of a stream
 
 
 class TopLogprob(msgspec.Struct):
@@ -232,6 +270,7 @@ class ChatChoice(msgspec.Struct):
     finish_reason: FinishReason
     logprobs: ChatLogprobs | None = None
     index: int = 0
+    token_ids: TokenIds = msgspec.UNSET
 
 
 class ChatDelta(msgspec.Struct):
@@ -244,6 +283,7 @@ class ChatChunkChoice(msgspec.Struct):
     finish_reason: FinishReason | None = None
     logprobs: ChatLogprobs | None = None
     index: int = 0
+    token_ids: TokenIds = msgspec.UNSET
 
 
 class TextLogprobs(msgspec.Struct):
@@ -258,6 +298,38 @@ class TextChoice(msgspec.Struct):
     finish_reason: FinishReason | None = None
     logprobs: TextLogprobs | None = None
     index: int = 0
+    token_ids: TokenIds = msgspec.UNSET
+    prompt_token_ids: TokenIds = msgspec.UNSET  # in the last chunk of a stream
+
+
+class CachedRunReply(msgspec.Struct, kw_only=True):
+    parent: int | None  # the place in `runs` of what it goes on from
+    start: int  # tokens before it
+    num_tokens: int
+    num_generated: int  # tokens that the model made
+    num_pages: int
+    num_users: int  # running requests that use it
+    num_children: int
+    unused_s: float
+    begins: str | None  # a few tokens
+
+
+class CacheReply(msgspec.Struct, kw_only=True):
+    num_runs: int
+    num_tokens: int
+    num_pages: int
+    num_used_pages: int
+    num_aliases: int
+    runs: list[CachedRunReply]
+    is_whole: bool  # all runs are there
+    is_counted: bool  # all runs are in the sums
+    object: str = "cache"
+
+
+class ClearedReply(msgspec.Struct):
+    num_freed_pages: int
+    num_kept_pages: int  # running requests use them
+    object: str = "cache.cleared"
 
 
 class ModelReply(msgspec.Struct):

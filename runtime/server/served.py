@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -9,7 +10,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..cache_namespace import CacheScope
+from ..completion import Completion
+from .api_keys import api_key_of
 from .errors import HTTPError
+from .protocol import UsageReply
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -19,18 +24,30 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Served:
-    """One model behind the endpoints, and their limits."""
+    """One model behind the endpoints, and their limits.
+
+    `tells_cached_text` says whether clients of a namespace may see a few tokens of what others in it sent.
+    """
 
     engine: Engine
     model_id: str
     created: int  # Unix time at which serving began
     max_body_bytes: int
+    tells_cached_text: bool
 
     def check_model(self, model_id: str | None) -> None:
         """Raise HTTPError(404) unless `model_id` is the model served here, or None."""
         if model_id not in (None, self.model_id):
             message = f"there is no model {model_id!r:.200} here; this server has {self.model_id!r}"
             raise HTTPError(404, message, param="model", code="model_not_found")
+
+    def namespace(self, request: Request, cache_salt: str | None, prompt_cache_key: str | None) -> bytes:
+        """The part of the cache that a request may use: its key's own, and of that its salt's and cache key's.
+
+        Raises:
+            InvalidParameter: the salt or the cache key is too long.
+        """
+        return self.engine.namespaces.of(CacheScope(api_key_of(request), cache_salt, prompt_cache_key))
 
     async def read(self, request: Request, type: type[T]) -> T:
         """The request's body as `type`.
@@ -56,6 +73,14 @@ class Served:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, of which a character may need several."""
         return self.engine.tokenizer.token_bytes(token_id)
+
+    def usage(self, completion: Completion) -> UsageReply:
+        """Tokens of a completion, where they came from, and why not more were cached."""
+        return UsageReply.of(completion, tells_cached_text=self.tells_cached_text)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """What ids spell; a character that is cut is U+FFFD."""
+        return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
 
     def _check_length(self, num_bytes: int) -> None:
         if num_bytes > self.max_body_bytes:

@@ -39,11 +39,19 @@ def test_without_a_terminal_it_holds_a_conversation_of_two_turns(runner: CliRunn
 
 def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEngine]) -> None:
     options = ["--system", "", "--temperature", "0.7", "--stop", "a", "--stop", "b", "--kv-cache-gb", "0.5"]
-    runner.invoke(cli, ["chat", "x.radixlm", *options, "--threads", "2"])
+    runner.invoke(cli, ["chat", "x.radixlm", *options, "--threads", "2", "--match", "seam"])
     messages, params = engine.asked[0]
     assert [message["role"] for message in messages] == ["user"]  # type: ignore[attr-defined]
     assert (params.temperature, params.stop) == (0.7, ("a", "b"))
-    assert engine.opened == [{"kv_cache_bytes": 500_000_000, "max_num_seqs": 64, "num_threads": 2}]
+    assert engine.opened == [
+        {
+            "kv_cache_bytes": 500_000_000,
+            "max_num_seqs": 64,
+            "num_threads": 2,
+            "match": "seam",
+            "cache_ttl_s": None,
+        }
+    ]
 
 
 def test_a_missing_artifact_is_one_line_and_exit_code_2(runner: CliRunner, engine: type[FakeEngine]) -> None:

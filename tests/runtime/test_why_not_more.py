@@ -55,7 +55,7 @@ def test_what_is_complete_names_nothing() -> None:
     assert str(spelled("complete", (), ())) == "all that may be reused was"
 
 
-def test_no_more_ids_are_shown_than_the_limit_and_none_past_the_end_of_a_run() -> None:
+def test_no_more_ids_are_shown_than_the_limit_and_none_past_the_end_of_what_is_cached() -> None:
     cache = PrefixCache(PagePool(8))
     sequence = cache.open(cache.match(list(range(44))), context_length=64)
     with cache.begin() as step:
@@ -64,8 +64,20 @@ def test_no_more_ids_are_shown_than_the_limit_and_none_past_the_end_of_a_run() -
     cache.close(sequence)
     why = cache.match([*range(20), *[7] * 20]).why_not_more
     assert (why.cached_ids, why.wanted_ids) == (tuple(range(20, 28)), (7,) * MAX_IDS_SHOWN)
-    why = cache.match([*range(30), 7, 7]).why_not_more
-    assert (why.cached_ids, why.wanted_ids) == ((30, 31), (7, 7))
+    why = cache.match([*range(40), 7, 7]).why_not_more
+    assert (why.cached_ids, why.wanted_ids) == ((40, 41, 42, 43), (7, 7))
+
+
+def test_the_ids_go_on_from_run_to_run() -> None:
+    cache = PrefixCache(PagePool(8))
+    for prompt in ([*range(14), 100, *range(200, 210)], [*range(16), *range(300, 308)], [*range(20)]):
+        sequence = cache.open(cache.match(prompt), context_length=64)
+        with cache.begin() as step:
+            step.reserve(sequence, sequence.num_uncomputed)
+            step.commit()
+        cache.close(sequence)
+    assert cache.match([*range(13), 7, 7]).why_not_more.cached_ids == (13, 14, 15, 16, 17, 18, 19)
+    assert cache.match([*range(14), 100, 200, 7, 7]).why_not_more.cached_ids == tuple(range(201, 209))
 
 
 def test_it_says_whether_the_model_generated_what_the_cache_goes_on_with() -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
+from radixlm.runtime.cache_namespace import CacheNamespaces, ModelIdentity
+from radixlm.runtime.cache_tree import CacheCleared, CachedRun, CacheTree
 from radixlm.runtime.completion import (
     CacheMatch,
     Completion,
@@ -22,10 +24,23 @@ from radixlm.runtime.engine import EngineStats, GenerationStream
 from radixlm.runtime.errors import EmptyPrompt, RadixLMError
 from radixlm.runtime.sampling_params import SamplingParams
 from radixlm.runtime.server import create_app
+from radixlm.runtime.why_not_more import WhyNotMore
 from starlette.testclient import TestClient
 
 STATS = EngineStats(
     **{name: 0 for name in EngineStats.__dataclass_fields__} | {"alive": True, "stalled_s": 0.0}  # type: ignore[arg-type]
+)
+
+
+WHY = WhyNotMore("retokenized", 2, (0, 1), (2,), True, cached_text="Hello wörld", wanted_text="!")
+TREE = CacheTree(
+    *(3, 70, 5, 2, 1),
+    runs=(
+        CachedRun(None, 0, 48, 16, 3, 1, 12.3456, (0, 1), 2),
+        CachedRun(0, 48, 16, 0, 1, 0, 0.5, (1,), 0),
+    ),
+    is_whole=False,
+    is_counted=True,
 )
 
 
@@ -94,7 +109,7 @@ class FakeStream(GenerationStream):
             finish_reason=self._sent[-1].finish_reason or "stop",
             usage=Usage(3, len(self._sent), 2, {"exact": 2}),
             timings=Timings(0.1, 10.0, 0.2),
-            cache_match=CacheMatch("exact", 2, None),
+            cache_match=CacheMatch("exact", 2, self._engine.why_not_more),
         )
 
 
@@ -106,6 +121,11 @@ class FakeEngine:
     go_on: threading.Event = field(default_factory=threading.Event)  # words come only while it is set,
     num_free_words: int = 0  # but for the first ones
     asked: list[tuple[object, SamplingParams]] = field(default_factory=list)
+    namespaces_asked: list[bytes] = field(default_factory=list)
+    matches_asked: list[str | None] = field(default_factory=list)
+    namespaces_cleared: list[bytes] = field(default_factory=list)
+    why_not_more: WhyNotMore | None = WHY
+    namespaces: CacheNamespaces = field(default_factory=lambda: CacheNamespaces(ModelIdentity(), b"secret"))
     streams: list[FakeStream] = field(default_factory=list)
     engine_stats: EngineStats = STATS
     bytes_of_tokens: list[bytes] = field(default_factory=list)  # where they are not whole words
@@ -130,21 +150,39 @@ class FakeEngine:
         messages: Sequence[Mapping[str, object]],
         params: SamplingParams,
         *,
+        namespace: bytes,
+        cache_match: str | None,
         on_ready: Callable[[], None] | None = None,
     ) -> FakeStream:
-        return self.stream(messages, params, on_ready=on_ready)
+        return self.stream(messages, params, namespace=namespace, cache_match=cache_match, on_ready=on_ready)
 
     def stream(
-        self, prompt: object, params: SamplingParams, *, on_ready: Callable[[], None] | None = None
+        self,
+        prompt: object,
+        params: SamplingParams,
+        *,
+        namespace: bytes,
+        cache_match: str | None,
+        on_ready: Callable[[], None] | None = None,
     ) -> FakeStream:
         if not prompt:
             raise EmptyPrompt("the prompt has no tokens; send at least one")
+        self.namespaces_asked.append(namespace)
+        self.matches_asked.append(cache_match)
         self.asked.append((prompt, params))
         self.streams.append(FakeStream(self, params, on_ready))
         return self.streams[-1]
 
     def stats(self) -> EngineStats:
         return self.engine_stats
+
+    def cache_tree(self, namespace: bytes) -> CacheTree:
+        self.namespaces_asked.append(namespace)
+        return TREE
+
+    def clear_cache(self, namespace: bytes) -> CacheCleared:
+        self.namespaces_cleared.append(namespace)
+        return CacheCleared(3, 2)
 
 
 @pytest.fixture

@@ -17,7 +17,21 @@ USAGE = {
     "prompt_tokens": 3,
     "completion_tokens": 3,
     "total_tokens": 6,
-    "prompt_tokens_details": {"cached_tokens": 2, "cached_tokens_by_kind": {"exact": 2}, "cache_match": "exact"},
+    "prompt_tokens_details": {
+        "cached_tokens": 2,
+        "cached_tokens_by_kind": {"exact": 2},
+        "cache_match": "exact",
+        "why_not_more": {
+            "kind": "retokenized",
+            "position": 2,
+            "wanted_ids": [2],
+            "wanted_text": "!",
+            "cached_ids": [0, 1],
+            "cached_text": "Hello wörld",
+            "message": "at token 2 the cache has the text of [2] '!' as the model generated it, [0, 1] 'Hello wörld'; "
+            'match "text" reuses it',
+        },
+    },
 }
 
 
@@ -62,6 +76,24 @@ def test_a_stream_ends_with_usage_if_asked(client: TestClient) -> None:
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"] == USAGE
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
+
+
+def test_ids_of_prompt_and_reply_are_returned_if_asked(client: TestClient) -> None:
+    reply = ask(client, return_token_ids=True).json()
+    assert (reply["prompt_token_ids"], reply["choices"][0]["token_ids"]) == ([1, 2, 3], [0, 1, 2])
+    reply = ask(client).json()
+    assert "prompt_token_ids" not in reply and "token_ids" not in reply["choices"][0]
+
+
+def test_streamed_ids_join_to_the_replys_and_the_last_choice_has_the_prompts(
+    client: TestClient, engine: FakeEngine
+) -> None:
+    engine.words[1] = ""  # half a character has an id and no text yet
+    chunks = events(client, return_token_ids=True, stream_options={"include_usage": True})
+    assert [i for chunk in chunks for choice in chunk["choices"] for i in choice.get("token_ids", [])] == [0, 1, 2]
+    assert [chunk.get("prompt_token_ids") for chunk in chunks if chunk["choices"]][-1] == [1, 2, 3]
+    assert sum("prompt_token_ids" in chunk for chunk in chunks) == 1
+    assert not any("token_ids" in choice for chunk in events(client) for choice in chunk["choices"])
 
 
 def test_parameters_reach_the_engine_and_the_rest_are_the_models_defaults(
@@ -125,6 +157,10 @@ def test_logprobs_are_streamed_with_their_text(client: TestClient) -> None:
         ({"temperature": -1}, None, "temperature is -1"),
         ({"max_tokens": 0}, None, "max_tokens is 0"),
         ({"n": 2}, None, "n is 2"),
+        ({"cache_match": "similar"}, "cache_match", "similar"),
+        ({"cache_salt": "x" * 1025}, "cache_salt", "1024"),
+        ({"prompt_cache_key": "x" * 1025}, "prompt_cache_key", "1024"),
+        ({"prompt_cache_key": 7}, "prompt_cache_key", "Expected `str | null`"),
         ({"top_logprobs": 2}, None, "set logprobs to true"),
         ({"stream_options": {"include_usage": True}}, None, "stream_options is for streams"),
         ({"messages": []}, None, "the prompt has no tokens"),

@@ -35,6 +35,15 @@ def test_a_stream_joins_to_the_whole_completion(client: TestClient) -> None:
     assert last["usage"]["total_tokens"] == 6
 
 
+def test_ids_of_prompt_and_completion_are_returned_if_asked(client: TestClient) -> None:
+    choice = ask(client, return_token_ids=True).json()["choices"][0]
+    assert (choice["prompt_token_ids"], choice["token_ids"]) == ([1, 2, 3], [0, 1, 2])
+    lines = [line.removeprefix("data: ") for line in ask(client, stream=True, return_token_ids=True).text.split("\n\n")]
+    choices = [json.loads(line)["choices"][0] for line in lines if line and line != "[DONE]"]
+    assert [token_id for choice in choices for token_id in choice["token_ids"]] == [0, 1, 2]
+    assert [choice.get("prompt_token_ids") for choice in choices] == [None, None, [1, 2, 3]]
+
+
 @pytest.mark.parametrize(("prompt", "fed"), [("Once", "Once"), (["Once"], "Once"), ([5, 6], [5, 6]), ([5], [5])])
 def test_a_prompt_is_a_text_or_token_ids(client: TestClient, engine: FakeEngine, prompt: object, fed: object) -> None:
     assert ask(client, prompt=prompt).status_code == 200

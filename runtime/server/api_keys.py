@@ -1,0 +1,73 @@
+"""Let in who has a key: if the server has any, every path but `/health` asks for one.
+
+Knows keys and headers, not routes: what is added later is closed too.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from hashlib import sha256
+
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..cache_namespace import CacheScope
+from ..errors import InvalidParameter
+from .errors import HTTPError, respond
+
+OPEN_PATHS = frozenset({"/health"})
+
+
+class ApiKeys:
+    """An ASGI middleware; `api_key_of` says later which key it was.
+
+    Every key is compared, in constant time each, so that an answer's time tells nothing of them.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._keys = [(key, _digest(key.encode())) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan" and scope["path"] not in OPEN_PATHS and self._keys:
+            key = self._known(HTTPConnection(scope))
+            if key is None and scope["type"] != "http":
+                return await send({"type": "websocket.close", "code": 1008})
+            if key is None:
+                message = "send a key that this server knows, as the header: Authorization: Bearer KEY"
+                refusal = respond(HTTPError(401, message, code="invalid_api_key"), {"WWW-Authenticate": "Bearer"})
+                return await refusal(scope, receive, send)
+            scope.setdefault("state", {})["api_key"] = key
+        await self._app(scope, receive, send)
+
+    def _known(self, connection: HTTPConnection) -> str | None:
+        scheme, _, sent = connection.headers.get("authorization", "").partition(" ")
+        given, known = _digest(sent.strip().encode("latin-1")), None
+        for key, digest in self._keys:
+            if hmac.compare_digest(given, digest):
+                known = key
+        return known if scheme.lower() == "bearer" else None
+
+
+def checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
+    """The keys themselves.
+
+    Raises:
+        InvalidParameter: a key is empty, has white space around it or is too long.
+    """
+    for key in keys:
+        CacheScope(api_key=key)
+        if not key or key != key.strip():
+            raise InvalidParameter("an API key is empty or has white space around it; choose another")
+    return tuple(keys)
+
+
+def api_key_of(connection: HTTPConnection) -> str | None:
+    """The key that let a request in; None on a server without keys, whatever the client sent."""
+    key: str | None = getattr(connection.state, "api_key", None)
+    return key
+
+
+def _digest(key: bytes) -> bytes:
+    return sha256(key).digest()

@@ -1,0 +1,69 @@
+"""`/v1/cache`: what is cached for the caller's namespace, and forgetting it.
+
+Never of another namespace, not even that there is one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..cache_tree import CachedRun
+from ..errors import InvalidParameter
+from .protocol import CachedRunReply, CacheReply, ClearedReply
+from .served import Served, json_response
+
+PARAMETERS = ("cache_salt", "prompt_cache_key")  # as in the body of a completion
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The endpoint for one served model."""
+
+    served: Served
+
+    async def answer(self, request: Request) -> Response:
+        """`GET /v1/cache`: sums and runs. `DELETE /v1/cache`: what no running request uses is forgotten.
+
+        Both wait for the step that runs.
+        """
+        namespace = self._namespace(request)
+        engine = self.served.engine
+        if request.method == "DELETE":
+            cleared = await run_in_threadpool(engine.clear_cache, namespace)
+            return json_response(ClearedReply(cleared.num_freed_pages, cleared.num_kept_pages))
+        tree = await run_in_threadpool(engine.cache_tree, namespace)
+        return json_response(
+            CacheReply(
+                num_runs=tree.num_runs,
+                num_tokens=tree.num_tokens,
+                num_pages=tree.num_pages,
+                num_used_pages=tree.num_used_pages,
+                num_aliases=tree.num_aliases,
+                runs=[self._run(run) for run in tree.runs],
+                is_whole=tree.is_whole,
+                is_counted=tree.is_counted,
+            )
+        )
+
+    def _namespace(self, request: Request) -> bytes:
+        for name in request.query_params:
+            if name not in PARAMETERS:
+                raise InvalidParameter(f"there is no parameter {name!r:.80} here; use {' or '.join(PARAMETERS)}")
+        return self.served.namespace(request, *(request.query_params.get(name) for name in PARAMETERS))
+
+    def _run(self, run: CachedRun) -> CachedRunReply:
+        return CachedRunReply(
+            parent=run.parent,
+            start=run.start,
+            num_tokens=run.num_tokens,
+            num_generated=run.num_generated,
+            num_pages=run.num_pages,
+            num_users=run.num_users,
+            num_children=run.num_children,
+            unused_s=round(run.unused_s, 3),
+            begins=self.served.text(run.first_ids) if self.served.tells_cached_text else None,
+        )
