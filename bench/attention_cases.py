@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from radixlm.compile.kernels.attention import SPAN, attention, span_scratch_floats
+from radixlm.compile.kernels.attention import attention, slots_floats, units_ints
+from radixlm.compile.kernels.attention_shape import AttentionShape
+from radixlm.compile.kernels.attention_units import AttentionLimits, find_units
 from radixlm.compile.targets import Target
 from radixlm.runtime.manifest import PAGE_SIZE, KVLayout
 
 from .kernel_case import Case, Work
-from .native import aligned
+from .native import Native, aligned
 
 HEADS, KV_HEADS, HEAD_DIM = 9, 3, 64
 WIDTH = HEADS * HEAD_DIM
@@ -22,6 +24,7 @@ TOKEN_BYTES = 2 * KV_HEADS * HEAD_DIM * 2
 COLD_BYTES = 160 << 20
 CONTEXTS = (100, 2000, 8000)
 CHUNK, PASTS = 512, (0, 1536)
+LIMITS = AttentionLimits(CHUNK, max(CONTEXTS))
 
 
 def attention_cases(target: Target, cold_bytes: int = COLD_BYTES) -> Iterator[Case]:
@@ -40,27 +43,29 @@ def _case(target: Target, pool: np.ndarray, num_pages: int, lengths: np.ndarray,
     width = -(-longest // PAGE_SIZE)
     sequences = num_pages // width
     pages = np.random.default_rng(0).permutation(num_pages)[: sequences * width].astype(np.int32)
-    spans = np.zeros(span_scratch_floats(HEADS, HEAD_DIM, width * PAGE_SIZE), np.float32)
+    shape = AttentionShape.of(LAYOUT, HEADS, target)
+    rows, units = aligned(np.zeros(num_rows, np.int32)), aligned(np.zeros(units_ints(LIMITS), np.int32))
+    finder = Native({"find_units": find_units(LIMITS, shape.tokens)}, target)
+    finder.call("find_units", (rows, aligned(lengths), units, num_rows))
     values = (
         aligned(np.full(num_rows * WIDTH, 1 / 8, np.float32)),
         pool,
         aligned(pages),
-        aligned(np.zeros(num_rows, np.int32)),
+        rows,
         aligned(lengths),
-        aligned(spans),
+        units,
+        aligned(np.zeros(slots_floats(shape, LIMITS), np.float32)),
         aligned(np.zeros(num_rows * WIDTH, np.float32)),
         0,
         num_pages,
         width,
-        -(-width * PAGE_SIZE // SPAN),
-        num_rows,
     )
     return Case(
         "attention f16",
-        lambda: attention(LAYOUT, HEADS, WIDTH, target),
+        lambda: attention(shape, WIDTH, LIMITS),
         size,
         values,
         Work(longest * TOKEN_BYTES + 8 * num_rows * WIDTH, float_operations=4.0 * WIDTH * float(lengths.sum())),
-        (0, 0, width, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        (0, 0, width, 0, 0, 0, 0, 0, 0, 0, 0),
         sequences,
     )

@@ -18,7 +18,6 @@ from tvm.ir import GlobalVar
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from .kernels.attention import SPAN_PAGES
 from .kernels.layout import ROW_BLOCK, round_up
 from .kernels.pages import KV_DTYPES, copy_rows, move_pages
 from .kernels.top_k import num_maxima, top_k
@@ -110,7 +109,6 @@ def _forward(
 
     def body(entry: _Entry) -> None:
         sizes = dict(entry.sizes)
-        sizes["max_spans"] = (sizes["table_stride"] + (SPAN_PAGES - 1)) // SPAN_PAGES
         weights, workspace = entry.buffers["weights"], entry.buffers["workspace"]
         _check_indices(entry, config.vocab_size)
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from radixlm.runtime.manifest import KVLayout, ModelConfig
 
 from .kernels.activation import ActivationSpec, Function, activation, gather_rows
-from .kernels.attention import attention, span_scratch_floats
+from .kernels.attention import attention, slots_floats, units_ints
+from .kernels.attention_shape import AttentionShape
+from .kernels.attention_units import AttentionLimits, find_units
 from .kernels.embedding import embedding
 from .kernels.float_linear import float_linear
 from .kernels.integer_linear import integer_linear
@@ -72,9 +74,10 @@ class Ops:
     # What a model file calls.
 
     def embed(self, layer: Embedding) -> Rows:
-        """Rows of the embedding for the step's tokens; also the rotary angles of their positions."""
+        """Rows of the embedding for the step's tokens; also what is the same in each layer's attention."""
         config = self.config
         self._rope_angles()
+        self._find_units()
         matrix = self.plan.matrix(((layer.name, layer.num_rows),), config.hidden_size)
         rows = self._token_rows("hidden", config.hidden_size, (0,))
         self.program.call(
@@ -127,23 +130,22 @@ class Ops:
             Size("num_pages"),
             qkv.num_rows,
         )
-        scratch = span_scratch_floats(config.num_attention_heads, config.head_dim, self.limits.context_length)
+        shape, limits = self._attention_shape(), self._attention_limits()
         y = self._token_rows("attention", width, (0,))
         self.program.call(
             "attention",
-            lambda: attention(layout, config.num_attention_heads, y.stride, self.target),
+            lambda: attention(shape, y.stride, limits),
             q.memory,
             Input("kv_pool"),
             Input("page_table"),
             Input("row_of_token"),
             Input("kv_lengths"),
-            self.program.place("spans", scratch * 4),
+            self._units(),
+            self.program.place("slots", slots_floats(shape, limits) * 4),
             y.memory,
             layer,
             Size("num_pages"),
             Size("table_stride"),
-            Size("max_spans"),
-            q.num_rows,
         )
         return Activation("identity", y, width, 0, 0.0)
 
@@ -191,6 +193,25 @@ class Ops:
             Input("positions"),
             Stored(frequencies.name),
             self._angles(),
+            Size("num_tokens"),
+        )
+
+    def _attention_shape(self) -> AttentionShape:
+        return AttentionShape.of(self.layout, self.config.num_attention_heads, self.target)
+
+    def _attention_limits(self) -> AttentionLimits:
+        return AttentionLimits(self.limits.num_tokens, self.limits.context_length)
+
+    def _units(self) -> Place:
+        return self.program.place("units", units_ints(self._attention_limits()) * 4)
+
+    def _find_units(self) -> None:
+        self.program.call(
+            "find_units",
+            lambda: find_units(self._attention_limits(), self._attention_shape().tokens),
+            Input("row_of_token"),
+            Input("kv_lengths"),
+            self._units(),
             Size("num_tokens"),
         )
 

@@ -85,6 +85,11 @@ def registers(size: int, dtype: str) -> Memory:
     return Memory(T.alloc_buffer((size,), dtype, layout=None))
 
 
+def bound(value: Expr) -> Expr:
+    """The value, computed here once, under a name: an expression is computed wherever it is used."""
+    return T.bind(value)
+
+
 def prefetch(memory: Memory, start: Expr, num_bytes: int, element_bytes: int) -> None:
     """Ask for cache lines that will be read soon; an address beyond the memory does no harm."""
     for offset in range(0, num_bytes, CACHE_LINE):

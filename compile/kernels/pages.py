@@ -9,7 +9,7 @@ from radixlm.runtime.manifest import PAGE_SIZE, KVLayout
 from tvm.script.ir_builder import tirx as T
 
 from .builder import SIZE, Kernel, Memory, parallel, serial
-from .vector import Expr
+from .vector import Expr, lanes, to_f32
 
 KV_DTYPES = {"f16": "float16", "f32": "float32"}
 
@@ -30,6 +30,20 @@ class PagedPool:
     def values(self, page: Expr, head: Expr) -> Expr:
         """Index of the first value of a head: `[PAGE_SIZE, head_dim]`."""
         return self._start(page, 1, head)
+
+    def key(self, keys: Expr, d: Expr) -> Expr:
+        """Element `d` of 16 keys that begin at index `keys`, as float32."""
+        return to_f32(self.pool[lanes(keys + d * PAGE_SIZE)], KV_DTYPES[self.layout.dtype])
+
+    def value(self, values: Expr, t: Expr, column: Expr, n: int) -> Expr:
+        """Columns `[column, column + n)` of token `t` of the values that begin at index `values`, as float32."""
+        where = values + t * self.layout.head_dim + column
+        return to_f32(self.pool[lanes(where, n)], KV_DTYPES[self.layout.dtype], n)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return 2 if self.layout.dtype == "f16" else 4
 
     def _start(self, page: Expr, which: int, head: Expr) -> Expr:
         heads = ((self.layer * self.num_pages + page) * 2 + which) * self.layout.num_kv_heads + head

@@ -23,12 +23,12 @@ def lanes(start: Expr, n: int = LANES) -> Expr:
 
 def splat(value: Expr, n: int = LANES) -> Expr:
     """`value` in every lane."""
-    return T.broadcast(value, n)
+    return value if n == 1 else T.broadcast(value, n)
 
 
 def const(value: float, n: int = LANES) -> Expr:
     """A float32 constant in every lane."""
-    return T.broadcast(T.float32(value), n)
+    return splat(T.float32(value), n)
 
 
 def vector_type(dtype: str, n: int = LANES) -> str:

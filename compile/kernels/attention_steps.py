@@ -1,0 +1,234 @@
+"""Attention of a micro-tile of rows to one span of KV, all sums in registers: scores, weights, weighted values.
+
+A row's result depends on the row and the span alone: each score adds along the head's elements, each output along the
+span's tokens, one after another, whatever rows are computed beside it. Spans join in order, by the rescaling of flash
+attention (Dao et al., 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from radixlm.runtime.manifest import PAGE_SIZE
+from tvm.script.ir_builder import tirx as T
+
+from .attention_scratch import RowScratch
+from .attention_shape import AttentionShape
+from .builder import Memory, bound, registers, serial, when
+from .kv_span import BLOCK_PAGES, SPAN, KVPage, KVSpan
+from .softmax import LOWEST, exp2, max_of_lanes
+from .vector import LANES, Expr, const, fma, lanes, splat
+
+
+@dataclass(frozen=True)
+class MicroTile:
+    """Rows `[first, first + heads * len(seen))`: `heads` query heads of each of a few tokens.
+
+    `seen[j]` is how many tokens of the span token j sees, 0 to SPAN; `index` counts the micro-tiles.
+    """
+
+    index: Expr
+    first: Expr
+    heads: int
+    seen: Sequence[Expr]
+
+    @property
+    def num_rows(self) -> int:
+        return self.heads * len(self.seen)
+
+    def rows_of(self, token: int) -> range:
+        """The token's rows, counted from `first`."""
+        return range(token * self.heads, (token + 1) * self.heads)
+
+
+class AttentionSteps:
+    """Emits the steps; `scratch` holds the queries, times the scale of scores over ln 2."""
+
+    def __init__(self, shape: AttentionShape, scratch: RowScratch) -> None:
+        self.shape, self.scratch, self.memory, self.has_fma = shape, scratch, scratch.memory, shape.has_fma
+        self.head_dim, self.n = shape.layout.head_dim, shape.n
+
+    def scores(self, tile: MicroTile, kv: KVSpan) -> None:
+        """Products of queries and keys, for whole pages, as far as any row sees."""
+        pages = bound((reduce(T.max, tile.seen) + (PAGE_SIZE - 1)) // PAGE_SIZE)
+        if len(tile.seen) == 1:  # too few chains of additions in one page: rather compute the last page again
+            with serial((pages + (BLOCK_PAGES - 1)) // BLOCK_PAGES) as block:
+                self._scores_of_block(tile, kv, block, pages - 1)
+        else:
+            with serial(pages // BLOCK_PAGES) as block:
+                self._scores_of_block(tile, kv, block, None)
+            with serial(pages % BLOCK_PAGES) as i:
+                p = bound(pages // BLOCK_PAGES * BLOCK_PAGES + i)
+                self._scores_of(tile, [kv.page(p)], p)
+
+    def _scores_of_block(self, tile: MicroTile, kv: KVSpan, block: Expr, last: Expr | None) -> None:
+        def part(index: Expr, start: Expr, size: int) -> None:
+            first = bound(block * BLOCK_PAGES + start)
+            pages = [first + i for i in range(size)]
+            self._scores_of(tile, [kv.page(p if last is None else T.min(p, last)) for p in pages], first)
+
+        self.shape.chunks(tile.num_rows, BLOCK_PAGES).each(part)
+
+    def _scores_of(self, tile: MicroTile, pages: Sequence[KVPage], first_page: Expr) -> None:
+        acc = [registers(len(pages) * LANES, "float32") for _ in range(tile.num_rows)]
+        queries = bound(self.scratch.query(tile.first))
+        for sums in acc:
+            for i in range(len(pages)):
+                sums[lanes(i * LANES)] = const(0)
+        step = pages[0].elements_in_line
+        step = step if self.head_dim % step == 0 else 1
+        with serial(self.head_dim // step) as line:
+            for page in pages:
+                page.fetch_value(line * step)
+            for d in (line * step + j for j in range(step)):
+                for r, sums in enumerate(acc):
+                    query = splat(self.memory[queries + r * self.head_dim + d])
+                    for i, page in enumerate(pages):
+                        where = lanes(i * LANES)
+                        sums[where] = fma(query, page.key(d), sums[where], self.has_fma)
+        for r, sums in enumerate(acc):
+            for i in range(len(pages)):
+                self.memory[self._weights(tile, r, first_page + i)] = sums[lanes(i * LANES)]
+
+    def _weights(self, tile: MicroTile, r: int, p: Expr) -> Expr:
+        """The weights of a page's tokens."""
+        return lanes(self.scratch.weights(tile.first + r) + p * PAGE_SIZE)
+
+    def weigh(self, tile: MicroTile) -> None:
+        """Scores to 2 ** (score - the row's maximum), in place; what a row does not see weighs 0, to a page's end."""
+        for token in range(len(tile.seen)):
+            self._weigh_token(tile, token)
+
+    def _weigh_token(self, tile: MicroTile, token: int) -> None:
+        rows, seen = tile.rows_of(token), tile.seen[token]
+        vectors = registers(tile.heads * LANES, "float32")
+        full, rest = bound(seen // PAGE_SIZE), bound(seen % PAGE_SIZE)
+        visible = T.ramp(T.int64(0), T.int64(1), LANES) < splat(rest)
+
+        def score(r: int, p: Expr) -> Expr:
+            return self.memory[self._weights(tile, r, p)]
+
+        def each_page(emit: Any) -> None:
+            with serial(full) as p:
+                for i, r in enumerate(rows):
+                    emit(lanes(i * LANES), r, p, None)
+            with when(rest > 0):
+                for i, r in enumerate(rows):
+                    emit(lanes(i * LANES), r, full, visible)
+
+        def largest(where: Expr, r: int, p: Expr, mask: Expr | None) -> None:
+            seen_scores = score(r, p) if mask is None else T.Select(mask, score(r, p), const(LOWEST))
+            vectors[where] = T.max(vectors[where], seen_scores)
+
+        for i in range(tile.heads):
+            vectors[lanes(i * LANES)] = const(LOWEST)
+        each_page(largest)
+        maxima = [bound(max_of_lanes(vectors[lanes(i * LANES)])) for i in range(tile.heads)]
+        for r, maximum in zip(rows, maxima, strict=True):
+            self.memory[self.scratch.span_maxima(tile.index) + r] = maximum
+
+        def weight(where: Expr, r: int, p: Expr, mask: Expr | None) -> None:
+            weights = exp2(score(r, p) - splat(maxima[r - rows.start]), self.has_fma)
+            weights = bound(weights if mask is None else T.Select(mask, weights, const(0)))
+            self.memory[self._weights(tile, r, p)] = weights
+            vectors[where] = vectors[where] + weights
+
+        for i in range(tile.heads):
+            vectors[lanes(i * LANES)] = const(0)
+        each_page(weight)
+        for i, r in enumerate(rows):
+            self.memory[lanes(self.scratch.span_sums(tile.first + r))] = vectors[lanes(i * LANES)]
+
+    def join(self, tile: MicroTile, kv: KVSpan) -> None:
+        """Weigh the values, and take the span into the state."""
+        state = self.scratch.state
+        factors = self.factors(tile.index, self.memory[lanes(self.scratch.span_maxima(tile.index))])
+
+        def part(index: Expr, start: Expr, size: int) -> None:
+            acc = self._values_of(tile, kv, start, size)
+
+            def output(r: int) -> None:
+                first = bound(state.output(tile.first + r) + start * self.n)
+                for i in range(size):
+                    self.add(first + i * self.n, acc[r][lanes(i * self.n, self.n)], factors, r, self.n)
+
+            self._each_row_that_sees(tile, output)
+
+        self.shape.chunks(tile.num_rows, self.head_dim // self.n).each(part)
+
+        def sums(r: int) -> None:
+            added = self.memory[lanes(self.scratch.span_sums(tile.first + r))]
+            self.add(state.sums(tile.first + r), added, factors, r, LANES)
+
+        self._each_row_that_sees(tile, sums)
+
+    def factors(self, micro: Expr, span_maxima: Expr) -> Memory:
+        """What the state's outputs are multiplied by, of 16 rows, and what a span's; the state gets the new maxima."""
+        where = bound(self.scratch.state.maxima(micro))
+        old, new = bound(self.memory[lanes(where)]), bound(span_maxima)
+        largest = bound(T.max(old, new))
+        factors = registers(2 * LANES, "float32")
+        factors[lanes(0)] = exp2(old - largest, self.has_fma)
+        factors[lanes(LANES)] = exp2(new - largest, self.has_fma)
+        self.memory[lanes(where)] = largest
+        return factors
+
+    def add(self, where: Expr, span: Expr, factors: Memory, r: int, n: int) -> None:
+        """Take `n` lanes of a span's result into the state, at index `where`."""
+        added = span * splat(factors[LANES + r], n)
+        self.memory[lanes(where, n)] = fma(self.memory[lanes(where, n)], splat(factors[r], n), added, self.has_fma, n)
+
+    def _each_row_that_sees(self, tile: MicroTile, emit: Any) -> None:
+        """A token that sees nothing of the span leaves its rows as they are: even adding 0 would turn -0 into 0."""
+        for token, seen in enumerate(tile.seen):
+            if len(tile.seen) == 1:
+                for r in tile.rows_of(token):
+                    emit(r)
+            else:
+                with when(seen > 0):
+                    for r in tile.rows_of(token):
+                        emit(r)
+
+    def _values_of(self, tile: MicroTile, kv: KVSpan, start: Expr, size: int) -> list[Memory]:
+        """Vectors `[start, start + size)` of the weighted sums.
+
+        What a row does not see is left out, not weighed with 0: it may be a NaN.
+        """
+        n = self.n
+        acc = [registers(size * n, "float32") for _ in range(tile.num_rows)]
+        for sums in acc:
+            for i in range(size):
+                sums[lanes(i * n, n)] = const(0, n)
+        weights = bound(self.scratch.weights(tile.first))
+
+        def token(page: KVPage, p: Expr, t: Expr, masked: bool) -> None:
+            for r, sums in enumerate(acc):
+                weight = splat(self.memory[weights + r * SPAN + p * PAGE_SIZE + t], n)
+                for i in range(size):
+                    where = lanes(i * n, n)
+                    total = fma(weight, page.value(t, (start + i) * n, n), sums[where], self.has_fma, n)
+                    if masked:
+                        sees = p * PAGE_SIZE + t < tile.seen[r // tile.heads]
+                        total = T.Select(splat(sees, n), total, sums[where])
+                    sums[where] = total
+
+        common = bound(reduce(T.min, tile.seen))
+        with serial(common // PAGE_SIZE) as p:
+            page = kv.page(p)
+            with serial(PAGE_SIZE) as t:
+                page.fetch_next_key(t)
+                token(page, p, t, False)
+        with when(common % PAGE_SIZE > 0):
+            p = bound(common // PAGE_SIZE)
+            page = kv.page(p)
+            with serial(common % PAGE_SIZE) as t:
+                page.fetch_next_key(t)
+                token(page, p, t, False)
+        if len(tile.seen) > 1:
+            with serial(reduce(T.max, tile.seen) - common) as i:
+                p = bound((common + i) // PAGE_SIZE)
+                token(kv.page(p), p, (common + i) % PAGE_SIZE, True)
+        return acc

@@ -1,0 +1,208 @@
+"""What one thread does at a time in attention: a tile of a sequence's tokens, or one span of a single token.
+
+Found once in a forward, from the rows that tokens belong to and the lengths that they see. How tokens are tiled and
+spans are split decides which thread computes what, and changes no bit of a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script.ir_builder import tirx as T
+
+from .builder import SIZE, Kernel, Memory, bound, either, registers, serial
+from .kv_span import SPAN
+from .vector import Expr
+
+MAX_TILE = 32  # tokens
+SINGLE_TOKENS = 8  # up to so many tokens in a step are units of their own
+_TILES = 8  # as many at least are made of the tokens of a larger step
+_SHARE = 16  # a token whose spans are more than one of 16 of the step's is split into them
+_HEADER, _UNIT, _MERGE = 2, 4, 3  # numbers of each
+
+
+@dataclass(frozen=True)
+class AttentionLimits:
+    """The largest step, and slots for the results of single spans: for all spans of a few tokens of a full context."""
+
+    num_tokens: int
+    context_length: int
+
+    @property
+    def num_slots(self) -> int:
+        """How many results of one span of one token are kept at a time."""
+        return SINGLE_TOKENS * -(-self.context_length // SPAN)
+
+    @property
+    def num_units(self) -> int:
+        """At the most: the tokens, and a span for each slot."""
+        return self.num_tokens + self.num_slots
+
+
+@dataclass(frozen=True)
+class AttentionUnit:
+    """`num_tokens` from `first` on; of a single token perhaps one span alone, whose result goes to a slot."""
+
+    first: Expr
+    num_tokens: Expr
+    span: Expr  # -1: all of them
+    slot: Expr
+
+    @property
+    def is_whole(self) -> Expr:
+        """Whether it is all of the spans."""
+        return self.span < 0
+
+    @property
+    def first_span(self) -> Expr:
+        """The one span, or the first of all."""
+        return T.max(self.span, T.int64(0))
+
+
+@dataclass(frozen=True)
+class AttentionUnits:
+    """int32: how many units and merges there are; the units, as `AttentionUnit`; the order in which units are worked
+    on; the merges, each a token, how many spans it was split into and the first of its slots."""
+
+    memory: Memory
+    limits: AttentionLimits
+
+    @property
+    def num_ints(self) -> int:
+        """int32 that it takes."""
+        return int(self._merge(self.limits.num_tokens))
+
+    @property
+    def num_units(self) -> Expr:
+        """How many there are in this step."""
+        return T.Cast("int64", self.memory[0])
+
+    @property
+    def num_merges(self) -> Expr:
+        """How many tokens of this step were split."""
+        return T.Cast("int64", self.memory[1])
+
+    def unit(self, i: Expr) -> AttentionUnit:
+        """The i-th in the order of work."""
+        start = bound(self._unit(self.memory[self._order(i)]))
+        return AttentionUnit(*(bound(T.Cast("int64", self.memory[start + j])) for j in range(_UNIT)))
+
+    def merge(self, i: Expr) -> tuple[Expr, Expr, Expr]:
+        """Token, number of spans and first slot."""
+        start = self._merge(i)
+        token, num_spans, slot = (bound(T.Cast("int64", self.memory[start + j])) for j in range(_MERGE))
+        return token, num_spans, slot
+
+    def write(self, start: Expr, *values: Expr) -> None:
+        """Numbers from index `start` on."""
+        for i, value in enumerate(values):
+            self.memory[start + i] = T.Cast("int32", value)
+
+    def write_unit(self, i: Expr, unit: AttentionUnit) -> None:
+        """The i-th that is found."""
+        self.write(bound(self._unit(i)), unit.first, unit.num_tokens, unit.span, unit.slot)
+
+    def write_num_tokens(self, i: Expr, num_tokens: Expr) -> None:
+        """Lengthen the i-th that was found."""
+        self.write(self._unit(i) + 1, num_tokens)
+
+    def write_merge(self, i: Expr, token: Expr, num_spans: Expr, slot: Expr) -> None:
+        """The i-th merge."""
+        self.write(bound(self._merge(i)), token, num_spans, slot)
+
+    def write_order(self, num_units: Expr, cost: Callable[[Expr], Expr]) -> None:
+        """An order in which every run of neighbours costs about as much as it is long, for threads take such runs.
+
+        From both ends, because later tiles of a prompt cost more: each time the one after which the costs so far are
+        closer to their share.
+        """
+        state = registers(4, "int64")
+        low, high, so_far, total = range(4)
+        state[low], state[high], state[so_far], state[total] = T.int64(0), num_units - 1, T.int64(0), T.int64(0)
+        with serial(num_units) as i:
+            state[total] = state[total] + cost(i)
+        with serial(num_units) as i:
+            costs = {end: bound(cost(state[end])) for end in (low, high)}
+            missing = bound((i + 1) * state[total] - state[so_far] * num_units)  # times the number of units
+            off = {end: bound(T.abs(missing - costs[end] * num_units)) for end in (low, high)}
+            with either(off[low] < off[high]) as (from_low, from_high):
+                for branch, end, step in ((from_low, low, 1), (from_high, high, -1)):
+                    with branch:
+                        self.write(self._order(i), state[end])
+                        state[so_far] = state[so_far] + costs[end]
+                        state[end] = state[end] + step
+
+    def _unit(self, i: Expr) -> Expr:
+        return _HEADER + i * _UNIT
+
+    def _order(self, i: Expr) -> Expr:
+        return _HEADER + self.limits.num_units * _UNIT + i
+
+    def _merge(self, i: Expr) -> Expr:
+        return _HEADER + self.limits.num_units * (_UNIT + 1) + i * _MERGE
+
+
+def find_units(limits: AttentionLimits, micro_tokens: int) -> Any:
+    """A PrimFunc `(row_of_token, kv_lengths, units, num_rows) -> 0`, where `units` has room for `num_ints`.
+
+    Tiles are of tokens that follow each other in one row, a multiple of `micro_tokens` but for the last of a row.
+    """
+    with Kernel() as k:
+        row_of_token, kv_lengths, memory, num_rows = k.arguments(
+            row_of_token="int32", kv_lengths="int32", units="int32", num_rows=SIZE
+        )
+        units = AttentionUnits(memory, limits)
+        counters = registers(5, "int64")
+        num_units, num_merges, num_taken, length, total = range(5)  # slots taken, tokens of the last unit, all spans
+        for i in range(5):
+            counters[i] = T.int64(0)
+
+        def num_spans(m: Expr) -> Expr:
+            return (T.Cast("int64", kv_lengths[m]) + (SPAN - 1)) // SPAN
+
+        def cost(i: Expr) -> Expr:
+            """Of the i-th unit: products of queries and keys. A single token's take twice as long."""
+            first, num_tokens, span = (bound(T.Cast("int64", memory[units._unit(i) + j])) for j in range(3))
+            length = T.Cast("int64", kv_lengths[first + num_tokens - 1])
+            seen = T.Select(span < 0, length, T.int64(SPAN))
+            return seen * T.Select(num_tokens == 1, T.int64(2), num_tokens)
+
+        def add(counter: int, n: Expr) -> None:
+            counters[counter] = counters[counter] + n
+
+        with serial(num_rows) as m:
+            add(total, num_spans(m))
+        share = (num_rows + (_TILES * micro_tokens - 1)) // (_TILES * micro_tokens) * micro_tokens
+        most = bound(T.Select(num_rows <= SINGLE_TOKENS, T.int64(1), T.min(T.int64(MAX_TILE), share)))
+
+        with serial(num_rows) as m:
+            before, after = bound(T.max(m - 1, T.int64(0))), bound(T.min(m + 1, num_rows - 1))
+            same = T.And(m > 0, row_of_token[before] == row_of_token[m])
+            with either(T.And(same, counters[length] < most)) as (longer, another):
+                with longer:
+                    add(length, T.int64(1))
+                    units.write_num_tokens(counters[num_units] - 1, counters[length])
+                with another:
+                    counters[length] = T.int64(1)
+                    spans = bound(num_spans(m))
+                    last = T.Or(m == num_rows - 1, row_of_token[after] != row_of_token[m])
+                    fits = T.And(spans > 1, counters[num_taken] + spans <= limits.num_slots)
+                    costly = spans * _SHARE > counters[total]
+                    with either(T.And(T.Or(most == 1, last), T.And(fits, costly))) as (split, whole):
+                        with split:
+                            units.write_merge(counters[num_merges], m, spans, counters[num_taken])
+                            with serial(spans) as span:
+                                unit = AttentionUnit(m, T.int64(1), span, counters[num_taken] + span)
+                                units.write_unit(counters[num_units] + span, unit)
+                            add(num_merges, T.int64(1))
+                            add(num_taken, spans)
+                            add(num_units, spans)
+                        with whole:
+                            unit = AttentionUnit(m, T.int64(1), T.int64(-1), T.int64(0))
+                            units.write_unit(counters[num_units], unit)
+                            add(num_units, T.int64(1))
+        units.write(T.int64(0), counters[num_units], counters[num_merges])
+        units.write_order(bound(counters[num_units]), cost)
+    return k.function

@@ -1,0 +1,49 @@
+"""The arithmetic of softmax on vectors: powers of two and reductions over lanes, each in one fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm.script import tirx as T
+
+from .builder import bound, registers
+from .vector import LANES, Expr, const, fma, lanes, splat
+
+LOWEST = -1e30  # below every score, and finite: it may be subtracted from itself
+_ROUNDING = 1.5 * 2**23  # a float32 plus this is an integer plus this, which the low bits of its encoding hold
+# 2**r - 1 over r for |r| <= 1/2, largest relative error of 2**r 9e-8 (a least squares fit, reweighted until flat)
+_POWERS = (0.6931470036506653, 0.24022242426872253, 0.05550733581185341, 0.009671512991189957, 0.001326472731307149)
+
+
+def exp2(x: Expr, has_fma: bool) -> Expr:
+    """2 to the power of each of 16 lanes, none above 0, to 2e-7 relative; exactly 1 of 0; below -126 as of -126."""
+    x = bound(T.max(x, const(-126.0)))
+    memory = registers(LANES, "float32")  # because TVM takes x + c - c for x, if it sees both at once
+    memory[lanes(0)] = x + const(_ROUNDING)
+    rounded = memory[lanes(0)]
+    r = x - (rounded - const(_ROUNDING))
+    p = const(_POWERS[-1])
+    for c in (*_POWERS[-2::-1], 1.0):
+        p = fma(p, r, const(c), has_fma)
+    exponent = T.shift_left(T.reinterpret("int32x16", rounded), splat(T.int32(23)))
+    return T.reinterpret("float32x16", T.reinterpret("int32x16", p) + exponent)
+
+
+def max_of_lanes(value: Expr) -> Expr:
+    """The largest of 16 lanes. LLVM's own reduction minds NaNs, which costs twice the instructions."""
+    return _halved(value, T.max)
+
+
+def sum_of_lanes(value: Expr) -> Expr:
+    """The sum of 16 lanes, halves first."""
+    return _halved(value, lambda a, b: a + b)
+
+
+def _halved(value: Expr, join: Callable[[Expr, Expr], Expr]) -> Expr:
+    parts = registers(LANES, "float32")
+    parts[lanes(0)] = value
+    n = LANES // 2
+    while n >= 1:
+        parts[lanes(0, n)] = join(parts[lanes(0, n)], parts[lanes(n, n)])
+        n //= 2
+    return parts[0]

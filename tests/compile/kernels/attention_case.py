@@ -1,0 +1,103 @@
+"""Sequences in scattered pages and queries to them: what the attention kernel makes of these, and what NumPy does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from radixlm.compile.kernels.attention import attention, slots_floats, units_ints
+from radixlm.compile.kernels.attention_shape import AttentionShape
+from radixlm.compile.kernels.attention_units import AttentionLimits, find_units
+from radixlm.compile.kernels.layout import ROW_BLOCK, round_up
+from radixlm.compile.targets import Target
+from radixlm.runtime.manifest import PAGE_SIZE, KVDType
+
+from .harness import built
+from .pool import Pool, layout_of
+
+LAYER, NUM_LAYERS = 1, 2
+LIMITS = AttentionLimits(num_tokens=200, context_length=700)
+
+
+@dataclass
+class Tokens:
+    """Queries with the row of the page table that each belongs to, and the KV rows it sees."""
+
+    q: np.ndarray  # [M, heads, head_dim]
+    rows: np.ndarray
+    lengths: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.q)
+
+    def __getitem__(self, which: Sequence[int] | np.ndarray | slice) -> Tokens:
+        return Tokens(self.q[which], self.rows[which], self.lengths[which])
+
+
+class AttentionCase:
+    """A sequence of random keys and values for each of `lengths`, in pages that are in no order; all else is NaN."""
+
+    def __init__(
+        self, dtype: KVDType, num_heads: int, num_kv_heads: int, head_dim: int, lengths: Sequence[int]
+    ) -> None:
+        self.rng = np.random.default_rng(head_dim)
+        self.num_heads, self.lengths = num_heads, lengths
+        self.layout = layout_of(dtype, NUM_LAYERS, num_kv_heads, head_dim)
+        counts = [-(-length // PAGE_SIZE) for length in lengths]
+        self.pool = Pool(self.layout, sum(counts) + 3)
+        pages = list(self.rng.permutation(self.pool.num_pages))
+        self.pages = [[int(pages.pop()) for _ in range(count)] for count in counts]
+        for length, owned in zip(lengths, self.pages, strict=True):
+            for i, page in enumerate(owned):
+                count = min(PAGE_SIZE, length - i * PAGE_SIZE)
+                for view in (self.pool.keys, self.pool.values):
+                    view(page, LAYER)[:, :count] = self.rng.standard_normal((num_kv_heads, count, head_dim))
+
+    def tokens(self, rows: Sequence[int], lengths: Sequence[int]) -> Tokens:
+        """Random queries of sequences `rows` that see `lengths` of them."""
+        q = 3 * self.rng.standard_normal((len(rows), self.num_heads, self.layout.head_dim))
+        return Tokens(q.astype(np.float32), np.array(rows, np.int32), np.array(lengths, np.int32))
+
+    def run(self, target: Target, tokens: Tokens, extra_pages: int = 0, pool: np.ndarray | None = None) -> np.ndarray:
+        """Outputs `[M, heads, head_dim]`; the page table is `extra_pages` wider than it must be."""
+        width = max(len(self.pages[row]) for row in tokens.rows) + extra_pages
+        table = np.zeros((len(self.pages), width), np.int32)
+        for row, owned in enumerate(self.pages):
+            table[row, : min(width, len(owned))] = owned[:width]
+        num_outputs = self.num_heads * self.layout.head_dim
+        stride = round_up(num_outputs, ROW_BLOCK)
+        shape = AttentionShape.of(self.layout, self.num_heads, target)
+        units = np.full(units_ints(LIMITS), -1, np.int32)
+        built(target, find_units, LIMITS, shape.tokens)(tokens.rows, tokens.lengths, units, len(tokens))
+        y = np.full((len(tokens), stride), np.nan, np.float32)
+        built(target, attention, shape, stride, LIMITS)(
+            tokens.q,
+            self.pool.array if pool is None else pool,
+            table,
+            tokens.rows,
+            tokens.lengths,
+            units,
+            np.full(slots_floats(shape, LIMITS), np.nan, np.float32),
+            y,
+            LAYER,
+            self.pool.num_pages,
+            width,
+        )
+        assert np.isnan(y[:, num_outputs:]).all()
+        return y[:, :num_outputs].reshape(tokens.q.shape)
+
+    def expected(self, tokens: Tokens) -> np.ndarray:
+        """Softmax in float64."""
+        group = self.num_heads // self.layout.num_kv_heads
+        outputs = []
+        for q, row, length in zip(tokens.q.astype(np.float64), tokens.rows, tokens.lengths, strict=True):
+            keys, values = (
+                np.concatenate([view(page, LAYER) for page in self.pages[row]], axis=1)[:, :length].astype(np.float64)
+                for view in (self.pool.keys, self.pool.values)
+            )
+            keys, values = np.repeat(keys, group, axis=0), np.repeat(values, group, axis=0)
+            scores = np.einsum("hd,htd->ht", q, keys) / np.sqrt(self.layout.head_dim)
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            outputs.append(np.einsum("ht,htd->hd", weights / weights.sum(axis=1, keepdims=True), values))
+        return np.array(outputs)
