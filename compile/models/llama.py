@@ -23,7 +23,7 @@ class LlamaAttention:
         self.q_proj = Linear(f"{name}.q_proj.weight", queries, hidden, bias, sensitive=True)
         self.k_proj = Linear(f"{name}.k_proj.weight", keys, hidden, bias, sensitive=True)
         self.v_proj = Linear(f"{name}.v_proj.weight", keys, hidden, bias, sensitive=True)
-        self.o_proj = Linear(f"{name}.o_proj.weight", hidden, queries)
+        self.o_proj = Linear(f"{name}.o_proj.weight", hidden, queries, sensitive=True)
 
     def forward(self, op: Ops, x: Activation) -> Activation:
         """What attention gathers, before `o_proj`."""
