@@ -27,7 +27,7 @@ def test_every_measurement_of_the_engine_is_a_positive_number(worker: Worker) ->
     measured = [
         worker.call("prefill", prompt=prompts.ids(40)),
         worker.call("decode", prompt=prompts.ids(5), num_tokens=8),
-        worker.call("streams", prompts=prompts.batch(5, 6), num_tokens=20),
+        worker.call("streams", prompts=prompts.batch(5, 6), num_tokens=200),
         worker.call("resume", prefix=prompts.ids(64), suffix=prompts.ids(9)),
     ]
     assert all(isinstance(value, float) and value > 0 for value in measured)
