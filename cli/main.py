@@ -13,7 +13,7 @@ from types import FrameType
 
 import click
 
-COMMANDS = ("compile", "chat", "generate", "serve", "inspect")
+COMMANDS = ("compile", "chat", "generate", "serve", "inspect", "explain-cache")
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 EXIT_TERMINATED = 143  # 128 + SIGTERM
@@ -34,7 +34,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"radixlm.cli.{cmd_name}")
+        module = importlib.import_module(f"radixlm.cli.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 

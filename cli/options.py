@@ -13,6 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from radixlm.runtime import Engine, SamplingParams
+    from radixlm.runtime.engine import OpenRunner
     from radixlm.runtime.prefix_match import MatchPolicy
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,8 +28,10 @@ class EngineOptions:
     threads: int | None
     match: MatchPolicy
 
-    def open(self, artifact: Path, *, cache_ttl_s: float | None = None) -> Engine:
-        """An engine over `artifact`; `cache_ttl_s` as its own.
+    def open(
+        self, artifact: Path, *, cache_ttl_s: float | None = None, open_runner: OpenRunner | None = None
+    ) -> Engine:
+        """An engine over `artifact`; `cache_ttl_s` and `open_runner` are its own.
 
         Raises:
             ArtifactError: the artifact cannot be used.
@@ -44,6 +47,7 @@ class EngineOptions:
             num_threads=self.threads,
             match=self.match,
             cache_ttl_s=cache_ttl_s,
+            open_runner=open_runner,
         )
 
 

@@ -10,18 +10,20 @@ import collections.abc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from radixlm.tokenizer_fix import SpelledPrompt
 
 from .errors import EmptyPrompt, UnknownSequence
 from .kv_transaction import KVTransaction
 from .manifest import PAGE_SIZE
+from .match_kinds import ALIAS, EXACT, TEXT
 from .page_pool import PagePool
 from .prefix_match import MatchKind, PartialPage, PrefixMatch
 from .radix_tree import Found, RadixTree
 from .reply_alias import ReplyAliases
 from .sequence import Sequence
-from .text_walk import ALIAS, EXACT, TEXT, TextWalk
+from .text_walk import TextWalk
 from .why_not_more import MAX_IDS_SHOWN, WhyKind, WhyNotMore
 
 __all__ = ["CacheStats", "MatchKind", "PartialPage", "PrefixCache", "PrefixMatch", "WhyNotMore"]
@@ -96,20 +98,19 @@ class PrefixCache:
         kinds = bytes(found.num_tokens)
         root = self.tree.root(namespace)
         if spelled is not None and root is not None and found.num_tokens < limit:
-            walked = TextWalk(root, spelled(), num_match, lambda ids: self.aliases.find(namespace, ids)).run()
+            walked = TextWalk(root, spelled(), num_match, partial(self.aliases.find, namespace)).run()
             if any(walked.kinds):
                 num_match += len(walked.ids) - len(prompt)
                 prompt, kinds = walked.ids, walked.kinds
                 limit = min(num_match, len(prompt) - 1)
                 found = self.tree.find(namespace, prompt[:limit])
-        partial = None if found.partial_page is None else PartialPage(found.partial_page, found.num_rows)
         return PrefixMatch(
             prompt_ids=prompt,
             num_match=num_match,
             namespace=namespace,
             tokens_by_kind=_tokens_by_kind(kinds, found.num_tokens, num_known),
             pages=tuple(found.pages),
-            partial=partial,
+            partial=None if found.partial_page is None else PartialPage(found.partial_page, found.num_rows),
             why_not_more=_why_not_more(found, prompt, limit),
             version=self.tree.version,
         )

@@ -35,12 +35,13 @@ def token_at(key: Key, index: int) -> int:
     return int.from_bytes(key[index * TOKEN_BYTES : (index + 1) * TOKEN_BYTES], "big")
 
 
-def num_common_tokens(run: Key, key: Key, run_start: int = 0, key_start: int = 0) -> int:
-    """How many tokens `run[run_start:]` and `key[key_start:]` begin with alike; starts are in bytes.
+def num_common_tokens(run: Key, key: Key, run_start: int = 0, key_start: int = 0, limit: int | None = None) -> int:
+    """How many tokens `run[run_start:]` and `key[key_start:]` begin with alike; starts and limit are in bytes.
 
     Compares pieces that double in size, so that the cost follows the answer and not the run.
     """
     length = min(len(run) - run_start, len(key) - key_start)
+    length = length if limit is None else min(length, limit)
     done, step = 0, PAGE_BYTES
     while done < length:
         stop = min(done + step, length)
@@ -114,8 +115,8 @@ class Node:
                     best, most = self.children[index], common
         return best, max(most, 0)
 
-    def spelled_like(self, text: bytes, spell: Callable[[int], bytes]) -> Iterable[Node]:
-        """Children that may spell what `text` begins with; some more than once."""
+    def spelled_like(self, text: bytes, spell: Callable[[int], bytes]) -> Iterable[tuple[Node, int | None]]:
+        """Children that may spell what `text` begins with, and how much of it: see SpelledChildren."""
         if self.spelled is None:
             self.spelled = SpelledChildren(spell)
             for child in self.children:

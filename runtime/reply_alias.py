@@ -7,14 +7,14 @@ server that gave the reply knows both. Knows ids and bytes, not templates.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from .radix_node import encode_key
 
-_Key = tuple[bytes, bytes]  # namespace, digest of a prompt's ids
+_Key = tuple[bytes, int, bytes]  # namespace, number and digest of a prompt's ids
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,13 @@ class ReplyAliases:
         self._num_tokens = 0
         self._aliases: OrderedDict[_Key, tuple[ReplyAlias, ...]] = OrderedDict()
         self._used_at: dict[_Key, float] = {}
+        self._num_of_length: Counter[tuple[bytes, int]] = Counter()  # prompts of so many ids
 
     def record(self, namespace: bytes, prompt_ids: Sequence[int], alias: ReplyAlias) -> None:
         """Note that the namespace's reply to `prompt_ids` is rendered so; the oldest are forgotten."""
-        key = (namespace, _digest(prompt_ids))
+        key = (namespace, len(prompt_ids), _digest(encode_key(prompt_ids)))
         known = self._aliases.get(key, ())
+        self._num_of_length[key[:2]] += not known
         if alias not in known:
             self._aliases[key] = (*known, alias)
             self._num_tokens += len(alias.ids)
@@ -46,10 +48,12 @@ class ReplyAliases:
         while self._num_tokens > self._max_tokens:
             self._drop(next(iter(self._aliases)))
 
-    def find(self, namespace: bytes, prompt_ids: Sequence[int]) -> tuple[ReplyAlias, ...]:
-        """The aliases of the namespace's replies to exactly these ids."""
-        key = (namespace, _digest(prompt_ids)) if self._aliases else None
-        if key is None or key not in self._aliases:
+    def find(self, namespace: bytes, num_tokens: int, prompt_key: Callable[[], bytes]) -> tuple[ReplyAlias, ...]:
+        """The aliases of the namespace's replies to exactly these ids, which are asked for only if some are as many."""
+        if (namespace, num_tokens) not in self._num_of_length:
+            return ()
+        key = (namespace, num_tokens, _digest(prompt_key()))
+        if key not in self._aliases:
             return ()
         self._use(key)
         return self._aliases[key]
@@ -75,10 +79,13 @@ class ReplyAliases:
     def _drop(self, key: _Key) -> None:
         self._num_tokens -= sum(len(old.ids) for old in self._aliases.pop(key))
         del self._used_at[key]
+        self._num_of_length[key[:2]] -= 1
+        if not self._num_of_length[key[:2]]:
+            del self._num_of_length[key[:2]]
 
 
-def _digest(ids: Sequence[int]) -> bytes:
-    return blake2b(encode_key(ids), digest_size=16).digest()
+def _digest(prompt_key: bytes) -> bytes:
+    return blake2b(prompt_key, digest_size=16).digest()
 
 
 def rendered_reply(text: str, rendering: str) -> bytes | None:

@@ -20,7 +20,7 @@ class Spelled(Protocol):
 
 
 Child = TypeVar("Child", bound=Spelled)
-NEIGHBOURS = 2  # on each side, of those that go on like the text for a while only
+NEIGHBOURS = 8  # on each side, of those that go on like the text for a while only: some may be other ids of clients
 
 
 class SpelledChildren(Generic[Child]):
@@ -40,20 +40,26 @@ class SpelledChildren(Generic[Child]):
         assert self._entries[place][2] is child
         del self._entries[place]
 
-    def like(self, text: bytes) -> Iterator[Child]:
-        """Children whose whole page `text` begins with, and the neighbours of the place where `text` belongs."""
+    def like(self, text: bytes) -> Iterator[tuple[Child, int | None]]:
+        """Children that may spell what `text` begins with, the likeliest last, and how many bytes of it at most.
+
+        None of those whose whole page it begins with; the others are the nearest to where `text` belongs.
+        """
         place = self._place(text, len(self._entries))
-        for _, _, child in self._entries[max(place - NEIGHBOURS, 0) : place + NEIGHBOURS]:
-            yield child
+        near = [(child, _num_common(spelled, text)) for spelled, _, child in self._near(place)]
+        yield from sorted((entry for entry in near if entry[1]), key=lambda entry: entry[1])
         # whoever begins `text` sorts before it; from one that does not, what they have in common says who may
         while place > 0:
             spelled, _, child = self._entries[place - 1]
             common = _num_common(spelled, text)
             if common == len(spelled):
-                yield child
+                yield child, None
                 place -= 1
             else:
                 place = self._place(text[:common], place)
+
+    def _near(self, place: int) -> list[tuple[bytes, int, Child]]:
+        return self._entries[max(place - NEIGHBOURS, 0) : place + NEIGHBOURS]
 
     def _place(self, text: bytes, stop: int) -> int:
         return bisect_right(self._entries, text, 0, stop, key=lambda entry: entry[0])

@@ -3,25 +3,26 @@
 A model's own ids are often not the encoding of their text. Where a run was generated it is followed as long as it
 spells the prompt's bytes between the same special tokens; what clients wrote is followed by the prompt's own ids alone,
 but for the few tokens right before a generated run, whose encoding changed when the reply was put behind them. Knows
-nodes, bytes and ids; pages are looked up afterwards, by the ids that come out.
+nodes and aliases; a cursor knows the prompt, and pages are looked up afterwards, by the ids that come out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from radixlm.tokenizer_fix import SpelledPrompt
 
 from .manifest import PAGE_SIZE
-from .radix_node import TOKEN_BYTES, Node, encode_key, num_common_tokens, token_at
+from .match_kinds import AliasSpan, kinds_of
+from .prompt_cursor import PromptCursor, PromptText, tokens_of
+from .radix_node import TOKEN_BYTES, Node, encode_key
 from .reply_alias import ReplyAlias
 
-EXACT, TEXT, ALIAS = 0, 1, 2  # how a token was found, weaker and weaker
 FEW_CHILDREN = 8  # so many are simply tried
-MAX_PAGE_TEXT = 4096  # bytes: what a page spells is hardly more
 
-FindAliases = Callable[[Sequence[int]], Sequence[ReplyAlias]]  # of the replies to exactly these ids
+FindAliases = Callable[[int, Callable[[], bytes]], Sequence[ReplyAlias]]
+"""Of the replies to a prompt of so many tokens, whose ids are made only if there may be any."""
 
 
 @dataclass(frozen=True)
@@ -33,240 +34,169 @@ class Walked:
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """Which ids come next: `extra`, then the prompt's own from `index` on. Text up to `offset` is spelled.
+class _Place:
+    """Token `done` of a node's run, where the prompt goes on at `offset`."""
 
-    `extra` is None inside one of the prompt's tokens, where nothing is expected until it is asked for.
-    """
-
+    node: Node
+    done: int
     offset: int
-    extra: tuple[int, ...] | None
-    index: int
-    kind: int = EXACT  # of `extra`
+    spans: tuple[AliasSpan, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens from the root to here."""
+        return self.node.start * PAGE_SIZE + self.done
+
+    def key(self) -> bytes:
+        """The ids from the root to here."""
+        runs: list[bytes | bytearray] = [self.node.run[: self.done * TOKEN_BYTES]]
+        node = self.node.parent
+        while node is not None:
+            runs.append(node.run)
+            node = node.parent
+        return b"".join(reversed(runs))
 
 
 @dataclass
-class _Trail:
-    """The tokens of the walk so far, a piece for each node, and how each was found."""
-
-    before: _Trail | None
-    length_before: int
-    ids: list[int] = field(default_factory=list)
-    kinds: bytearray = field(default_factory=bytearray)
-
-    @property
-    def length(self) -> int:
-        """Tokens up to here."""
-        return self.length_before + len(self.ids)
-
-    def joined(self, length: int) -> tuple[list[int], bytes]:
-        """The first `length` ids and kinds."""
-        pieces: list[_Trail] = []
-        trail: _Trail | None = self
-        while trail is not None:
-            pieces.append(trail)
-            trail = trail.before
-        ids = [token_id for piece in reversed(pieces) for token_id in piece.ids]
-        return ids[:length], b"".join(piece.kinds for piece in reversed(pieces))[:length]
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Token `done` of a node's run, after `length` tokens of the walk."""
-
-    node: Node
-    done: int
-    trail: _Trail
-    length: int
-    plan: _Plan
-
-
-@dataclass(frozen=True)
 class _Visit:
-    """A run to follow from token `done` on.
+    """A run to follow from token `done` on; `reply` is where the generated run began that the walk is in, if any.
 
-    `stretch` is where the generated run began that the last token belongs to, if it does; `is_pending` says that the
-    last tokens are a client's, followed by what they spell, and count only if a generated one comes next.
+    It leads no further than to the offset `bound`.
     """
 
     node: Node
     done: int
-    plan: _Plan
-    trail: _Trail
-    stretch: _Place | None
-    is_pending: bool
+    cursor: PromptCursor
+    reply: _Place | None
+    spans: tuple[AliasSpan, ...]
+    bound: int | None = None
 
 
 class TextWalk:
     """One search; `run` gives the best walk.
 
     Args:
-        key_length: how many of the prompt's ids may be looked up.
+        num_match: how many of the prompt's ids may be looked up.
         find_aliases: replies that a later prompt renders as another text.
     """
 
-    def __init__(self, root: Node, prompt: SpelledPrompt, key_length: int, find_aliases: FindAliases) -> None:
-        self._root, self._prompt, self._find_aliases = root, prompt, find_aliases
-        self._ids = tuple(prompt.ids[:key_length])
-        self._key = encode_key(self._ids)
-        self._end = prompt.starts[key_length]
+    def __init__(self, root: Node, prompt: SpelledPrompt, num_match: int, find_aliases: FindAliases) -> None:
+        self._root, self._prompt, self._find_aliases = root, PromptText(prompt, num_match), find_aliases
         self._visits: list[_Visit] = []
+        self._tried: set[tuple[int, int, tuple[int, ...], int]] = set()  # places where aliases were looked for
         self._best_reach = -1
-        self._best: tuple[_Trail, int, _Plan] | None = None
+        self._best: tuple[_Place, PromptCursor] | None = None
 
     def run(self) -> Walked:
         """The walk that covers the most of the prompt's text."""
-        trail, start = _Trail(None, 0), self._canonical(0)
-        self._leave(trail, 0, start)
-        self._visit_children(self._root, start, trail, None, False)
+        start = PromptCursor(self._prompt)
+        self._leave(self._root, 0, start, ())
+        self._go_below(_Visit(self._root, 0, start, None, ()))
         while self._visits:
-            self._follow(self._visits.pop())
+            visit = self._visits.pop()
+            if visit.bound is None or visit.bound > self._best_reach:
+                self._follow(visit)
         assert self._best is not None
-        trail, length, plan = self._best
-        path, kinds = trail.joined(length)
-        extra, index = self._expected(plan)
-        ids = (*path, *extra, *self._prompt.ids[index:])
-        return Walked(ids, kinds[: len(ids) - 1])
+        place, cursor = self._best
+        path, rest = tokens_of(place.key(), 0, place.num_tokens), cursor.rest()
+        assert rest is not None
+        ids = (*path, *rest)
+        return Walked(ids, kinds_of(self._prompt.spelled, ids, place.spans)[: len(ids) - 1])
 
     def _follow(self, visit: _Visit) -> None:
-        node, done, plan, stretch, is_pending = visit.node, visit.done, visit.plan, visit.stretch, visit.is_pending
-        trail, num_tokens = visit.trail, len(node.run) // TOKEN_BYTES
-        safe = None if is_pending or not self._may_leave(plan) else (trail.length, plan)
-        safe_for_sure = safe if plan.extra is not None else None
-        while done < num_tokens:
-            count = self._num_canonical(node, done, plan)
-            if count:
-                last_of_client = node.generated[done : done + count].rfind(0)
-                ahead = last_of_client + 1
-                if last_of_client >= 0:
-                    stretch = None
-                if ahead < count:
-                    is_pending = False
-                    stretch = stretch or _Place(
-                        node, done + ahead, trail, trail.length + ahead, self._canonical(plan.index + ahead)
-                    )
-                trail.ids += self._ids[plan.index : plan.index + count]
-                trail.kinds += bytes(count)
-                done, plan = done + count, self._canonical(plan.index + count)
-            else:
-                token, is_generated = token_at(node.run, done), bool(node.generated[done])
-                step = self._step(token, plan, is_generated)
-                if step is None:
-                    break
-                next_plan, kind, is_expected = step
-                if not is_generated:
-                    stretch = None
-                elif stretch is None:
-                    stretch = _Place(node, done, trail, trail.length, plan)
-                is_pending = not is_generated and (is_pending or not is_expected)
-                trail.ids.append(token)
-                trail.kinds.append(kind)
-                done, plan = done + 1, next_plan
-            if not is_pending and self._may_leave(plan):
-                safe = (trail.length, plan)
-                safe_for_sure = safe if plan.extra is not None else safe_for_sure
-        if safe is not None and safe[1].extra is None and self._prompt.tail(safe[1].offset) is None:
-            safe = safe_for_sure
-        if safe is not None:
-            self._leave(trail, *safe)
-        if done == num_tokens:
-            self._visit_children(node, plan, trail, stretch, is_pending)
-        elif plan.kind != ALIAS:
-            if stretch is None and node.generated[done]:
-                stretch = _Place(node, done, trail, trail.length, plan)
-            if stretch is not None:
-                self._visit_aliases(stretch)
+        """Go along a run as far as it goes, then to what is below, or back to where the reply began."""
+        node, cursor = visit.node, visit.cursor
+        num_tokens, safe, sure = node.num_tokens, None, None
+        while True:
+            if cursor.may_leave:
+                safe = (visit.done, cursor.copy())
+                sure = safe if cursor.is_sure else sure
+            if visit.done == num_tokens:
+                break
+            is_generated = node.generated[visit.done]
+            if not is_generated:
+                visit.reply = None
+            elif visit.reply is None:
+                visit.reply = _Place(node, visit.done, cursor.offset, visit.spans)
+            change = node.generated.find(1 - is_generated, visit.done)
+            count = cursor.step(node.run, visit.done, num_tokens if change < 0 else change, bool(is_generated))
+            if not count:
+                break
+            visit.done += count
+        for left in (safe, sure):
+            if left is not None and self._leave(node, *left, visit.spans):
+                break
+        if visit.done == num_tokens:
+            self._go_below(visit)
+        elif visit.reply is not None and not cursor.is_alias:
+            self._try_aliases(visit.reply)
 
-    def _num_canonical(self, node: Node, done: int, plan: _Plan) -> int:
-        """How many tokens of the run are the prompt's own."""
-        if plan.extra != ():
-            return 0
-        return num_common_tokens(node.run, self._key, done * TOKEN_BYTES, plan.index * TOKEN_BYTES)
+    def _leave(self, node: Node, done: int, cursor: PromptCursor, spans: tuple[AliasSpan, ...]) -> bool:
+        """End a walk here, if it is the best so far; whether the prompt can be gone on with."""
+        if cursor.offset > self._best_reach:
+            if cursor.rest(0) is None:
+                return False
+            self._best_reach, self._best = cursor.offset, (_Place(node, done, cursor.offset, spans), cursor)
+        return True
 
-    def _step(self, token: int, plan: _Plan, is_generated: bool) -> tuple[_Plan, int, bool] | None:
-        """After `token`: the plan, how it was found, whether it was expected; None if the text goes on otherwise."""
-        if plan.kind == ALIAS:
-            assert plan.extra
-            return (
-                (self._after(plan, plan.extra, plan.index, plan.offset), ALIAS, True)
-                if token == plan.extra[0]
-                else None
-            )
-        if is_generated and (spelled := self._spelled(token, plan.offset)) is not None:
-            return spelled, TEXT, False
-        extra, index = self._expected(plan)
-        if extra and token == extra[0]:
-            offset = plan.offset + len(self._prompt.spell(token))
-            return self._after(plan, extra, index, offset), TEXT, True
-        if not extra and index < len(self._ids) and token == self._ids[index]:
-            return self._canonical(index + 1), EXACT, True
-        if not is_generated and (spelled := self._spelled(token, plan.offset)) is not None:
-            return spelled, TEXT, False
-        return None
+    def _go_below(self, visit: _Visit) -> None:
+        node, cursor = visit.node, visit.cursor
+        if len(node.children) > FEW_CHILDREN:
+            if visit.reply is not None and not cursor.is_alias:
+                self._try_aliases(visit.reply)
+            self._try_aliases_below(visit)
+        self._visit_children(node, cursor, visit.reply, visit.spans)
 
-    def _after(self, plan: _Plan, extra: tuple[int, ...], index: int, offset: int) -> _Plan:
-        return _Plan(offset, extra[1:], index, plan.kind) if extra[1:] else self._canonical(index)
+    def _visit_children(
+        self, node: Node, cursor: PromptCursor, reply: _Place | None, spans: tuple[AliasSpan, ...]
+    ) -> None:
+        """Follow those that may go on as the prompt does, the likeliest first."""
+        children: Iterable[tuple[Node, int | None]] = ((child, None) for child in node.children)
+        if len(node.children) > FEW_CHILDREN:
+            children = self._likely_children(node, cursor)
+        for child, most in children:
+            bound = None if most is None else cursor.offset + most
+            self._visits.append(_Visit(child, 0, cursor.copy(), reply, spans, bound))
 
-    def _spelled(self, token: int, offset: int) -> _Plan | None:
-        """The plan after a token that spells what comes next; None if it does not."""
-        if self._prompt.is_special(token):
-            return None
-        spelled = self._prompt.spell(token)
-        after = offset + len(spelled)
-        if not spelled or after > self._end or not self._prompt.text.startswith(spelled, offset):
-            return None
-        index = self._prompt.canonical_index(after)
-        return _Plan(after, None if index is None else (), index or 0)
-
-    def _expected(self, plan: _Plan) -> tuple[tuple[int, ...], int]:
-        """The ids that come next, then the prompt's own from an index on; none where no ids spell the rest."""
-        if plan.extra is not None:
-            return plan.extra, plan.index
-        tail = self._prompt.tail(plan.offset) if self._prompt.is_character_boundary(plan.offset) else None
-        return tail or ((), len(self._ids))
-
-    def _canonical(self, index: int) -> _Plan:
-        return _Plan(self._prompt.starts[index], (), index)
-
-    def _may_leave(self, plan: _Plan) -> bool:
-        return plan.extra is not None or self._prompt.is_character_boundary(plan.offset)
-
-    def _leave(self, trail: _Trail, length: int, plan: _Plan) -> None:
-        """End a walk here, if it is the best so far."""
-        reach = plan.offset
-        if plan.kind == ALIAS and plan.extra:  # what is not there yet does not count
-            reach -= sum(len(self._prompt.spell(token_id)) for token_id in plan.extra)
-        if reach > self._best_reach:
-            self._best_reach, self._best = reach, (trail, length, plan)
-
-    def _visit_children(self, node: Node, plan: _Plan, trail: _Trail, stretch: _Place | None, is_pending: bool) -> None:
-        for child in self._candidates(node, plan):
-            self._visits.append(_Visit(child, 0, plan, _Trail(trail, trail.length), stretch, is_pending))
-
-    def _candidates(self, node: Node, plan: _Plan) -> Sequence[Node]:
-        """Children that may go on as the prompt does, the likeliest last; a few more do no harm."""
-        if len(node.children) <= FEW_CHILDREN:
-            return node.children
-        candidates = {child.node_id: child for child in self._spelled_children(node, plan.offset)}
-        extra, index = self._expected(plan)
-        expected, common = node.nearest(encode_key((extra + self._ids[index : index + PAGE_SIZE])[:PAGE_SIZE]), 0)
+    def _likely_children(self, node: Node, cursor: PromptCursor) -> Iterable[tuple[Node, int | None]]:
+        """Of many children those that may go on as the prompt does, the likeliest last, and for how many bytes."""
+        likely = dict(node.spelled_like(cursor.next_text(), self._prompt.spelled.spell))
+        expected, common = node.nearest(cursor.next_page(), 0)
         if expected is not None and common:
-            candidates.pop(expected.node_id, None)
-            candidates[expected.node_id] = expected
-        return list(candidates.values())
+            likely.pop(expected, None)
+            likely[expected] = None
+        return likely.items()
 
-    def _spelled_children(self, node: Node, offset: int) -> Iterable[Node]:
-        return node.spelled_like(self._prompt.text[offset : offset + MAX_PAGE_TEXT], self._prompt.spell)
+    def _try_aliases(self, reply: _Place) -> None:
+        """Go back to where a reply began that the walk cannot follow, and take it for what it is rendered as."""
+        node = reply.node
+        if node.parent is None or reply.done >= PAGE_SIZE:
+            self._expect_aliases(reply, (), reply.offset)
+        else:  # siblings begin with the same rows: which of them goes on with the alias, its ids say
+            above = _Place(node.parent, node.parent.num_tokens, reply.offset, reply.spans)
+            self._expect_aliases(above, node.tokens(0, reply.done), reply.offset)
 
-    def _visit_aliases(self, stretch: _Place) -> None:
-        """Go back to where the reply began that the walk cannot follow, and take it for what it is rendered as."""
-        path, kinds = stretch.trail.joined(stretch.length)
-        for alias in self._find_aliases(path):
-            offset = stretch.plan.offset + len(alias.rendered)
-            if not self._prompt.text.startswith(alias.rendered, stretch.plan.offset) or offset > self._end:
+    def _try_aliases_below(self, visit: _Visit) -> None:
+        """The same where too many children begin with a reply, or with a prompt's last tokens, to go to each."""
+        above = _Place(visit.node, visit.done, visit.cursor.offset, visit.spans)
+        for before, offset in visit.cursor.next_places():
+            self._expect_aliases(above, before, offset)
+
+    def _expect_aliases(self, above: _Place, before: tuple[int, ...], offset: int) -> None:
+        """Visit what is at a place, or below it, for the ids `before` and then a reply that is rendered at `offset`."""
+        length = above.num_tokens + len(before)
+        tried = (length, above.node.node_id, before, offset)
+        if tried in self._tried:
+            return
+        self._tried.add(tried)
+        for alias in self._find_aliases(length, lambda: above.key() + encode_key(before)):
+            end = offset + len(alias.rendered)
+            if end > self._prompt.end or not self._prompt.spelled.text.startswith(alias.rendered, offset):
                 continue
-            if (tail := self._prompt.tail(offset)) is not None:
-                extra, index = tail
-                plan = _Plan(offset, (*alias.ids, *extra), index, ALIAS)
-                trail = _Trail(None, 0, path.copy(), bytearray(kinds))
-                self._visits.append(_Visit(stretch.node, stretch.done, plan, trail, None, False))
+            if self._prompt.tail(end) is not None:
+                cursor = PromptCursor(self._prompt, end, alias=alias.ids, before=before)
+                spans = (*above.spans, AliasSpan(length, length + len(alias.ids), end))
+                if above.done == above.node.num_tokens:
+                    self._visit_children(above.node, cursor, None, spans)
+                else:
+                    self._visits.append(_Visit(above.node, above.done, cursor, None, spans))

@@ -100,8 +100,8 @@ def _begin_with_the_same_text(
 
 
 def _text(ids: Sequence[int], spell: Callable[[int], bytes]) -> str:
-    """What ids spell; a character that is cut is U+FFFD."""
-    return b"".join(map(spell, ids)).decode(errors="replace")
+    """What ids spell; bytes that are no character are written as `\\xff`, for texts that differ must look so."""
+    return b"".join(map(spell, ids)).decode(errors="backslashreplace")
 
 
 def _shown(ids: tuple[int, ...], text: str | None) -> str:

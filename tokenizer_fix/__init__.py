@@ -6,7 +6,7 @@ from .appended_suffix import PreparedPrompt
 from .errors import InvalidProfile, InvalidText, InvalidTokenId, InvalidTokenizer, TokenizerError
 from .probe import profile_tokenizer
 from .profile import AddedToken, TokenizerProfile
-from .spelled_prompt import SpelledPrompt
+from .spelled_prompt import SpelledPrompt, is_mark
 from .stream_decoder import StreamDecoder
 from .tokenizer import Tokenizer
 
@@ -22,5 +22,6 @@ __all__ = [
     "Tokenizer",
     "TokenizerError",
     "TokenizerProfile",
+    "is_mark",
     "profile_tokenizer",
 ]

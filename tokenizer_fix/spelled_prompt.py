@@ -7,56 +7,52 @@ caches; a tokenizer makes it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from .seam_encoder import is_cut
 
-_MARK = b"\xff"  # begins what stands for a special token; no UTF-8 has it, and ids are compared besides
+MARK = 0xFF  # begins what stands for a token that is no text; no UTF-8 has this byte
+
+Spell = Callable[[int], bytes]
+"""The bytes of a token; `special_mark` for special ones, and for those that spell nothing or the byte MARK."""
 
 
 def special_mark(token_id: int) -> bytes:
     """What a special token spells here: five bytes that no text has."""
-    return _MARK + token_id.to_bytes(4, "big")
+    return bytes([MARK]) + token_id.to_bytes(4, "big")
+
+
+def is_mark(spelled: bytes) -> bool:
+    """Whether a token that spells this is no text, and stands for its own id alone."""
+    return spelled[0] == MARK
 
 
 class SpelledPrompt:
     """The encoding of a prompt, as bytes.
 
-    `text[starts[i]:starts[i + 1]]` is what `ids[i]` spells; special tokens are spelled as `special_mark`. An offset
-    into `text` that begins one of `ids` is canonical: there the prompt goes on as it was encoded.
+    `text[starts[i]:starts[i + 1]]` is what `ids[i]` spells. An offset into `text` that begins one of `ids` is
+    canonical: there the prompt goes on as it was encoded. Between marks the text is one section.
     """
 
     def __init__(
-        self,
-        ids: Sequence[int],
-        spell: Callable[[int], bytes],
-        special_ids: Container[int],
-        encode_inside: Callable[[str], list[int]],
-        *,
-        has_cuts: bool = False,
+        self, ids: Sequence[int], spell: Spell, encode_inside: Callable[[str], list[int]], *, has_cuts: bool = False
     ) -> None:
         """Spell `ids`.
 
         Args:
-            spell: the bytes of a token, `special_mark` for special ones.
             encode_inside: the ids of a text that goes on inside a section: nothing is put before it.
             has_cuts: whether the tokenizer joins nothing over the places that `is_cut` names: then what is behind
                 one stays as it was encoded, whatever changes before it.
         """
         self.ids = ids
         self.spell = spell
-        self._special_ids = special_ids
         self._encode_inside = encode_inside
-        pieces = [spell(token_id) for token_id in ids]
+        pieces = list(map(spell, ids))
         self.text = b"".join(pieces)
-        self.starts = [0, *accumulate(map(len, pieces))]
+        self.starts = list(accumulate(map(len, pieces), initial=0))
         self._has_cuts = has_cuts
         self._tails: dict[int, tuple[tuple[int, ...], int] | None] = {}
-
-    def is_special(self, token_id: int) -> bool:
-        """Whether a token is control and no text."""
-        return token_id in self._special_ids
 
     def canonical_index(self, offset: int) -> int | None:
         """Which of `ids` begins at `offset` (`len(ids)` at the end); None inside a token."""
@@ -90,11 +86,11 @@ class SpelledPrompt:
         return (ids, after) if b"".join(map(self.spell, ids)) == rest else None
 
     def _next_cut(self, offset: int) -> int:
-        """The first of `ids` after `offset` that stays, whatever is before it: a special one, or behind a cut."""
+        """The first of `ids` after `offset` that stays, whatever is before it: no text, or behind a cut."""
         index = bisect_left(self.starts, offset)
-        while index < len(self.ids) and self.ids[index] not in self._special_ids:
+        while index < len(self.ids):
             start = self.starts[index]
-            if self._has_cuts and start > offset and is_cut(self.text, start):
+            if self.text[start] == MARK or (self._has_cuts and start > offset and is_cut(self.text, start)):
                 break
             index += 1
         return index

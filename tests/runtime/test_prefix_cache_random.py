@@ -1,7 +1,4 @@
-"""Random lives of sequences over a small pool, against plain lists of tokens.
-
-A store that knows what each row holds shows any wrong reuse.
-"""
+"""Random lives of sequences over a small pool, against plain lists of tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from radixlm.runtime.batch import PageCopy
 from radixlm.runtime.errors import (
     AppendLengthError,
     ForkLengthError,
@@ -19,10 +15,11 @@ from radixlm.runtime.errors import (
     PopLengthError,
     UnknownSequence,
 )
-from radixlm.runtime.kv_transaction import Reservation
 from radixlm.runtime.page_pool import PagePool
 from radixlm.runtime.prefix_cache import PrefixCache
 from radixlm.runtime.sequence import Sequence
+
+from .fake_pages import FakePages
 
 CONTEXT_LENGTH = 100
 TOKENS = st.integers(0, 2)
@@ -30,30 +27,6 @@ NAMESPACES = st.sampled_from([b"", b"", b"", b"a"])
 RUNS = st.lists(st.tuples(TOKENS, st.integers(1, 20)), min_size=1, max_size=4).map(
     lambda runs: [token for token, length in runs for _ in range(length)]
 )
-
-
-class FakePages:
-    """Each row holds the hash of all tokens up to its own, as the KV of a token depends on them all."""
-
-    def __init__(self) -> None:
-        self.rows: dict[tuple[int, int], int] = {}
-
-    def copy(self, copies: list[PageCopy]) -> None:
-        for copy in copies:
-            for row in range(copy.num_rows):
-                self.rows[copy.dst_page, row] = self.rows[copy.src_page, row]
-
-    def forward(self, reservation: Reservation) -> None:
-        tokens = list(reservation.sequence.token_ids)
-        positions = range(reservation.start, reservation.stop)
-        for position, slot in zip(positions, reservation.slots, strict=True):
-            prefix = (reservation.sequence.namespace, *tokens[: position + 1])
-            self.rows[divmod(slot, 16)] = hash(prefix)
-
-    def check(self, namespace: bytes, tokens: list[int], page_ids: list[int]) -> None:
-        for position in range(len(tokens)):
-            row = self.rows[page_ids[position // 16], position % 16]
-            assert row == hash((namespace, *tokens[: position + 1])), f"row {position} is another's"
 
 
 def num_common(ours: list[int], theirs: list[int]) -> int:

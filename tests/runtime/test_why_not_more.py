@@ -39,10 +39,10 @@ def test_a_difference_that_is_none_in_the_text_is_called_so(
     assert spelled("differs", cached, wanted, is_generated=False).kind == as_client
 
 
-def test_texts_stand_beside_the_ids_and_half_a_character_is_marked() -> None:
+def test_texts_stand_beside_the_ids_and_half_a_character_is_shown_as_bytes() -> None:
     why = spelled("differs", (3, 7), (7, 8))
-    assert (why.cached_text, why.wanted_text) == ("Han\ufffd", "汉")
-    assert str(why) == "at token 40 the cache has [3, 7] 'Han\ufffd', the prompt [7, 8] '汉'"
+    assert (why.cached_text, why.wanted_text) == (r"Han\xe6\xb1", "汉")
+    assert str(why) == r"at token 40 the cache has [3, 7] 'Han\\xe6\\xb1', the prompt [7, 8] '汉'"
 
 
 @pytest.mark.parametrize("kind", ["differs", "retokenized", "not_generated", "evicted", "unseen", "namespace"])

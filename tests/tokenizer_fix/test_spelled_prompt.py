@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from radixlm.tokenizer_fix import Tokenizer
-from radixlm.tokenizer_fix.spelled_prompt import SpelledPrompt, special_mark
+from radixlm.tokenizer_fix.spelled_prompt import MARK, SpelledPrompt, is_mark, special_mark
 
 LoadTokenizer = Callable[[str], Tokenizer]
 
@@ -62,9 +62,9 @@ def test_each_token_is_spelled_at_its_place(tokenizer: Tokenizer, data: st.DataO
     assert spelled.starts[0] == 0 and spelled.starts[-1] == len(spelled.text) and len(spelled.starts) == len(ids) + 1
     for index, token_id in enumerate(ids):
         piece = spelled.text[spelled.starts[index] : spelled.starts[index + 1]]
-        is_special = token_id in tokenizer.profile.special_ids
-        assert spelled.is_special(token_id) == is_special
-        assert piece == (special_mark(token_id) if is_special else tokenizer.token_bytes(token_id))
+        is_text = token_id not in tokenizer.profile.special_ids and MARK not in tokenizer.token_bytes(token_id)
+        assert is_mark(piece) != is_text
+        assert piece == (tokenizer.token_bytes(token_id) if is_text else special_mark(token_id))
 
 
 @SETTINGS
@@ -81,7 +81,7 @@ def test_from_every_character_on_the_tail_spells_the_rest_of_the_prompt(
     rest = [*extra, *ids[index:]]
     assert tokenizer.spelled(rest).text == spelled.text[offset:]
     later = [token_id for token_id, start in zip(ids, spelled.starts, strict=False) if start >= offset]
-    assert list(filter(spelled.is_special, rest)) == list(filter(spelled.is_special, later))
+    assert [one for one in rest if is_mark(spelled.spell(one))] == [one for one in later if is_mark(spelled.spell(one))]
     if spelled.canonical_index(offset) is not None:
         assert not extra and index == spelled.canonical_index(offset)
 
@@ -91,7 +91,7 @@ def test_from_every_character_on_the_tail_spells_the_rest_of_the_prompt(
 def test_a_tail_up_to_a_cut_goes_on_as_the_whole_section_would(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = tokenizer.encode("So it is, " + data.draw(TEXTS) + PROSE + data.draw(TEXTS) + PROSE)
     up_to_a_cut = tokenizer.spelled(ids)
-    all_of_it = SpelledPrompt(ids, tokenizer.token_bytes, tokenizer.profile.special_ids, tokenizer.encode_inside)
+    all_of_it = SpelledPrompt(ids, up_to_a_cut.spell, tokenizer.encode_inside)
     offset = data.draw(st.integers(0, len(up_to_a_cut.text)))
     if not is_character(tokenizer, up_to_a_cut, offset) or up_to_a_cut.canonical_index(offset) is not None:
         return
@@ -111,9 +111,9 @@ def test_a_tail_is_short(tokenizer: Tokenizer) -> None:
 
 def test_where_no_ids_spell_the_rest_there_is_no_tail() -> None:
     words = {1: b"ab", 2: "éé".encode(), 3: b"\xe9"}
-    spelled = SpelledPrompt([1, 2], words.__getitem__, (), lambda text: [1] * (text == "ab"))
+    spelled = SpelledPrompt([1, 2], words.__getitem__, lambda text: [1] * (text == "ab"))
     assert spelled.tail(1) is None and spelled.tail(4) is None and spelled.tail(2) == ((), 1)
-    assert SpelledPrompt([1, 3], words.__getitem__, (), lambda text: [1]).tail(1) is None
+    assert SpelledPrompt([1, 3], words.__getitem__, lambda text: [1]).tail(1) is None
 
 
 @SETTINGS
@@ -147,10 +147,20 @@ def test_llama2_puts_no_space_inside_a_section(
 def is_character(tokenizer: Tokenizer, spelled: SpelledPrompt, offset: int) -> bool:
     """Whether `offset` begins a character, and is not inside of a special token's mark."""
     spans = zip(spelled.ids, pairwise(spelled.starts), strict=True)
-    inside = any(start < offset < stop for token_id, (start, stop) in spans if spelled.is_special(token_id))
+    inside = any(start < offset < stop for token_id, (start, stop) in spans if is_mark(spelled.spell(token_id)))
     return not inside and spelled.is_character_boundary(offset)
 
 
 def _knows(tokenizer: Tokenizer, text: str) -> bool:
     """Whether encoding and decoding gives the text back."""
     return tokenizer.decode(tokenizer.encode(text)).strip() == text.strip()
+
+
+def test_tokens_that_are_no_text_stand_for_their_own_ids_alone(load_tokenizer: LoadTokenizer) -> None:
+    """The byte FF is in no text: a reply that spells one special token's mark byte by byte is not that token."""
+    tokenizer = load_tokenizer("tiny_spm")
+    byte_ids = {tokenizer.token_bytes(token_id): token_id for token_id in range(tokenizer.vocab_size)}
+    (end,) = (token.id for token in tokenizer.profile.added_tokens if token.text == "</s>")
+    forged = [byte_ids[bytes([byte])] for byte in special_mark(end)]
+    assert tokenizer.spelled(forged).text != tokenizer.spelled([end]).text
+    assert tokenizer.spelled(forged).text.startswith(special_mark(forged[0]))

@@ -1,0 +1,69 @@
+"""`radixlm explain-cache`: turn by turn, what of a prompt came from the cache, and why not more."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import EngineOptions, engine_options
+
+if TYPE_CHECKING:
+    from .playback import Played
+
+
+@click.command("explain-cache")
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option(
+    "--turns",
+    "file",
+    type=click.Path(path_type=Path, allow_dash=True),
+    required=True,
+    metavar="FILE.json",
+    help="The turns; - is standard input.",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="Most tokens of a reply that the model generates.",
+)
+@click.option("--no-generate", is_flag=True, help="Run no model: replies that FILE lacks are empty.")
+@click.option("--json", "as_json", is_flag=True, help="Print the turns as JSON.")
+@engine_options
+def command(artifact: Path, file: Path, max_tokens: int, no_generate: bool, as_json: bool, **options: Any) -> None:
+    """Say, turn by turn, what was reused of each prompt and why not more.
+
+    FILE is a conversation, a list of messages; or a list of the requests' bodies as a server got them, with
+    cache_match, cache_salt and the like. Replies that it has are taken as what the model said, in the usual ids of
+    their text, or in those that the message has as token_ids. Those that it lacks are generated.
+
+    \b
+    radixlm explain-cache smollm2.radixlm --turns conversation.json
+    radixlm explain-cache smollm2.radixlm --turns conversation.json --match exact --no-generate
+    """
+    import msgspec
+
+    from .playback import Playback
+    from .turns import read_turns
+
+    turns = read_turns(sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes())
+    explained = []
+    with Playback(artifact, EngineOptions(**options), max_tokens=max_tokens, generates=not no_generate) as playback:
+        for number, turn in enumerate(turns, 1):
+            played = playback.play(turn)
+            explained.append({"turn": number, "message": str(played.why_not_more), **msgspec.to_builtins(played)})
+            if not as_json:
+                _show(number, played)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(explained)))
+
+
+def _show(number: int, played: Played) -> None:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in played.tokens_by_kind.items())
+    cached = f"{played.num_cached_tokens} from the cache ({kinds})" if kinds else "none from the cache"
+    click.echo(f"turn {number}: {played.num_prompt_tokens} prompt tokens, {cached}")
+    click.secho(f"  {played.why_not_more}", dim=True)

@@ -1,0 +1,123 @@
+"""Go through turns on an engine whose replies are known, and see what the cache had of each prompt.
+
+Knows turns and the engine; what is printed is `explain_cache.py`'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from .options import EngineOptions
+from .turns import Reply, Turn
+
+if TYPE_CHECKING:
+    from radixlm.runtime import Completion, SamplingParams
+    from radixlm.runtime.artifact import Artifact
+    from radixlm.runtime.engine import Runner
+    from radixlm.runtime.server.protocol import ChatRequest, CompletionRequest
+    from radixlm.runtime.why_not_more import WhyNotMore
+
+
+@dataclasses.dataclass(frozen=True)
+class Played:
+    """What was reused in a turn."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    tokens_by_kind: Mapping[str, int]
+    why_not_more: WhyNotMore
+
+
+class Playback:
+    """One engine for all turns; a context manager.
+
+    Args:
+        max_tokens: of a reply that the model generates.
+        generates: whether there is a model; without one the replies that turns lack are empty.
+
+    Raises:
+        ArtifactError: the artifact cannot be used.
+    """
+
+    def __init__(self, artifact: Path, options: EngineOptions, *, max_tokens: int, generates: bool) -> None:
+        self._max_tokens, self._generates = max_tokens, generates
+        self._replies: list[str] = []
+        self._engine = options.open(artifact, open_runner=self._open_runner)
+        eos_ids = self._engine.manifest.tokenizer.eos_token_ids
+        self._end = eos_ids[:1] or (0,)
+
+    def play(self, turn: Turn) -> Played:
+        """Ask the turn's request, and have the model say what it is known to have said.
+
+        Raises:
+            ValueError: the request is refused, or the reply has ids that the model does not.
+        """
+        from radixlm.runtime.cache_namespace import CacheScope
+
+        request = turn.request(self._replies)
+        namespace = self._engine.namespaces.of(
+            CacheScope(cache_salt=request.cache_salt, prompt_cache_key=request.prompt_cache_key)
+        )
+        completion = self._ask(request, self._params(request, turn.reply), namespace)
+        self._runner.script.clear()
+        self._replies.append(completion.text)
+        why = completion.cache_match.why_not_more
+        assert why is not None, "it was admitted"
+        if why.kind != "complete":
+            elsewhere = self._engine.num_cached_elsewhere(completion.prompt_token_ids, namespace)
+            why = dataclasses.replace(why, kind="namespace") if elsewhere > why.position else why
+        usage = completion.usage
+        return Played(usage.prompt_tokens, usage.cached_tokens, usage.tokens_by_kind, why)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._engine.close()
+
+    def _open_runner(self, artifact: Artifact, num_pages: int, num_threads: int | None) -> Runner:
+        from radixlm.runtime.scripted_runner import ScriptedRunner
+
+        model: Runner | None = None
+        if self._generates:
+            from radixlm.runtime.model_runner import ModelRunner
+
+            model = ModelRunner(artifact, num_pages=num_pages, num_threads=num_threads)
+        self._runner = ScriptedRunner(artifact.manifest.model.vocab_size, model)
+        return self._runner
+
+    def _ask(self, request: ChatRequest | CompletionRequest, params: SamplingParams, namespace: bytes) -> Completion:
+        from radixlm.runtime.server.protocol import ChatRequest
+
+        match = request.cache_match
+        if isinstance(request, ChatRequest):
+            messages = [message.to_template() for message in request.messages]
+            return self._engine.chat(messages, params, namespace=namespace, cache_match=match)
+        return self._engine.generate(request.one_prompt, params, namespace=namespace, cache_match=match)
+
+    def _params(self, request: ChatRequest | CompletionRequest, reply: Reply | None) -> SamplingParams:
+        """As the request wishes; for a known reply, what lets the script through."""
+        defaults = dataclasses.replace(self._engine.default_params, temperature=0.0, max_tokens=self._max_tokens)
+        if reply is None and self._generates:
+            return request.sampling_params(defaults)
+        ids = self._ids(request, reply) or self._end
+        self._runner.script.extend(ids)
+        return dataclasses.replace(defaults, max_tokens=len(ids), repetition_penalty=1.0)
+
+    def _ids(self, request: ChatRequest | CompletionRequest, reply: Reply | None) -> tuple[int, ...]:
+        tokenizer = self._engine.tokenizer
+        if isinstance(reply, tuple):
+            wrong = [token_id for token_id in reply if not 0 <= token_id < tokenizer.vocab_size]
+            if wrong:
+                raise ValueError(f"a reply has token id {wrong[0]}; the vocabulary is 0 to {tokenizer.vocab_size - 1}")
+            return reply
+        text = reply or ""
+        is_chat = hasattr(request, "messages")
+        ids = tokenizer.encode(text, add_bos=False) if is_chat else tokenizer.encode_inside(text)
+        return (*ids, *self._end)
