@@ -7,7 +7,6 @@ import gzip
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +22,10 @@ from radixlm.runtime.errors import (
     InvalidParameter,
     InvalidRequest,
 )
-from radixlm.runtime.manifest import (
-    FORMAT_VERSION,
-    KVLayout,
-    Manifest,
-    ModelConfig,
-    ModuleInfo,
-    QuantizationInfo,
-    SamplingDefaults,
-    SourceInfo,
-    TargetInfo,
-    TokenizerInfo,
-)
+from radixlm.runtime.manifest import SamplingDefaults
 from radixlm.runtime.sampling_params import SamplingParams
-from radixlm.tokenizer_fix import profile_tokenizer
 
+from .fake_artifact import FakeArtifact, fake_artifact
 from .fake_model import FakeModel, alone
 
 TOKENIZER = Path(__file__).resolve().parent.parent / "data" / "tokenizers" / "smollm2.json.gz"
@@ -50,58 +38,17 @@ TEMPLATE = (
 MESSAGES = [{"role": "user", "content": "Tell me about radix trees, please."}]
 
 
-@dataclass(frozen=True)
-class FakeArtifact:
-    """As `Artifact`, without files."""
-
-    manifest: Manifest
-    tokenizer_json: str
-    chat_template: str | None = TEMPLATE
-    path: Path = Path("fake.radixlm")
-
-
 @pytest.fixture(scope="module")
 def artifact() -> FakeArtifact:
     tokenizer_json = gzip.decompress(TOKENIZER.read_bytes()).decode()
-    manifest = Manifest(
-        format_version=FORMAT_VERSION,
-        name="fake",
-        model=ModelConfig(
-            architecture="llama",
-            vocab_size=VOCAB_SIZE,
-            hidden_size=4,
-            intermediate_size=4,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-            head_dim=4,
-            rms_norm_eps=1e-5,
-            rope_theta=1e4,
-            max_position_embeddings=256,
-        ),
-        context_length=256,
-        quantization=QuantizationInfo(mode="f32", kinds={}),
-        kv=KVLayout(dtype="f32", page_size=16, num_layers=1, num_kv_heads=1, head_dim=4),
-        target=TargetInfo(name="native", triple="x86_64-linux-gnu", mcpu="x86-64", features=()),
-        module=ModuleInfo(
-            entry_points=(),
-            max_num_tokens=64,
-            max_num_logits=16,
-            workspace_bytes=0,
-            top_logits_scratch=1,
-            weights_bytes=0,
-        ),
-        tokenizer=TokenizerInfo(
-            bos_token_id=1,
-            eos_token_ids=(END_OF_TURN,),
-            add_bos_token=False,
-            profile=profile_tokenizer(tokenizer_json).to_dict(),
-        ),
+    return fake_artifact(
+        tokenizer_json,
+        TEMPLATE,
+        vocab_size=VOCAB_SIZE,
+        bos_token_id=1,
+        eos_token_id=END_OF_TURN,
         sampling=SamplingDefaults(temperature=0.2, top_p=0.9),
-        source=SourceInfo(format="gguf", name="fake", fingerprint="0" * 64),
-        files={},
     )
-    return FakeArtifact(manifest, tokenizer_json)
 
 
 def open_engine(artifact: Any, **options: Any) -> Engine:
@@ -309,7 +256,7 @@ def test_small_kv_cache_shortens_the_context(artifact: FakeArtifact) -> None:
 
 def test_broken_tokenizer_is_a_corrupt_artifact(artifact: FakeArtifact) -> None:
     with pytest.raises(CorruptArtifact, match=r"fake\.radixlm"):
-        open_engine(FakeArtifact(artifact.manifest, "{}"))
+        open_engine(FakeArtifact(artifact.manifest, "{}", TEMPLATE))
 
 
 def test_closing_cancels_what_runs_and_frees_the_model(artifact: FakeArtifact) -> None:

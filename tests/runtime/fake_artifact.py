@@ -1,0 +1,83 @@
+"""An artifact without files: a real tokenizer, a template, and the dimensions of no model in particular."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from radixlm.runtime.manifest import (
+    FORMAT_VERSION,
+    KVLayout,
+    Manifest,
+    ModelConfig,
+    ModuleInfo,
+    QuantizationInfo,
+    SamplingDefaults,
+    SourceInfo,
+    TargetInfo,
+    TokenizerInfo,
+)
+from radixlm.tokenizer_fix import profile_tokenizer
+
+
+@dataclass(frozen=True)
+class FakeArtifact:
+    """As `Artifact`, without files."""
+
+    manifest: Manifest
+    tokenizer_json: str
+    chat_template: str | None
+    path: Path = Path("fake.radixlm")
+
+
+def fake_artifact(
+    tokenizer_json: str,
+    chat_template: str | None,
+    *,
+    vocab_size: int,
+    bos_token_id: int,
+    eos_token_id: int,
+    add_bos_token: bool = False,
+    context_length: int = 256,
+    sampling: SamplingDefaults | None = None,
+) -> FakeArtifact:
+    """The artifact of a model that has this tokenizer."""
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        name="fake",
+        model=ModelConfig(
+            architecture="llama",
+            vocab_size=vocab_size,
+            hidden_size=4,
+            intermediate_size=4,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            head_dim=4,
+            rms_norm_eps=1e-5,
+            rope_theta=1e4,
+            max_position_embeddings=context_length,
+        ),
+        context_length=context_length,
+        quantization=QuantizationInfo(mode="f32", kinds={}),
+        kv=KVLayout(dtype="f32", page_size=16, num_layers=1, num_kv_heads=1, head_dim=4),
+        target=TargetInfo(name="native", triple="x86_64-linux-gnu", mcpu="x86-64", features=()),
+        module=ModuleInfo(
+            entry_points=(),
+            max_num_tokens=64,
+            max_num_logits=16,
+            workspace_bytes=0,
+            top_logits_scratch=1,
+            weights_bytes=0,
+        ),
+        tokenizer=TokenizerInfo(
+            bos_token_id=bos_token_id,
+            eos_token_ids=(eos_token_id,),
+            add_bos_token=add_bos_token,
+            profile=profile_tokenizer(tokenizer_json).to_dict(),
+        ),
+        sampling=sampling or SamplingDefaults(),
+        source=SourceInfo(format="gguf", name="fake", fingerprint="0" * 64),
+        files={},
+    )
+    return FakeArtifact(manifest, tokenizer_json, chat_template)
