@@ -1,4 +1,4 @@
-"""mlc-llm #2897: Llama-2's prompts end in 29871 ('▁'), which is gone from the next turn's: replies were prefilled again.
+"""mlc-llm #2897: Llama-2's prompts end in 29871 ('▁'), gone from the next turn's: replies were prefilled again.
 Ours reuses prompt and reply whole, the suffix kept or stripped, whether the reply begins with '▁X' or with 'X'.
 """
 

@@ -1,11 +1,13 @@
 """For each dimension of a namespace: the same reuses, different never, unset and set never, equal strings across never.
 
-The matrix of vLLM's RFC #53194, held at the cache itself: what counts is whether a prefix is found.
+The matrix of vLLM's RFC #53194, held at the cache, where a prefix is found or not, and at the model's door, where its
+tokens are computed or not.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import fields, replace
 
 import pytest
@@ -15,12 +17,17 @@ from radixlm.runtime.cache_namespace import MAX_LENGTH, CacheNamespaces, CacheSc
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.page_pool import PagePool
 from radixlm.runtime.prefix_cache import PrefixCache
+from radixlm.runtime.sampling_params import SamplingParams
+
+from .fake_model import Bench
 
 SECRET = b"a secret of this test"
 OF_MODEL = [field.name for field in fields(ModelIdentity)]
 OF_CLIENT = [field.name for field in fields(CacheScope)]
 DIMENSIONS = OF_MODEL + OF_CLIENT
-PROMPT = [*range(40), 7]
+PROMPT = [*range(30), *range(10), 7]
+ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1)
+IsReused = Callable[[bytes, bytes], bool]
 TEXT = st.none() | st.text(max_size=8)
 
 
@@ -30,7 +37,7 @@ def namespace(**dimensions: str | None) -> bytes:
     return CacheNamespaces(model, SECRET).of(CacheScope(**{name: dimensions.get(name) for name in OF_CLIENT}))
 
 
-def is_reused(first: bytes, second: bytes) -> bool:
+def is_found(first: bytes, second: bytes) -> bool:
     """Whether a prompt computed in one namespace is found in the other."""
     cache = PrefixCache(PagePool(8))
     sequence = cache.open(cache.match(PROMPT, namespace=first), context_length=64)
@@ -43,6 +50,27 @@ def is_reused(first: bytes, second: bytes) -> bool:
     return num_tokens == 40
 
 
+def is_not_computed_again(first: bytes, second: bytes) -> bool:
+    """Whether an engine computes a prompt in one namespace, and then none of it in the other; live ones share alike."""
+    bench = Bench()
+    for name, space in (("first", first), ("second", second), ("third", second)):
+        bench.add(name, PROMPT, ONE_TOKEN, space)
+    bench.run()
+    assert bench.tokens("first") == bench.tokens("second") == bench.tokens("third")
+    num_computed = bench.model.num_tokens
+    assert num_computed in (41 + 1 + 1, 41 + 41 + 1, 41 + 9 + 9, 41 + 41 + 9)  # a live request's last rows are its own
+    return num_computed < 2 * 41
+
+
+TIERS = {"cache": is_found, "engine": is_not_computed_again}
+
+
+@pytest.fixture(params=TIERS)
+def is_reused(request: pytest.FixtureRequest) -> IsReused:
+    """Whether what is computed in one namespace is reused in another, by a tier."""
+    return TIERS[request.param]
+
+
 def test_the_matrix_has_every_dimension() -> None:
     assert set(DIMENSIONS) == {
         *("api_key", "cache_salt", "prompt_cache_key", "adapter"),
@@ -52,27 +80,27 @@ def test_the_matrix_has_every_dimension() -> None:
 
 @pytest.mark.parametrize("name", DIMENSIONS)
 @pytest.mark.parametrize("value", ["", "a", "ключ\0"])
-def test_the_same_reuses(name: str, value: str) -> None:
+def test_the_same_reuses(is_reused: IsReused, name: str, value: str) -> None:
     assert is_reused(namespace(**{name: value}), namespace(**{name: value}))
 
 
 @pytest.mark.parametrize("name", DIMENSIONS)
 @pytest.mark.parametrize(("first", "second"), [("a", "b"), ("a", "aa"), ("a", "A"), ("a", "a\0"), ("é", "e\u0301")])
-def test_different_never_reuses(name: str, first: str, second: str) -> None:
+def test_different_never_reuses(is_reused: IsReused, name: str, first: str, second: str) -> None:
     assert not is_reused(namespace(**{name: first}), namespace(**{name: second}))
     assert not is_reused(namespace(**{name: second}), namespace(**{name: first}))
 
 
 @pytest.mark.parametrize("name", DIMENSIONS)
 @pytest.mark.parametrize("value", ["", "a", "None", "null", "0", "\0"])
-def test_unset_and_set_never_reuse(name: str, value: str) -> None:
+def test_unset_and_set_never_reuse(is_reused: IsReused, name: str, value: str) -> None:
     assert not is_reused(namespace(), namespace(**{name: value}))
     assert not is_reused(namespace(**{name: value}), namespace())
 
 
 @pytest.mark.parametrize(("one", "other"), list(itertools.combinations(DIMENSIONS, 2)))
 @pytest.mark.parametrize("value", ["", "a"])
-def test_equal_strings_across_dimensions_never_reuse(one: str, other: str, value: str) -> None:
+def test_equal_strings_across_dimensions_never_reuse(is_reused: IsReused, one: str, other: str, value: str) -> None:
     assert not is_reused(namespace(**{one: value}), namespace(**{other: value}))
     assert not is_reused(namespace(**{other: value}), namespace(**{one: value}))
     assert not is_reused(namespace(**{one: value}), namespace(**{one: value, other: value}))

@@ -10,15 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.batch import Batch, Float32Array
 from radixlm.runtime.errors import (
-    AppendLengthError,
     ContextLengthExceeded,
     EmptyPrompt,
     EngineError,
-    ForkLengthError,
     InvalidParameter,
-    PopLengthError,
     StepFailed,
-    UnknownSequence,
 )
 from radixlm.runtime.sampling_params import SamplingParams
 from radixlm.runtime.scheduler import SchedulerPolicy
@@ -84,15 +80,6 @@ def test_next_turn_reuses_the_reply_too() -> None:
     assert completion is not None and completion.usage.cached_tokens == 29  # the last of the 20 has no KV
 
 
-def test_requests_of_one_prompt_compute_it_once() -> None:
-    bench = Bench(num_pages=32)
-    for name in "abcd":
-        bench.add(name, range(33), GREEDY)
-    bench.run()
-    assert bench.model.num_tokens == 33 + 3 * 1 + 4 * (len(bench.tokens("a")) - 1)
-    assert {bench.tokens(name) for name in "abcd"} == {alone(range(33), GREEDY)}
-
-
 def test_namespaces_share_nothing() -> None:
     bench = Bench(num_pages=32)
     bench.add("a", range(33), GREEDY, b"one")
@@ -145,36 +132,6 @@ def test_50_requests_preempted_and_cancelled_in_a_pool_that_holds_8_equal_runnin
             assert bench.tokens(name) == expected, name
     bench.cache.clear()
     assert bench.cache.pool.num_free == bench.num_pages
-
-
-def test_pop_304_of_202_is_refused_and_the_other_requests_finish() -> None:
-    """mlc-llm #2766: 50 requests, preemption, and a pop of 304 from a sequence of 202 killed the engine."""
-    bench = Bench(num_pages=30, context_length=256)
-    victim = bench.add("victim", [3] * 40, SamplingParams(seed=1, ignore_eos=True))
-    others = {f"other{i}": [4, i] * 20 for i in range(3)}
-    for name, ids in others.items():
-        bench.add(name, ids, SamplingParams(seed=2, max_tokens=60, ignore_eos=True))
-    while victim.sequence is None or len(victim.sequence) < 202:
-        bench.step()
-    sequence = victim.admitted
-    computed = sequence.num_computed
-    with pytest.raises(PopLengthError) as refused:
-        sequence.pop(304)
-    assert (refused.value.length, refused.value.pop) == (202, 304)
-    with pytest.raises(ForkLengthError):
-        bench.cache.fork(sequence, 203)
-    with pytest.raises(AppendLengthError):
-        sequence.append([1] * 55)
-    with pytest.raises(UnknownSequence):
-        bench.cache.get(10_000)
-    assert (len(sequence), sequence.num_computed) == (202, computed)
-    bench.core.check()
-    bench.run()
-    for name, ids in {**others, "victim": [3] * 40}.items():
-        params = SamplingParams(
-            seed=1 if name == "victim" else 2, max_tokens=None if name == "victim" else 60, ignore_eos=True
-        )
-        assert bench.tokens(name) == alone(ids, params, context_length=256)
 
 
 def test_reply_ends_when_the_context_is_full() -> None:

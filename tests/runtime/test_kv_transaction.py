@@ -104,15 +104,6 @@ def test_slots_and_tokens_of_a_chunk_follow_the_page_table() -> None:
     assert sequence.page_ids == chunk.page_ids
 
 
-def test_two_requests_of_one_step_that_compute_the_same_pages_keep_one_copy() -> None:
-    cache = PrefixCache(PagePool(8))
-    one, two = opened(cache, range(40)), opened(cache, range(40))
-    compute(cache, one, two)
-    assert one.page_ids[:2] == two.page_ids[:2]
-    assert one.page_ids[2] != two.page_ids[2], "a partial page is its sequence's own"
-    assert cache.pool.num_in_use == 4
-
-
 def test_a_page_that_the_tree_holds_is_copied_before_it_is_written_after_a_pop() -> None:
     cache = PrefixCache(PagePool(8))
     sequence = opened(cache, range(32))

@@ -218,28 +218,6 @@ def test_generated_runs_are_remembered_when_a_client_sends_them_back() -> None:
     assert sequence.generated == bytes([0] * 30 + [1] * 4 + [0] * 2)
 
 
-def test_preemption_does_not_double_count_generated_tokens() -> None:
-    cache = PrefixCache(PagePool(32))
-    sequence = opened(cache, conversation(1, 40))
-    compute(cache, sequence)
-    for token in range(162):
-        sequence.append([token])
-        compute(cache, sequence)
-    assert (len(sequence), sequence.num_computed) == (202, 202)
-    tokens, flags = list(sequence.token_ids), sequence.generated
-
-    cache.preempt(sequence)
-    cache.check()
-    assert (list(sequence.token_ids), sequence.num_computed, len(sequence.page_ids)) == (tokens, 0, 0)
-    assert cache.stats().num_in_use_pages == 0
-    assert cache.resume(sequence) == 201
-    compute(cache, sequence)
-    assert (list(sequence.token_ids), sequence.num_computed, sequence.generated) == (tokens, 202, flags)
-    cache.close(sequence)
-    longest = max(len(run) for _, run, _ in cache.tree.paths())
-    assert longest == 202, "the tree is as long as the KV, not prompt plus twice the reply"
-
-
 def test_a_preempted_sequence_computes_again_what_was_evicted() -> None:
     cache = PrefixCache(PagePool(6))
     sequence = opened(cache, conversation(1, 60))
@@ -248,16 +226,6 @@ def test_a_preempted_sequence_computes_again_what_was_evicted() -> None:
     serve(cache, conversation(2, 64))
     assert cache.resume(sequence) == 32
     cache.check()
-
-
-def test_eviction_takes_the_least_recently_used_conversation_first() -> None:
-    cache = PrefixCache(PagePool(8))
-    for which in (1, 2, 3, 4):
-        serve(cache, conversation(which))
-    serve(cache, [*conversation(1), 7])  # needs a ninth page, and makes 1 the newest
-    assert [is_cached(cache, which) for which in (1, 2, 3, 4)] == [True, False, True, True]
-    serve(cache, conversation(5))
-    assert [is_cached(cache, which) for which in (1, 2, 3, 4, 5)] == [True, False, False, True, True]
 
 
 def test_a_look_does_not_make_a_run_recent() -> None:
