@@ -9,7 +9,7 @@ SAMPLING := --temperature 0.2 --top-p 0.9
 # What an artifact is made by: it is compiled again when one of these is newer.
 COMPILER := $(shell find compile tokenizer_fix -name '*.py') runtime/manifest.py runtime/artifact.py requirements.lock
 
-.PHONY: run test bench bench-peers bench-growth goldens lock clean
+.PHONY: run test bench bench-peers bench-growth bench-replay goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -34,6 +34,11 @@ bench-peers: $(ARTIFACT)/manifest.json $(VENV)/.bench
 bench-growth: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.growth $(ARTIFACT)
 	$(BIN)/python -m bench.model_sizes $(ARTIFACT)/tokenizer.json --scratch .cache
+	$(BIN)/python -m bench.report
+
+# What of conversations is computed again, with the tokenizers of five models; five minutes, and ../shared/data or RADIXLM_DATA.
+bench-replay: $(VENV)/.bench
+	$(BIN)/python -m bench.replay
 	$(BIN)/python -m bench.report
 
 # The small files in tests/goldens, made anew with torch and transformers in a virtual environment of their own.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import plots, quality_tables, tables
+from . import plots, quality_tables, replay_tables, tables
 from .machine import ROOT
 from .results import RESULTS, read_results
 from .tables import Json
@@ -112,6 +112,24 @@ def _quality_q4(results: Json, _: Path) -> Iterator[str]:
     yield quality_tables.perplexities(results["rows"])
 
 
+def _replay(results: Json, _: Path) -> Iterator[str]:
+    yield "## Conversations replayed"
+    yield (
+        "Prompt tokens passed to the model in every turn but the first, over the ideal: all after the last token whose "
+        "KV can exist. OASST conversations; the model is told what to say, in replies that begin with a word (bare) or "
+        "a space, are split into any ids of the vocabulary, stand in white space (padded), or ended for want of room "
+        "(cut). `others` feeds the rendered text and matches its ids. The bar is 1.01 for `text`: "
+        f"{'met' if results['is_met'] else '**missed**'}."
+    )
+    yield replay_tables.ratios(results)
+    yield (
+        "The same conversations with clients who change what was said, or go on with another's: how many requests did "
+        "not reuse everything up to the last token before the first changed byte. Each reuse was true: the ids that "
+        "were used spell the prompt. `memo` puts prompts together from the ids of replies that are known by their text."
+    )
+    yield replay_tables.changed(results)
+
+
 _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     "peers": _peers,
     "perplexity": _perplexity,
@@ -122,6 +140,7 @@ _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     "growth": _growth,
     "model_sizes": _model_sizes,
     "kernels": _kernels,
+    "replay": _replay,
 }
 
 
