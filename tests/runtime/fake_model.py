@@ -121,8 +121,9 @@ def alone(
     *,
     context_length: int = CONTEXT_LENGTH,
     vocab_size: int = VOCAB_SIZE,
+    after: Callable[[Float32Array], None] = lambda logits: None,
 ) -> tuple[int, ...]:
-    """What the model generates with no engine, cache or company."""
+    """What the model generates with no engine, cache or company; `after` may change its logits."""
     state = SamplerState(params, prompt_ids, vocab_size)
     tokens, rows = list(prompt_ids), np.zeros(0, np.uint64)
     stop_ids = {*params.stop_token_ids, *([] if params.ignore_eos else [EOS])}
@@ -131,6 +132,7 @@ def alone(
         for position in range(len(rows), len(tokens)):
             rows = np.append(rows, np.uint64(digest(rows, tokens[position], position)))
         logits = logits_of(int(rows[-1]), vocab_size)[None]
+        after(logits)
         sampled = sample(logits, top_of(logits), [state])[0]
         assert sampled is not None
         state.record(sampled.token_id)
@@ -149,13 +151,15 @@ class Bench:
     num_pages: int = 16
     context_length: int = CONTEXT_LENGTH
     policy: SchedulerPolicy = POLICY
+    vocab_size: int = VOCAB_SIZE
+    make_model: Callable[[int, int], FakeModel] = FakeModel
     now: float = 0.0
     outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.model = FakeModel(self.num_pages)
+        self.model = self.make_model(self.num_pages, self.vocab_size)
         self.cache = PrefixCache(PagePool(self.num_pages))
-        limits = RequestLimits(VOCAB_SIZE, self.context_length)
+        limits = RequestLimits(self.vocab_size, self.context_length)
         self.core = EngineCore(self.model, self.cache, limits, policy=self.policy, clock=lambda: self.now)
 
     def request(self, name: str, ids: Sequence[int], params: SamplingParams, namespace: bytes = b"") -> Request:
@@ -164,7 +168,7 @@ class Bench:
             prompt(ids),
             params,
             decoder=LetterDecoder(),
-            vocab_size=VOCAB_SIZE,
+            vocab_size=self.vocab_size,
             eos_token_ids=(EOS,),
             namespace=namespace,
             arrived_at=self.now,
