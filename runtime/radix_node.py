@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
@@ -123,9 +124,10 @@ class Node:
                 self.spelled.add(child)
         return self.spelled.like(text)
 
-    def spelled_page(self, spell: Callable[[int], bytes]) -> bytes:
-        """What its first page spells."""
-        return b"".join(spell(token_at(self.run, i)) for i in range(min(PAGE_SIZE, len(self.run) // TOKEN_BYTES)))
+    def spelled_page(self, spell: Callable[[int], bytes]) -> tuple[bytes, int]:
+        """What its first page spells, and where its tokens end: bit `n` is set for an end after `n` bytes."""
+        pieces = [spell(token_at(self.run, i)) for i in range(min(PAGE_SIZE, len(self.run) // TOKEN_BYTES))]
+        return b"".join(pieces), sum(1 << end for end in accumulate(map(len, pieces), initial=0))
 
     def child(self, page_key: bytes) -> Node | None:
         """The child whose first page is exactly this."""

@@ -15,12 +15,13 @@ class Spelled(Protocol):
 
     node_id: int
 
-    def spelled_page(self, spell: Callable[[int], bytes]) -> bytes:
-        """What its first page spells."""
+    def spelled_page(self, spell: Callable[[int], bytes]) -> tuple[bytes, int]:
+        """What its first page spells, and where its tokens end: bit `n` is set for an end after `n` bytes."""
 
 
 Child = TypeVar("Child", bound=Spelled)
 NEIGHBOURS = 8  # on each side, of those that go on like the text for a while only: some may be other ids of clients
+MAX_NEIGHBOURS = 256  # the same, while one may yet have the longest tokens before its text differs
 
 
 class SpelledChildren(Generic[Child]):
@@ -28,16 +29,18 @@ class SpelledChildren(Generic[Child]):
 
     def __init__(self, spell: Callable[[int], bytes]) -> None:
         self._spell = spell
-        self._entries: list[tuple[bytes, int, Child]] = []
+        self._entries: list[tuple[bytes, int, int, Child]] = []  # with node_id and ends
 
     def add(self, child: Child) -> None:
         """Put a child at its place."""
-        insort(self._entries, (child.spelled_page(self._spell), child.node_id, child))
+        spelled, ends = child.spelled_page(self._spell)
+        insort(self._entries, (spelled, child.node_id, ends, child))
 
     def remove(self, child: Child) -> None:
         """Take a child out."""
-        place = bisect_right(self._entries, (child.spelled_page(self._spell), child.node_id, child)) - 1
-        assert self._entries[place][2] is child
+        spelled, ends = child.spelled_page(self._spell)
+        place = bisect_right(self._entries, (spelled, child.node_id, ends, child)) - 1
+        assert self._entries[place][3] is child
         del self._entries[place]
 
     def like(self, text: bytes) -> Iterator[tuple[Child, int | None]]:
@@ -46,11 +49,11 @@ class SpelledChildren(Generic[Child]):
         None of those whose whole page it begins with; the others are the nearest to where `text` belongs.
         """
         place = self._place(text, len(self._entries))
-        near = [(child, _num_common(spelled, text)) for spelled, _, child in self._near(place)]
+        near = [*self._near(text, range(place - 1, -1, -1)), *self._near(text, range(place, len(self._entries)))]
         yield from sorted((entry for entry in near if entry[1]), key=lambda entry: entry[1])
         # whoever begins `text` sorts before it; from one that does not, what they have in common says who may
         while place > 0:
-            spelled, _, child = self._entries[place - 1]
+            spelled, _, _, child = self._entries[place - 1]
             common = _num_common(spelled, text)
             if common == len(spelled):
                 yield child, None
@@ -58,8 +61,18 @@ class SpelledChildren(Generic[Child]):
             else:
                 place = self._place(text[:common], place)
 
-    def _near(self, place: int) -> list[tuple[bytes, int, Child]]:
-        return self._entries[max(place - NEIGHBOURS, 0) : place + NEIGHBOURS]
+    def _near(self, text: bytes, places: range) -> Iterator[tuple[Child, int]]:
+        """Children on one side, the nearest first, and up to which byte of `text` their tokens may go."""
+        common, best = len(text), 0
+        for count, place in enumerate(places[:MAX_NEIGHBOURS]):
+            spelled, _, ends, child = self._entries[place]
+            if not spelled.startswith(text[:common]):  # the farther away, the less is common
+                common = _num_common(spelled, text)
+            if count >= NEIGHBOURS and common <= best:
+                break
+            most = (ends & ((2 << common) - 1)).bit_length() - 1
+            best = max(best, most)
+            yield child, most
 
     def _place(self, text: bytes, stop: int) -> int:
         return bisect_right(self._entries, text, 0, stop, key=lambda entry: entry[0])
