@@ -17,7 +17,7 @@ run: $(ARTIFACT)/manifest.json
 test: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 # Kernels and engine beside the limits of this machine, in two minutes; bench/RESULTS.md is made anew.
 bench: $(ARTIFACT)/manifest.json $(VENV)/.bench

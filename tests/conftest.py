@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -46,10 +47,12 @@ def smollm2_artifact(smollm2_gguf: Path) -> Path:
 
     cache_dir = REPOSITORY / ".cache" / "tests"
     artifact = cache_dir / f"smollm2-{_digest_of_compiler()}.radixlm"
-    if not artifact.is_dir():
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        _drop_stale(cache_dir)
-        compile_model(smollm2_gguf, artifact)
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    with (cache_dir / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the tests run in several processes
+        if not artifact.is_dir():
+            _drop_stale(cache_dir)
+            compile_model(smollm2_gguf, artifact)
     return artifact
 
 
@@ -69,7 +72,7 @@ def tiny_artifact(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 def _drop_stale(cache_dir: Path) -> None:
     """Drop artifacts of other sources, but for those that a run beside this one may be using."""
-    for artifact in cache_dir.iterdir():
+    for artifact in cache_dir.glob("*.radixlm"):
         if artifact.stat().st_mtime < time.time() - 3600:
             shutil.rmtree(artifact, ignore_errors=True)
 
