@@ -10,10 +10,13 @@ from tvm.script.ir_builder import tirx as T
 from ..targets import Target
 from .builder import SIZE, Kernel, Memory, for_each_row, registers, serial
 from .layout import GROUP, round_up
-from .quantized_rows import CHUNKS, QuantizedRows
-from .vector import LANES, Expr, const, exp, fma, lanes, reduce_max_i32, reduce_sum_i32, splat
+from .quantized_rows import QuantizedRows
+from .rounding import round_groups
+from .vector import LANES, Expr, const, exp, fma, lanes, splat
 
 Function = Literal["rms_norm", "silu_mul", "identity"]
+BATCH = 8  # groups that are computed side by side
+_SUMS = 4
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,10 @@ def activation(spec: ActivationSpec, target: Target) -> Any:
     """A PrimFunc `(x, gain, y, codes, scales, sums, num_rows) -> 0`.
 
     Writes float32 `y` `[num_rows, y_stride]` if `spec.keep_float`, and the codes if `spec.quantize`, as
-    `quantized_rows.py` lays them out.
+    `quantized_rows.py` lays them out. Eight groups of a row are finished, in registers, before the next are begun: one
+    by one they would be chains of instructions that wait for each other.
     """
-    padded_width = round_up(spec.width, GROUP)
+    num_groups = round_up(spec.width, GROUP) // GROUP
     with Kernel() as k:
         x, gain, y, codes, scales, sums, num_rows = k.arguments(
             x="float32",
@@ -48,138 +52,116 @@ def activation(spec: ActivationSpec, target: Target) -> Any:
             sums="int32",
             num_rows=SIZE,
         )
-        rows = QuantizedRows(codes, scales, sums, padded_width // GROUP, spec.wide)
+        rows = QuantizedRows(codes, scales, sums, num_groups, spec.wide)
 
         def row(m: Expr) -> None:
-            values = registers(padded_width, "float32")
-            _apply(spec, target, x, gain, values, m)
-            if spec.keep_float:
-                _copy(values, y, m * spec.y_stride, spec.width)
-            if spec.quantize:
-                _quantize(values, rows, m)
+            function = _Function(spec, target, x, gain, m)
+
+            def batch(first: Expr, width: int) -> None:
+                count = -(-width // GROUP)
+                values = registers(count * GROUP, "float32")
+                function.compute(values, first * GROUP, width)
+                if spec.keep_float:
+                    _copy(values, y, m * spec.y_stride + first * GROUP, width)
+                if spec.quantize:
+                    round_groups(values, count, rows, first, m)
+
+            whole = spec.width // (BATCH * GROUP)
+            with serial(whole) as b:
+                batch(b * BATCH, BATCH * GROUP)
+            if spec.width % (BATCH * GROUP):
+                batch(T.int64(whole * BATCH), spec.width % (BATCH * GROUP))
 
         for_each_row(num_rows, row)
     return k.function
 
 
-def _vectors(width: int, vector: Any, scalar: Any) -> None:
-    """Emit `vector(start)` over whole vectors, and `scalar(i)` for what is left."""
-    with serial(width // LANES) as i:
-        vector(i * LANES)
-    for i in range(width // LANES * LANES, width):
-        scalar(T.int64(i))
+class _Function:
+    """Emits the function of row `m`, some elements at a time."""
 
+    def __init__(self, spec: ActivationSpec, target: Target, x: Memory, gain: Memory, m: Expr) -> None:
+        self.spec, self.has_fma, self.x, self.gain = spec, target.has_fma, x, gain
+        self.start = m * spec.x_stride
+        self.inverse_rms = _inverse_rms(spec, target, x, self.start) if spec.function == "rms_norm" else None
 
-def _apply(spec: ActivationSpec, target: Target, x: Memory, gain: Memory, values: Memory, m: Expr) -> None:
-    start, width = m * spec.x_stride, spec.width
-    for i in range(width // LANES * LANES, round_up(width, GROUP), LANES):  # what padding must not leave undefined
-        values[lanes(i)] = const(0)
-    if spec.function == "rms_norm":
-        factor = _inverse_rms(spec, target, x, start)
+    def compute(self, values: Memory, first: Expr, width: int) -> None:
+        """Elements `first..first+width` into `values`, and zeros behind them up to a whole group."""
+        for i in range(0, round_up(width, GROUP), LANES):
+            if i + LANES <= width:
+                values[lanes(i)] = self._whole(first + i)
+                continue
+            values[lanes(i)] = const(0)  # what padding must not leave undefined
+            for j in range(i, width):
+                values[j] = self._single(first + j)
 
-        def norm(i: Expr, at: Any, n: int) -> None:
-            values[at(i)] = x[at(start + i)] * splat_n(factor[0], n) * gain[at(i)]
+    def _whole(self, i: Expr) -> Expr:
+        x = self.x[lanes(self.start + i)]
+        if self.inverse_rms is not None:
+            return x * splat(self.inverse_rms[0]) * self.gain[lanes(i)]
+        if self.spec.function == "silu_mul":
+            return self._gated(x, self.x[lanes(self.start + self.spec.up_column + i)])
+        return x
 
-        _vectors(width, lambda i: norm(i, lanes, LANES), lambda i: norm(i, _one, 1))
-    elif spec.function == "silu_mul":
-
-        def gated(gate: Expr, up: Expr) -> Expr:
-            return up * gate / (const(1) + exp(const(0) - gate, target.has_fma))
-
-        def whole(i: Expr) -> None:
-            values[lanes(i)] = gated(x[lanes(start + i)], x[lanes(start + spec.up_column + i)])
-
-        def single(i: Expr) -> None:
+    def _single(self, i: Expr) -> Expr:
+        x = self.x[self.start + i]
+        if self.inverse_rms is not None:
+            return x * self.inverse_rms[0] * self.gain[i]
+        if self.spec.function == "silu_mul":
             pair = registers(2 * LANES, "float32")
-            pair[lanes(0)] = splat(x[start + i])
-            pair[lanes(LANES)] = splat(x[start + spec.up_column + i])
-            pair[lanes(0)] = gated(pair[lanes(0)], pair[lanes(LANES)])
-            values[i] = pair[0]
+            pair[lanes(0)] = splat(x)
+            pair[lanes(LANES)] = splat(self.x[self.start + self.spec.up_column + i])
+            pair[lanes(0)] = self._gated(pair[lanes(0)], pair[lanes(LANES)])
+            return pair[0]
+        return x
 
-        _vectors(width, whole, single)
-    else:
-
-        def same(i: Expr, at: Any) -> None:
-            values[at(i)] = x[at(start + i)]
-
-        _vectors(width, lambda i: same(i, lanes), lambda i: same(i, _one))
-
-
-def _one(i: Expr) -> Expr:
-    return i
-
-
-def splat_n(value: Expr, n: int) -> Expr:
-    """`value`, or `value` in every lane of a vector."""
-    return value if n == 1 else splat(value, n)
+    def _gated(self, gate: Expr, up: Expr) -> Expr:
+        return up * gate / (const(1) + exp(const(0) - gate, self.has_fma))
 
 
 def _inverse_rms(spec: ActivationSpec, target: Target, x: Memory, start: Expr) -> Memory:
-    """One float32: 1 / sqrt(mean of squares + eps) (Zhang and Sennrich, 2019), lanes added in a fixed order."""
-    squares = registers(LANES, "float32")
+    """One float32: 1 / sqrt(mean of squares + eps) (Zhang and Sennrich, 2019).
+
+    Vectors are added in turn to four sums, for each addition waits for the one before it, and then lanes by halves.
+    """
+    squares = registers(_SUMS * LANES, "float32")
     total = registers(1, "float32")
-    squares[lanes(0)] = const(0)
+    for i in range(_SUMS):
+        squares[lanes(i * LANES)] = const(0)
     total[0] = T.float32(0)
 
-    def whole(i: Expr) -> None:
-        value = x[lanes(start + i)]
-        squares[lanes(0)] = fma(value, value, squares[lanes(0)], target.has_fma)
+    def add(i: Expr, into: int) -> None:
+        value, where = x[lanes(start + i)], lanes(into * LANES)
+        squares[where] = fma(value, value, squares[where], target.has_fma)
 
-    def single(i: Expr) -> None:
+    step = _SUMS * LANES
+    with serial(spec.width // step) as i:
+        for into in range(_SUMS):
+            add(i * step + into * LANES, into)
+    for i in range(spec.width // step * step, spec.width // LANES * LANES, LANES):
+        add(T.int64(i), i // LANES % _SUMS)
+    for i in range(spec.width // LANES * LANES, spec.width):
         total[0] = total[0] + x[start + i] * x[start + i]
-
-    _vectors(spec.width, whole, single)
-    for lane in range(LANES):
-        total[0] = total[0] + squares[lane]
+    a, b, c, d = (squares[lanes(i * LANES)] for i in range(_SUMS))
+    total[0] = total[0] + _sum_by_halves((a + b) + (c + d))
     total[0] = T.float32(1) / T.sqrt(total[0] / T.float32(spec.width) + T.float32(spec.eps))
     return total
 
 
+def _sum_by_halves(value: Expr) -> Expr:
+    """The sum of 16 lanes: lane i and i + 8, then i and i + 4, and so on, on every target."""
+    scratch, n = registers(LANES, "float32"), LANES
+    scratch[lanes(0)] = value
+    while n > 2:
+        n //= 2
+        scratch[lanes(0, n)] = scratch[lanes(0, n)] + scratch[lanes(n, n)]
+    return scratch[0] + scratch[1]
+
+
 def _copy(values: Memory, y: Memory, start: Expr, width: int) -> None:
-    def same(i: Expr, at: Any) -> None:
-        y[at(start + i)] = values[at(i)]
-
-    _vectors(width, lambda i: same(i, lanes), lambda i: same(i, _one))
-
-
-def _quantize(values: Memory, rows: QuantizedRows, m: Expr) -> None:
-    """Round each group to int8 (scale = max |x| / 127) or int16 (max |x| / 32512, so that both bytes fit int8).
-
-    A group that holds a NaN or an infinity gets such a scale, so that the outputs show it.
-    """
-    scale = registers(2, "float32")  # scale and its inverse
-    total = registers(2, "int32")
-    limit = 127 * 256 if rows.wide else 127
-    with serial(rows.num_groups) as g:
-        pair = [values[lanes(g * GROUP)], values[lanes(g * GROUP + LANES)]]
-        largest = _largest_magnitude(pair)
-        scale[0] = largest * T.float32(1 / limit)
-        scale[1] = T.float32(limit) / largest
-        for half, value in enumerate(pair):
-            rounded = T.Cast("int32x16", T.nearbyint(value * splat(scale[1])))
-            where = rows.first_chunk(g, m) + half * 4
-            if rows.wide:
-                high = T.shift_right(rounded + splat(T.int32(128)), splat(T.int32(8)))
-                rows.codes[lanes(where, 4)] = _as_bytes(high)
-                rows.codes[lanes(where + CHUNKS, 4)] = _as_bytes(rounded - T.shift_left(high, splat(T.int32(8))))
-            else:
-                rows.codes[lanes(where, 4)] = _as_bytes(rounded)
-            total[half] = reduce_sum_i32(rounded)
-            rows.sums[rows.pair(g, m) + half] = total[half]
-        rows.scales[rows.pair(g, m)] = scale[0]
-        rows.scales[rows.pair(g, m) + 1] = scale[0] * T.Cast("float32", total[0] + total[1])
-
-
-def _largest_magnitude(vectors: list[Expr]) -> Expr:
-    """At least 1e-30. Compared as integers, in whose order infinity and NaN come last."""
-    magnitudes = [T.bitwise_and(T.reinterpret("int32x16", v), splat(T.int32(0x7FFFFFFF))) for v in vectors]
-    bits = reduce_max_i32(T.max(*magnitudes))
-    return T.reinterpret("float32", T.max(bits, T.reinterpret("int32", T.float32(1e-30))))
-
-
-def _as_bytes(integers: Expr) -> Expr:
-    """16 int32 that fit int8, as 4 int32 of 4 bytes."""
-    return T.reinterpret("int32x4", T.Cast("int8x16", integers))
+    for i in range(0, width // LANES * LANES, LANES):
+        y[lanes(start + i)] = values[lanes(i)]
+    for i in range(width // LANES * LANES, width):
+        y[start + i] = values[i]
 
 
 def gather_rows(width: int) -> Any:

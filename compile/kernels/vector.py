@@ -14,6 +14,8 @@ from tvm.script import tirx as T
 
 LANES = 16
 Expr = Any  # a TVM expression
+_WHOLE = 1.5 * 2**23 + 127  # 127: the bias of an exponent
+_WHOLE_BITS = 0x4B40007F  # the same float32
 
 
 def lanes(start: Expr, n: int = LANES) -> Expr:
@@ -102,12 +104,16 @@ def exp(x: Expr, has_fma: bool) -> Expr:
     The polynomial is Cephes' expf (S. L. Moshier): a vector `T.exp` would be 16 calls of libm.
     """
     x = T.min(T.max(x, const(-87.0)), const(88.0))
-    n = T.floor(fma(x, const(1.4426950408889634), const(0.5), has_fma))
+    # beside so large a number only whole ones can be told apart, and its last bits are the power's exponent
+    shifted = fma(x, const(1.4426950408889634), const(_WHOLE), has_fma)
+    bits = T.reinterpret("int32x16", shifted)
+    # TVM takes an addition back that it sees: `(x * c + _WHOLE) - _WHOLE` would be `x * c`
+    n = shifted - const(_WHOLE) if has_fma else T.Cast("float32x16", bits - splat(T.int32(_WHOLE_BITS)))
     r = fma(n, const(-0.693359375), x, has_fma)
     r = fma(n, const(2.12194440e-4), r, has_fma)
     p = const(1.9875691500e-4)
     for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
         p = fma(p, r, const(c), has_fma)
     y = fma(p, r * r, r + const(1.0), has_fma)
-    power = T.Cast("int32x16", n) + T.broadcast(T.int32(127), LANES)
-    return y * T.reinterpret("float32x16", T.shift_left(power, T.broadcast(T.int32(23), LANES)))
+    power = T.shift_left(bits, T.broadcast(T.int32(23), LANES))
+    return y * T.reinterpret("float32x16", power)
