@@ -33,7 +33,7 @@ PARAMS = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0.0, 0.0, 1.0]),
     seed=st.integers(0, 3),
-    max_tokens=st.integers(1, 50),
+    max_tokens=st.sampled_from([1, 5, 30, 120]),
     stop_token_ids=st.just((toy.END,)),
 )
 
@@ -67,7 +67,7 @@ def prompt_of(messages: tuple[str, ...]) -> list[int]:
 class EngineOnASmallPool(RuleBasedStateMachine):
     """One engine and its clients."""
 
-    @initialize(num_pages=st.integers(11, 26), budget=st.integers(4, 64), max_num_seqs=st.integers(1, 6))
+    @initialize(num_pages=st.integers(11, 18), budget=st.integers(4, 64), max_num_seqs=st.integers(1, 8))
     def start(self, num_pages: int, budget: int, max_num_seqs: int) -> None:
         policy = SchedulerPolicy(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
         self.bench = Bench(num_pages, CONTEXT_LENGTH, policy, VOCAB_SIZE, FakeModel)
