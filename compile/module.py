@@ -86,7 +86,7 @@ def _entry(name: str, arguments: _Arguments, body: Callable[[_Entry], None]) -> 
 
 
 def _pool_shape(layout: KVLayout) -> tuple[int | str, ...]:
-    return (layout.num_layers, "num_pages", 2, layout.num_kv_heads, PAGE_SIZE * layout.head_dim)
+    return (layout.num_layers, "num_pages", 2, layout.num_kv_heads, layout.head_items)
 
 
 def _forward(
@@ -199,7 +199,7 @@ def _copy_pages(name: str, layout: KVLayout, kernel: Any) -> Any:
 
 def _move_pages(name: str, layout: KVLayout, kernel: Any) -> Any:
     dtype = KV_DTYPES[layout.dtype]
-    page: tuple[int | str, ...] = (layout.num_layers, 2, layout.num_kv_heads, PAGE_SIZE * layout.head_dim)
+    page: tuple[int | str, ...] = (layout.num_layers, 2, layout.num_kv_heads, layout.head_items)
     arguments: _Arguments = {
         "kv_pool": (dtype, _pool_shape(layout)),
         "pages": ("int32", ("num_moved",)),

@@ -43,8 +43,8 @@ def reference_logits(
 
     `weight(name)` gives a dequantized tensor under its Hugging Face name, matrices as `[out, in]`. Where
     `quantized(name)` is true, the activations that enter that matrix are rounded to int8 first, as the
-    kernels do; with `kv_dtype="f16"` keys (after RoPE) and values are rounded to float16. `dtype` is the
-    precision of all else: float64 shows how much of a difference is float32's own.
+    kernels do; keys (after RoPE) and values are rounded as `kv_dtype` says, to int8 with a scale for each
+    token and head. `dtype` is the precision of all else: float64 shows how much of a difference is float32's own.
 
     >>> weight = lambda name: source.read(name).dequantize()  # doctest: +SKIP
     >>> logits = reference_logits(source.config, weight, [1, 15043])  # doctest: +SKIP
@@ -64,15 +64,15 @@ def rope_table(config: ModelConfig, num_positions: int) -> tuple[Float32Array, F
     return np.cos(angles), np.sin(angles)
 
 
-def round_to_int8(x: Array) -> Array:
-    """What is left of activations `[..., K]` after int8 rounding in groups of 32.
+def round_to_int8(x: Array, group: int = ACTIVATION_GROUP) -> Array:
+    """What is left of numbers `[..., K]` after int8 rounding in groups, of activations 32.
 
     Codes are `x * (127 / max|x|)` rounded half to even, the scale is `max|x| / 127`. A last group of fewer
-    than 32 stands alone; a group of zeros stays zeros.
+    numbers stands alone; a group of zeros stays zeros.
     """
-    padding = -x.shape[-1] % ACTIVATION_GROUP
+    padding = -x.shape[-1] % group
     padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
-    groups = padded.reshape(*x.shape[:-1], -1, ACTIVATION_GROUP)
+    groups = padded.reshape(*x.shape[:-1], -1, group)
     largest = np.abs(groups).max(axis=-1, keepdims=True)
     codes = np.rint(groups * (127 / np.where(largest == 0, 1, largest)))
     rounded: Array = (codes * (largest / 127)).astype(x.dtype).reshape(padded.shape)
@@ -134,6 +134,8 @@ class _Model:
         return normed
 
     def _round_kv(self, x: Array) -> Array:
+        if self.kv_dtype == "int8":
+            return round_to_int8(x, group=x.shape[-1])
         return x.astype(np.float16).astype(x.dtype) if self.kv_dtype == "f16" else x
 
     def _read(self, name: str, rows: npt.NDArray[np.int64] | None = None) -> Array:

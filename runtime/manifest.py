@@ -13,6 +13,7 @@ FORMAT_VERSION: Final = 2
 PAGE_SIZE: Final = 16  # tokens in a page of KV
 TOP_LOGITS: Final = 64  # the most likely tokens that `top_logits` finds in each row of logits
 MAX_POSITION: Final = 1 << 30  # positions are below, for RoPE
+SCALE_BYTES: Final = 4  # of an int8 row of KV
 UNSEALED: Final = "0" * 64  # in place of the manifest's own digest while that is computed
 
 Dimension = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
@@ -23,7 +24,9 @@ Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 44)]
 Positive = Annotated[float, msgspec.Meta(gt=0.0)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Architecture = Annotated[str, msgspec.Meta(pattern="^[a-z0-9_]{1,32}$")]
-KVDType = Literal["f16", "f32"]
+KVDType = Literal["f16", "f32", "int8"]
+_ITEM_BYTES: Final[dict[KVDType, int]] = {"f16": 2, "f32": 4, "int8": 1}
+_CACHE_LINE: Final = 64  # bytes
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,8 +70,10 @@ class ModelConfig(_Strict, frozen=True, kw_only=True):
 class KVLayout(_Strict, frozen=True, kw_only=True):
     """How keys and values lie in a page of `PAGE_SIZE` tokens.
 
-    The pool is `[layers, pages, 2, kv_heads, PAGE_SIZE * head_dim]`; keys lie transposed, `[head_dim, PAGE_SIZE]`,
-    values as `[PAGE_SIZE, head_dim]`.
+    The pool is `[layers, pages, 2, kv_heads, head_items]` of `dtype`; a head's keys lie transposed, `[head_dim,
+    PAGE_SIZE]`, values as `[PAGE_SIZE, head_dim]`. With int8 a row (a token's key or value of one head) is `head_dim`
+    codes times a scale: before the codes are the float32 scales of the `PAGE_SIZE` rows, and behind them what fills up
+    a cache line, so that both are aligned. As float16 the scales would be half a line, round once more and overflow.
     """
 
     dtype: KVDType
@@ -80,8 +85,28 @@ class KVLayout(_Strict, frozen=True, kw_only=True):
     @property
     def page_bytes(self) -> int:
         """Bytes of one page over all layers, keys and values."""
-        itemsize = 2 if self.dtype == "f16" else 4
-        return self.num_layers * 2 * self.num_kv_heads * self.page_size * self.head_dim * itemsize
+        return self.num_layers * 2 * self.num_kv_heads * self.head_items * self.itemsize
+
+    @property
+    def head_items(self) -> int:
+        """Items of the pool that hold the keys of one head in a page, or the values."""
+        codes = self.page_size * self.head_dim
+        return self.num_scale_items + (-(-codes // _CACHE_LINE) * _CACHE_LINE if self.has_scales else codes)
+
+    @property
+    def num_scale_items(self) -> int:
+        """Items before the first key or value, which hold the rows' scales."""
+        return self.page_size * SCALE_BYTES if self.has_scales else 0
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether each row has a scale."""
+        return self.dtype == "int8"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an item."""
+        return _ITEM_BYTES[self.dtype]
 
 
 class TargetInfo(_Strict, frozen=True, kw_only=True):

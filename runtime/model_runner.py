@@ -26,7 +26,7 @@ from .errors import CorruptArtifact, EngineError, InvalidParameter
 from .manifest import MAX_POSITION, PAGE_SIZE, TOP_LOGITS
 
 _ALIGNMENT = 64
-_KV_DTYPES = {"f16": np.float16, "f32": np.float32}
+_KV_DTYPES = {"f16": np.float16, "f32": np.float32, "int8": np.int8}
 _PADDED_VOCABULARY = 16
 _MAX_SHAPES = 256  # of batches whose arguments are kept
 _NO_ROWS: Int32Array = np.zeros(1, np.int32)[:0]  # an array made empty has strides that TVM refuses
@@ -55,7 +55,7 @@ class ModelRunner:
         self._max_pages = -(-manifest.context_length // PAGE_SIZE)
         self._functions = _load_functions(artifact, num_threads)
         weights = _map_weights(artifact)
-        pool_shape = (layout.num_layers, num_pages, 2, layout.num_kv_heads, PAGE_SIZE * layout.head_dim)
+        pool_shape = (layout.num_layers, num_pages, 2, layout.num_kv_heads, layout.head_items)
         num_logits, padded = module.max_num_logits, -(-vocab_size // _PADDED_VOCABULARY) * _PADDED_VOCABULARY
         try:
             pool = _zeros(pool_shape, _KV_DTYPES[layout.dtype])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from radixlm.compile.sources import default_model
+from radixlm.runtime.manifest import KVDType
 
 from .goldens.tiny_models import TINY_MODELS
 
@@ -43,17 +44,13 @@ def smollm2_gguf() -> Path:
 @pytest.fixture(scope="session")
 def smollm2_artifact(smollm2_gguf: Path) -> Path:
     """The default model compiled for this machine; compiled anew only when the compiler's sources change."""
-    from radixlm.compile import compile_model
+    return _compile_once(smollm2_gguf, "f16")
 
-    cache_dir = REPOSITORY / ".cache" / "tests"
-    artifact = cache_dir / f"smollm2-{_digest_of_compiler()}.radixlm"
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    with (cache_dir / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the tests run in several processes
-        if not artifact.is_dir():
-            _drop_stale(cache_dir)
-            compile_model(smollm2_gguf, artifact)
-    return artifact
+
+@pytest.fixture(scope="session")
+def smollm2_int8_artifact(smollm2_gguf: Path) -> Path:
+    """The same with KV in int8."""
+    return _compile_once(smollm2_gguf, "int8")
 
 
 @pytest.fixture(scope="session")
@@ -68,6 +65,20 @@ def tiny_artifact(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -
     from radixlm.compile import compile_model
 
     return compile_model(tiny_source, tmp_path_factory.mktemp("artifacts") / "tiny.radixlm", quantize="q4").path
+
+
+def _compile_once(source: Path, kv_dtype: KVDType) -> Path:
+    from radixlm.compile import compile_model
+
+    cache_dir = REPOSITORY / ".cache" / "tests"
+    artifact = cache_dir / f"smollm2-{kv_dtype}-{_digest_of_compiler()}.radixlm"
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    with (cache_dir / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the tests run in several processes
+        if not artifact.is_dir():
+            _drop_stale(cache_dir)
+            compile_model(source, artifact, kv_dtype=kv_dtype)
+    return artifact
 
 
 def _drop_stale(cache_dir: Path) -> None:

@@ -49,7 +49,7 @@ class AttentionSteps:
 
     def __init__(self, shape: AttentionShape, scratch: RowScratch) -> None:
         self.shape, self.scratch, self.memory, self.has_fma = shape, scratch, scratch.memory, shape.has_fma
-        self.head_dim, self.n = shape.layout.head_dim, shape.n
+        self.head_dim, self.n, self.has_scales = shape.layout.head_dim, shape.n, shape.layout.has_scales
 
     def scores(self, tile: MicroTile, kv: KVSpan) -> None:
         """Products of queries and keys, for whole pages, as far as any row sees."""
@@ -89,20 +89,25 @@ class AttentionSteps:
                     for i, page in enumerate(pages):
                         where = lanes(i * LANES)
                         sums[where] = fma(query, page.key(d), sums[where], self.has_fma)
+        scales = [bound(page.key_scales()) for page in pages] if self.has_scales else []
         for r, sums in enumerate(acc):
             for i in range(len(pages)):
-                self.memory[self._weights(tile, r, first_page + i)] = sums[lanes(i * LANES)]
+                score = sums[lanes(i * LANES)]
+                self.memory[self._weights(tile, r, first_page + i)] = score * scales[i] if scales else score
 
     def _weights(self, tile: MicroTile, r: int, p: Expr) -> Expr:
         """The weights of a page's tokens."""
         return lanes(self.scratch.weights(tile.first + r) + p * PAGE_SIZE)
 
-    def weigh(self, tile: MicroTile) -> None:
-        """Scores to 2 ** (score - the row's maximum), in place; what a row does not see weighs 0, to a page's end."""
-        for token in range(len(tile.seen)):
-            self._weigh_token(tile, token)
+    def weigh(self, tile: MicroTile, kv: KVSpan) -> None:
+        """Scores to 2 ** (score - the row's maximum), in place; what a row does not see weighs 0, to a page's end.
 
-    def _weigh_token(self, tile: MicroTile, token: int) -> None:
+        Of int8 the weights are then multiplied by the scales of the values; their sums are not.
+        """
+        for token in range(len(tile.seen)):
+            self._weigh_token(tile, token, kv)
+
+    def _weigh_token(self, tile: MicroTile, token: int, kv: KVSpan) -> None:
         rows, seen = tile.rows_of(token), tile.seen[token]
         vectors = registers(tile.heads * LANES, "float32")
         full, rest = bound(seen // PAGE_SIZE), bound(seen % PAGE_SIZE)
@@ -111,15 +116,17 @@ class AttentionSteps:
         def score(r: int, p: Expr) -> Expr:
             return self.memory[self._weights(tile, r, p)]
 
-        def each_page(emit: Any) -> None:
+        def each_page(emit: Any, before: Any = lambda p: None) -> None:
             with serial(full) as p:
+                shared = before(p)
                 for i, r in enumerate(rows):
-                    emit(lanes(i * LANES), r, p, None)
+                    emit(lanes(i * LANES), r, p, None, shared)
             with when(rest > 0):
+                shared = before(full)
                 for i, r in enumerate(rows):
-                    emit(lanes(i * LANES), r, full, visible)
+                    emit(lanes(i * LANES), r, full, visible, shared)
 
-        def largest(where: Expr, r: int, p: Expr, mask: Expr | None) -> None:
+        def largest(where: Expr, r: int, p: Expr, mask: Expr | None, _: None) -> None:
             seen_scores = score(r, p) if mask is None else T.Select(mask, score(r, p), const(LOWEST))
             vectors[where] = T.max(vectors[where], seen_scores)
 
@@ -130,15 +137,18 @@ class AttentionSteps:
         for r, maximum in zip(rows, maxima, strict=True):
             self.memory[self.scratch.span_maxima(tile.index) + r] = maximum
 
-        def weight(where: Expr, r: int, p: Expr, mask: Expr | None) -> None:
+        def scales(p: Expr) -> Expr | None:
+            return bound(kv.page(p).value_scales()) if self.has_scales else None
+
+        def weight(where: Expr, r: int, p: Expr, mask: Expr | None, scales: Expr | None) -> None:
             weights = exp2(score(r, p) - splat(maxima[r - rows.start]), self.has_fma)
             weights = bound(weights if mask is None else T.Select(mask, weights, const(0)))
-            self.memory[self._weights(tile, r, p)] = weights
+            self.memory[self._weights(tile, r, p)] = weights if scales is None else weights * scales
             vectors[where] = vectors[where] + weights
 
         for i in range(tile.heads):
             vectors[lanes(i * LANES)] = const(0)
-        each_page(weight)
+        each_page(weight, scales)
         for i, r in enumerate(rows):
             self.memory[lanes(self.scratch.span_sums(tile.first + r))] = vectors[lanes(i * LANES)]
 

@@ -20,8 +20,8 @@ from .vector import Expr
 def attend_tile(rows: QueryRows, sequences: KVSequences, unit: AttentionUnit, head: Expr) -> None:
     """All spans of the unit's tokens, which may see different numbers of rows, into their rows of `y`."""
     shape = rows.shape
-    scratch = rows.scratch(MAX_TILE, LoadedSpan.floats(shape.layout.head_dim))
-    loaded = LoadedSpan(shape.layout.head_dim, scratch.memory, scratch.floats)
+    scratch = rows.scratch(MAX_TILE, LoadedSpan.floats(shape.layout))
+    loaded = LoadedSpan(shape.layout, scratch.memory, scratch.floats)
     steps = AttentionSteps(shape, scratch)
     longest = registers(1, "int64")
     longest[0] = T.int64(0)
@@ -34,7 +34,7 @@ def attend_tile(rows: QueryRows, sequences: KVSequences, unit: AttentionUnit, he
 
         def weigh(tile: MicroTile) -> None:
             steps.scores(tile, loaded)
-            steps.weigh(tile)
+            steps.weigh(tile, loaded)
 
         loaded.load_keys(stored, num_pages)
         _each_micro_tile(rows, sequences, unit, span, weigh)

@@ -28,9 +28,9 @@ def attend_token(
     rows: QueryRows, sequences: KVSequences, unit: AttentionUnit, head: Expr, after: StoredSpan, slots: Memory
 ) -> None:
     """One span into a slot, or all into the token's row of `y`; `after` is what the same thread reads next."""
-    shape, head_dim = rows.shape, rows.shape.layout.head_dim
-    scratch = rows.scratch(1, 0 if shape.converts_fast else LoadedSpan.floats(head_dim))
-    steps, loaded = AttentionSteps(shape, scratch), LoadedSpan(head_dim, scratch.memory, scratch.floats)
+    shape, layout = rows.shape, rows.shape.layout
+    scratch = rows.scratch(1, 0 if shape.converts_fast else LoadedSpan.floats(layout))
+    steps, loaded = AttentionSteps(shape, scratch), LoadedSpan(layout, scratch.memory, scratch.floats)
     rows.load(scratch, unit.first, 1, head, 1)
     num_spans = bound(T.Select(unit.is_whole, sequences.num_spans(unit.first), T.int64(1)))
     with serial(num_spans) as i:
@@ -44,7 +44,7 @@ def attend_token(
         def weigh(part: Expr, start: Expr, size: int) -> None:
             tile = MicroTile(part, start, size, [seen])
             steps.scores(tile, kv)
-            steps.weigh(tile)
+            steps.weigh(tile, kv)
 
         def join(part: Expr, start: Expr, size: int) -> None:
             steps.join(MicroTile(part, start, size, [seen]), kv)

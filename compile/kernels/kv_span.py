@@ -21,7 +21,8 @@ BLOCK_PAGES = 4  # pages whose scores are computed at once
 
 
 class KVPage(Protocol):
-    """Vectors of one page, float32."""
+    """Vectors of one page, float32. Of int8 these are the codes: scores and weights are multiplied by the scales, which
+    are fewer."""
 
     @property
     def elements_in_line(self) -> int:
@@ -35,6 +36,12 @@ class KVPage(Protocol):
     def value(self, t: Expr, column: Expr, n: int) -> Expr:
         """Columns `[column, column + n)` of the value of token `t`."""
         ...
+
+    def key_scales(self) -> Expr:
+        """The scales of 16 keys; only of int8, as are those of the values."""
+        ...
+
+    def value_scales(self) -> Expr: ...
 
     def fetch_value(self, d: Expr) -> None:
         """Ask for what will be read soon: a share of the values while element `d` of the keys is used."""
@@ -95,6 +102,12 @@ class StoredPage:
 
     def value(self, t: Expr, column: Expr, n: int) -> Expr:
         return self.pool.value(self.values, t, column, n)
+
+    def key_scales(self) -> Expr:
+        return self.pool.scales(self.keys)
+
+    def value_scales(self) -> Expr:
+        return self.pool.scales(self.values)
 
     def fetch_value(self, d: Expr) -> None:
         if self.next_keys is not None:

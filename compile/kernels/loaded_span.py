@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radixlm.runtime.manifest import PAGE_SIZE
+from radixlm.runtime.manifest import PAGE_SIZE, KVLayout
 
 from .builder import Memory, bound, serial
 from .kv_span import BLOCK_PAGES, SPAN, StoredSpan
@@ -13,21 +13,29 @@ from .vector import LANES, Expr, lanes
 
 @dataclass(frozen=True)
 class LoadedSpan:
-    """From `memory[base]` on: first the keys of a span, then its values in the same place."""
+    """From `memory[base]` on: first the keys of a span, then its values in the same place; of int8 behind them the
+    scales of keys and values."""
 
-    head_dim: int
+    layout: KVLayout
     memory: Memory
     base: int
 
     @staticmethod
-    def floats(head_dim: int) -> int:
+    def floats(layout: KVLayout) -> int:
         """float32 that it takes."""
-        return SPAN * head_dim
+        return SPAN * (layout.head_dim + (2 if layout.has_scales else 0))
+
+    @property
+    def head_dim(self) -> int:
+        return self.layout.head_dim
 
     def load_keys(self, stored: StoredSpan, num_pages: Expr) -> None:
-        """Convert whole pages, rows that nobody wrote too."""
+        """Convert whole pages, rows that nobody wrote too; all scales."""
         with serial(num_pages) as p:
             page = stored.page(p)
+            if self.layout.has_scales:
+                self.memory[lanes(self._scales(p))] = page.key_scales()
+                self.memory[lanes(self._scales(p) + SPAN)] = page.value_scales()
             with serial(self.head_dim) as d:
                 self.memory[lanes(self._keys(p) + d * (BLOCK_PAGES * LANES))] = page.key(d)
 
@@ -39,7 +47,7 @@ class LoadedSpan:
                 self.memory[lanes(self._values(p) + t * self.head_dim + i * n, n)] = page.value(t, i * n, n)
 
     def page(self, p: Expr) -> LoadedPage:
-        return LoadedPage(self.head_dim, self.memory, bound(self._keys(p)), bound(self._values(p)))
+        return LoadedPage(self.head_dim, self.memory, bound(self._keys(p)), bound(self._values(p)), self._scales(p))
 
     def _keys(self, p: Expr) -> Expr:
         """`[blocks, head_dim, 4 pages, 16 tokens]`, so that a block of scores reads one stream."""
@@ -47,6 +55,9 @@ class LoadedSpan:
 
     def _values(self, p: Expr) -> Expr:
         return self.base + p * (PAGE_SIZE * self.head_dim)
+
+    def _scales(self, p: Expr) -> Expr:
+        return self.base + SPAN * self.head_dim + p * PAGE_SIZE
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,7 @@ class LoadedPage:
     memory: Memory
     keys: Expr
     values: Expr
+    scales: Expr
     elements_in_line: int = 1
 
     def key(self, d: Expr) -> Expr:
@@ -64,6 +76,12 @@ class LoadedPage:
 
     def value(self, t: Expr, column: Expr, n: int) -> Expr:
         return self.memory[lanes(self.values + t * self.head_dim + column, n)]
+
+    def key_scales(self) -> Expr:
+        return self.memory[lanes(self.scales)]
+
+    def value_scales(self) -> Expr:
+        return self.memory[lanes(self.scales + SPAN)]
 
     def fetch_value(self, d: Expr) -> None:
         """It is here."""

@@ -8,8 +8,9 @@ from radixlm.runtime.manifest import PAGE_SIZE, KVLayout
 from tvm.script.ir_builder import tirx as T
 
 from .builder import SIZE, Kernel, for_each_row, serial
+from .kv_row import KVRow
 from .pages import KV_DTYPES, PagedPool
-from .vector import Expr, lanes, vector_type
+from .vector import Expr, lanes
 
 
 def rope_angles(head_dim: int) -> Any:
@@ -56,9 +57,6 @@ def rope_append(layout: KVLayout, num_heads: int, q_column: int, k_column: int, 
         )
         paged = PagedPool(layout, pool, layer, num_pages)
 
-        def stored(value: Expr) -> Expr:
-            return value if dtype == "float32" else T.Cast(vector_type(dtype, n), value)
-
         def rotated(m: Expr, column: Expr, i: int) -> tuple[Expr, Expr]:
             """Elements `i..i+n` of both halves of a head, turned."""
             first, second = qkv[lanes(m * stride + column + i, n)], qkv[lanes(m * stride + column + half + i, n)]
@@ -74,16 +72,16 @@ def rope_append(layout: KVLayout, num_heads: int, q_column: int, k_column: int, 
                     start = (m * num_heads + h) * head_dim + i
                     q[lanes(start, n)], q[lanes(start + half, n)] = first, second
             with serial(layout.num_kv_heads) as h:
-                key, value = paged.keys(page, h), paged.values(page, h)
+                key = KVRow.of_key(paged, paged.keys(page, h), token)
                 for i in range(0, half, n):
                     first, second = rotated(m, k_column + h * head_dim, i)
-                    # keys are transposed: neighbours in a head are PAGE_SIZE apart
-                    for offset, turned in ((i, first), (i + half, second)):
-                        where = key + offset * PAGE_SIZE + token
-                        pool[T.ramp(where, PAGE_SIZE, n) if n > 1 else where] = stored(turned)
+                    key.put(i, first, n)
+                    key.put(i + half, second, n)
+                key.finish()
+                value = KVRow.of_value(paged, paged.values(page, h), token)
                 for i in range(0, head_dim, n):
-                    source = qkv[lanes(m * stride + v_column + h * head_dim + i, n)]
-                    pool[lanes(value + token * head_dim + i, n)] = stored(source)
+                    value.put(i, qkv[lanes(m * stride + v_column + h * head_dim + i, n)], n)
+                value.finish()
 
         for_each_row(num_rows, row)
     return k.function

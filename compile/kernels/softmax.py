@@ -16,8 +16,9 @@ _POWERS = (0.6931470036506653, 0.24022242426872253, 0.05550733581185341, 0.00967
 
 
 def exp2(x: Expr, has_fma: bool) -> Expr:
-    """2 to the power of each of 16 lanes, none above 0, to 2e-7 relative; exactly 1 of 0; below -126 as of -126."""
-    x = bound(T.max(x, const(-126.0)))
+    """2 to the power of each of 16 lanes, none above 0, to 2e-7 relative; exactly 1 of 0; below -126 as of -126; NaN of
+    NaN."""
+    x = bound(T.Select(x < const(-126.0), const(-126.0), x))  # T.max would take -126 for NaN: a NaN would not show
     memory = registers(LANES, "float32")  # because TVM takes x + c - c for x, if it sees both at once
     memory[lanes(0)] = x + const(_ROUNDING)
     rounded = memory[lanes(0)]

@@ -98,7 +98,15 @@ def tiny_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "tiny.radixlm"
 
 
-@pytest.fixture(scope="module", params=["smollm2", "tiny"])
+@pytest.fixture(scope="module")
+def tiny_int8_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with KV in int8."""
+    folder = tmp_path_factory.mktemp("law-int8")
+    source = TINY_MODELS["qwen2"].write(folder / "source")
+    return compile_model(source, folder / "tiny.radixlm", quantize="q4", kv_dtype="int8").path
+
+
+@pytest.fixture(scope="module", params=["smollm2", "tiny", "tiny_int8", "smollm2_int8"])
 def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     artifact = Artifact.open(request.getfixturevalue(f"{request.param}_artifact"))
     runner = ModelRunner(artifact, num_pages=NUM_PAGES)

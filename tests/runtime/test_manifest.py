@@ -49,6 +49,7 @@ def test_a_manifest_survives_being_written_and_read(tiny_artifact: Path) -> None
         ("context_length", True),
         ("quantization.mode", "q2"),
         ("kv.dtype", "f64"),
+        ("kv.dtype", "int4"),
         ("kv.page_size", 32),
         ("module.max_num_tokens", 0),
         ("module.workspace_bytes", -1),
@@ -90,6 +91,13 @@ def test_a_page_holds_keys_and_values_of_every_layer(dtype: str, itemsize: int) 
         {"dtype": dtype, "page_size": 16, "num_layers": 30, "num_kv_heads": 3, "head_dim": 64}, KVLayout
     )
     assert layout.page_bytes == 30 * 2 * 3 * 64 * 16 * itemsize
+
+
+@pytest.mark.parametrize(("head_dim", "head_bytes"), [(64, 64 + 16 * 64), (80, 64 + 16 * 80), (6, 64 + 128)])
+def test_a_page_of_int8_holds_scales_too_and_is_aligned(head_dim: int, head_bytes: int) -> None:
+    layout = KVLayout(dtype="int8", page_size=16, num_layers=30, num_kv_heads=3, head_dim=head_dim)
+    assert layout.page_bytes == 30 * 2 * 3 * head_bytes
+    assert layout.head_items == head_bytes
 
 
 def _decode(fields: dict[str, object]) -> Manifest:

@@ -14,7 +14,7 @@ from radixlm.compile.targets import Target
 from radixlm.runtime.manifest import PAGE_SIZE, KVDType
 
 from .harness import built
-from .pool import Pool, layout_of
+from .pool import PARTS, Pool, layout_of
 
 LAYER, NUM_LAYERS = 1, 2
 LIMITS = AttentionLimits(num_tokens=200, context_length=700)
@@ -51,8 +51,9 @@ class AttentionCase:
         for length, owned in zip(lengths, self.pages, strict=True):
             for i, page in enumerate(owned):
                 count = min(PAGE_SIZE, length - i * PAGE_SIZE)
-                for view in (self.pool.keys, self.pool.values):
-                    view(page, LAYER)[:, :count] = self.rng.standard_normal((num_kv_heads, count, head_dim))
+                for part in PARTS:
+                    rows = self.rng.standard_normal((num_kv_heads, count, head_dim))
+                    self.pool.write(part, page, LAYER, slice(count), rows)
 
     def tokens(self, rows: Sequence[int], lengths: Sequence[int]) -> Tokens:
         """Random queries of sequences `rows` that see `lengths` of them."""
@@ -93,8 +94,8 @@ class AttentionCase:
         outputs = []
         for q, row, length in zip(tokens.q.astype(np.float64), tokens.rows, tokens.lengths, strict=True):
             keys, values = (
-                np.concatenate([view(page, LAYER) for page in self.pages[row]], axis=1)[:, :length].astype(np.float64)
-                for view in (self.pool.keys, self.pool.values)
+                np.concatenate([self.pool.rows(part, page, LAYER) for page in self.pages[row]], axis=1)[:, :length]
+                for part in PARTS
             )
             keys, values = np.repeat(keys, group, axis=0), np.repeat(values, group, axis=0)
             scores = np.einsum("hd,htd->ht", q, keys) / np.sqrt(self.layout.head_dim)

@@ -18,6 +18,7 @@ from radixlm.runtime.manifest import KVDType
 
 from .attention_case import LAYER, LIMITS, AttentionCase, Tokens
 from .harness import every_target, examples, runnable
+from .pool import KEYS, VALUES, Part
 
 SHAPES: list[tuple[KVDType, int, int, int]] = [  # query heads, KV heads, head_dim
     ("f32", 1, 1, 8),
@@ -25,9 +26,11 @@ SHAPES: list[tuple[KVDType, int, int, int]] = [  # query heads, KV heads, head_d
     ("f16", 8, 1, 128),
     ("f16", 7, 1, 80),
     ("f32", 10, 2, 48),
-    ("f32", 4, 2, 6),
+    ("int8", 6, 2, 64),
+    ("int8", 4, 2, 6),
     ("f16", 11, 1, 2),
 ]
+some_shapes = pytest.mark.parametrize("shape", [*SHAPES[:2], ("int8", 6, 2, 64)], ids=str)
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 LENGTHS = (1, 15, 16, 17, 127, 128, 129, 255, 257, 300, 531)  # of sequences; spans end at multiples of 128
 
@@ -81,27 +84,37 @@ def test_a_prompt_is_the_same_whole_in_chunks_and_token_by_token(
 
 
 @every_target
-@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
+@some_shapes
 def test_what_lies_beyond_a_length_does_not_count(target: Target, shape: tuple[KVDType, int, int, int]) -> None:
     for case, tokens, _ in (case_of(shape), prompt_of(shape)):
         clean = case.run(target, tokens)
         assert not np.isnan(clean).any()
         for garbage in (np.inf, 0.0, 60000.0):
-            pool = np.where(np.isnan(case.pool.array), case.pool.array.dtype.type(garbage), case.pool.array)
+            pool = case.pool.with_unwritten(garbage)
             assert (case.run(target, tokens, pool=pool) == clean).all()
             assert (case.run(target, tokens[:3], pool=pool) == clean[:3]).all()
 
 
 @every_target
-def test_an_infinite_row_counts_only_for_tokens_that_see_it(target: Target) -> None:
+@some_shapes
+@pytest.mark.parametrize(("part", "number"), [(VALUES, np.inf), (VALUES, np.nan), (KEYS, np.inf), (KEYS, np.nan)])
+def test_a_row_that_is_not_finite_shows_for_tokens_that_see_it(
+    target: Target, shape: tuple[KVDType, int, int, int], part: Part, number: float
+) -> None:
     """In a tile some tokens see a row and others do not: weighing it with 0 would make a NaN of theirs."""
-    case = AttentionCase("f32", 3, 1, 16, (100,))
+    case = AttentionCase(*shape, (100,))
     tokens = case.tokens([0] * 60, range(30, 90))
     clean = case.run(target, tokens)
-    case.pool.values(case.pages[0][3], LAYER)[0, 2] = np.inf  # row 50
+    page, token = case.pages[0][3], 2  # row 50
+    if shape[0] == "int8":
+        case.pool.items(part, page, LAYER)[:, token] = 0
+        case.pool.scales(part, page, LAYER)[:, token] = number
+    else:
+        case.pool.items(part, page, LAYER)[:, token] = number
     y = case.run(target, tokens)
     assert (y[:21] == clean[:21]).all()
-    assert (y[21:] == np.inf).all()
+    assert not np.isfinite(y[21:]).any()
+    assert not np.isfinite(case.run(target, tokens[30:31])).any()
 
 
 @every_target
@@ -132,7 +145,7 @@ def steps(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
     return lengths, rows, seen
 
 
-@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
+@some_shapes
 @pytest.mark.parametrize("target", [*runnable()[:1], runnable()[-1]], ids=lambda target: target.name)
 @given(step=steps(), cut=st.floats(0, 1))
 @examples(40)

@@ -9,15 +9,15 @@ from radixlm.compile.targets import Target
 from radixlm.runtime.manifest import KVDType, KVLayout
 
 from .harness import built, every_target
-from .pool import Pool, layout_of
+from .pool import PARTS, Pool, layout_of
 
 NUM_PAGES = 7
-every_dtype = pytest.mark.parametrize("dtype", ["f16", "f32"])
+every_dtype = pytest.mark.parametrize("dtype", ["f16", "f32", "int8"])
 
 
 def filled(layout: KVLayout) -> Pool:
     pool = Pool(layout, NUM_PAGES)
-    pool.array[...] = np.random.default_rng(0).standard_normal(pool.array.shape)
+    pool.array[...] = 30 * np.random.default_rng(0).standard_normal(pool.array.shape)
     return pool
 
 
@@ -30,8 +30,9 @@ def test_copied_rows_are_the_first_of_their_page(target: Target, dtype: KVDType,
     copies = np.array([(0, 5, 16), (6, 1, 1), (3, 4, 11), (2, 2, 9), (5, 0, 0)], np.int32)
     for source, destination, count in copies[:-1]:  # none of them reads what another writes; the last copies nothing
         for layer in range(2):
-            for view in (expected.keys, expected.values):
-                view(destination, layer)[:, :count] = view(source, layer)[:, :count]
+            for part in PARTS:
+                for view in (expected.items, expected.scales) if dtype == "int8" else (expected.items,):
+                    view(part, destination, layer)[:, :count] = view(part, source, layer)[:, :count]
     built(target, copy_rows, layout)(pool.array, *(column.copy() for column in copies.T), NUM_PAGES, len(copies))
     assert (pool.array == expected.array).all()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from radixlm.compile.kernels.rope import rope_angles, rope_append
@@ -9,7 +11,7 @@ from radixlm.compile.targets import Target
 from radixlm.runtime.manifest import PAGE_SIZE, KVDType
 
 from .harness import built, every_target
-from .pool import Pool, layout_of
+from .pool import KEYS, PARTS, VALUES, Pool, layout_of
 
 
 @every_target
@@ -24,7 +26,7 @@ def test_angles_are_cosines_and_sines_of_positions(target: Target, num_rows: int
 
 
 @every_target
-@pytest.mark.parametrize("dtype", ["f16", "f32"])
+@pytest.mark.parametrize("dtype", ["f16", "f32", "int8"])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(4, 2, 8), (3, 3, 6), (2, 1, 2), (7, 1, 80)])
 def test_queries_and_keys_are_rotated_and_rows_appended(
     target: Target, dtype: KVDType, num_heads: int, num_kv_heads: int, head_dim: int
@@ -50,12 +52,44 @@ def test_queries_and_keys_are_rotated_and_rows_appended(
         turned = rotated(qkv, columns[1], num_kv_heads, angles)
         plain = qkv[:, columns[2] :].reshape(num_rows, num_kv_heads, head_dim)
         for row, slot in enumerate(slots):
-            expected.keys(slot // PAGE_SIZE, 1)[:, slot % PAGE_SIZE] = turned[row]
-            expected.values(slot // PAGE_SIZE, 1)[:, slot % PAGE_SIZE] = plain[row]
-            written = pool.values(slot // PAGE_SIZE, 1)[:, slot % PAGE_SIZE]
-            assert (written == plain[row].astype(written.dtype)).all()  # values are rounded once
-        assert (np.isnan(pool.array) == np.isnan(expected.array)).all()  # and nothing else was written
-        np.testing.assert_allclose(pool.array, expected.array, 0, 1e-6 if dtype == "f32" else 2e-3)
+            expected.write(KEYS, slot // PAGE_SIZE, 1, slot % PAGE_SIZE, turned[row])
+            expected.write(VALUES, slot // PAGE_SIZE, 1, slot % PAGE_SIZE, plain[row])
+        for page, part in itertools.product(range(5), PARTS):
+            stored, wanted = pool.rows(part, page, 1), expected.rows(part, page, 1)
+            assert (np.isnan(stored) == np.isnan(wanted)).all()
+            np.testing.assert_allclose(stored, wanted, 0, {"f32": 1e-6, "f16": 2e-3, "int8": 4e-2}[dtype])
+            written = ~np.isnan(wanted)
+            if part == VALUES:  # they are rounded once
+                assert (stored == wanted)[written].all()
+            pool.items(part, page, 1)[written] = expected.items(part, page, 1)[written]
+            if dtype == "int8":
+                pool.scales(part, page, 1)[written[..., 0]] = expected.scales(part, page, 1)[written[..., 0]]
+        assert np.array_equal(pool.array, expected.array, equal_nan=dtype != "int8")  # nothing else was written
+
+
+@every_target
+@pytest.mark.parametrize("head_dim", [6, 48])
+@pytest.mark.parametrize("number", [0.0, 1e-30, 1e37, np.inf, -np.inf, np.nan])
+def test_a_row_of_int8_keeps_its_size_and_shows_what_is_not_finite(
+    target: Target, number: float, head_dim: int
+) -> None:
+    layout = layout_of("int8", 1, 1, head_dim)
+    row = np.random.default_rng(1).uniform(-1, 1, head_dim).astype(np.float32)
+    if np.isfinite(number):
+        row *= np.float32(number)
+    else:
+        row[head_dim // 2 + 1] = number
+    qkv = np.concatenate([row, row, row])[None]
+    angles = np.repeat(np.array([[1, 0]], np.float32), head_dim // 2, axis=1)  # no turn
+    pool, slot, q = Pool(layout, 1), 3, np.zeros((1, head_dim), np.float32)
+    kernel = built(target, rope_append, layout, 1, 0, head_dim, 2 * head_dim, 3 * head_dim)
+    kernel(qkv, angles, np.array([slot], np.int32), q, pool.array, 0, 1, 1)
+    for part in PARTS:
+        stored = pool.rows(part, 0, 0)[0, slot]
+        if np.isfinite(number):
+            np.testing.assert_allclose(stored, row, 0, max(np.abs(row).max(), 1e-30) / 127 * 0.501)
+        else:
+            assert np.isnan(stored).all()
 
 
 def rotated(qkv: np.ndarray, column: int, num_heads: int, angles: np.ndarray) -> np.ndarray:
