@@ -36,9 +36,11 @@ bench-growth: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.model_sizes $(ARTIFACT)/tokenizer.json --scratch .cache
 	$(BIN)/python -m bench.report
 
-# What of conversations is computed again, with the tokenizers of five models; five minutes, and ../shared/data or RADIXLM_DATA.
-bench-replay: $(VENV)/.bench
+# What of conversations is computed again, with five models' tokenizers and with SmolLM2; seven minutes, and RADIXLM_DATA.
+bench-replay: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.replay
+	$(BIN)/python -m bench.replay_live $(ARTIFACT)
+	$(BIN)/python -m bench.text_quality $(ARTIFACT)
 	$(BIN)/python -m bench.report
 
 # The small files in tests/goldens, made anew with torch and transformers in a virtual environment of their own.

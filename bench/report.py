@@ -130,6 +130,27 @@ def _replay(results: Json, _: Path) -> Iterator[str]:
     yield replay_tables.changed(results)
 
 
+def _replay_live(results: Json, _: Path) -> Iterator[str]:
+    yield "## A real model's own replies"
+    yield (
+        f"{results['num_conversations']} conversations of {results['num_turns']} turns at temperature 1, counted at "
+        "the model's door. Of a reply that came whole to the client nothing that had KV may be prefilled again: "
+        f"{'met' if results['is_met'] else '**missed**'}."
+    )
+    yield replay_tables.live(results)
+
+
+def _text_quality(results: Json, _: Path) -> Iterator[str]:
+    yield "## A reply's own ids, or its text encoded anew"
+    yield (
+        "Mean log-likelihood of the true text that follows, behind the usual ids and how much more it is behind the "
+        "reused ones; KL(usual || reused) in nats a token; all with twice the standard error over talks. `sampled`: "
+        f"those of {results['num_sampled']} replies that the model sampled whose ids are not the encoding of their "
+        "text; `split`: ids drawn at random, which no model says."
+    )
+    yield replay_tables.text_quality(results)
+
+
 _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     "peers": _peers,
     "perplexity": _perplexity,
@@ -141,6 +162,8 @@ _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     "model_sizes": _model_sizes,
     "kernels": _kernels,
     "replay": _replay,
+    "replay_live": _replay_live,
+    "text_quality": _text_quality,
 }
 
 
