@@ -12,15 +12,14 @@ from radixlm.compile.kernels.attention import attention, slots_floats, units_int
 from radixlm.compile.kernels.attention_shape import AttentionShape
 from radixlm.compile.kernels.attention_units import AttentionLimits, find_units
 from radixlm.compile.targets import Target
-from radixlm.runtime.manifest import PAGE_SIZE, KVLayout
+from radixlm.runtime.manifest import PAGE_SIZE, KVDType, KVLayout
 
 from .kernel_case import Case, Work
 from .native import Native, aligned
 
 HEADS, KV_HEADS, HEAD_DIM = 9, 3, 64
 WIDTH = HEADS * HEAD_DIM
-LAYOUT = KVLayout(dtype="f16", page_size=PAGE_SIZE, num_layers=1, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
-TOKEN_BYTES = 2 * KV_HEADS * HEAD_DIM * 2
+KV_DTYPES: tuple[KVDType, ...] = ("f16", "int8")
 COLD_BYTES = 160 << 20
 CONTEXTS = (100, 2000, 8000)
 CHUNK, PASTS = 512, (0, 1536)
@@ -28,22 +27,35 @@ LIMITS = AttentionLimits(CHUNK, max(CONTEXTS))
 
 
 def attention_cases(target: Target, cold_bytes: int = COLD_BYTES) -> Iterator[Case]:
-    """Decode at each of `CONTEXTS`, and `CHUNK` tokens after each of `PASTS`."""
-    num_pages = cold_bytes // (PAGE_SIZE * TOKEN_BYTES)
-    pool = aligned(np.full(cold_bytes // 2, 1 / 64, np.float16))
-    for context in CONTEXTS:
-        yield _case(target, pool, num_pages, np.array([context], np.int32), f"decode after {context - 1:,}")
-    for past in PASTS:
-        lengths = np.arange(past + 1, past + CHUNK + 1, dtype=np.int32)
-        yield _case(target, pool, num_pages, lengths, f"{CHUNK} tokens after {past:,}")
+    """Of each KV dtype decode at each of `CONTEXTS`, and `CHUNK` tokens after each of `PASTS`."""
+    for dtype in KV_DTYPES:
+        layout = KVLayout(dtype=dtype, page_size=PAGE_SIZE, num_layers=1, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
+        num_pages = cold_bytes // layout.page_bytes
+        pool = _pool(layout, num_pages)
+        for context in CONTEXTS:
+            lengths = np.array([context], np.int32)
+            yield _case(target, layout, pool, num_pages, lengths, f"decode after {context - 1:,}")
+        for past in PASTS:
+            lengths = np.arange(past + 1, past + CHUNK + 1, dtype=np.int32)
+            yield _case(target, layout, pool, num_pages, lengths, f"{CHUNK} tokens after {past:,}")
 
 
-def _case(target: Target, pool: np.ndarray, num_pages: int, lengths: np.ndarray, size: str) -> Case:
+def _pool(layout: KVLayout, num_pages: int) -> np.ndarray:
+    """All keys and values are 1 / 64."""
+    shape = (num_pages * 2 * KV_HEADS, layout.head_items)
+    if not layout.has_scales:
+        return aligned(np.full(shape, 1 / 64, np.float16))
+    pool = np.ones(shape, np.int8)
+    pool[:, : layout.num_scale_items].view(np.float32)[...] = 1 / 64
+    return aligned(pool)
+
+
+def _case(target: Target, layout: KVLayout, pool: np.ndarray, num_pages: int, lengths: np.ndarray, size: str) -> Case:
     num_rows, longest = len(lengths), int(lengths[-1])
     width = -(-longest // PAGE_SIZE)
     sequences = num_pages // width
     pages = np.random.default_rng(0).permutation(num_pages)[: sequences * width].astype(np.int32)
-    shape = AttentionShape.of(LAYOUT, HEADS, target)
+    shape = AttentionShape.of(layout, HEADS, target)
     rows, units = aligned(np.zeros(num_rows, np.int32)), aligned(np.zeros(units_ints(LIMITS), np.int32))
     finder = Native({"find_units": find_units(LIMITS, shape.tokens)}, target)
     finder.call("find_units", (rows, aligned(lengths), units, num_rows))
@@ -61,11 +73,14 @@ def _case(target: Target, pool: np.ndarray, num_pages: int, lengths: np.ndarray,
         width,
     )
     return Case(
-        "attention f16",
+        f"attention {layout.dtype}",
         lambda: attention(shape, WIDTH, LIMITS),
         size,
         values,
-        Work(longest * TOKEN_BYTES + 8 * num_rows * WIDTH, float_operations=4.0 * WIDTH * float(lengths.sum())),
+        Work(
+            longest * layout.page_bytes / PAGE_SIZE + 8 * num_rows * WIDTH,
+            float_operations=4.0 * WIDTH * float(lengths.sum()),
+        ),
         (0, 0, width, 0, 0, 0, 0, 0, 0, 0, 0),
         sequences,
     )
