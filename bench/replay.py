@@ -21,7 +21,7 @@ from typing import Any
 from . import replay_conversations
 from .replay_adversaries import Adversaries, Held
 from .replay_conversations import Conversation
-from .replay_engine import POLICIES, Message, Policy, ReplayEngine, with_reply
+from .replay_engine import POLICIES, Message, Policy, ReplayEngine, Turn, with_reply
 from .replay_ideal import Ideal
 from .replay_models import MODELS, TalkingArtifact, artifact, read_tokenizer
 from .replay_replies import KINDS, Replies
@@ -85,16 +85,16 @@ def _turns(
     namespace: bytes,
 ) -> Iterator[tuple[int, int, int]]:
     """Prompt tokens, prefilled and ideal ones of each turn after the first."""
-    messages: list[Message] = [{"role": "user", "content": conversation.texts[0]}]
-    for said, asked in zip(conversation.texts[1::2], [*conversation.texts[2::2], None], strict=False):
-        ids = KINDS[kind](replies, said)
-        turn = engine.ask(messages, ids if kind == "cut" else [*ids, engine.end_id], policy, namespace)
-        if asked is None:
-            return
-        messages = with_reply(messages, turn.text, asked)
-        least = ideal.num_tokens(turn, messages)
-        passed = engine.ask(messages, [engine.end_id], policy, namespace)
-        yield len(passed.prompt_ids), len(passed.prefilled_ids), least
+    messages: list[Message] = []
+    last: Turn | None = None
+    for number, question in enumerate(conversation.texts[::2]):
+        messages = with_reply(messages, last.text, question) if last else [{"role": "user", "content": question}]
+        answer = conversation.texts[2 * number + 1 : 2 * number + 3]
+        ids = KINDS[kind](replies, answer[0]) if len(answer) == 2 else []  # nobody goes on from the last one
+        turn = engine.ask(messages, ids if ids and kind == "cut" else [*ids, engine.end_id], policy, namespace)
+        if last is not None:
+            yield len(turn.prompt_ids), len(turn.prefilled_ids), ideal.num_tokens(last, messages)
+        last = turn
 
 
 def _replay_model(name: str, data: Path, most: int | None) -> tuple[list[Replayed], dict[str, Held]]:
@@ -124,7 +124,7 @@ def main() -> None:
         for name, job in jobs.items():
             replayed, held = job.result()
             rows += replayed
-            changed[name] = {way: dataclasses.asdict(found) for way, found in held.items()}
+            changed[name] = {way: dict(vars(found)) for way, found in held.items()}
             for row in replayed:
                 print(f"{name:14} {row.replies:7} {row.policy:7} {row.ratio:8.4f}", flush=True)
             for way, found in held.items():

@@ -33,7 +33,12 @@ class Ledger:
 
         A model's tokens count where they spell the prompt, a client's where they are the prompt's own.
         """
-        return max((_reach(prompt, computed) for computed in self._computed), default=0)
+        most = 0
+        for computed in self._computed:
+            same = _num_common(prompt.text, computed.text)
+            if same > most:
+                most = max(most, _reach(prompt, computed, same))
+        return most
 
     def check_truth(self, prompt: SpelledPrompt, turn: Turn) -> None:
         """Raise AssertionError unless the used ids spell the prompt, and the reused were computed in that order."""
@@ -60,8 +65,8 @@ class Ledger:
         self._computed.append(_Computed(ids, generated, b"".join(pieces), list(accumulate(map(len, pieces)))))
 
 
-def _reach(prompt: SpelledPrompt, computed: _Computed) -> int:
-    same = _num_common(prompt.text, computed.text)
+def _reach(prompt: SpelledPrompt, computed: _Computed, same: int) -> int:
+    """How far the prompt may go along with what was computed, of which the first `same` bytes are its own."""
     done = bisect_right(computed.ends, same)
     while done and not (computed.generated[done - 1] and prompt.is_character_boundary(computed.ends[done - 1])):
         done -= 1

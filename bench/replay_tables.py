@@ -64,7 +64,7 @@ def text_quality(results: Json) -> str:
     rows = [
         [
             f"{row['ids']}, {row['follows']}",
-            f"{row['num_replies']} of {row['num_talks']}",
+            f"{row['num_replies']}, {row['num_talks']}",
             f"{row['usual']:.3f}",
             f"**{row['gain']:+.4f}** ± {row['gain_error']:.4f}",
             f"{row['kl']:.4f} ± {row['kl_error']:.4f}",
