@@ -9,7 +9,7 @@ SAMPLING := --temperature 0.2 --top-p 0.9
 # What an artifact is made by: it is compiled again when one of these is newer.
 COMPILER := $(shell find compile tokenizer_fix -name '*.py') runtime/manifest.py runtime/artifact.py requirements.lock
 
-.PHONY: run test bench bench-peers bench-growth bench-replay goldens lock clean
+.PHONY: run test bench bench-cache bench-peers bench-growth bench-replay goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -23,6 +23,12 @@ test: $(VENV)/.test
 bench: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.kernels
 	$(BIN)/python -m bench.engine $(ARTIFACT)
+	$(BIN)/python -m bench.report
+
+# What the prefix cache costs, in ten seconds; and with MOONCAKE=conversation_trace.jsonl.gz what it finds, in a minute.
+bench-cache: $(VENV)/.bench
+	$(BIN)/python -m bench.match_cost
+	$(if $(MOONCAKE),$(BIN)/python -m bench.mooncake $(MOONCAKE))
 	$(BIN)/python -m bench.report
 
 # radixlm beside llama.cpp, in seven minutes.

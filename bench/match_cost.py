@@ -37,14 +37,14 @@ SYSTEMS, SYSTEM_TOKENS, TURN_TOKENS, EARLIER = 5, 200, (20, 300), 50
 
 def main() -> None:
     """Measure, print and write the results."""
-    sizes = [measure(num_cached) for num_cached in CACHED_TOKENS]
+    sizes = [measure(num_cached, PROMPT_TOKENS) for num_cached in CACHED_TOKENS]
     print(write_results("match_cost", {"bar": {"s": 50e-6, "s_per_token": 1e-6}, "sizes": sizes}))
 
 
-def measure(num_cached: int) -> dict[str, object]:
+def measure(num_cached: int, prompt_tokens: Sequence[int]) -> dict[str, object]:
     """One size of the index."""
     chance = random.Random(num_cached)
-    room = ROUNDS * sum(2 * (tokens // PAGE_SIZE + 2) for tokens in PROMPT_TOKENS)
+    room = ROUNDS * sum(2 * (tokens // PAGE_SIZE + 2) for tokens in prompt_tokens)
     cache = PrefixCache(PagePool(num_cached // PAGE_SIZE + room))
     tracemalloc.start()
     fill(cache, num_cached, chance)
@@ -53,7 +53,7 @@ def measure(num_cached: int) -> dict[str, object]:
     tracemalloc.stop()
     cached_tokens = cache.pool.num_cached * PAGE_SIZE
     num_nodes = cache.stats().num_nodes
-    rows = [times_of(cache, num_tokens, chance) for num_tokens in PROMPT_TOKENS]
+    rows = [times_of(cache, num_tokens, chance) for num_tokens in prompt_tokens]
     for row in rows:
         took = ", ".join(f"{key} {1e6 * value:,.0f} us" for key, value in row.items() if key != "tokens")
         print(f"{cached_tokens:>9,} cached, {row['tokens']:>6,} tokens: {took}")

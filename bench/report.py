@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import plots, quality_tables, replay_tables, tables
+from . import cache_tables, plots, quality_tables, replay_tables, tables
 from .machine import ROOT
 from .results import RESULTS, read_results
 from .tables import Json
@@ -151,6 +151,26 @@ def _text_quality(results: Json, _: Path) -> Iterator[str]:
     yield replay_tables.text_quality(results)
 
 
+def _match_cost(results: Json, _: Path) -> Iterator[str]:
+    yield "## What the prefix cache costs"
+    yield (
+        "Microseconds to match a prompt that is cached, plus those to insert a new one, which is all that the cache does "
+        "for a request: match, open, a step's reserve and commit, close. Without tokenization; medians. The text walk is "
+        "of the same text in other ids: the prompt has two for each cached one."
+    )
+    yield cache_tables.match_costs(results)
+    yield cache_tables.index_sizes(results)
+
+
+def _mooncake(results: Json, _: Path) -> Iterator[str]:
+    yield "## Mooncake's conversation trace"
+    yield (
+        f"{results['requests']:,} requests with {results['hash_ids']:,} hash ids, {results['distinct']:,} distinct, each a "
+        "page; the share of them that is found. The engine's order is LRU, leaves first; the others are simulated."
+    )
+    yield cache_tables.hit_rates(results)
+
+
 _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     "peers": _peers,
     "perplexity": _perplexity,
@@ -160,6 +180,8 @@ _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     "engine": _engine,
     "growth": _growth,
     "model_sizes": _model_sizes,
+    "match_cost": _match_cost,
+    "mooncake": _mooncake,
     "kernels": _kernels,
     "replay": _replay,
     "replay_live": _replay_live,
