@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from radixlm.compile.kernels.builder import SIZE, Kernel, parallel, registers, serial
-from radixlm.compile.kernels.integer_dot import DOTS
+from radixlm.compile.kernels.integer_dot import dot_of
 from radixlm.compile.kernels.vector import LANES, const, fma, lanes, splat
 from radixlm.compile.targets import Target, find_target
 from tvm.script.ir_builder import tirx as T
@@ -107,7 +107,7 @@ def _accumulators(target: Target) -> int:
 
 def _integer_chains(target: Target) -> int:
     """Independent sums of 16 outputs that fit the accumulators."""
-    return _accumulators(target) // DOTS[target.integer_dot].num_pieces
+    return _accumulators(target) // dot_of(target.integer_dot, 4).num_pieces
 
 
 def _float_chains(target: Target) -> int:
@@ -135,8 +135,8 @@ def _read() -> Any:
 
 
 def _integer_dots(target: Target) -> Any:
-    """`(out, turns, parts)`: chains of the target's 8-bit dot product, 16 outputs times 4 inputs at a time."""
-    dot, chains = DOTS[target.integer_dot], _integer_chains(target)
+    """`(out, turns, parts)`: chains of the target's dot product of 4-bit weights, 16 outputs times 4 inputs."""
+    dot, chains = dot_of(target.integer_dot, 4), _integer_chains(target)
     with Kernel() as k:
         out, turns, parts = k.arguments(out="int32", turns=SIZE, parts=SIZE)
         with parallel(parts) as part:

@@ -1,12 +1,16 @@
 """Products of 8-bit integers, added in groups of four: `acc[n] += sum_b w[4n + b] * x[b]` for 16 outputs n.
 
 The one place that knows instruction sets. Every variant computes the same integers exactly. Weights are unsigned
-(0..255), activations signed (-127..127), so no 16-bit intermediate overflows: 255 * 127 < 2**15.
+(0..255, or 0..15 in 4 bits), activations signed (-127..127, and the low bytes of wide ones -128..127).
+
+Where the target has no instruction for it, 8-bit weights are widened first, for vpmaddubsw adds two products into 16
+bits: 2 * 255 * 127 > 2**15. In 4 bits the products of a whole group fit: 32 / 2 * 15 * 128 = 30,720 < 2**15.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import tvm
 from tvm.script import tirx as T
@@ -15,15 +19,22 @@ from ..targets import IntegerDot
 from .vector import LANES, Expr, lanes, splat, vector_type
 
 CHUNK = 64  # bytes of weights for 16 outputs and 4 inputs
+# pairs512, pairs256: an accumulator holds two int16 for an output, of products with 4-bit weights
+Instruction = IntegerDot | Literal["pairs512", "pairs256"]
 
 
 @dataclass(frozen=True)
 class Dot:
     """How a target does it: in `num_pieces` pieces of `CHUNK`, each with an accumulator of `piece_lanes` int32."""
 
-    instruction: IntegerDot
+    instruction: Instruction
     num_pieces: int
     piece_lanes: int
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether accumulators are int16, two for an output: room for one group, and not for more bits."""
+        return self.instruction in ("pairs512", "pairs256")
 
     @property
     def piece_bytes(self) -> int:
@@ -43,17 +54,28 @@ class Dot:
             return T.call_llvm_pure_intrin(vector_type("int32", self.piece_lanes), name, acc, weights, signed)
         if self.instruction == "portable":
             return _portable(acc, weights, x)
-        return self._multiply_add_pairs(acc, weights, x)
+        return self._add_pairs(acc, weights, x) if self.in_pairs else self._multiply_widened(acc, weights, x)
 
-    def _multiply_add_pairs(self, acc: Expr, weights: Expr, x: Expr) -> Expr:
+    def _add_pairs(self, acc: Expr, weights: Expr, x: Expr) -> Expr:
+        size = self.piece_bytes
+        signed = T.reinterpret(vector_type("int8", size), splat(x, self.piece_lanes))
+        name = "llvm.x86.avx512.pmaddubs.w.512" if size == 64 else "llvm.x86.avx2.pmadd.ub.sw"
+        pairs = vector_type("int16", size // 2)
+        products = T.call_llvm_pure_intrin(pairs, name, weights, signed)
+        return T.reinterpret(vector_type("int32", self.piece_lanes), T.reinterpret(pairs, acc) + products)
+
+    def _multiply_widened(self, acc: Expr, weights: Expr, x: Expr) -> Expr:
         size = self.piece_bytes
         wide_weights = T.Cast(vector_type("int16", size), weights)
         wide_x = T.Cast(vector_type("int16", size), T.reinterpret(vector_type("int8", size), splat(x, size // 4)))
-        name = "llvm.x86.avx512.pmaddw.d.512" if size == 32 else "llvm.x86.avx2.pmadd.wd"
-        return acc + T.call_llvm_pure_intrin(vector_type("int32", size // 2), name, wide_weights, wide_x)
+        return acc + _madd(wide_weights, wide_x, size // 2)
 
     def outputs(self, pieces: list[Expr]) -> Expr:
         """The 16 outputs, from the accumulators of all pieces."""
+        if self.in_pairs:
+            n = 2 * self.piece_lanes
+            ones = splat(T.int16(1), n)
+            pieces = [_madd(T.reinterpret(vector_type("int16", n), piece), ones, n // 2) for piece in pieces]
         if self.num_pieces == 1:
             return pieces[0]
         if self.accumulator_lanes == LANES:
@@ -61,6 +83,12 @@ class Dot:
         even = tvm.tirx.Shuffle(pieces, list(range(0, 2 * LANES, 2)))
         odd = tvm.tirx.Shuffle(pieces, list(range(1, 2 * LANES, 2)))
         return even + odd
+
+
+def _madd(a: Expr, b: Expr, n: int) -> Expr:
+    """`n` int32, each the sum of two products of int16."""
+    name = "llvm.x86.avx512.pmaddw.d.512" if n == LANES else "llvm.x86.avx2.pmadd.wd"
+    return T.call_llvm_pure_intrin(vector_type("int32", n), name, a, b)
 
 
 def _portable(acc: Expr, weights: Expr, x: Expr) -> Expr:
@@ -72,6 +100,11 @@ def _portable(acc: Expr, weights: Expr, x: Expr) -> Expr:
     return acc
 
 
+def dot_of(instruction: IntegerDot, bits: int) -> Dot:
+    """How a target multiplies weights of so many bits."""
+    return _DOTS_OF_4_BITS.get(instruction, DOTS[instruction]) if bits == 4 else DOTS[instruction]
+
+
 DOTS: dict[IntegerDot, Dot] = {
     "vnni512": Dot("vnni512", 1, 16),
     "vnni256": Dot("vnni256", 2, 8),
@@ -79,6 +112,7 @@ DOTS: dict[IntegerDot, Dot] = {
     "madd256": Dot("madd256", 4, 8),
     "portable": Dot("portable", 1, 16),
 }
+_DOTS_OF_4_BITS: dict[IntegerDot, Dot] = {"madd512": Dot("pairs512", 1, 16), "madd256": Dot("pairs256", 2, 8)}
 
 
 def code_bytes(weights: Expr, start: Expr, chunk: int, piece: int, dot: Dot, bits: int) -> Expr:

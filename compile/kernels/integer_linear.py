@@ -12,9 +12,9 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from ..targets import IntegerDot, Target
+from ..targets import Target
 from .builder import SIZE, Kernel, Memory, either, parallel, prefetch, registers, serial, when
-from .integer_dot import CHUNK, DOTS, code_bytes
+from .integer_dot import CHUNK, Instruction, code_bytes, dot_of
 from .layout import GROUP, ROW_BLOCK, LinearSpec
 from .quantized_rows import CHUNKS, QuantizedRows
 from .spans import Slabs, Spans, finish
@@ -22,11 +22,13 @@ from .vector import Expr, const, fma, lanes, splat, to_f32
 
 UNPACKED = CHUNKS * CHUNK  # bytes of a group of a block, one for each code
 # Rows and blocks of a register tile: with 512 bits 12 integer and 12 float accumulators, of 32 registers.
-TILES: dict[IntegerDot, tuple[int, int]] = {
+TILES: dict[Instruction, tuple[int, int]] = {
     "vnni512": (4, 3),
     "vnni256": (4, 1),
     "madd512": (4, 1),
     "madd256": (2, 1),
+    "pairs512": (4, 2),
+    "pairs256": (2, 1),
     "portable": (2, 1),
 }
 SLAB_TILES = 16  # register tiles of rows that share unpacked weights
@@ -75,8 +77,8 @@ class _IntegerMatrix:
     ) -> None:
         self.spec, self.kind, self.x, self.y = spec, spec.kind, x, y
         self.codes, self.scales, self.minima, self.bias = codes, scales, minima, bias
-        self.dot, self.has_fma, self.has_f16c = DOTS[target.integer_dot], target.has_fma, target.has_f16c
         self.bits = 4 if spec.kind.name == "q4" else 8
+        self.dot, self.has_fma, self.has_f16c = dot_of(target.integer_dot, self.bits), target.has_fma, target.has_f16c
         self.num_bytes = 2 if spec.wide else 1  # of an activation's code
         self.zero = 0 if spec.kind.has_minimum else 1 << (self.bits - 1)
         self.groups, self.blocks = spec.num_inputs // GROUP, spec.num_outputs // ROW_BLOCK
@@ -194,13 +196,6 @@ class _IntegerMatrix:
         for i in range(accumulators * self.dot.num_pieces):
             acc[lanes(i * size, size)] = splat(T.int32(0), size)
 
-    def _shift(self, acc: Memory, accumulators: int) -> None:
-        """From sums of high bytes to what low bytes are added to: 32 * 255 * 32512 still fits an int32."""
-        size = self.dot.piece_lanes
-        for i in range(accumulators * self.dot.num_pieces):
-            where = lanes(i * size, size)
-            acc[where] = T.shift_left(acc[where], splat(T.int32(8), size))
-
     def _accumulate(self, acc: Memory, i: int, piece: int, weights: Expr, x: Expr) -> None:
         size = self.dot.piece_lanes
         where = lanes(i * self.dot.accumulator_lanes + piece * size, size)
@@ -237,6 +232,9 @@ class _Tile:
         self.size = len(self.cells) * ROW_BLOCK
         self.floats = registers(self.size, "float32")
         self.integers = registers(len(self.cells) * matrix.dot.accumulator_lanes, "int32")
+        self.keeps_high = matrix.dot.in_pairs and matrix.num_bytes == 2
+        if self.keeps_high:
+            self.high = registers(self.size, "int32")
 
     def clear(self) -> None:
         """Begin with zeros."""
@@ -261,15 +259,29 @@ class _Tile:
             matrix._clear(self.integers, len(self.cells))
             for byte in range(matrix.num_bytes):
                 if byte:
-                    matrix._shift(self.integers, len(self.cells))
+                    self._shift()
                 for chunk, (i, (m, n)), piece in product(chunks, enumerate(self.cells), range(matrix.dot.num_pieces)):
                     x = matrix.x.chunk(g, first_row + m, chunk, byte)
                     matrix._accumulate(self.integers, i, piece, weights(n, chunk, piece), x)
             for i, (m, n) in enumerate(self.cells):
                 total, where = matrix._outputs(self.integers, i), lanes(i * ROW_BLOCK)
+                if self.keeps_high:
+                    total = total + self.high[where]
                 self.floats[where] = matrix._scaled(
                     self.floats[where], total, self.first_block + n, g, first_row + m, half
                 )
+
+    def _shift(self) -> None:
+        """From sums of high bytes to what low bytes are added to: 32 * 255 * 32512 still fits an int32."""
+        dot, eight = self.matrix.dot, T.int32(8)
+        if self.keeps_high:
+            for i in range(len(self.cells)):
+                self.high[lanes(i * ROW_BLOCK)] = T.shift_left(self.matrix._outputs(self.integers, i), splat(eight))
+            self.matrix._clear(self.integers, len(self.cells))
+            return
+        for i in range(len(self.cells) * dot.num_pieces):
+            where = lanes(i * dot.piece_lanes, dot.piece_lanes)
+            self.integers[where] = T.shift_left(self.integers[where], splat(eight, dot.piece_lanes))
 
     def finish(self, first_row: Expr, num_rows: Expr) -> None:
         """Write the outputs of rows that are no padding."""

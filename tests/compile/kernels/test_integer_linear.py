@@ -186,7 +186,7 @@ def test_a_row_is_the_same_bits_alone_and_among_others(target: Target, kind: Wei
 
 @every_kind
 @pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
-@pytest.mark.parametrize("num_rows", [1, 5])
+@pytest.mark.parametrize("num_rows", [1, 5, 9])
 def test_the_largest_codes_give_exact_integers_on_every_target(kind: WeightKind, wide: bool, num_rows: int) -> None:
     """With scales of 1 and one group, an output is its integer, rounded to float32 once."""
     rng = np.random.default_rng(3)
@@ -196,6 +196,8 @@ def test_the_largest_codes_give_exact_integers_on_every_target(kind: WeightKind,
     x = rng.choice([-limit, limit], (num_rows, GROUP))
     x[0] = limit
     x[-1, ::2] = -limit
+    if wide:
+        x[num_rows // 2] = 127 * 256 - 128  # the bytes 127 and -128
     ones = np.ones((16, GROUP // kind.group), np.float16)
     weight = Weight(kind, codes, ones, 0 * ones if kind.has_minimum else None)
     rows = Rows(x, np.ones((num_rows, 1), np.float32), wide)
