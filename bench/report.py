@@ -135,7 +135,8 @@ def _replay_live(results: Json, _: Path) -> Iterator[str]:
     yield (
         f"{results['num_conversations']} conversations of {results['num_turns']} turns at temperature 1, counted at "
         "the model's door. Of a reply that came whole to the client nothing that had KV may be prefilled again: "
-        f"{'met' if results['is_met'] else '**missed**'}."
+        f"{'met' if results['is_met'] else '**missed**'}. The tokens of a stop string had KV, too, but the client never "
+        "gets their text, and sends none back."
     )
     yield replay_tables.live(results)
 
@@ -154,9 +155,9 @@ def _text_quality(results: Json, _: Path) -> Iterator[str]:
 def _match_cost(results: Json, _: Path) -> Iterator[str]:
     yield "## What the prefix cache costs"
     yield (
-        "Microseconds to match a prompt that is cached, plus those to insert a new one, which is all that the cache does "
-        "for a request: match, open, a step's reserve and commit, close. Without tokenization; medians. The text walk is "
-        "of the same text in other ids: the prompt has two for each cached one."
+        "Microseconds to match a prompt that is cached, plus those to insert a new one, which is all that the cache "
+        "does for a request: match, open, a step's reserve and commit, close. Without tokenization; medians. The text "
+        "walk is of the same text in other ids: the prompt has two for each cached one."
     )
     yield cache_tables.match_costs(results)
     yield cache_tables.index_sizes(results)
@@ -165,8 +166,8 @@ def _match_cost(results: Json, _: Path) -> Iterator[str]:
 def _mooncake(results: Json, _: Path) -> Iterator[str]:
     yield "## Mooncake's conversation trace"
     yield (
-        f"{results['requests']:,} requests with {results['hash_ids']:,} hash ids, {results['distinct']:,} distinct, each a "
-        "page; the share of them that is found. The engine's order is LRU, leaves first; the others are simulated."
+        f"{results['requests']:,} requests with {results['hash_ids']:,} hash ids, {results['distinct']:,} distinct, "
+        "each a page; the share of them that is found. The engine's order is LRU, leaves first; others are simulated."
     )
     yield cache_tables.hit_rates(results)
 
