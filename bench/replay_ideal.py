@@ -1,7 +1,8 @@
 """How few tokens of a turn's prompt could be computed: those after the last one whose KV can exist.
 
 A reply's last sampled token has no KV: it was never passed to the model. Counted in the encoding of the whole prompt by
-the `tokenizers` library's own offsets; knows neither caches nor what tokens spell.
+the `tokenizers` library's own offsets, which are of whole characters: ids that go on within one may be reused up to
+there, and are a token fewer than this ideal then. Knows neither caches nor what tokens spell.
 """
 
 from __future__ import annotations

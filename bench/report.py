@@ -135,8 +135,8 @@ def _replay_live(results: Json, _: Path) -> Iterator[str]:
     yield (
         f"{results['num_conversations']} conversations of {results['num_turns']} turns at temperature 1, counted at "
         "the model's door. Of a reply that came whole to the client nothing that had KV may be prefilled again: "
-        f"{'met' if results['is_met'] else '**missed**'}. The tokens of a stop string had KV, too, but the client never "
-        "gets their text, and sends none back."
+        f"{'met' if results['is_met'] else '**missed**'}. The tokens of a stop string had KV, too, but their text is "
+        "kept from the client, who cannot send it back."
     )
     yield replay_tables.live(results)
 
