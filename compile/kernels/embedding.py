@@ -11,7 +11,9 @@ from .builder import SIZE, Kernel, Memory, for_each_row, serial
 from .float_linear import DTYPES
 from .integer_dot import CHUNK
 from .layout import GROUP, ROW_BLOCK, padded_inputs
-from .vector import Expr, storage_type, to_f32
+from .vector import Expr, lanes, splat, storage_type, to_f32, vector_type
+
+_NEIGHBOURS = 4  # inputs of a token that lie side by side
 
 
 def embedding(kind: WeightKind, hidden_size: int, y_stride: int) -> Any:
@@ -33,12 +35,21 @@ def embedding(kind: WeightKind, hidden_size: int, y_stride: int) -> Any:
         def row(m: Expr) -> None:
             token = T.Cast("int64", token_ids[m])
             block, lane = token // ROW_BLOCK, token % ROW_BLOCK
-            with serial(hidden_size) as i:
-                if kind.is_quantized:
-                    value = _dequantized(kind, codes, scales, minima, block, lane, i, inputs)
-                else:
-                    value = to_f32(codes[(block * inputs + i) * ROW_BLOCK + lane], DTYPES[kind.name], 1)
-                y[m * y_stride + i] = value
+
+            def some(i: Expr, n: int) -> None:
+                value = _dequantized(kind, codes, scales, minima, block, lane, i, inputs, n)
+                y[lanes(m * y_stride + i, n)] = value
+
+            if kind.is_quantized:
+                with serial(hidden_size // GROUP) as g:
+                    for i in range(0, GROUP, _NEIGHBOURS):
+                        some(g * GROUP + i, _NEIGHBOURS)
+                for i in range(hidden_size // GROUP * GROUP, hidden_size):
+                    some(T.int64(i), 1)
+            else:
+                with serial(hidden_size) as i:
+                    code = codes[(block * inputs + i) * ROW_BLOCK + lane]
+                    y[m * y_stride + i] = to_f32(code, DTYPES[kind.name], 1)
             with serial(y_stride - hidden_size) as i:
                 y[m * y_stride + hidden_size + i] = T.float32(0)
 
@@ -47,15 +58,25 @@ def embedding(kind: WeightKind, hidden_size: int, y_stride: int) -> Any:
 
 
 def _dequantized(
-    kind: WeightKind, codes: Memory, scales: Memory, minima: Memory, block: Expr, lane: Expr, i: Expr, inputs: int
+    kind: WeightKind,
+    codes: Memory,
+    scales: Memory,
+    minima: Memory,
+    block: Expr,
+    lane: Expr,
+    i: Expr,
+    inputs: int,
+    n: int,
 ) -> Expr:
-    """Element `i` of the row `lane` of a block (see `layout.py`)."""
+    """Elements `i..i+n` of the row `lane` of a block (see `layout.py`): one, or all of a chunk."""
     group, chunk, byte = block * (inputs // GROUP) + i // GROUP, i % GROUP // 4, lane * 4 + i % 4
+    integers = vector_type("int32", n)
     if kind.name == "q4":
-        packed = T.Cast("int32", codes[(group * 4 + chunk // 2) * CHUNK + byte])
-        code = T.bitwise_and(T.shift_right(packed, T.Cast("int32", chunk % 2 * 4)), T.int32(15))
+        packed = T.Cast(integers, codes[lanes((group * 4 + chunk // 2) * CHUNK + byte, n)])
+        code = T.bitwise_and(T.shift_right(packed, splat(T.Cast("int32", chunk % 2 * 4), n)), splat(T.int32(15), n))
     else:
-        code = T.Cast("int32", codes[(group * 8 + chunk) * CHUNK + byte])
+        code = T.Cast(integers, codes[lanes((group * 8 + chunk) * CHUNK + byte, n)])
     where = (block * (inputs // kind.group) + i // kind.group) * ROW_BLOCK + lane
-    value = T.Cast("float32", code - T.int32(kind.zero)) * to_f32(scales[where], "float16", 1)
-    return value + to_f32(minima[where], "float16", 1) if kind.has_minimum else value
+    value = T.Cast(vector_type("float32", n), code - splat(T.int32(kind.zero), n))
+    value = value * splat(to_f32(scales[where], "float16", 1), n)
+    return value + splat(to_f32(minima[where], "float16", 1), n) if kind.has_minimum else value
