@@ -1,6 +1,6 @@
 """Perplexity of an artifact, and of llama.cpp and transformers on the file that it was compiled from.
 
-    python -m bench.perplexity --kv-dtype f16 --kv-dtype f32
+    python -m bench.perplexity --kv-dtype f16 --kv-dtype int8 --ours-only --text tinyshakespeare
     python -m bench.perplexity MODEL.gguf --peer llama.cpp --peer transformers --python .cache/goldens-venv/bin/python
 
 All see the same token ids, cut into the same windows (`windows.py`), without BOS where the model's tokenizer adds
@@ -100,25 +100,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, nargs="?", help="a GGUF file; by default the one behind the alias smollm2")
     parser.add_argument("--kv-dtype", action="append", choices=get_args(KVDType), help="of ours; may be repeated")
+    parser.add_argument("--text", action="append", help="may be repeated; by default all of texts.py")
+    parser.add_argument("--ours-only", action="store_true", help="no peer")
     parser.add_argument("--peer", action="append", choices=PEERS, help="may be repeated; by default llama.cpp")
     parser.add_argument("--python", default=sys.executable, help="the Python that has the peers")
     options = parser.parse_args()
     model = options.model or default_model.download()
+    dtypes: list[KVDType] = options.kv_dtype or ["f16"]
+    peers = [] if options.ours_only else options.peer or PEERS[:1]
     results: dict[str, dict[str, Float64]] = defaultdict(dict)
     windows: dict[str, list[Window]] = {}
     with tempfile.TemporaryDirectory() as directory:
-        for dtype in options.kv_dtype or ["f16"]:
+        for dtype in dtypes:
             artifact = Artifact.open(compile_model(model, Path(directory) / dtype, kv_dtype=dtype).path)
-            windows = windows_of(artifact)
+            windows = {name: found for name, found in windows_of(artifact).items() if name in (options.text or [name])}
             for text in windows:
-                results[text][f"radixlm, {dtype} KV"] = our_log_probs(artifact, windows[text])
+                results[text][_ours(dtype)] = our_log_probs(artifact, windows[text])
     table: list[Row] = []
     for text in windows:
-        for peer in options.peer or PEERS[:1]:
+        for peer in peers:
             results[text][peer] = peer_log_probs(options.python, peer, model, windows[text])
-        table += compare(text, windows[text], results[text], against=PEERS)
+        table += compare(text, windows[text], results[text], against=(_ours(dtypes[0]), *PEERS))
     show(table)
     write_results("perplexity", {"model": model.name, "window": WINDOW, "rows": [asdict(row) for row in table]})
+
+
+def _ours(dtype: KVDType) -> str:
+    return f"radixlm, {dtype} KV"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     .venv/bin/python bench/quality.py                   # as compiled
     .venv/bin/python bench/quality.py --as-f32 down     # with some matrices in f32, which no rounding enters
     .venv/bin/python bench/quality.py --eight-bits      # with 8-bit activations for sensitive matrices too
+    .venv/bin/python bench/quality.py --kv-dtype int8   # keys and values stored so
 
 Needs the development dependencies; the golden file is tests/goldens/smollm2.npz, made by the script beside it.
 """
@@ -17,6 +18,7 @@ import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 from unittest.mock import patch
 
 import numpy as np
@@ -26,7 +28,7 @@ from radixlm.compile.models import llama
 from radixlm.compile.sources import Source, open_source
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.batch import Batch
-from radixlm.runtime.manifest import PAGE_SIZE
+from radixlm.runtime.manifest import PAGE_SIZE, KVDType
 from radixlm.runtime.model_runner import ModelRunner
 
 GOLDENS = Path(__file__).resolve().parent.parent / "tests" / "goldens" / "smollm2_kl.py"
@@ -46,6 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--as-f32", choices=MATRICES, default="none", help="matrices to store in f32")
     parser.add_argument("--eight-bits", action="store_true", help="give no matrix 16-bit activations")
+    parser.add_argument("--kv-dtype", choices=get_args(KVDType), default="f16", help="how to store keys and values")
     options = parser.parse_args()
     chosen = options.as_f32
     golden = _goldens().SmolLM2Golden.load()
@@ -56,7 +59,7 @@ def main() -> None:
             patch.object(compiler, "_modes", lambda source, _: _modes(source, MATRICES[chosen])),
             patch.object(llama, "Linear", _eight_bit_linear) if options.eight_bits else nullcontext(),
         ):
-            compile_model("smollm2", artifact)
+            compile_model("smollm2", artifact, kv_dtype=options.kv_dtype)
         longest = max(len(passage.ids) for passage in golden.passages)
         runner = ModelRunner(Artifact.open(artifact), num_pages=-(-longest // PAGE_SIZE))
         parts = [_goldens().compare(passage, _logits(runner, passage.ids), embedding) for passage in golden.passages]
@@ -64,6 +67,7 @@ def main() -> None:
     result = {
         "as_f32": chosen,
         "eight_bits": options.eight_bits,
+        "kv_dtype": options.kv_dtype,
         "positions": len(compared.kl),
         "mean_kl_nats": round(float(compared.kl.mean()), 6),
         "top1_agreement": round(float(compared.agrees.mean()), 4),

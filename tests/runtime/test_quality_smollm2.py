@@ -32,9 +32,13 @@ def runner(smollm2_artifact: Path) -> Iterator[ModelRunner]:
 
 
 @pytest.fixture(scope="module")
-def comparison(runner: ModelRunner, golden: SmolLM2Golden, smollm2_gguf: Path) -> Comparison:
+def embedding(smollm2_gguf: Path) -> np.ndarray:
     with open_source(smollm2_gguf) as source:
-        embedding = source.read("model.embed_tokens.weight").dequantize()
+        return source.read("model.embed_tokens.weight").dequantize()
+
+
+@pytest.fixture(scope="module")
+def comparison(runner: ModelRunner, golden: SmolLM2Golden, embedding: np.ndarray) -> Comparison:
     return Comparison.joined([compare_passage(runner, passage, embedding) for passage in golden.passages])
 
 
@@ -61,6 +65,16 @@ def test_mean_kl_is_below_a_hundredth_of_a_nat(comparison: Comparison) -> None:
 
 def test_the_most_likely_token_is_the_same_at_97_of_100_positions(comparison: Comparison) -> None:
     assert comparison.agrees.mean() >= 0.97
+
+
+def test_kv_in_int8_costs_less_than_a_five_hundredth_of_a_nat(
+    comparison: Comparison, golden: SmolLM2Golden, embedding: np.ndarray, smollm2_int8_artifact: Path
+) -> None:
+    runner = ModelRunner(Artifact.open(smollm2_int8_artifact), num_pages=NUM_PAGES)
+    int8 = Comparison.joined([compare_passage(runner, passage, embedding) for passage in golden.passages])
+    runner.close()
+    assert 0 < int8.kl.mean() - comparison.kl.mean() < 0.002
+    assert int8.agrees.mean() >= 0.96
 
 
 def test_mean_kl_is_at_most_1_1_times_that_of_llama_cpp(comparison: Comparison) -> None:
