@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 from radixlm.cli.main import COMMANDS, cli
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,6 +39,17 @@ def test_a_command_of_the_readme_parses(line: str) -> None:
 
 def test_the_readme_shows_every_command() -> None:
     assert {line.split()[1] for line in commands()} == set(COMMANDS)
+
+
+@pytest.mark.parametrize(("row", "options"), [("by ids: ", ["--match", "exact"]), ("by text, ", [])])
+def test_the_readme_says_what_its_talk_reuses(row: str, options: list[str], smollm2_artifact: Path) -> None:
+    talk = ["--turns", str(ROOT / "examples" / "talk.json"), "--no-generate", "--json"]
+    done = CliRunner().invoke(cli, ["explain-cache", str(smollm2_artifact), *talk, *options])
+    turns = json.loads(done.output)
+    [said] = re.findall(rf"^\| {row}.*$", README, re.MULTILINE)
+    assert re.findall(r"(\d+) of (\d+)", said) == [
+        (str(turn["num_cached_tokens"]), str(turn["num_prompt_tokens"])) for turn in turns[1:]
+    ]
 
 
 def test_every_option_that_the_readme_names_exists() -> None:
