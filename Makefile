@@ -14,10 +14,12 @@ COMPILER := $(shell find compile tokenizer_fix -name '*.py') runtime/manifest.py
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
 
+# Compilers run side by side, one on each processor; models run one after the other, for each takes all processors.
 test: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n auto --dist loadfile
+	$(BIN)/pytest -n auto --dist loadfile tests/compile tests/cli
+	$(BIN)/pytest --ignore=tests/compile --ignore=tests/cli
 
 # Kernels and engine beside the limits of this machine, in two minutes; bench/RESULTS.md is made anew.
 bench: $(ARTIFACT)/manifest.json $(VENV)/.bench
