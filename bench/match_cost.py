@@ -17,6 +17,7 @@ import random
 import statistics
 import tracemalloc
 from collections.abc import Callable, Sequence
+from functools import cache as cached
 from time import perf_counter
 
 from radixlm.runtime.manifest import PAGE_SIZE
@@ -83,7 +84,7 @@ def times_of(cache: PrefixCache, num_tokens: int, chance: random.Random) -> dict
     prompts = [tokens(chance, num_tokens) for _ in range(ROUNDS)]
     insert_s = median_of(lambda number: keep(cache, prompts[number]))
     match_s = median_of(lambda number: look(cache, prompts[number]))
-    mark = VOCAB_SIZE - 1
+    mark, spell = VOCAB_SIZE - 1, spellings().__getitem__
     replies = [tokens(chance, num_tokens) for _ in range(ROUNDS)]
     for number, reply in enumerate(replies):
         keep(cache, [mark, number], [*reply, 0])
@@ -126,12 +127,18 @@ def halves(token_ids: Sequence[int]) -> list[int]:
     return [VOCAB_SIZE + half for token_id in token_ids for half in (token_id >> 8, token_id & 255)]
 
 
-def spell(token_id: int) -> bytes:
+def spelling(token_id: int) -> bytes:
     """Four letters, or two for a half; the last id of the vocabulary is no text."""
     if token_id == VOCAB_SIZE - 1:
         return special_mark(token_id)
     width = 8 if token_id >= VOCAB_SIZE else 16
     return bytes(97 + (token_id >> shift & 15) for shift in range(width - 4, -1, -4))
+
+
+@cached
+def spellings() -> list[bytes]:
+    """Of every id, in a table as tokenizers have it: it is the walk that is measured."""
+    return [spelling(token_id) for token_id in range(VOCAB_SIZE + 256)]
 
 
 def refuse(text: str) -> list[int]:
