@@ -59,6 +59,13 @@ def _peers(results: Json, directory: Path) -> Iterator[str]:
     yield tables.verdicts(results)
 
 
+def _peers_before(results: Json, _: Path) -> Iterator[str]:
+    yield "## Beside llama.cpp, an hour before"
+    yield "Figures move with the neighbours of a machine; these are of the run before, kept by hand."
+    yield tables.peers(results)
+    yield tables.verdicts(results)
+
+
 def _engine(results: Json, _: Path) -> Iterator[str]:
     yield "## The engine"
     yield tables.limits(results)
@@ -174,6 +181,7 @@ def _mooncake(results: Json, _: Path) -> Iterator[str]:
 
 _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     "peers": _peers,
+    "peers_before": _peers_before,
     "perplexity": _perplexity,
     "quality_q4_none": _quality_q4,
     "quality_q4_0": _quality_q4,
