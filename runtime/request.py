@@ -192,7 +192,7 @@ class Request:
         ids = ids[:-1] if ids and ids[-1] in self._stop_ids else ids
         text = "".join(self._text)
         rendered = rendered_reply(text, self._render_reply(text))
-        return None if rendered is None else ReplyAlias(ids, rendered)
+        return ReplyAlias(ids, rendered) if rendered is not None and self._spells(ids, text) else None
 
     def completion(self, now: float) -> Completion:
         """The finished reply."""
@@ -207,6 +207,15 @@ class Request:
             timings=self._timings(now),
             cache_match=self._cache_match(),
         )
+
+    def _spells(self, ids: Iterable[int], text: str) -> bool:
+        """Whether ids are `text` but for white space around it: special tokens and half characters are not in it."""
+        if self.spelled is None:
+            return False
+        try:
+            return b"".join(map(self.spelled().spell, ids)).decode().strip() == text.strip()
+        except UnicodeDecodeError:
+            return False
 
     def _advance(self, token_id: int) -> tuple[str, FinishReason | None]:
         """The text that the token releases, and whether it ends the reply."""
