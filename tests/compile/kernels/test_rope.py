@@ -23,6 +23,10 @@ def test_angles_are_cosines_and_sines_of_positions(target: Target, num_rows: int
     built(target, rope_angles, 24)(positions, frequencies, angles, num_rows)
     expected = (positions.astype(np.float32)[:, None] * frequencies).astype(np.float64)
     np.testing.assert_allclose(angles, np.concatenate([np.cos(expected), np.sin(expected)], axis=1), 0, 1e-6)
+    alone = np.zeros_like(angles)
+    for i in range(num_rows):
+        built(target, rope_angles, 24)(positions[i : i + 1], frequencies, alone[i : i + 1], 1)
+    assert (alone == angles).all()
 
 
 @every_target
@@ -46,6 +50,11 @@ def test_queries_and_keys_are_rotated_and_rows_appended(
         q = np.zeros((num_rows, queries), np.float32)
         kernel = built(target, rope_append, layout, num_heads, *columns, stride)
         kernel(qkv, angles, slots, q, pool.array, 1, 5, num_rows)
+        alone, q_alone = Pool(layout, 5), np.zeros_like(q)
+        for i in range(num_rows):
+            row = slice(i, i + 1)
+            kernel(qkv[row], angles[row], slots[row], q_alone[row], alone.array, 1, 5, 1)
+        assert (q_alone == q).all() and np.array_equal(alone.array, pool.array, equal_nan=dtype != "int8")
 
         q = q.reshape(num_rows, num_heads, head_dim)
         np.testing.assert_allclose(q, rotated(qkv, 0, num_heads, angles), 0, 1e-6)
