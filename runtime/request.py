@@ -112,6 +112,7 @@ class Request:
         self.num_preemptions = 0
         self._match: PrefixMatch | None = None
         self._max_length = 0  # of the sequence, known when it is admitted
+        self._vocab_size = vocab_size
         self._sampler = SamplerState(params, prompt.ids, vocab_size)
         self._decoder = decoder
         self._stops = StopStrings(params.stop)
@@ -157,6 +158,8 @@ class Request:
         """Take the sequence that the scheduler opened on a match of the prompt."""
         assert self.sequence is None, "admitted twice"
         self.sequence, self._match = sequence, match
+        if tuple(self.prompt.ids) != match.prompt_ids:  # penalties are by the ids that are used
+            self._sampler = SamplerState(self.params, match.prompt_ids, self._vocab_size)
         self.prompt = replace(self.prompt, ids=match.prompt_ids, num_match=match.num_match)
         self._max_length = sequence.context_length
         if self.params.max_tokens is not None:

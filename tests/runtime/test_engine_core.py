@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,10 +17,11 @@ from radixlm.runtime.errors import (
     InvalidParameter,
     StepFailed,
 )
+from radixlm.runtime.sampler import sample
 from radixlm.runtime.sampling_params import SamplingParams
 from radixlm.runtime.scheduler import SchedulerPolicy
 
-from .fake_model import CONTEXT_LENGTH, EOS, VOCAB_SIZE, Bench, alone, text_of
+from .fake_model import CONTEXT_LENGTH, EOS, VOCAB_SIZE, Bench, alone, text_of, top_of
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 DRAWN = SamplingParams(seed=5, max_tokens=20, ignore_eos=True)
@@ -355,3 +357,13 @@ def test_any_trace_of_add_abort_and_step_equals_running_alone(
         assert tokens == (expected[: len(tokens)] if name in aborted else expected)
     bench.cache.clear()
     assert bench.cache.pool.num_free == num_pages
+
+
+def test_the_repetition_penalty_is_by_the_ids_that_are_used() -> None:
+    bench = Bench()
+    request = bench.request("a", [1, 2], SamplingParams(temperature=0.0, repetition_penalty=2.0))
+    match = replace(bench.cache.match([1, 2]), prompt_ids=(3, 2))  # as if the cache had the same text in other ids
+    request.admit(bench.cache.open(match, context_length=CONTEXT_LENGTH), match)
+    logits = np.zeros((1, VOCAB_SIZE), np.float32)
+    logits[0, [1, 3]] = 2.0, 3.0
+    assert [token.token_id for token in sample(logits, top_of(logits), [request.sampler]) if token] == [1]
