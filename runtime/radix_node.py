@@ -60,8 +60,8 @@ class Node:
 
     The run begins `start` pages below the root and has `len(run) // TOKEN_BYTES` tokens. `generated` has one
     byte a token, 1 where a model made it. Siblings are sorted by their first page of tokens; no two have the
-    same full page, but they may begin with the same rows. `evicted` are first tokens of continuations that
-    had to make room.
+    same full page, but they may begin with the same rows. `evicted` are first pages of continuations that had
+    to make room, as keys, the last ones last.
     """
 
     node_id: int
@@ -74,7 +74,7 @@ class Node:
     used_at: float = 0.0  # the same as a time
     keys: list[bytes] = field(default_factory=list)
     children: list[Node] = field(default_factory=list)
-    evicted: set[int] = field(default_factory=set)
+    evicted: dict[bytes, None] = field(default_factory=dict)
     namespace: bytes = b""  # of a root
     spelled: SpelledChildren[Node] | None = None  # once somebody looked for a text here
 
@@ -166,10 +166,16 @@ class Node:
         if self.spelled is not None:
             self.spelled.remove(child)
 
-    def remember_evicted(self, token_id: int) -> None:
-        """Note the first token of a continuation that is gone; what is past the limit is forgotten."""
-        if len(self.evicted) < MAX_EVICTED_REMEMBERED:
-            self.evicted.add(token_id)
+    def remember_evicted(self, page: bytes) -> None:
+        """Note the first page of a continuation that is gone; beyond the limit the oldest is forgotten."""
+        self.evicted.pop(page, None)
+        self.evicted[page] = None
+        if len(self.evicted) > MAX_EVICTED_REMEMBERED:
+            del self.evicted[next(iter(self.evicted))]
+
+    def had(self, page: Key, num_tokens: int) -> bool:
+        """Whether something that is gone had more than the first `num_tokens` tokens of `page` here."""
+        return any(num_common_tokens(gone, page) > num_tokens for gone in self.evicted)
 
     def mark_generated(self, offset: int, generated: bytes) -> None:
         """Note that the model made these tokens, from token `offset` on, whoever wrote them first."""
@@ -198,7 +204,7 @@ class Node:
         for child in lower.children:
             child.parent = lower
         del self.run[cut * TOKEN_BYTES :], self.pages[num_pages:], self.generated[cut:]
-        self.keys, self.children, self.evicted, self.spelled = [lower.key], [lower], set(), None
+        self.keys, self.children, self.evicted, self.spelled = [lower.key], [lower], {}, None
         return lower
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from .eviction_queue import EvictionQueue
 from .manifest import PAGE_SIZE
 from .page_pool import PagePool
-from .radix_node import PAGE_BYTES, TOKEN_BYTES, Node, either, encode_key, num_common_tokens, token_at
+from .radix_node import PAGE_BYTES, TOKEN_BYTES, Node, either, encode_key, num_common_tokens
 from .why_not_more import MAX_IDS_SHOWN
 
 
@@ -97,12 +97,13 @@ class RadixTree:
         while node is not None and done < len(key):
             child, common = node.nearest(key, done)
             if child is None or common == 0:
-                was_evicted = token_at(key, done // TOKEN_BYTES) in node.evicted
+                was_evicted = node.had(key[done : done + PAGE_BYTES], 0)
                 ahead = None if child is None else (child, 0)
                 break
             if common == PAGE_SIZE:
                 common = num_common_tokens(child.run, key, 0, done)
             num_full = common // PAGE_SIZE
+            was_evicted = num_full == 0 and node.had(key[done : done + PAGE_BYTES], common)
             pages += child.pages[:num_full]
             generated.append(bytes(child.generated[:common]))
             if num_full < len(child.pages):
@@ -290,13 +291,12 @@ class RadixTree:
     def _grow(self, node: Node, key: bytes, page_ids: list[int], generated: bytes) -> Node:
         """Put a run at the end of `node`: into it, if nothing else goes on there, or into a child."""
         generated = self._supersede_tail(node, key, generated)
-        if node.children or node.parent is None:
+        if node.children or node.evicted or node.parent is None:
             return self._new_child(node, key, page_ids, generated)
         self._pool.add_to_tree(page_ids)
         node.run += key
         node.pages += page_ids
         node.generated += generated
-        node.evicted.clear()  # they went on from where the run ended before
         self._node_of_page[page_ids] = node.node_id
         self.version += 1
         return node
@@ -338,14 +338,15 @@ class RadixTree:
             num_trimmed += 1
         if num_trimmed == 0:
             return 0
-        first_token = token_at(node.run, (len(node.pages) - num_trimmed) * PAGE_SIZE)
+        start = (len(node.pages) - num_trimmed) * PAGE_BYTES
+        first_page = bytes(node.run[start : start + PAGE_BYTES])
         if num_trimmed < len(node.pages):
             self._drop_pages(node, num_trimmed)
             node.evicted.clear()  # they went on from where the run ended before
-            node.remember_evicted(first_token)
+            node.remember_evicted(first_page)
         else:
             assert node.parent is not None
-            node.parent.remember_evicted(first_token)
+            node.parent.remember_evicted(first_page)
             self._unlink(node, node.parent)
             self._settle(node.parent)
         self.num_evicted_pages += num_trimmed

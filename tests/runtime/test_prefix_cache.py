@@ -175,6 +175,18 @@ def test_why_not_more_tells_evicted_from_never_seen() -> None:
     cache.close(live)
 
 
+def test_what_was_evicted_is_told_though_another_conversation_begins_with_the_same_rows() -> None:
+    system = [7] * 24
+    cache = PrefixCache(PagePool(6))
+    serve(cache, [*system, *conversation(1, 40)])
+    serve(cache, [*system, *conversation(2, 40)])  # takes all pages of the first but those of the system prompt
+    serve(cache, [*system, *conversation(3, 40)])
+    why = cache.match([*system, *conversation(1, 40)]).why_not_more
+    assert (why.kind, why.position) == ("evicted", 24)
+    assert cache.match([*system, *conversation(4, 40)]).why_not_more.kind == "differs"
+    cache.check()
+
+
 def test_what_was_evicted_is_said_of_the_place_where_it_was() -> None:
     cache = PrefixCache(PagePool(4))
     serve(cache, conversation(1, 64))
