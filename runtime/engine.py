@@ -67,6 +67,7 @@ class Runner(Forward, Protocol):
         ...
 
 
+MAX_THREADS = 1024  # far above it the thread pool aborts the process
 OpenRunner = Callable[["Artifact", int, int | None], Runner]
 """Makes a runner of an artifact, with a number of KV pages and of threads."""
 
@@ -117,8 +118,8 @@ class Engine:
         artifact = Artifact.open(model) if isinstance(model, str | Path) else model
         manifest = artifact.manifest
         policy = _policy(manifest, max_num_seqs, max_num_batched_tokens)
-        if num_threads is not None and num_threads < 1:
-            raise InvalidParameter(f"num_threads is {num_threads}; it must be 1 or more, or None")
+        if num_threads is not None and not 1 <= num_threads <= MAX_THREADS:
+            raise InvalidParameter(f"num_threads is {num_threads}; it must be 1 to {MAX_THREADS}, or None")
         self._match = _checked_match(match)
         budget = KVBudget.choose(manifest, kv_cache_bytes=kv_cache_bytes, max_num_seqs=max_num_seqs)
         self.manifest = manifest

@@ -234,6 +234,7 @@ def test_defaults_are_those_of_the_manifest(engine: Engine) -> None:
         {"max_num_batched_tokens": "8"},
         {"kv_cache_bytes": 100},
         {"num_threads": 0},
+        {"num_threads": 100_000},
         {"cache_ttl_s": 0.0},
     ],
 )
