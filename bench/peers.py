@@ -34,7 +34,7 @@ from .results import write_results
 from .timing import Spread
 
 FIGURES = (*MEASURES, START, MEMORY)
-_REST_S = 0.1  # between two runs: threads of the one before stop spinning
+_REST_S = 0.3  # between two runs: threads of the one before stop spinning
 _MEMORY_ROUNDS = 2
 READ_GB_PER_S = "read_gb_per_s"  # beside ours: what all threads read right before or after decode, whichever is more
 
