@@ -3,8 +3,9 @@
     python -m bench.kernels [--only linear]
 
 GB/s counts what a call must read and write, GOP/s its multiplications and additions (16-bit activations are two 8-bit
-products). The share is the time that this takes at the limits over the time it took: 100 % cannot be passed by what
-comes from memory. Its bandwidth is measured again around each case: on a shared machine it varies by half.
+products). The share is the time that this takes at the limits over the time it took. Bandwidth is that of reading
+memory, measured again around each case, for on a shared machine it varies by half. So more than 100 % means that the
+case found its rows in caches, or that the machine gave it more bandwidth than the reading loop just before and after.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ def integer_linear(spec: LinearSpec, target: Target) -> Any:
     """A PrimFunc `(codes, scales, minima, bias, x_codes, x_scales, x_sums, y, num_rows) -> 0`.
 
     Weights lie as `layout.py` says; `minima` and `bias` are read only if the spec has them. Activations lie as
-    `activation.py` says. Writes (or adds to, if `spec.add_to_output`) columns `[column, column + N)` of `y`, float32
-    `[num_rows, y_stride]`.
+    `quantized_rows.py` says. Writes (or adds to, if `spec.add_to_output`) columns `[column, column + N)` of `y`,
+    float32 `[num_rows, y_stride]`.
     """
     with Kernel() as k:
         codes, scales, minima, bias, x_codes, x_scales, x_sums, y, num_rows = k.arguments(

@@ -1,4 +1,5 @@
-"""A token's key or value of one KV head, on its way into the pool: rounded to float16, or to int8 with a scale.
+"""A token's key or value of one KV head, on its way into the pool: float32 as it is, or rounded to float16, or to int8
+with a scale.
 
 Knows how numbers are stored, not where they come from.
 """

@@ -29,7 +29,7 @@ def round_up(n: int, multiple: int) -> int:
 class LinearSpec:
     """All that a linear kernel is specialized to. Sizes are padded; `column` and `y_stride` place the output.
 
-    `wide` tells an integer kernel that activations come in 16 bits (see `activation.py`).
+    `wide` tells an integer kernel that activations come in 16 bits (see `quantized_rows.py`).
     """
 
     kind: WeightKind
