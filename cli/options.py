@@ -29,9 +29,14 @@ class EngineOptions:
     match: MatchPolicy
 
     def open(
-        self, artifact: Path, *, cache_ttl_s: float | None = None, open_runner: OpenRunner | None = None
+        self,
+        artifact: Path,
+        *,
+        cache_ttl_s: float | None = None,
+        max_queue: int | None = None,
+        open_runner: OpenRunner | None = None,
     ) -> Engine:
-        """An engine over `artifact`; `cache_ttl_s` and `open_runner` are its own.
+        """An engine over `artifact`; the other arguments are the engine's own.
 
         Raises:
             ArtifactError: the artifact cannot be used.
@@ -47,6 +52,7 @@ class EngineOptions:
             num_threads=self.threads,
             match=self.match,
             cache_ttl_s=cache_ttl_s,
+            max_queue=max_queue,
             open_runner=open_runner,
         )
 

@@ -43,6 +43,13 @@ CLOSING_S = 5  # for the last step, and for what clients are told then
     metavar="SECONDS",
     help="Drop cached prefixes that were not used for so long.  [default: only to make room]",
 )
+@click.option(
+    "--max-queue",
+    type=click.IntRange(min=0),
+    default=256,
+    show_default=True,
+    help="Requests that may wait beside the --max-num-seqs that are computed; more are answered 429.",
+)
 @engine_options
 def command(
     artifact: Path,
@@ -51,6 +58,7 @@ def command(
     model_id: str | None,
     api_keys: tuple[str, ...],
     cache_ttl: float | None,
+    max_queue: int,
     **options: Any,
 ) -> None:
     """Serve the model to OpenAI's clients: /v1/chat/completions, /v1/completions, /v1/models, /health.
@@ -68,7 +76,7 @@ def command(
     # Listening first: an address in use is known before the model is loaded.
     with (
         _listen(host, port) as listener,
-        EngineOptions(**options).open(artifact, cache_ttl_s=cache_ttl) as engine,
+        EngineOptions(**options).open(artifact, cache_ttl_s=cache_ttl, max_queue=max_queue) as engine,
     ):
         tells_cached_text = bool(api_keys) or _is_loopback(listener)
         app = create_app(engine, model_id=model_id, api_keys=api_keys, tells_cached_text=tells_cached_text)

@@ -83,6 +83,7 @@ class Engine:
         kv_cache_bytes: memory for KV pages; None: a quarter of the available memory, but no more than
             `max_num_seqs` full contexts need.
         max_num_seqs: requests computed together; more wait.
+        max_queue: requests that may wait beside those; more are refused with EngineOverloaded; None: any number.
         max_num_batched_tokens: tokens of one step, at most the artifact's own limit; None: that limit.
         num_threads: threads of the kernels; None: the runtime's choice.
         match: how cached prefixes may be found, unless a request says otherwise: `exact` by the ids of the prompt's
@@ -108,6 +109,7 @@ class Engine:
         *,
         kv_cache_bytes: int | None = None,
         max_num_seqs: int = 64,
+        max_queue: int | None = None,
         max_num_batched_tokens: int | None = None,
         num_threads: int | None = None,
         match: MatchPolicy = "text",
@@ -120,6 +122,8 @@ class Engine:
         policy = _policy(manifest, max_num_seqs, max_num_batched_tokens)
         if num_threads is not None and not 1 <= num_threads <= MAX_THREADS:
             raise InvalidParameter(f"num_threads is {num_threads}; it must be 1 to {MAX_THREADS}, or None")
+        if max_queue is not None and max_queue < 0:
+            raise InvalidParameter(f"max_queue is {max_queue}; it must be 0 or more, or None")
         self._match = _checked_match(match)
         budget = KVBudget.choose(manifest, kv_cache_bytes=kv_cache_bytes, max_num_seqs=max_num_seqs)
         self.manifest = manifest
@@ -147,7 +151,13 @@ class Engine:
             expiry = CacheExpiry(cache_ttl_s, clock=clock, drops=drops)
         runner = (open_runner or _open_model_runner)(artifact, budget.num_pages, num_threads)
         self._core = EngineCore(runner, cache, self._limits, policy=policy, clock=clock)
-        self._loop = EngineLoop(self._core, clock=clock, on_exit=runner.close, expiry=expiry)
+        self._loop = EngineLoop(
+            self._core,
+            clock=clock,
+            on_exit=runner.close,
+            expiry=expiry,
+            max_num_requests=None if max_queue is None else max_num_seqs + max_queue,
+        )
         # An engine that nobody closes is closed when it is collected, or before the interpreter ends.
         self._finalizer = weakref.finalize(self, self._loop.close)
 
@@ -163,6 +173,7 @@ class Engine:
 
         Raises:
             EmptyPrompt, ContextLengthExceeded, InvalidParameter: before anything is computed.
+            EngineOverloaded: too many requests wait.
             EngineError: the request could not be computed, or the engine is closed.
         """
         return self.stream(prompt, params, namespace=namespace, cache_match=cache_match).result()
@@ -183,6 +194,7 @@ class Engine:
         called on the engine's thread whenever `poll` has something new (a delta or an error): an event loop
         passes `lambda: loop.call_soon_threadsafe(event.set)`. It must neither block nor raise.
         """
+        self._loop.require_room()
         if not prompt:
             raise EmptyPrompt("the prompt is empty; send at least one token")
         if not isinstance(prompt, str):
@@ -219,6 +231,7 @@ class Engine:
         on_ready: Callable[[], None] | None = None,
     ) -> GenerationStream:
         """Like `chat`, but returns at once; see `stream`."""
+        self._loop.require_room()
         policy = self._match if cache_match is None else _checked_match(cache_match)
         rendered = self.render(messages)
         with _refusing():
@@ -286,6 +299,7 @@ class Engine:
             num_generated_tokens=counters.num_generated_tokens,
         )
 
+            num_rejected=self._loop.num_rejected,
     def close(self) -> None:
         """Cancel what runs, stop the thread and free the model; later requests raise EngineClosed.
 

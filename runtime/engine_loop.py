@@ -7,6 +7,7 @@ on. Knows requests and listeners, not text or HTTP.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -16,12 +17,14 @@ from typing import Any, TypeVar
 
 from .cache_expiry import CacheExpiry
 from .engine_core import EngineCore
-from .errors import EngineClosed, EngineError, RadixLMError
+from .errors import EngineClosed, EngineError, EngineOverloaded, RadixLMError
 from .request import Request
 from .request_output import RequestOutput
 
 _LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
+
+MIN_RETRY_S, MAX_RETRY_S = 1, 60
 
 Listener = Callable[[RequestOutput], None]
 """Gets a request's outputs, on the loop's thread; must neither block nor raise."""
@@ -65,18 +68,24 @@ class EngineLoop:
         clock: Callable[[], float],
         on_exit: Callable[[], None],
         expiry: CacheExpiry | None = None,
+        max_num_requests: int | None = None,
     ) -> None:
         """Start the thread; `on_exit` is called on it when it ends, to free what the core works with.
 
         Args:
             expiry: runs on the thread, also while there is nothing to do.
+            max_num_requests: that may run and wait together; None: any number.
         """
         self._core = core
         self._expiry = expiry
         self._clock = clock
         self._on_exit = on_exit
         self._listeners: dict[str, Listener] = {}  # of requests in the core; the thread's own
+        self._max_num_requests = max_num_requests
         self._wake = threading.Condition()  # guards all below
+        self._num_requests = 0  # submitted, and not ended yet
+        self._num_rejected = 0
+        self._usual_s = 0.0  # what requests took of late, waiting included
         self._inbox: deque[_Command] = deque()
         self._is_closing = False
         self._crash: EngineError | None = None
@@ -101,10 +110,21 @@ class EngineLoop:
         """Requests and other commands that the thread has not looked at yet."""
         return len(self._inbox)
 
+    @property
+    def num_rejected(self) -> int:
+        """Requests that were refused because too many ran and waited."""
+        return self._num_rejected
+
+    def require_room(self) -> None:
+        """Raise EngineOverloaded if `submit` would: asked first, a request costs nothing when there are too many."""
+        with self._wake:
+            self._require_room()
+
     def submit(self, request: Request, listener: Listener) -> None:
         """Hand a request over; all that comes of it, errors too, goes to `listener`.
 
         Raises:
+            EngineOverloaded: too many requests run and wait.
             EngineClosed: the loop was closed.
             EngineError: the loop died of an error.
         """
@@ -143,10 +163,21 @@ class EngineLoop:
                 raise EngineError(str(self._crash)) from self._crash
             if self._is_closing:
                 raise EngineClosed("the engine was closed; open it again")
+            if isinstance(command, _Submission):
+                self._require_room()
+                self._num_requests += 1
             if self._busy_since is None:
                 self._busy_since = self._clock()
             self._inbox.append(command)
             self._wake.notify()
+
+    def _require_room(self) -> None:
+        """The lock is held."""
+        if self._max_num_requests is None or self._num_requests < self._max_num_requests:
+            return
+        self._num_rejected += 1
+        retry_after_s = min(max(math.ceil(self._usual_s), MIN_RETRY_S), MAX_RETRY_S)
+        raise EngineOverloaded(self._num_requests, self._max_num_requests, retry_after_s)
 
     # On the thread.
 
@@ -195,6 +226,7 @@ class EngineLoop:
             self._core.add(request)
         except Exception as error:
             known = error if isinstance(error, RadixLMError) else EngineError(f"the request failed: {error}")
+            self._leave(RequestOutput(request.request_id, error=known))
             listener(RequestOutput(request.request_id, error=known))
         else:
             self._listeners[request.request_id] = listener
@@ -207,7 +239,16 @@ class EngineLoop:
     def _deliver(self, output: RequestOutput) -> None:
         is_last = output.completion is not None or output.error is not None
         listener = self._listeners.pop(output.request_id) if is_last else self._listeners[output.request_id]
+        if is_last:
+            self._leave(output)
         listener(output)
+
+    def _leave(self, output: RequestOutput) -> None:
+        """Make room for another request: this one has ended."""
+        with self._wake:
+            self._num_requests -= 1
+            if output.completion is not None and output.completion.finish_reason != "cancelled":
+                self._usual_s += (output.completion.timings.total_s - self._usual_s) / 4
 
     def _fail_everybody(self, cause: BaseException) -> None:
         """Tell all who wait, and those still in the inbox, that nothing more will come."""

@@ -20,6 +20,7 @@ class EngineStats:
     num_steps: int
     num_finished: int
     num_failed: int
+    num_rejected: int  # the queue was full
     num_preemptions: int
     num_prompt_tokens: int
     num_cached_tokens: int

@@ -147,3 +147,14 @@ class StepFailed(EngineError):
 
 class EngineClosed(EngineError):
     """The engine was closed."""
+
+
+class EngineOverloaded(EngineError):
+    """The queue in front of the engine is full; nothing was done with the request."""
+
+    def __init__(self, num_requests: int, max_num_requests: int, retry_after_s: int) -> None:
+        super().__init__(
+            f"the engine has {num_requests} requests, at most {max_num_requests} may run and wait; send it again in "
+            f"{retry_after_s} s, or raise --max-queue"
+        )
+        self.retry_after_s = retry_after_s

@@ -10,7 +10,7 @@ import pytest
 from radixlm.runtime.batch import Batch
 from radixlm.runtime.cache_expiry import CacheExpiry
 from radixlm.runtime.engine_loop import EngineLoop
-from radixlm.runtime.errors import EngineClosed, EngineError, InvalidParameter, StepFailed
+from radixlm.runtime.errors import EngineClosed, EngineError, EngineOverloaded, InvalidParameter, StepFailed
 from radixlm.runtime.generation_stream import GenerationStream
 from radixlm.runtime.sampling_params import SamplingParams
 
@@ -22,10 +22,12 @@ WAIT_S = 60.0  # only a hang takes that long
 class Running:
     """A loop over a fake model."""
 
-    def __init__(self, num_pages: int = 24) -> None:
+    def __init__(self, num_pages: int = 24, max_num_requests: int | None = None) -> None:
         self.bench = Bench(num_pages)
         self.closed = threading.Event()
-        self.loop = EngineLoop(self.bench.core, clock=time.monotonic, on_exit=self.closed.set)
+        self.loop = EngineLoop(
+            self.bench.core, clock=time.monotonic, on_exit=self.closed.set, max_num_requests=max_num_requests
+        )
 
     def stream(
         self,
@@ -230,3 +232,31 @@ def test_what_expires_is_dropped_while_nothing_is_to_be_done() -> None:
     now[0] = 1.0
     assert dropped.wait(WAIT_S)
     loop.close()
+
+
+def test_a_full_queue_refuses_and_every_end_of_a_request_makes_room() -> None:
+    running = Running(max_num_requests=3)
+    go_on = threading.Event()
+    running.bench.model.before = lambda batch: assert_(go_on.wait(WAIT_S))
+    streams = [running.stream("ends", [1], drawn(1)), running.stream("cancelled", [2], drawn(2))]
+    streams.append(running.stream("refused by the core", [1000], drawn(1)))
+    for _ in range(2):
+        with pytest.raises(EngineOverloaded, match="has 3 requests, at most 3") as refused:
+            running.stream("too many", [4], drawn(1))
+    assert 1 <= refused.value.retry_after_s <= 60 and running.loop.num_rejected == 2
+    with pytest.raises(EngineOverloaded):
+        running.loop.require_room()
+    streams[1].cancel()
+    go_on.set()
+    assert streams[0].result().token_ids == alone([1], drawn(1))
+    streams[1].result()
+    with pytest.raises(InvalidParameter):
+        streams[2].result()
+    again = [running.stream(f"again {i}", [i], drawn(i)) for i in range(3)]
+    assert [stream.result().token_ids for stream in again] == [alone([i], drawn(i)) for i in range(3)]
+    running.loop.require_room()
+    running.loop.close()
+
+
+def assert_(condition: bool) -> None:
+    assert condition
