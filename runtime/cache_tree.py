@@ -6,15 +6,17 @@ Values, and how they are read off a cache between two steps. Knows nodes and cou
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
+from .cache_uses import CacheUse
 from .manifest import PAGE_SIZE
 from .prefix_cache import PrefixCache
 from .radix_node import Node
-from .why_not_more import MAX_IDS_SHOWN
 
 MAX_RUNS = 1_000  # in a picture
 MAX_RUNS_COUNTED = 20_000  # looked at for the sums: requests wait for that
+MAX_FIRST_IDS = 24  # of a run: enough to know a text by
 
 
 @dataclass(frozen=True)
@@ -49,16 +51,28 @@ class CacheTree:
     runs: tuple[CachedRun, ...]
     is_whole: bool
     is_counted: bool
+    uses: tuple[CacheUse, ...] = ()  # the newest of the live ones first, then the last that ended
+    now: float = field(default=0.0, compare=False)  # when it was looked at, on the engine's clock
 
     @classmethod
-    def of(cls, cache: PrefixCache, namespace: bytes, now: float, *, max_runs: int = MAX_RUNS) -> CacheTree:
+    def of(
+        cls,
+        cache: PrefixCache,
+        namespace: bytes,
+        now: float,
+        *,
+        live: Sequence[CacheUse] = (),
+        max_runs: int = MAX_RUNS,
+    ) -> CacheTree:
         """The picture of a cache that no other thread changes meanwhile.
 
         Args:
             now: seconds, on the cache's clock.
+            live: what the namespace's live requests use.
         """
         root = cache.tree.root(namespace)
         runs: list[CachedRun] = []
+        places: dict[int, int] = {}  # of nodes, by id
         num_runs = num_tokens = num_pages = num_used_pages = 0
         waiting: deque[tuple[Node, int | None]] = deque((child, None) for child in (root.children if root else ()))
         while waiting and num_runs < MAX_RUNS_COUNTED:
@@ -72,6 +86,7 @@ class CacheTree:
                 num_used_pages += sum(cache.pool.num_users(page) > 0 for page in node.pages)
             if place < max_runs:
                 runs.append(_run_of(node, parent, num_users, now))
+                places[node.node_id] = place
             waiting.extend((child, place) for child in node.children)
         return cls(
             num_runs=num_runs,
@@ -82,6 +97,8 @@ class CacheTree:
             runs=tuple(runs),
             is_whole=num_runs == len(runs) and not waiting,
             is_counted=not waiting,
+            uses=tuple(_placed(use, cache, namespace, places) for use in (*live, *cache.uses.ended(namespace))),
+            now=now,
         )
 
 
@@ -98,6 +115,11 @@ class CacheCleared:
         return cls(cache.clear(namespace), cache.tree.num_pages(namespace))
 
 
+def _placed(use: CacheUse, cache: PrefixCache, namespace: bytes, places: dict[int, int]) -> CacheUse:
+    node = None if use.mark is None else use.mark.node(cache.tree, namespace)
+    return use if node is None else replace(use, run=places.get(node.node_id))
+
+
 def _run_of(node: Node, parent: int | None, num_users: int, now: float) -> CachedRun:
     return CachedRun(
         parent=parent,
@@ -107,6 +129,6 @@ def _run_of(node: Node, parent: int | None, num_users: int, now: float) -> Cache
         num_pages=len(node.pages),
         num_users=num_users,
         unused_s=max(0.0, now - node.used_at),
-        first_ids=node.tokens(0, MAX_IDS_SHOWN),
+        first_ids=node.tokens(0, MAX_FIRST_IDS),
         num_children=len(node.children),
     )

@@ -259,7 +259,9 @@ class Engine:
         Raises:
             EngineError: the engine is closed, or died.
         """
-        return self._loop.call(lambda core: CacheTree.of(core.cache, namespace, self._clock()))
+        return self._loop.call(
+            lambda core: CacheTree.of(core.cache, namespace, self._clock(), live=core.live_uses(namespace))
+        )
 
     def clear_cache(self, namespace: bytes = b"") -> CacheCleared:
         """Forget a namespace's prefixes and texts, but for what live requests use: that stays until it makes room.

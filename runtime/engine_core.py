@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .batch import Float32Array, Forward, make_batch
+from .cache_uses import CacheUse
 from .completion import Delta
 from .errors import EngineError, InvalidParameter, OutOfPages, RadixLMError, StepFailed
 from .kv_transaction import KVTransaction
@@ -101,6 +102,12 @@ class EngineCore:
     def cache(self) -> PrefixCache:
         """Pages and prefixes."""
         return self._cache
+
+    def live_uses(self, namespace: bytes) -> list[CacheUse]:
+        """What the namespace's requests use now, the newest first; between two steps."""
+        live = [request for request in self._scheduler.requests() if request.namespace == namespace]
+        live.sort(key=lambda request: request.arrived_at, reverse=True)
+        return [request.cache_use(self._clock()) for request in live]
 
     def add(self, request: Request) -> None:
         """Let a request wait for its turn.
@@ -203,6 +210,7 @@ class EngineCore:
 
     def _finish(self, request: Request, delta: Delta) -> RequestOutput:
         """Close the sequence of a request that left the scheduler; what it computed stays cached."""
+        self._cache.uses.record(request.namespace, request.cache_use(self._clock()))
         if request.sequence is not None:
             self._cache.close(request.sequence)
             alias = request.alias()

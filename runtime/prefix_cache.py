@@ -14,6 +14,7 @@ from functools import partial
 
 from radixlm.tokenizer_fix import SpelledPrompt
 
+from .cache_uses import CacheUses
 from .errors import EmptyPrompt, UnknownSequence
 from .kv_transaction import KVTransaction
 from .manifest import PAGE_SIZE
@@ -64,6 +65,7 @@ class PrefixCache:
     def __init__(self, pool: PagePool, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.pool = pool
         self.aliases = ReplyAliases(clock=clock)
+        self.uses = CacheUses()
         self.tree = RadixTree(pool, clock=clock)
         self._sequences: dict[int, Sequence] = {}
         self._next_seq_id = 0
@@ -212,6 +214,7 @@ class PrefixCache:
     def clear(self, namespace: bytes | None = None) -> int:
         """Free everything that no live sequence uses, of a namespace or of all; how many pages became free."""
         self.aliases.forget(namespace)
+        self.uses.forget(namespace)
         if namespace is not None:
             return self.tree.clear(namespace)
         num_pages = self.pool.num_cached
@@ -221,6 +224,7 @@ class PrefixCache:
     def drop_unused(self, since: float) -> int:
         """Free what no live sequence uses and nobody used since then, on the cache's clock; how many pages."""
         self.aliases.forget_unused(since)
+        self.uses.forget_unused(since)
         return self.tree.drop_unused(since)
 
     def stats(self) -> CacheStats:

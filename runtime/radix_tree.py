@@ -85,6 +85,10 @@ class RadixTree:
         """Where the namespace's runs begin, to be read; None if it has none."""
         return self._roots.get(namespace)
 
+    def node_of(self, page_id: int) -> Node | None:
+        """The run that a page is in, to be read; None if it is in none."""
+        return self._nodes.get(int(self._node_of_page[page_id]))
+
     def find(self, namespace: bytes, token_ids: Sequence[int]) -> Found:
         """The longest run of the namespace that begins like `token_ids`; changes nothing."""
         key = encode_key(token_ids)

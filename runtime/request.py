@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from .cache_uses import CacheUse, PageMark
 from .completion import CacheMatch, Completion, Delta, FinishReason, Timings, TokenLogprob, Usage
 from .errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter
 from .prefix_match import PrefixMatch
@@ -196,6 +197,23 @@ class Request:
         text = "".join(self._text)
         rendered = rendered_reply(text, self._render_reply(text))
         return ReplyAlias(ids, rendered) if rendered is not None and self._spells(ids, text) else None
+
+    def cache_use(self, now: float) -> CacheUse:
+        """What it found cached, and where its keys and values end: between two steps, before its sequence is closed."""
+        usage = self._usage()
+        pages = self.sequence if self.sequence is not None and self.sequence.page_ids else None
+        return CacheUse(
+            request_id=self.request_id,
+            state="ended" if self.is_finished else "waiting" if pages is None else "running",
+            num_prompt_tokens=usage.prompt_tokens,
+            tokens_by_kind=usage.tokens_by_kind,
+            num_generated=usage.completion_tokens,
+            arrived_at=self.arrived_at,
+            ended_at=now if self.is_finished else None,
+            finish_reason=self._finish_reason,
+            why_not_more=self._cache_match().why_not_more,
+            mark=None if pages is None else PageMark.of(pages),
+        )
 
     def completion(self, now: float) -> Completion:
         """The finished reply."""

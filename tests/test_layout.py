@@ -29,7 +29,7 @@ RUNTIME_FOR_COMPILE = {"artifact", "batch", "cpu", "errors", "manifest", "model_
 CACHE = {
     *("page_pool", "sequence", "kv_transaction", "prefix_match"),
     *("radix_node", "radix_tree", "prefix_cache", "eviction_queue"),
-    *("text_walk", "spelled_children", "reply_alias", "why_not_more", "cache_namespace", "cache_tree"),
+    *("text_walk", "spelled_children", "reply_alias", "why_not_more", "cache_namespace", "cache_tree", "cache_uses"),
 }
 ENGINE = {
     "engine",

@@ -8,6 +8,7 @@ import pytest
 from radixlm.runtime import cache_tree
 from radixlm.runtime.cache_expiry import CacheExpiry
 from radixlm.runtime.cache_tree import CacheCleared, CacheTree
+from radixlm.runtime.cache_uses import MAX_ENDED, MAX_NAMESPACES, CacheUse, PageMark, UseState
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.page_pool import PagePool
 from radixlm.runtime.prefix_cache import PrefixCache
@@ -65,7 +66,7 @@ def test_a_tree_shows_runs_where_they_go_on_and_how_old_they_are() -> None:
     assert tree.is_whole and tree.is_counted
     shared, *others = tree.runs
     assert (shared.parent, shared.start, shared.num_tokens, shared.num_users) == (None, 0, 32, 1)
-    assert (shared.num_generated, shared.num_children, shared.first_ids) == (0, 2, tuple(prompt(1, 8)))
+    assert (shared.num_generated, shared.num_children, shared.first_ids) == (0, 2, tuple(prompt(1, 24)))
     by_start = {run.first_ids[0]: run for run in others}
     assert {run.parent for run in (by_start[500], by_start[2000])} == {0}
     assert (by_start[500].num_generated, by_start[500].num_users, by_start[500].unused_s) == (16, 0, 65.0)
@@ -199,3 +200,56 @@ def test_expiry_is_checked_ten_times_within_a_time_to_live() -> None:
         expiry.run()
     assert dropped == [-100.0, -90.0, -50.0]
     assert expiry.wait_s == 10.0
+
+
+def use_of(name: str, sequence: Sequence | None, now: float, ended_at: float | None = None) -> CacheUse:
+    state: UseState = "running" if ended_at is None else "ended"
+    mark = None if sequence is None or not sequence.page_ids else PageMark.of(sequence)
+    return CacheUse(name, state, 5, {}, 0, now, ended_at, None, None, mark)
+
+
+def test_a_tree_shows_where_requests_run_and_where_those_that_ended_did() -> None:
+    clocked = Clocked()
+    uses = clocked.cache.uses
+    ended = clocked.open(prompt(1, 40))
+    uses.record(ALICE, use_of("ended", ended, 1.0, clocked.now))
+    clocked.cache.close(ended)
+    short = clocked.open(prompt(9, 5))
+    uses.record(ALICE, use_of("short", short, 1.5, clocked.now))
+    clocked.cache.close(short)
+    uses.record(BOB, use_of("foreign", None, 2.0, clocked.now))
+    live = clocked.open([*prompt(1, 32), *prompt(2, 20)])
+    tree = CacheTree.of(clocked.cache, ALICE, clocked.now, live=[use_of("live", live, 3.0)])
+    assert [use.request_id for use in tree.uses] == ["live", "short", "ended"]
+    places = [tree.runs[use.run or 0] for use in tree.uses if use.run is not None]
+    assert [(run.start, run.first_ids[0]) for run in places] == [(32, 2000), (0, 9000), (32, 1032)]
+    clocked.cache.close(live)
+
+
+def test_where_a_request_ended_is_not_shown_once_that_is_another_text() -> None:
+    clocked = Clocked(num_pages=4)
+    sequence = clocked.open(prompt(1, 32))
+    clocked.cache.uses.record(ALICE, use_of("first", sequence, 1.0, clocked.now))
+    clocked.cache.close(sequence)
+    assert [use.run for use in clocked.tree().uses] == [0]
+    clocked.serve(prompt(2, 64))  # in all pages that there are
+    assert [use.run for use in clocked.tree().uses] == [None]
+
+
+def test_what_requests_used_is_bounded_and_forgotten_with_what_they_used() -> None:
+    clocked = Clocked()
+    uses = clocked.cache.uses
+    for number in range(MAX_ENDED + 3):
+        uses.record(ALICE, use_of(str(number), None, 0.0, clocked.now + number))
+    uses.record(BOB, use_of("bob", None, 0.0, clocked.now))
+    assert [use.request_id for use in uses.ended(ALICE)][:: MAX_ENDED - 1] == [str(MAX_ENDED + 2), "3"]
+    clocked.cache.drop_unused(clocked.now + MAX_ENDED + 1)
+    assert [use.request_id for use in uses.ended(ALICE)] == [str(MAX_ENDED + 2), str(MAX_ENDED + 1)]
+    assert uses.ended(BOB) == ()
+    clocked.cache.clear(BOB)
+    assert len(uses.ended(ALICE)) == 2
+    clocked.cache.clear(ALICE)
+    assert uses.ended(ALICE) == ()
+    for number in range(MAX_NAMESPACES + 1):
+        uses.record(str(number).encode(), use_of("one", None, 0.0, clocked.now))
+    assert (uses.ended(b"0"), len(uses.ended(b"1"))) == ((), 1)
