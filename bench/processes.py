@@ -46,7 +46,7 @@ def peak_memory_during(pid: int, work: Callable[[], object]) -> PeakMemory:
 
     def look() -> None:
         while not done.wait(_POLL_S):
-            seen.append(_larger(seen.pop(), _memory(pid)))
+            seen.append(_larger(seen.pop(), memory_of(pid)))
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -55,14 +55,14 @@ def peak_memory_during(pid: int, work: Callable[[], object]) -> PeakMemory:
     finally:
         done.set()
         thread.join()
-    return _larger(seen[0], _memory(pid))
+    return _larger(seen[0], memory_of(pid))
 
 
 def _larger(a: PeakMemory, b: PeakMemory) -> PeakMemory:
     return PeakMemory(max(a.anonymous, b.anonymous), max(a.resident, b.resident))
 
 
-def _memory(pid: int) -> PeakMemory:
+def memory_of(pid: int) -> PeakMemory:
     """Anonymous memory now, and the peak of what was resident; zeros if the process has ended."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()

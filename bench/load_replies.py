@@ -1,0 +1,65 @@
+"""A reply put together from an answer or from the chunks of a stream, chat's and text's alike.
+
+Knows OpenAI's shapes; nothing of sockets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class ReplyError(Exception):
+    """The answer is not what it should be."""
+
+
+@dataclass
+class Reply:
+    """What a client has of a reply so far."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    prompt_token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+    usage: dict[str, Any] | None = None
+    is_done: bool = False  # the stream said [DONE]
+
+    def take(self, body: dict[str, Any]) -> bool:
+        """Add an answer or a chunk; whether it has text or tokens.
+
+        Raises:
+            ReplyError: it is an error, or comes after the end.
+        """
+        if "error" in body:
+            raise ReplyError(f"an error instead: {body['error']}")
+        if self.is_done:
+            raise ReplyError("something follows [DONE]")
+        self.usage = body.get("usage") or self.usage
+        self.prompt_token_ids += body.get("prompt_token_ids", [])
+        is_news = False
+        for choice in body["choices"]:
+            if self.finish_reason is not None:
+                raise ReplyError("a choice goes on after its finish_reason")
+            part = choice.get("message") or choice.get("delta") or choice
+            text = part.get("content") or part.get("text") or ""
+            token_ids = choice.get("token_ids", [])
+            self.text += text
+            self.token_ids += token_ids
+            self.prompt_token_ids += choice.get("prompt_token_ids", [])
+            self.finish_reason = choice["finish_reason"]
+            logprobs = choice.get("logprobs") or {}
+            self.logprobs += [item["logprob"] for item in logprobs.get("content") or []]
+            self.logprobs += logprobs.get("token_logprobs") or []
+            is_news = is_news or bool(text or token_ids)
+        return is_news
+
+    def check(self, *, is_stream: bool) -> None:
+        """Raise ReplyError unless it is whole and its counts agree."""
+        if is_stream and not self.is_done:
+            raise ReplyError("the stream ended without [DONE]")
+        if self.finish_reason not in ("stop", "length"):
+            raise ReplyError(f"finish_reason is {self.finish_reason!r}")
+        counts = len(self.prompt_token_ids), len(self.token_ids)
+        if self.usage is None or counts != (self.usage["prompt_tokens"], self.usage["completion_tokens"]):
+            raise ReplyError(f"{counts} tokens of prompt and reply, but usage is {self.usage}")

@@ -1,0 +1,74 @@
+"""Replies that came through the load, held against an engine that has nothing else to do.
+
+Knows what is compared: ids, text, logprobs and how a reply ended, all to the last bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from radixlm.runtime.cache_namespace import CacheScope
+from radixlm.runtime.engine import Engine
+
+from .load_replies import Reply
+from .load_requests import Ask
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """A reply, the ids that it was made from, and the fields of `SamplingParams` that were asked for."""
+
+    kind: str
+    params: Mapping[str, Any]
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    text: str
+    logprobs: list[float]
+    finish_reason: str
+
+    @classmethod
+    def of(cls, ask: Ask, reply: Reply) -> Survivor:
+        """A whole reply."""
+        assert reply.finish_reason is not None
+        ids = reply.prompt_token_ids, reply.token_ids
+        return cls(ask.kind, ask.params, *ids, reply.text, reply.logprobs, reply.finish_reason)
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Survivor:
+        """One that was JSON in between, where keys are always strings."""
+        params = dict(fields["params"])
+        if "logit_bias" in params:
+            params["logit_bias"] = {int(key): value for key, value in params["logit_bias"].items()}
+        return cls(**{**fields, "params": params})
+
+    def differences(self, engine: Engine) -> list[str]:
+        """Run the ids alone, with nothing cached; what is not the same."""
+        params = dataclasses.replace(engine.default_params, **self.params)
+        alone = engine.generate(self.prompt_token_ids, params, cache_match="exact", namespace=_fresh(engine))
+        engine.clear_cache(_fresh(engine))
+        assert alone.usage.cached_tokens == 0
+        logprobs = [item.logprob for item in alone.logprobs or ()]
+        pairs = (
+            ("token_ids", self.token_ids, list(alone.token_ids)),
+            ("text", self.text, alone.text),
+            ("logprobs", self.logprobs, logprobs),
+            ("finish_reason", self.finish_reason, alone.finish_reason),
+        )
+        return [
+            f"{self.kind} {self.params}, {len(self.prompt_token_ids)} + {len(self.token_ids)} tokens: {name} is "
+            f"{ours!r:.200}, alone {theirs!r:.200}"
+            for name, ours, theirs in pairs
+            if ours != theirs
+        ]
+
+
+def differences(survivors: Iterable[Survivor], engine: Engine) -> list[str]:
+    """Of all of them."""
+    return [difference for survivor in survivors for difference in survivor.differences(engine)]
+
+
+def _fresh(engine: Engine) -> bytes:
+    return engine.namespaces.of(CacheScope(cache_salt="alone"))
