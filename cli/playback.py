@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from radixlm.runtime import Completion, SamplingParams
     from radixlm.runtime.artifact import Artifact
     from radixlm.runtime.engine import Runner
-    from radixlm.runtime.server.protocol import ChatRequest, CompletionRequest
+    from radixlm.runtime.server.requests import ChatRequest, CompletionRequest
     from radixlm.runtime.why_not_more import WhyNotMore
 
 
@@ -93,7 +93,7 @@ class Playback:
         return self._runner
 
     def _ask(self, request: ChatRequest | CompletionRequest, params: SamplingParams, namespace: bytes) -> Completion:
-        from radixlm.runtime.server.protocol import ChatRequest
+        from radixlm.runtime.server.requests import ChatRequest
 
         match = request.cache_match
         if isinstance(request, ChatRequest):

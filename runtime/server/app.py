@@ -24,7 +24,7 @@ from .chat import ChatCompletions
 from .completions import Completions
 from .disconnect import ClientGone
 from .errors import answer
-from .protocol import ModelList, ModelReply
+from .replies import ModelList, ModelReply
 from .served import Served, json_response
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from ..cache_tree import CachedRun
 from ..errors import InvalidParameter
-from .protocol import CachedRunReply, CacheReply, ClearedReply
+from .replies import CachedRunReply, CacheReply, ClearedReply
 from .served import Served, json_response
 
 PARAMETERS = ("cache_salt", "prompt_cache_key")  # as in the body of a completion

@@ -14,18 +14,18 @@ from starlette.responses import Response
 
 from ..completion import Completion, TokenLogprob
 from .disconnect import while_connected
-from .protocol import (
+from .replies import (
     ChatChoice,
     ChatChunkChoice,
     ChatDelta,
     ChatLogprob,
     ChatLogprobs,
-    ChatRequest,
     Reply,
     ReplyMessage,
     TopLogprob,
 )
 from .reply_stream import ReplyStream
+from .requests import ChatRequest
 from .served import Served, json_response
 from .sse import EventStream
 

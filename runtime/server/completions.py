@@ -15,8 +15,9 @@ from starlette.responses import Response
 
 from ..completion import TokenLogprob
 from .disconnect import while_connected
-from .protocol import CompletionRequest, Reply, TextChoice, TextLogprobs
+from .replies import Reply, TextChoice, TextLogprobs
 from .reply_stream import ReplyStream
+from .requests import CompletionRequest
 from .served import Served, json_response
 from .sse import EventStream
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..errors import EngineClosed, EngineError, InvalidRequest, RadixLMError
-from .protocol import ErrorBody, ErrorReply
+from .replies import ErrorBody, ErrorReply
 
 _log = logging.getLogger(__name__)
 

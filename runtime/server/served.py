@@ -14,7 +14,7 @@ from ..cache_namespace import CacheScope
 from ..completion import Completion
 from .api_keys import api_key_of
 from .errors import HTTPError
-from .protocol import UsageReply
+from .replies import UsageReply
 
 if TYPE_CHECKING:
     from ..engine import Engine

@@ -1,4 +1,4 @@
-"""OpenAI's requests and replies as types: what a client may send, and what it gets.
+"""What clients send, as types: OpenAI's requests, and the fields that are ours.
 
 Validation is strict: a wrong type or an unknown field is an error that names it, for a parameter that is
 silently ignored answers a question that was not asked. Knows shapes and defaults, not the engine's work.
@@ -7,21 +7,16 @@ silently ignored answers a question that was not asked. Knows shapes and default
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
 
 from ..cache_namespace import MAX_LENGTH
-from ..completion import Completion, FinishReason
 from ..errors import InvalidParameter
 from ..prefix_match import MatchPolicy
 from ..sampling_params import SamplingParams
-from ..why_not_more import WhyNotMore
 
 CacheText = Annotated[str, msgspec.Meta(max_length=MAX_LENGTH)]
-
-# What clients send.
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -162,183 +157,3 @@ class CompletionRequest(SamplingRequest, kw_only=True):
         if self.echo:
             raise InvalidParameter("echo is true; it must be false: the prompt is not sent back")
         return {"logprobs": self.logprobs}
-
-
-# What clients get.
-
-
-class ErrorBody(msgspec.Struct):
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
-class ErrorReply(msgspec.Struct):
-    error: ErrorBody
-
-
-class WhyNotMoreReply(msgspec.Struct):
-    kind: str
-    position: int
-    wanted_ids: tuple[int, ...]
-    wanted_text: str | None
-    cached_ids: tuple[int, ...]
-    cached_text: str | None
-    message: str
-
-    @classmethod
-    def of(cls, why: WhyNotMore) -> WhyNotMoreReply:
-        """The same, with the line that a human wants."""
-        texts = why.wanted_ids, why.wanted_text, why.cached_ids, why.cached_text
-        return cls(why.kind, why.position, *texts, message=str(why))
-
-
-class PromptTokensDetails(msgspec.Struct):
-    cached_tokens: int
-    cached_tokens_by_kind: Mapping[str, int]  # ours: how the cached tokens were found
-    cache_match: str | None  # ours: the weakest kind among them
-    why_not_more: WhyNotMoreReply | None  # ours: None if all that may be reused was
-
-
-class UsageReply(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-    @classmethod
-    def of(cls, completion: Completion, *, tells_cached_text: bool) -> UsageReply:
-        """A completion's usage in OpenAI's shape."""
-        usage, match = completion.usage, completion.cache_match
-        why = match.why_not_more
-        if why is not None and not tells_cached_text:
-            why = why.withheld()
-        return cls(
-            usage.prompt_tokens,
-            usage.completion_tokens,
-            usage.prompt_tokens + usage.completion_tokens,
-            PromptTokensDetails(
-                usage.cached_tokens,
-                dict(usage.tokens_by_kind),
-                match.kind,
-                None if why is None or why.kind == "complete" else WhyNotMoreReply.of(why),
-            ),
-        )
-
-
-TokenIds = tuple[int, ...] | msgspec.UnsetType  # unset: nobody asked for them
-
-
-class Reply(msgspec.Struct, kw_only=True):
-    """What every reply and every chunk of one begins with."""
-
-    id: str
-    object: str
-    created: int  # Unix time
-    model: str
-    choices: list[ChatChoice] | list[ChatChunkChoice] | list[TextChoice]
-    usage: UsageReply | msgspec.UnsetType | None = msgspec.UNSET  # unset: a chunk of a stream without usage
-    prompt_token_ids: TokenIds = msgspec.UNSET  # of a chat; in the last choice's chunk of a stream
-
-
-class TopLogprob(msgspec.Struct):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChatLogprob(msgspec.Struct):
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(msgspec.Struct):
-    content: list[ChatLogprob]
-
-
-class ReplyMessage(msgspec.Struct):
-    content: str
-    role: str = "assistant"
-    refusal: None = None
-
-
-class ChatChoice(msgspec.Struct):
-    message: ReplyMessage
-    finish_reason: FinishReason
-    logprobs: ChatLogprobs | None = None
-    index: int = 0
-    token_ids: TokenIds = msgspec.UNSET
-
-
-class ChatDelta(msgspec.Struct):
-    content: str | msgspec.UnsetType = msgspec.UNSET
-    role: str | msgspec.UnsetType = msgspec.UNSET
-
-
-class ChatChunkChoice(msgspec.Struct):
-    delta: ChatDelta
-    finish_reason: FinishReason | None = None
-    logprobs: ChatLogprobs | None = None
-    index: int = 0
-    token_ids: TokenIds = msgspec.UNSET
-
-
-class TextLogprobs(msgspec.Struct):
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]  # characters of the reply before the token
-
-
-class TextChoice(msgspec.Struct):
-    text: str
-    finish_reason: FinishReason | None = None
-    logprobs: TextLogprobs | None = None
-    index: int = 0
-    token_ids: TokenIds = msgspec.UNSET
-    prompt_token_ids: TokenIds = msgspec.UNSET  # in the last chunk of a stream
-
-
-class CachedRunReply(msgspec.Struct, kw_only=True):
-    parent: int | None  # the place in `runs` of what it goes on from
-    start: int  # tokens before it
-    num_tokens: int
-    num_generated: int  # tokens that the model made
-    num_pages: int
-    num_users: int  # running requests that use it
-    num_children: int
-    unused_s: float
-    begins: str | None  # a few tokens
-
-
-class CacheReply(msgspec.Struct, kw_only=True):
-    num_runs: int
-    num_tokens: int
-    num_pages: int
-    num_used_pages: int
-    num_aliases: int
-    runs: list[CachedRunReply]
-    is_whole: bool  # all runs are there
-    is_counted: bool  # all runs are in the sums
-    object: str = "cache"
-
-
-class ClearedReply(msgspec.Struct):
-    num_freed_pages: int
-    num_kept_pages: int  # running requests use them
-    object: str = "cache.cleared"
-
-
-class ModelReply(msgspec.Struct):
-    id: str
-    created: int
-    object: str = "model"
-    owned_by: str = "radixlm"
-
-
-class ModelList(msgspec.Struct):
-    data: list[ModelReply]
-    object: str = "list"

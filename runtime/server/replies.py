@@ -1,0 +1,209 @@
+"""What clients get, as types: OpenAI's replies, chunks and errors, and the fields that are ours.
+
+Knows shapes, not how they are filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from ..completion import Completion, FinishReason
+from ..why_not_more import WhyNotMore
+
+
+class ErrorBody(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorReply(msgspec.Struct):
+    error: ErrorBody
+
+
+class WhyNotMoreReply(msgspec.Struct):
+    kind: str
+    position: int
+    wanted_ids: tuple[int, ...]
+    wanted_text: str | None
+    cached_ids: tuple[int, ...]
+    cached_text: str | None
+    message: str
+
+    @classmethod
+    def of(cls, why: WhyNotMore) -> WhyNotMoreReply:
+        """The same, with the line that a human wants."""
+        texts = why.wanted_ids, why.wanted_text, why.cached_ids, why.cached_text
+        return cls(why.kind, why.position, *texts, message=str(why))
+
+    @classmethod
+    def told(cls, why: WhyNotMore | None, *, tells_cached_text: bool) -> WhyNotMoreReply | None:
+        """What a client may know of it; None if all that may be reused was."""
+        if why is None or why.kind == "complete":
+            return None
+        return cls.of(why if tells_cached_text else why.withheld())
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+    cached_tokens_by_kind: Mapping[str, int]  # ours: how the cached tokens were found
+    cache_match: str | None  # ours: the weakest kind among them
+    why_not_more: WhyNotMoreReply | None  # ours: None if all that may be reused was
+
+
+class UsageReply(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+    @classmethod
+    def of(cls, completion: Completion, *, tells_cached_text: bool) -> UsageReply:
+        """A completion's usage in OpenAI's shape."""
+        usage, match = completion.usage, completion.cache_match
+        return cls(
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            usage.prompt_tokens + usage.completion_tokens,
+            PromptTokensDetails(
+                usage.cached_tokens,
+                dict(usage.tokens_by_kind),
+                match.kind,
+                WhyNotMoreReply.told(match.why_not_more, tells_cached_text=tells_cached_text),
+            ),
+        )
+
+
+TokenIds = tuple[int, ...] | msgspec.UnsetType  # unset: nobody asked for them
+
+
+class Reply(msgspec.Struct, kw_only=True):
+    """What every reply and every chunk of one begins with."""
+
+    id: str
+    object: str
+    created: int  # Unix time
+    model: str
+    choices: list[ChatChoice] | list[ChatChunkChoice] | list[TextChoice]
+    usage: UsageReply | msgspec.UnsetType | None = msgspec.UNSET  # unset: a chunk of a stream without usage
+    prompt_token_ids: TokenIds = msgspec.UNSET  # of a chat; in the last choice's chunk of a stream
+
+
+class TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[ChatLogprob]
+
+
+class ReplyMessage(msgspec.Struct):
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct):
+    message: ReplyMessage
+    finish_reason: FinishReason
+    logprobs: ChatLogprobs | None = None
+    index: int = 0
+    token_ids: TokenIds = msgspec.UNSET
+
+
+class ChatDelta(msgspec.Struct):
+    content: str | msgspec.UnsetType = msgspec.UNSET
+    role: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChunkChoice(msgspec.Struct):
+    delta: ChatDelta
+    finish_reason: FinishReason | None = None
+    logprobs: ChatLogprobs | None = None
+    index: int = 0
+    token_ids: TokenIds = msgspec.UNSET
+
+
+class TextLogprobs(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]  # characters of the reply before the token
+
+
+class TextChoice(msgspec.Struct):
+    text: str
+    finish_reason: FinishReason | None = None
+    logprobs: TextLogprobs | None = None
+    index: int = 0
+    token_ids: TokenIds = msgspec.UNSET
+    prompt_token_ids: TokenIds = msgspec.UNSET  # in the last chunk of a stream
+
+
+class CachedRunReply(msgspec.Struct, kw_only=True):
+    parent: int | None  # the place in `runs` of what it goes on from
+    start: int  # tokens before it
+    num_tokens: int
+    num_generated: int  # tokens that the model made
+    num_pages: int
+    num_users: int  # running requests that use it
+    num_children: int
+    unused_s: float
+    begins: str | None  # a few tokens
+
+
+class CacheUseReply(msgspec.Struct, kw_only=True):
+    id: str
+    state: str  # waiting, running or ended
+    run: int | None  # the place in `runs` of what its keys and values end in, if that is there
+    num_prompt_tokens: int
+    num_cached_tokens: int  # of these, found when it was admitted
+    cached_tokens_by_kind: Mapping[str, int]
+    num_generated_tokens: int
+    running_s: float  # since it arrived, until it ended
+    ended_s: float | None  # since it ended
+    finish_reason: FinishReason | None
+    why_not_more: WhyNotMoreReply | None
+
+
+class CacheReply(msgspec.Struct, kw_only=True):
+    num_runs: int
+    num_tokens: int
+    num_pages: int
+    num_used_pages: int
+    num_aliases: int
+    runs: list[CachedRunReply]
+    is_whole: bool  # all runs are there
+    is_counted: bool  # all runs are in the sums
+    requests: list[CacheUseReply]  # those that run, and the last that ended; the newest first
+    object: str = "cache"
+
+
+class ClearedReply(msgspec.Struct):
+    num_freed_pages: int
+    num_kept_pages: int  # running requests use them
+    object: str = "cache.cleared"
+
+
+class ModelReply(msgspec.Struct):
+    id: str
+    created: int
+    object: str = "model"
+    owned_by: str = "radixlm"
+
+
+class ModelList(msgspec.Struct):
+    data: list[ModelReply]
+    object: str = "list"
