@@ -1,6 +1,6 @@
 """The server under load, in a process of its own: the product's application and engine, and a door to look inside.
 
-    python -m bench.load_server ARTIFACT PAGES QUEUE
+    python -m bench.load_server ARTIFACT PAGES
 
 The door is this process's standard input, which clients cannot reach; the product has none.
 """
@@ -24,6 +24,9 @@ from radixlm.runtime.server import create_app
 
 from .load_requests import API_KEYS, MAX_BODY_BYTES, Facts
 from .worker import serve
+
+
+MAX_NUM_SEQS, MAX_QUEUE = 32, 128  # so that fifty clients find room, and two hundred are refused now and then
 
 
 class LoadedServer:
@@ -99,7 +102,8 @@ def kv_cache_bytes(artifact: Artifact, num_pages: int) -> int:
 def main() -> None:
     """Serve until standard input ends."""
     artifact = Artifact.open(Path(sys.argv[1]))
-    loaded = LoadedServer(Engine(artifact, kv_cache_bytes=kv_cache_bytes(artifact, int(sys.argv[2]))))
+    size = kv_cache_bytes(artifact, int(sys.argv[2]))
+    loaded = LoadedServer(Engine(artifact, kv_cache_bytes=size, max_num_seqs=MAX_NUM_SEQS, max_queue=MAX_QUEUE))
     serve(methods(loaded))
     loaded.close()
 

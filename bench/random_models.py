@@ -15,12 +15,12 @@ from typing import BinaryIO
 import numpy as np
 
 _POOL = 1 << 22  # random numbers, repeated as often as needed
-_ONE = 0x3F80  # 1.0 as a bfloat16
+_ONE, _SIGN = np.uint16(0x3F80), np.uint16(0x8000)  # 1.0 as a bfloat16, and the bit of its sign
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes that make up a Llama; `vocab_size` is the tokenizer's, whatever the original had."""
+    """The sizes that make up a Llama or a Qwen2; `vocab_size` is the tokenizer's, whatever the original had."""
 
     name: str
     hidden_size: int
@@ -30,6 +30,7 @@ class Shape:
     num_key_value_heads: int
     tie_word_embeddings: bool
     vocab_size: int = 49_152
+    is_qwen2: bool = False  # biases on queries, keys and values; and a last norm of both signs
 
     @property
     def num_parameters(self) -> int:
@@ -54,6 +55,9 @@ class Shape:
                 ("mlp.down_proj", (hidden, inner)),
             ):
                 yield f"model.layers.{layer}.{name}.weight", shape
+            if self.is_qwen2:
+                for name, size in (("q_proj", hidden), ("k_proj", keys), ("v_proj", keys)):
+                    yield f"model.layers.{layer}.self_attn.{name}.bias", (size,)
         yield "model.norm.weight", (hidden,)
         if not self.tie_word_embeddings:
             yield "lm_head.weight", (self.vocab_size, hidden)
@@ -70,18 +74,25 @@ SHAPES: dict[str, Shape] = {
 }
 
 
-def write_random_model(shape: Shape, directory: Path, tokenizer_json: str) -> int:
-    """Write the model into `directory`; return the bytes of its weights."""
+def write_random_model(
+    shape: Shape,
+    directory: Path,
+    tokenizer_json: str,
+    *,
+    chat_template: str | None = None,
+    special_ids: tuple[int, int] = (1, 2),
+) -> int:
+    """Write the model into `directory`; return the bytes of its weights. `special_ids` begin and end a text."""
     directory.mkdir(parents=True)
     config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": ["Qwen2ForCausalLM" if shape.is_qwen2 else "LlamaForCausalLM"],
+        "model_type": "qwen2" if shape.is_qwen2 else "llama",
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "max_position_embeddings": 4096,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
+        "bos_token_id": special_ids[0],
+        "eos_token_id": special_ids[1],
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
@@ -92,7 +103,8 @@ def write_random_model(shape: Shape, directory: Path, tokenizer_json: str) -> in
     }
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
-    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": chat_template}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     with (directory / "model.safetensors").open("wb") as file:
         return _write_tensors(shape, file)
 
@@ -108,9 +120,12 @@ def _write_tensors(shape: Shape, file: BinaryIO) -> int:
     text += b" " * (-len(text) % 8)
     file.write(struct.pack("<Q", len(text)) + text)
     pool = _random_bfloat16(np.random.default_rng(0), _POOL)
-    for _, dimensions in shape.tensors():
-        if len(dimensions) == 1:
-            file.write(np.full(dimensions, _ONE, np.uint16).tobytes())
+    for name, dimensions in shape.tensors():
+        if name.endswith("norm.weight"):
+            ones = np.full(dimensions, _ONE, np.uint16)
+            if shape.is_qwen2 and name == "model.norm.weight":
+                ones |= pool[: dimensions[0]] & _SIGN  # else the last token's own embedding is the likeliest
+            file.write(ones.tobytes())
             continue
         left = int(np.prod(dimensions))
         while left:
