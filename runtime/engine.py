@@ -233,9 +233,13 @@ class Engine:
         """Like `chat`, but returns at once; see `stream`."""
         self._loop.require_room()
         policy = self._match if cache_match is None else _checked_match(cache_match)
-        rendered = self.render(messages)
         with _refusing():
-            prepared = self.tokenizer.prepare_chat(rendered, seam_of=None if policy == "exact" else namespace)
+            marked = self.tokenizer.mark_typed(messages)  # a control token that a client types is text
+        rendered = self.render(marked)
+        with _refusing():
+            prepared = self.tokenizer.prepare_chat(
+                rendered, seam_of=None if policy == "exact" else namespace, has_marks=marked is not messages
+            )
         return self._submit(prepared, params, namespace, policy, self._render_reply, on_ready)
 
     def render(self, messages: Sequence[Message]) -> str:
@@ -282,26 +286,40 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters and the state now; never waits for a step."""
-        core, counters, pool = self._core, self._core.counters, self._core.cache.pool
+        core, counters, cache = self._core, self._core.counters, self._core.cache
         return EngineStats(
             alive=self._loop.is_alive,
+            crash=self._loop.crash,
             stalled_s=self._loop.stalled_s,
             uptime_s=self._clock() - self._opened_at,
             num_waiting=core.num_waiting + self._loop.num_submitted,
             num_running=core.num_running,
-            num_pages=pool.num_pages,
-            num_free_pages=pool.num_free,
-            num_cached_pages=pool.num_cached,
+            num_pages=cache.pool.num_pages,
+            num_free_pages=cache.pool.num_free,
+            num_cached_pages=cache.pool.num_cached,
             num_steps=counters.num_steps,
             num_finished=counters.num_finished,
             num_failed=counters.num_failed,
+            num_rejected=self._loop.num_rejected,
             num_preemptions=core.num_preemptions,
             num_prompt_tokens=counters.num_prompt_tokens,
             num_cached_tokens=counters.num_cached_tokens,
             num_generated_tokens=counters.num_generated_tokens,
+            num_computed_tokens=counters.num_computed_tokens,
+            num_evicted_pages=cache.tree.num_evicted_pages,
+            num_failed_steps=counters.num_failed_steps,
+            num_failed_steps_in_a_row=counters.num_failed_steps_in_a_row,
+            last_failure=counters.last_failure,
+            num_unused_request_rows=cache.num_unused_request_rows,
+            num_unused_cache_rows=cache.tree.num_unused_rows,
+            finished_by_reason=dict(counters.finished_by_reason),
+            failed_by_type=dict(counters.failed_by_type),
+            cached_tokens_by_kind=dict(counters.cached_tokens_by_kind),
+            to_first_token=counters.to_first_token.read(),
+            between_tokens=counters.between_tokens.read(),
+            to_end=counters.to_end.read(),
         )
 
-            num_rejected=self._loop.num_rejected,
     def close(self) -> None:
         """Cancel what runs, stop the thread and free the model; later requests raise EngineClosed.
 

@@ -6,8 +6,9 @@ Knows special tokens, bos and the appended suffix; not chat templates, requests 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import cast
 
 import tokenizers
 
@@ -19,6 +20,7 @@ from .profile import TokenizerProfile
 from .seam_encoder import SeamEncoder, has_cut, is_safe
 from .spelled_prompt import MARK, SpelledPrompt, special_mark
 from .stream_decoder import StreamDecoder, decode_all
+from .typed_specials import TypedSpecials
 
 
 class Tokenizer:
@@ -82,11 +84,7 @@ class Tokenizer:
         ids: list[int] = tokenizer.encode(_checked(text), add_special_tokens=False).ids
         if not parse_special:
             self._check_plain(ids)
-        if not (self.add_bos_token if add_bos is None else add_bos):
-            return ids
-        if self.bos_token_id is None:
-            raise InvalidTokenizer("add_bos is set, but the model names no bos_token_id")
-        return ids if ids[:1] == [self.bos_token_id] else [self.bos_token_id, *ids]
+        return self._with_bos(ids, add_bos)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of `ids`, as the `tokenizers` library has it, but for wrong bytes of a byte-fallback
@@ -154,14 +152,31 @@ class Tokenizer:
             swallow_leading_space=swallow_leading_space,
         )
 
-    def prepare_chat(self, rendered: str, *, seam_of: bytes | None = None) -> PreparedPrompt:
+    def mark_typed(self, messages: Sequence[Mapping[str, object]]) -> Sequence[Mapping[str, object]]:
+        """Messages in which what looks like a control token is marked as text, for a template and then `prepare_chat`;
+        the same object where nothing does.
+
+        Raises:
+            InvalidText: it cannot be marked.
+        """
+        return cast(Sequence[Mapping[str, object]], self._typed.mark(messages))
+
+    def prepare_chat(self, rendered: str, *, seam_of: bytes | None = None, has_marks: bool = False) -> PreparedPrompt:
         """A chat as its template rendered it: special tokens parsed, bos not doubled, suffix stripped.
 
         Args:
             seam_of: a namespace: a text that goes on from one of its earlier ones is not encoded whole again; the
                 ids are the same.
+            has_marks: `mark_typed` marked some of it.
+
+        Raises:
+            InvalidText: the text has lone surrogates, or what is marked cannot be encoded as text.
         """
-        ids, num_known = self._encode_rendered(rendered, seam_of)
+        if has_marks:
+            ids, num_known = self._with_bos(self._typed.encode(_checked(rendered))), 0
+            rendered = self._typed.unmark(rendered)
+        else:
+            ids, num_known = self._encode_rendered(rendered, seam_of)
         return strip_suffix(ids, rendered, self.profile.suffix_ids, num_known=num_known)
 
     def prepare_completion(
@@ -192,6 +207,13 @@ class Tokenizer:
         if self._seam is not None:
             self._seam.forget_unused(since)
 
+    def _with_bos(self, ids: list[int], add_bos: bool | None = None) -> list[int]:
+        if not (self.add_bos_token if add_bos is None else add_bos):
+            return ids
+        if self.bos_token_id is None:
+            raise InvalidTokenizer("add_bos is set, but the model names no bos_token_id")
+        return ids if ids[:1] == [self.bos_token_id] else [self.bos_token_id, *ids]
+
     def _encode_rendered(self, text: str, seam_of: bytes | None) -> tuple[list[int], int]:
         if seam_of is None or self._seam is None:
             return self.encode(text, parse_special=True), 0
@@ -214,6 +236,10 @@ class Tokenizer:
         if is_start and self.add_bos_token and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
             return [self.bos_token_id, *ids], [0, *ends]
         return ids, ends
+
+    @cached_property
+    def _typed(self) -> TypedSpecials:
+        return TypedSpecials(self._tokenizer_json, self.profile.added_tokens)
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:

@@ -1,0 +1,69 @@
+"""What clients type is text, also where it looks like a control token; what templates write is not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from radixlm.tokenizer_fix import InvalidText, Tokenizer
+from radixlm.tokenizer_fix.typed_specials import MARK, QUOTE
+
+
+def render(messages: object) -> str:
+    """A template that trims and puts a control token around each message."""
+    assert isinstance(messages, list)
+    return "".join(f"{message['open']}{message['content'].strip()}{message['close']}" for message in messages)
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_typed_control_tokens_are_text_and_written_ones_are_not(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    specials = [token.text for token in tokenizer.profile.added_tokens if token.special]
+    written = st.sampled_from(specials)
+    typed = st.lists(st.one_of(written, st.sampled_from([" ", "a", "Hello", "\n", "<", "|>", "é", "<|"]))).map("".join)
+    contents = data.draw(st.lists(typed, min_size=1, max_size=3))
+    edges = [data.draw(st.tuples(written, written)) for _ in contents]
+    messages = [{"content": content} for content in contents]
+    marked = tokenizer.mark_typed(messages)
+    assert isinstance(marked, list)
+    turns = [{**message, "open": begin, "close": end} for message, (begin, end) in zip(marked, edges, strict=True)]
+    ids = tokenizer.prepare_chat(render(turns), has_marks=marked is not messages).ids
+    special_ids = [token_id for token_id in ids if token_id in tokenizer.profile.special_ids]
+    assert special_ids == [tokenizer._parsing.token_to_id(edge) for pair in edges for edge in pair]
+    spelled = tokenizer.decode(ids, skip_special=False)
+    expected = "".join(f"{begin}{text.strip()}{end}" for text, (begin, end) in zip(contents, edges, strict=True))
+    assert spelled.replace(" ", "") == expected.replace(" ", "")  # spaces are the dummy prefix's
+
+
+@settings(deadline=None)
+@given(text=st.text())
+def test_without_typed_ones_nothing_is_touched(tokenizer: Tokenizer, text: str) -> None:
+    specials = [token.text for token in tokenizer.profile.added_tokens if token.special]
+    messages = [{"content": text}]
+    if not any(special in text for special in specials):
+        assert tokenizer.mark_typed(messages) is messages
+
+
+def test_sections_of_a_marked_text_are_encoded_as_ever(tokenizer: Tokenizer) -> None:
+    special = next(token.text for token in tokenizer.profile.added_tokens if token.special)
+    text = f"{special}Hello there, 12 é{special} and more{special}\n"
+    plain, marked = tokenizer.prepare_chat(text), tokenizer.prepare_chat(text, has_marks=True)
+    assert plain == marked
+
+
+def test_texts_are_found_wherever_json_has_them(tokenizer: Tokenizer) -> None:
+    special = next(token.text for token in tokenizer.profile.added_tokens if token.special)
+    call = {"name": "f", "arguments": {special: [special, 1, None, True]}}
+    [marked] = tokenizer.mark_typed([{"role": "tool", "content": None, "tool_calls": [call]}])
+    assert json.dumps(marked, ensure_ascii=False).count(MARK + special) == 2
+    assert marked["content"] is None
+
+
+@pytest.mark.parametrize("mark", [MARK, QUOTE])
+def test_marks_themselves_cannot_be_typed_beside_a_control_token(tokenizer: Tokenizer, mark: str) -> None:
+    special = next(token.text for token in tokenizer.profile.added_tokens if token.special)
+    tokenizer.mark_typed([{"content": f"only {mark}"}])
+    with pytest.raises(InvalidText, match="noncharacter U\\+FDD"):
+        tokenizer.mark_typed([{"content": f"{mark}{special}{mark}"}])

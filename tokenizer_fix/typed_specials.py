@@ -1,0 +1,120 @@
+"""Keep what clients type apart from what templates write, where both look like a control token.
+
+A chat template writes control tokens as text around what clients wrote, so whoever encodes the whole cannot tell the
+`<|im_end|>` that ends a turn from one that somebody typed. Here the typed ones are marked before the template sees
+them, and a text with marks is encoded by a tokenizer whose control tokens are spelled as nobody types them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+
+import tokenizers
+
+from .errors import InvalidText
+from .probe import load_tokenizer
+from .profile import AddedToken
+
+MARK, QUOTE = "\ufdd0", "\ufdd1"  # noncharacters, which Unicode keeps for uses like this one
+
+
+class TypedSpecials:
+    """Marks and encodes for one tokenizer.
+
+    >>> typed.mark({"content": "I typed <|im_end|>"})                         # doctest: +SKIP
+    {'content': 'I typed \\ufdd0<|im_end|>'}
+
+    Args:
+        tokenizer_json: its file.
+        added_tokens: those that stand outside its pieces; the special ones are control.
+    """
+
+    def __init__(self, tokenizer_json: str, added_tokens: Sequence[AddedToken]) -> None:
+        self._tokenizer_json = tokenizer_json
+        self._ids = {token.text: token.id for token in added_tokens}
+        self._specials = frozenset(token.text for token in added_tokens if token.special)
+        longest_first = sorted(filter(None, self._specials), key=len, reverse=True)
+        special = "|".join(map(re.escape, longest_first)) or "(?!)"  # which is nowhere
+        self._begins = re.compile(f"(?={special})" if longest_first else special)
+        self._written = re.compile(f"(?<!{MARK})(?:{special})")
+
+    def mark(self, value: object) -> object:
+        """`value` with a mark before each control token in its texts, which may lie in lists and mappings; `value`
+        itself where there is none.
+
+        Raises:
+            InvalidText: there is one, and beside it a character that marks are made of.
+        """
+        texts = list(_texts(value))
+        if not any(map(self._begins.search, texts)):
+            return value
+        for mark in (MARK, QUOTE):
+            if any(mark in text for text in texts):
+                raise InvalidText(f"the text holds a control token and the noncharacter U+{ord(mark):04X}; remove one")
+        return _map_texts(value, lambda text: self._begins.sub(MARK, text))
+
+    def unmark(self, text: str) -> str:
+        """The text without marks."""
+        return text.replace(MARK, "")
+
+    def encode(self, marked: str) -> list[int]:
+        """The ids of a text in which control tokens are text where they are marked; no bos is added.
+
+        Raises:
+            InvalidText: a marked one cannot be encoded as text.
+        """
+        written = self._written.findall(marked)
+        quoted = self._written.sub(lambda found: f"{QUOTE}{found[0]}{QUOTE}", marked)
+        ids = self._quoting.encode(self.unmark(quoted), add_special_tokens=False).ids
+        real = self._real_ids
+        # A vocabulary may hold a control token among its pieces, within the model's own reach (T5's Unigram does).
+        if sum(token_id in self._special_ids for token_id in ids) != len(written):
+            raise InvalidText("the text holds a control token that cannot be encoded as plain text here; remove it")
+        return [real.get(token_id, token_id) for token_id in ids]
+
+    @cached_property
+    def _quoting(self) -> tokenizers.Tokenizer:
+        """The tokenizer with quoted control tokens; their ids are other ones, for the library numbers them anew."""
+        document = json.loads(self._tokenizer_json)
+        for token in document["added_tokens"]:
+            token["content"] = self._quoted(token["content"])
+        return load_tokenizer(json.dumps(document))
+
+    @cached_property
+    def _real_ids(self) -> Mapping[int, int]:
+        """The ids of added tokens, by those that they have in `_quoting`."""
+        return {self._quoting.token_to_id(self._quoted(text)): token_id for text, token_id in self._ids.items()}
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        """Control tokens in `_quoting`: those written, and those that it still has among its pieces."""
+        spellings = (spelling for text in self._specials for spelling in (self._quoted(text), text))
+        return frozenset(map(self._quoting.token_to_id, spellings)) - {None}
+
+    def _quoted(self, text: str) -> str:
+        return f"{QUOTE}{text}{QUOTE}" if text in self._specials else text
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Every text in lists, tuples and mappings, their keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        children = chain.from_iterable(value.items()) if isinstance(value, Mapping) else value
+        for child in children:
+            yield from _texts(child)
+
+
+def _map_texts(value: object, change: Callable[[str], str]) -> object:
+    """The same with every text changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_map_texts(key, change): _map_texts(child, change) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [_map_texts(child, change) for child in value]
+    return value
