@@ -106,7 +106,8 @@ class Request:
         self.namespace = namespace
         self.arrived_at = arrived_at
         self.spelled = spelled
-        self.candidate: PrefixMatch | None = None  # what was found while it waits
+        self.candidate: PrefixMatch | None = None  # what was found while it waits,
+        self.is_candidate_final = False  # and whether by all kinds of match
         self._render_reply = render_reply
         self._explain = explain
         self.sequence: Sequence | None = None

@@ -187,8 +187,9 @@ class Scheduler:
         chosen = self._choose(now)
         if chosen is None or not self._fits(chosen[1], plan):
             return None
-        request = chosen[0]
-        match = self._match(request)
+        request, match = chosen
+        if not request.is_candidate_final:
+            match = self._match(request)
         request.admit(self._cache.open(match, context_length=self._context_length), match)
         return self._waiting.pop(request.request_id)
 
@@ -210,8 +211,10 @@ class Scheduler:
         before = request.candidate
         if before is None:
             before = self._match(request)
+            request.is_candidate_final = True
         elif before.version != self._cache.tree.version:
             before = self._cache.match(before.prompt_ids, num_match=before.num_match, namespace=request.namespace)
+            request.is_candidate_final = False
         request.candidate = before
         return before
 
