@@ -9,6 +9,7 @@ from tvm.script.ir_builder import tirx as T
 
 from ..targets import Target
 from .builder import SIZE, Kernel, Memory, for_each_row, registers, serial
+from .lane_reductions import sum_of_lanes
 from .layout import GROUP, round_up
 from .quantized_rows import QuantizedRows
 from .rounding import round_groups
@@ -142,19 +143,9 @@ def _inverse_rms(spec: ActivationSpec, target: Target, x: Memory, start: Expr) -
     for i in range(spec.width // LANES * LANES, spec.width):
         total[0] = total[0] + x[start + i] * x[start + i]
     a, b, c, d = (squares[lanes(i * LANES)] for i in range(_SUMS))
-    total[0] = total[0] + _sum_by_halves((a + b) + (c + d))
+    total[0] = total[0] + sum_of_lanes((a + b) + (c + d))
     total[0] = T.float32(1) / T.sqrt(total[0] / T.float32(spec.width) + T.float32(spec.eps))
     return total
-
-
-def _sum_by_halves(value: Expr) -> Expr:
-    """The sum of 16 lanes: lane i and i + 8, then i and i + 4, and so on, on every target."""
-    scratch, n = registers(LANES, "float32"), LANES
-    scratch[lanes(0)] = value
-    while n > 2:
-        n //= 2
-        scratch[lanes(0, n)] = scratch[lanes(0, n)] + scratch[lanes(n, n)]
-    return scratch[0] + scratch[1]
 
 
 def _copy(values: Memory, y: Memory, start: Expr, width: int) -> None:

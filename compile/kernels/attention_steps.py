@@ -19,7 +19,8 @@ from .attention_scratch import RowScratch
 from .attention_shape import AttentionShape
 from .builder import Memory, bound, registers, serial, when
 from .kv_span import BLOCK_PAGES, SPAN, KVPage, KVSpan
-from .softmax import LOWEST, exp2, max_of_lanes
+from .lane_reductions import max_of_lanes
+from .softmax import LOWEST, exp2
 from .vector import LANES, Expr, const, fma, lanes, splat
 
 

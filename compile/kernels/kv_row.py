@@ -13,6 +13,7 @@ from radixlm.runtime.manifest import PAGE_SIZE, SCALE_BYTES
 from tvm.script.ir_builder import tirx as T
 
 from .builder import Memory, bound, registers, serial
+from .lane_reductions import max_of_lanes
 from .layout import round_up
 from .pages import KV_DTYPES, PagedPool
 from .vector import LANES, Expr, const, lanes, splat, vector_type
@@ -95,8 +96,4 @@ def _largest_magnitude(floats: Memory, head_dim: int) -> Expr:
     for i in range(0, head_dim, LANES):
         magnitude = T.bitwise_and(T.reinterpret("int32x16", floats[lanes(i)]), splat(T.int32(0x7FFFFFFF)))
         largest[lanes(0)] = T.max(largest[lanes(0)], magnitude)
-    n = LANES // 2
-    while n >= 1:
-        largest[lanes(0, n)] = T.max(largest[lanes(0, n)], largest[lanes(n, n)])
-        n //= 2
-    return T.reinterpret("float32", largest[0])
+    return T.reinterpret("float32", max_of_lanes(largest[lanes(0)], "int32"))

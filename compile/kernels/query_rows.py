@@ -14,7 +14,8 @@ from tvm.script.ir_builder import tirx as T
 from .attention_scratch import RowScratch, RowState
 from .attention_shape import AttentionShape
 from .builder import Memory, bound, registers, serial
-from .softmax import LOWEST, sum_of_lanes
+from .lane_reductions import sum_of_lanes
+from .softmax import LOWEST
 from .vector import Expr, const, lanes, splat
 
 

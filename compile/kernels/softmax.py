@@ -1,8 +1,6 @@
-"""The arithmetic of softmax on vectors: powers of two and reductions over lanes, each in one fixed order."""
+"""The arithmetic of softmax on vectors: powers of two."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from tvm.script import tirx as T
 
@@ -28,23 +26,3 @@ def exp2(x: Expr, has_fma: bool) -> Expr:
         p = fma(p, r, const(c), has_fma)
     exponent = T.shift_left(T.reinterpret("int32x16", rounded), splat(T.int32(23)))
     return T.reinterpret("float32x16", T.reinterpret("int32x16", p) + exponent)
-
-
-def max_of_lanes(value: Expr) -> Expr:
-    """The largest of 16 lanes. LLVM's own reduction minds NaNs, which costs twice the instructions."""
-    return _halved(value, T.max)
-
-
-def sum_of_lanes(value: Expr) -> Expr:
-    """The sum of 16 lanes, halves first."""
-    return _halved(value, lambda a, b: a + b)
-
-
-def _halved(value: Expr, join: Callable[[Expr, Expr], Expr]) -> Expr:
-    parts = registers(LANES, "float32")
-    parts[lanes(0)] = value
-    n = LANES // 2
-    while n >= 1:
-        parts[lanes(0, n)] = join(parts[lanes(0, n)], parts[lanes(n, n)])
-        n //= 2
-    return parts[0]

@@ -93,11 +93,6 @@ def reduce_sum_i32(value: Expr) -> Expr:
     return T.call_llvm_pure_intrin("int32", "llvm.vector.reduce.add.v16i32", value)
 
 
-def reduce_max_i32(value: Expr) -> Expr:
-    """The largest of 16 int32 lanes."""
-    return T.call_llvm_pure_intrin("int32", "llvm.vector.reduce.smax.v16i32", value)
-
-
 def exp(x: Expr, has_fma: bool) -> Expr:
     """e to the power of each of 16 lanes, to 1e-7 relative; arguments below -87 count as -87.
 
