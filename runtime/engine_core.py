@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from .batch import Float32Array, Forward, make_batch
 from .cache_uses import CacheUse
 from .completion import Delta
+from .core_counters import CoreCounters
 from .errors import EngineError, InvalidParameter, OutOfPages, RadixLMError, StepFailed
 from .kv_transaction import KVTransaction
 from .prefix_cache import PrefixCache
@@ -21,24 +21,9 @@ from .request_output import RequestOutput
 from .sampler import SampledToken, sample
 from .scheduler import Scheduler, SchedulerPolicy
 from .sequence import num_pages_for
-from .step_plan import ScheduledRequest
+from .step_plan import ScheduledRequest, StepPlan
 
 _LOGGER = logging.getLogger(__name__)
-
-
-@dataclass
-class CoreCounters:
-    """What was done since the start; prompt and cached tokens are those of finished requests.
-
-    Counted by the thread of the core; any thread may read.
-    """
-
-    num_steps: int = 0
-    num_finished: int = 0
-    num_failed: int = 0
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_generated_tokens: int = 0
 
 
 class EngineCore:
@@ -136,27 +121,26 @@ class EngineCore:
         done.
         """
         with self._cache.begin() as step:
-            plan = self._scheduler.schedule(step, self._clock())
+            try:
+                plan = self._scheduler.schedule(step, self._clock())
+            except RequestBroken as broken:
+                step.rollback()
+                self._scheduler.remove(broken.request.request_id)
+                cause = broken.__cause__ if isinstance(broken.__cause__, Exception) else broken
+                return [self._fail(broken.request, _internal_error(broken.request, cause))]
+            except Exception as error:
+                return self._fail_step(step, self._scheduler.requests(), error)
             scheduled = plan.scheduled
             try:
                 sampled = self._compute(step, scheduled)
+                damaged = [item for item, token in sampled if token is None]
+                for item in damaged:
+                    step.drop(item.reservation.sequence)  # what came out of it must not be reused
+                step.commit()
             except Exception as error:
-                _LOGGER.exception("step %d failed", self.counters.num_steps)
-                step.rollback()
-                return self._fail_step(scheduled, error)
-            damaged = [item for item, token in sampled if token is None]
-            for item in damaged:
-                step.drop(item.reservation.sequence)  # what came out of it must not be reused
-            step.commit()
-        self.counters.num_steps += 1
-        now = self._clock()
-        outputs = [self._accept(item.request, token, now) for item, token in sampled if token is not None]
-        outputs += [self._fail_damaged(item.request) for item in damaged]
-        if damaged:
-            self._cache.clear()  # the numbers may have been wrong in earlier pages already
-        if plan.unservable is not None:
-            outputs.append(self._fail_unservable(plan.unservable))
-        return outputs
+                return self._fail_step(step, [item.request for item in scheduled], error)
+        self.counters.count_step(sum(item.reservation.num_tokens for item in scheduled))
+        return self._hand_out(plan, sampled)
 
     def check(self) -> None:
         """Raise AssertionError unless queues, sequences, pages and tree agree; between steps only."""
@@ -171,7 +155,7 @@ class EngineCore:
 
     def _compute(
         self, step: KVTransaction, scheduled: list[ScheduledRequest]
-    ) -> list[tuple[ScheduledRequest, SampledToken | None]]:
+    ) -> list[tuple[ScheduledRequest, Sampled]]:
         """Run the model, and sample for those whose prompt ends in this step."""
         if not scheduled:
             return []
@@ -189,6 +173,20 @@ class EngineCore:
         tokens = sample(logits[:, :vocab_size], top, [item.request.sampler for item in sampling])
         return list(zip(sampling, tokens, strict=True))
 
+    def _hand_out(
+        self, plan: StepPlan, sampled: list[tuple[ScheduledRequest, Sampled]]
+    ) -> list[RequestOutput]:
+        """Give each request its token, and say of those that cannot go on why."""
+        now = self._clock()
+        outputs = [self._accept(item.request, token, now) for item, token in sampled if token is not None]
+        damaged = [item.request for item, token in sampled if token is None]
+        outputs += [self._fail_damaged(request) for request in damaged]
+        if damaged:
+            self._cache.clear()  # the numbers may have been wrong in earlier pages already
+        if plan.unservable is not None:
+            outputs.append(self._fail_unservable(plan.unservable))
+        return outputs
+
     def _check_logits(self, logits: Float32Array, num_rows: int) -> None:
         if logits.shape[0] != num_rows or logits.shape[1] < self.limits.vocab_size:
             raise EngineError(
@@ -202,7 +200,7 @@ class EngineCore:
         except Exception as error:
             self._scheduler.remove(request.request_id)
             return self._fail(request, _internal_error(request, error))
-        self.counters.num_generated_tokens += 1
+        self.counters.count_token(now, request.arrived_at, before)
         if delta.finish_reason is None:
             return RequestOutput(request.request_id, delta)
         self._scheduler.remove(request.request_id)
@@ -210,16 +208,19 @@ class EngineCore:
 
     def _finish(self, request: Request, delta: Delta) -> RequestOutput:
         """Close the sequence of a request that left the scheduler; what it computed stays cached."""
-        self._cache.uses.record(request.namespace, request.cache_use(self._clock()))
-        if request.sequence is not None:
-            self._cache.close(request.sequence)
-            alias = request.alias()
+        try:
+            completion = request.completion(self._clock())
+            alias = request.alias() if request.sequence is not None else None
+            self._cache.uses.record(request.namespace, request.cache_use(self._clock()))
+            if request.sequence is not None:
+                self._cache.close(request.sequence)
             if alias is not None:
                 self._cache.aliases.record(request.namespace, request.prompt.ids, alias)
-        completion = request.completion(self._clock())
-        self.counters.num_finished += 1
-        self.counters.num_prompt_tokens += completion.usage.prompt_tokens
-        self.counters.num_cached_tokens += completion.usage.cached_tokens
+        except Exception as error:
+            return self._fail(request, _internal_error(request, error))
+        was_admitted = request.sequence is not None
+        reason, total_s = completion.finish_reason, completion.timings.total_s
+        self.counters.count_finished(completion.usage, reason, total_s, was_admitted=was_admitted)
         return RequestOutput(request.request_id, delta, completion)
 
     # Failures.
@@ -228,20 +229,43 @@ class EngineCore:
         """Close the sequence of a request that left the scheduler, and keep nothing that is not shared
         already.
         """
-        if request.sequence is not None:
+        if request.sequence is not None and not request.sequence.is_closed:
             self._cache.close(request.sequence, keep=False)
-        self.counters.num_failed += 1
+        self.counters.count_failed(error)
         return RequestOutput(request.request_id, error=error)
 
-    def _fail_step(self, scheduled: list[ScheduledRequest], error: Exception) -> list[RequestOutput]:
+    def _fail_step(self, step: KVTransaction, requests: list[Request], error: Exception) -> list[RequestOutput]:
+        """Fail those whose step raised; the others go on, unless pages or queues were left in disorder."""
+        _LOGGER.error("step %d failed", self.counters.num_steps, exc_info=error)
+        self.counters.count_failed_step(error)
+        message = f"the step of {len(requests)} requests failed: {type(error).__name__}: {error}; try again"
+        outputs: list[RequestOutput] = []
+        try:
+            step.rollback()
+            for request in requests:
+                self._scheduler.remove(request.request_id)
+                outputs.append(self._fail(request, _caused(StepFailed(message), error)))
+            self.check()
+        except Exception as disorder:
+            step.abandon()
+            told = {output.request_id for output in outputs}
+            outputs += self._start_over([request for request in requests if request.request_id not in told], disorder)
+        return outputs
+
+    def _start_over(self, requests: list[Request], disorder: Exception) -> list[RequestOutput]:
+        """Fail `requests` and all that hold pages, and forget what is cached: nobody knows what is in it."""
+        _LOGGER.critical("pages are in disorder: the cache starts over", exc_info=disorder)
+        left = {request.request_id: request for request in requests}
+        left |= {request.request_id: request for request in self._scheduler.requests() if request.sequence is not None}
+        self._cache.start_over()
         outputs = []
-        for item in scheduled:
-            request = self._scheduler.remove(item.request.request_id)
-            failure = StepFailed(
-                f"the step of {len(scheduled)} requests failed: {type(error).__name__}: {error}; try again"
-            )
-            failure.__cause__ = error
-            outputs.append(self._fail(request, failure))
+        for request_id, request in left.items():
+            if request_id in self._scheduler:
+                self._scheduler.remove(request_id)
+            failure = StepFailed("a step failed and left no page sure; the cache starts over; try again")
+            self.counters.count_failed(failure)
+            outputs.append(RequestOutput(request_id, error=_caused(failure, disorder)))
+            request.sequence = None
         return outputs
 
     def _fail_damaged(self, request: Request) -> RequestOutput:
@@ -270,6 +294,10 @@ def _internal_error(request: Request, error: Exception) -> RadixLMError:
     _LOGGER.error("%r failed", request, exc_info=error)
     if isinstance(error, RadixLMError):
         return error
-    failure = EngineError(f"the request failed: {type(error).__name__}: {error}")
-    failure.__cause__ = error
+    return _caused(EngineError(f"the request failed: {type(error).__name__}: {error}"), error)
+
+
+def _caused(failure: EngineError, cause: Exception) -> EngineError:
+    """`raise failure from cause`, to be raised elsewhere."""
+    failure.__cause__ = cause
     return failure

@@ -89,8 +89,9 @@ class EngineLoop:
         self._inbox: deque[_Command] = deque()
         self._is_closing = False
         self._crash: EngineError | None = None
-        # begin of the work, or end of the last step, then set without the lock; None when idle
+        # begin of the work, or end of the last step that got on, then set without the lock; None when idle
         self._busy_since: float | None = None
+        self._progress = 0  # of the core, when that was set
         self._thread = threading.Thread(target=self._run, name="radixlm-engine", daemon=True)
         self._thread.start()
 
@@ -100,8 +101,13 @@ class EngineLoop:
         return self._thread.is_alive() and not self._is_closing and self._crash is None
 
     @property
+    def crash(self) -> str | None:
+        """The kind of error that the thread died of; None while it lives, or if it was closed."""
+        return None if self._crash is None else type(self._crash.__cause__).__name__
+
+    @property
     def stalled_s(self) -> float:
-        """Seconds since the last finished step while there is work; 0.0 when idle."""
+        """Seconds since a step got on while there is work; 0.0 when idle."""
         with self._wake:
             return 0.0 if self._busy_since is None else max(0.0, self._clock() - self._busy_since)
 
@@ -184,8 +190,7 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while self._wait_for_work():
-                if self._expiry is not None:
-                    self._expiry.run()
+                self._expire()
                 self._do_commands()
                 if self._core.has_work:
                     for output in self._core.step():
@@ -202,13 +207,22 @@ class EngineLoop:
     def _wait_for_work(self) -> bool:
         """Sleep until there may be something to do; False when the loop is to end."""
         if self._core.has_work:  # between two steps: nobody is to be waited for
-            self._busy_since = self._clock()
+            progress = self._core.counters.progress
+            if progress != self._progress or self._busy_since is None:
+                self._progress, self._busy_since = progress, self._clock()
             return not self._is_closing
         with self._wake:
             self._busy_since = self._clock() if self._inbox else None
             if not (self._is_closing or self._inbox):
                 self._wake.wait(None if self._expiry is None else self._expiry.wait_s)
             return not self._is_closing
+
+    def _expire(self) -> None:
+        try:
+            if self._expiry is not None:
+                self._expiry.run()
+        except Exception:  # what is kept too long harms nobody
+            _LOGGER.exception("dropping what was not used for long failed")
 
     def _do_commands(self) -> None:
         while self._inbox:
@@ -226,8 +240,8 @@ class EngineLoop:
             self._core.add(request)
         except Exception as error:
             known = error if isinstance(error, RadixLMError) else EngineError(f"the request failed: {error}")
-            self._leave(RequestOutput(request.request_id, error=known))
-            listener(RequestOutput(request.request_id, error=known))
+            self._listeners[request.request_id] = listener
+            self._deliver(RequestOutput(request.request_id, error=known))
         else:
             self._listeners[request.request_id] = listener
 
@@ -237,11 +251,20 @@ class EngineLoop:
             self._deliver(output)
 
     def _deliver(self, output: RequestOutput) -> None:
+        """Tell a request's listener; one that raises hears no more, and nobody else is hurt."""
         is_last = output.completion is not None or output.error is not None
-        listener = self._listeners.pop(output.request_id) if is_last else self._listeners[output.request_id]
+        listener = self._listeners.get(output.request_id)
         if is_last:
+            self._listeners.pop(output.request_id, None)
             self._leave(output)
-        listener(output)
+        try:
+            if listener is not None:
+                listener(output)
+        except Exception:
+            _LOGGER.exception("delivering to request %s failed", output.request_id)
+            if not is_last:
+                del self._listeners[output.request_id]
+                self._abort(output.request_id)
 
     def _leave(self, output: RequestOutput) -> None:
         """Make room for another request: this one has ended."""

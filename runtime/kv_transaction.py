@@ -137,19 +137,24 @@ class KVTransaction:
         Where the tree has the same page of another request already, the sequence takes that and releases its
         own. Call it when the forward and the sampling have succeeded, then append the sampled tokens.
         """
-        for reservation in self._reservations.values():
+        for reservation in self.reservations:
             sequence, num_kept = reservation.sequence, reservation.num_kept_pages
             if reservation.copies:  # their source is the sequence's no longer
                 self._pool.release(sequence.page_ids[num_kept:])
             sequence.replace_kv(reservation.new_page_ids, reservation.stop, num_kept_pages=num_kept)
-            self._share(sequence, reservation.start // PAGE_SIZE, reservation.stop // PAGE_SIZE)
+            # its own now, and not to be rolled back, should sharing them fail
+            del self._reservations[sequence.seq_id]
             sequence.set_reserved(False)
-        self._reservations.clear()
+            self._share(sequence, reservation.start // PAGE_SIZE, reservation.stop // PAGE_SIZE)
 
     def rollback(self) -> None:
         """Give back every page that is not committed; no effect after `commit`."""
         for reservation in self.reservations:
             self.drop(reservation.sequence)
+
+    def abandon(self) -> None:
+        """Forget what was reserved without giving it back: the pool is not used any more."""
+        self._reservations.clear()
 
     def _take(self, num_pages: int) -> list[int]:
         if num_pages == 0:

@@ -64,6 +64,7 @@ class PrefixCache:
 
     def __init__(self, pool: PagePool, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.pool = pool
+        self._clock = clock
         self.aliases = ReplyAliases(clock=clock)
         self.uses = CacheUses()
         self.tree = RadixTree(pool, clock=clock)
@@ -221,11 +222,26 @@ class PrefixCache:
         self.tree.evict(num_pages)
         return num_pages
 
+    def start_over(self) -> None:
+        """Forget everything in whatever state it is, live sequences too: all pages are free, whoever had them."""
+        before = self.tree
+        self.pool = PagePool(self.pool.num_pages)
+        self.tree = RadixTree(self.pool, clock=self._clock)
+        self.tree.version, self.tree.num_evicted_pages = before.version + 1, before.num_evicted_pages
+        self.aliases.forget(None)
+        self._sequences.clear()
+
     def drop_unused(self, since: float) -> int:
         """Free what no live sequence uses and nobody used since then, on the cache's clock; how many pages."""
         self.aliases.forget_unused(since)
         self.uses.forget_unused(since)
         return self.tree.drop_unused(since)
+
+    @property
+    def num_unused_request_rows(self) -> int:
+        """Rows of live sequences' pages that no token is in, yet; from another thread about so many."""
+        sequences = list(self._sequences.values())
+        return sum(max(0, len(each.page_ids) * PAGE_SIZE - each.num_computed) for each in sequences)
 
     def stats(self) -> CacheStats:
         """Counts for metrics and tests."""

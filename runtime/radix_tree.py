@@ -63,6 +63,7 @@ class RadixTree:
         self._leaves = EvictionQueue(self._nodes)
         self.version = 0  # rises when what can be found changes
         self.num_evicted_pages = 0
+        self.num_unused_rows = 0  # of tails, whose pages are not full
 
     @property
     def num_nodes(self) -> int:
@@ -270,6 +271,8 @@ class RadixTree:
                 reached[child.node_id] = child
             stack += node.children
         assert reached == self._nodes, "an orphan"
+        unused = sum(len(node.pages) * PAGE_SIZE - len(node.generated) for node in reached.values())
+        assert self.num_unused_rows == unused, f"{unused} rows are unused, {self.num_unused_rows} counted"
         assert not self._leaves.missing(), "a leaf that could never be evicted"
         assert int((self._node_of_page >= 0).sum()) == sum(len(node.pages) for node in reached.values())
 
@@ -307,6 +310,7 @@ class RadixTree:
 
     def _new_child(self, node: Node, key: bytes, page_ids: list[int], generated: bytes) -> Node:
         self._pool.add_to_tree(page_ids)
+        self.num_unused_rows += len(page_ids) * PAGE_SIZE - len(generated)
         start = node.start + len(node.pages)
         child = Node(self._new_id(), node, start, bytearray(key), page_ids, bytearray(generated))
         self._nodes[child.node_id] = child
@@ -374,6 +378,7 @@ class RadixTree:
         """Give up the last pages of a run."""
         left = len(node.pages) - num_pages
         page_ids = node.pages[left:]
+        self.num_unused_rows -= num_pages * PAGE_SIZE - (len(node.generated) - left * PAGE_SIZE)
         self._node_of_page[page_ids] = -1
         self._pool.remove_from_tree(page_ids)
         del node.pages[left:], node.run[left * PAGE_BYTES :], node.generated[left * PAGE_SIZE :]

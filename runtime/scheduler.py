@@ -5,7 +5,7 @@ Knows requests, pages and a token budget. No tensors, no text, and no clock: tim
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import collections.abc
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -14,8 +14,16 @@ from .manifest import PAGE_SIZE
 from .prefix_cache import PrefixCache
 from .prefix_match import PrefixMatch
 from .request import Request
-from .sequence import num_pages_for
+from .sequence import Sequence, num_pages_for
 from .step_plan import StepPlan
+
+
+class RequestBroken(Exception):
+    """Looking at one waiting request raised: it can only fail, and nothing else is changed."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request.request_id)
+        self.request = request
 
 
 @dataclass(frozen=True)
@@ -94,6 +102,9 @@ class Scheduler:
 
         Running requests come first, those that decode before those that prefill; what is left of the budget
         admits waiting ones. While there is work the plan is not empty, or names a request that can only fail.
+
+        Raises:
+            RequestBroken: a waiting request cannot even be looked at; roll the step back, and take it out.
         """
         plan = StepPlan(step, self._policy.max_num_batched_tokens)
         for request in self._in_turn():
@@ -188,9 +199,17 @@ class Scheduler:
         if chosen is None or not self._fits(chosen[1], plan):
             return None
         request, match = chosen
-        if not request.is_candidate_final:
-            match = self._match(request)
-        request.admit(self._cache.open(match, context_length=self._context_length), match)
+        sequence: Sequence | None = None
+        try:
+            if not request.is_candidate_final:
+                match = self._match(request)
+            sequence = self._cache.open(match, context_length=self._context_length)
+            request.admit(sequence, match)
+        except Exception as error:
+            if sequence is not None:
+                self._cache.close(sequence, keep=False)
+            request.sequence = None
+            raise RequestBroken(request) from error
         return self._waiting.pop(request.request_id)
 
     def _choose(self, now: float) -> tuple[Request, PrefixMatch] | None:
@@ -198,7 +217,10 @@ class Scheduler:
         best: tuple[Request, PrefixMatch] | None = None
         best_score = 0.0
         for request in islice(self._waiting.values(), self._policy.num_candidates):
-            match = self._peek(request)
+            try:
+                match = self._peek(request)
+            except Exception as error:
+                raise RequestBroken(request) from error
             if self._is_being_computed(match):
                 continue
             score = match.num_tokens + self._policy.ageing_tokens_per_s * max(0.0, now - request.arrived_at)
@@ -261,7 +283,7 @@ class Scheduler:
         return num_pages_for(len(match.prompt_ids) + 1) - len(match.pages) <= num_available
 
 
-def _num_common(left: Sequence[int], right: Sequence[int], limit: int) -> int:
+def _num_common(left: collections.abc.Sequence[int], right: collections.abc.Sequence[int], limit: int) -> int:
     """How many of the first `limit` ids are the same, counted in whole pages."""
     limit = min(limit, len(left), len(right))
     for start in range(0, limit, PAGE_SIZE):
