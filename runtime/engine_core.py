@@ -19,7 +19,7 @@ from .prefix_cache import PrefixCache
 from .request import Request, RequestLimits
 from .request_output import RequestOutput
 from .sampler import SampledToken, sample
-from .scheduler import Scheduler, SchedulerPolicy
+from .scheduler import RequestBroken, Scheduler, SchedulerPolicy
 from .sequence import num_pages_for
 from .step_plan import ScheduledRequest, StepPlan
 
@@ -195,6 +195,7 @@ class EngineCore:
             )
 
     def _accept(self, request: Request, token: SampledToken, now: float) -> RequestOutput:
+        before = request.last_token_at
         try:
             delta = request.accept(token, now)
         except Exception as error:

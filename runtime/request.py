@@ -152,6 +152,11 @@ class Request:
         return self._sampler
 
     @property
+    def last_token_at(self) -> float | None:
+        """When the newest token of the reply came, in seconds on the engine's clock."""
+        return self._last_token_at
+
+    @property
     def is_finished(self) -> bool:
         """Whether the reply has ended."""
         return self._finish_reason is not None
