@@ -18,7 +18,7 @@ from .kv_transaction import KVTransaction
 from .prefix_cache import PrefixCache
 from .request import Request, RequestLimits
 from .request_output import RequestOutput
-from .sampler import SampledToken, sample
+from .sampler import Refusal, Sampled, SampledToken, sample
 from .scheduler import RequestBroken, Scheduler, SchedulerPolicy
 from .sequence import num_pages_for
 from .step_plan import ScheduledRequest, StepPlan
@@ -194,7 +194,7 @@ class EngineCore:
                 f"{(num_rows, self.limits.vocab_size)}; compile the model again"
             )
 
-    def _accept(self, request: Request, token: SampledToken, now: float) -> RequestOutput:
+    def _accept(self, request: Request, token: SampledToken | Refusal, now: float) -> RequestOutput:
         before = request.last_token_at
         try:
             delta = request.accept(token, now)

@@ -88,6 +88,14 @@ class ContextLengthExceeded(InvalidRequest):
     """Prompt and reply do not fit the model's context length."""
 
 
+class InvalidGrammar(InvalidRequest):
+    """A schema, regular expression or grammar is wrong, or too much work to follow."""
+
+
+class ConstraintFailed(InvalidRequest):
+    """A reply cannot go on: what it must keep to became too much work to follow, or leaves nothing to say."""
+
+
 # Key-value pages and sequences.
 
 

@@ -15,10 +15,11 @@ from .completion import CacheMatch, Completion, Delta, FinishReason, Timings, To
 from .errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter
 from .prefix_match import PrefixMatch
 from .reply_alias import ReplyAlias, rendered_reply
-from .sampler import SampledToken, SamplerState
+from .sampler import Refusal, SampledToken, SamplerState
 from .sampling_params import SamplingParams
 from .sequence import Sequence
 from .stop_strings import StopStrings
+from .token_constraint import TokenConstraint
 from .why_not_more import WhyNotMore
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Request:
         spelled: Callable[[], SpelledPrompt] | None = None,
         render_reply: Callable[[str], str] | None = None,
         explain: Callable[[WhyNotMore], WhyNotMore] = lambda why: why,
+        constraint: TokenConstraint | None = None,
     ) -> None:
         """A request that waits.
 
@@ -99,6 +101,7 @@ class Request:
             spelled: what the prompt spells, if it may be matched by text.
             render_reply: how a reply stands in the prompts of later turns, for a chat whose template is known.
             explain: adds the texts to why no more of the prompt was cached.
+            constraint: what the reply must keep to, at its beginning and this request's own.
         """
         self.request_id = request_id
         self.prompt = prompt
@@ -115,7 +118,8 @@ class Request:
         self._match: PrefixMatch | None = None
         self._max_length = 0  # of the sequence, known when it is admitted
         self._vocab_size = vocab_size
-        self._sampler = SamplerState(params, prompt.ids, vocab_size)
+        self._constraint = constraint
+        self._sampler = SamplerState(params, prompt.ids, vocab_size, constraint)
         self._decoder = decoder
         self._stops = StopStrings(params.stop)
         self._stop_ids = frozenset(params.stop_token_ids) | frozenset(
@@ -166,17 +170,22 @@ class Request:
         assert self.sequence is None, "admitted twice"
         self.sequence, self._match = sequence, match
         if tuple(self.prompt.ids) != match.prompt_ids:  # penalties are by the ids that are used
-            self._sampler = SamplerState(self.params, match.prompt_ids, self._vocab_size)
+            self._sampler = SamplerState(self.params, match.prompt_ids, self._vocab_size, self._constraint)
         self.prompt = replace(self.prompt, ids=match.prompt_ids, num_match=match.num_match)
         self._max_length = sequence.context_length
         if self.params.max_tokens is not None:
             self._max_length = min(self._max_length, len(self.prompt.ids) + self.params.max_tokens)
 
-    def accept(self, sampled: SampledToken, now: float) -> Delta:
-        """Append a sampled token to the sequence, and end the reply if it says so or there is room for no
-        more.
+    def accept(self, sampled: SampledToken | Refusal, now: float) -> Delta:
+        """Append a sampled token to the sequence, and end the reply if it says so, its constraint is complete, or
+        there is room for no more.
+
+        Raises:
+            ConstraintFailed: the token may not come here, or none could be chosen.
         """
         assert self._finish_reason is None
+        if isinstance(sampled, Refusal):
+            raise sampled.error
         token_id = sampled.token_id
         self.admitted.append((token_id,))
         self._sampler.record(token_id)
@@ -251,6 +260,8 @@ class Request:
         text = self._stops.push(self._decoder.push(token_id))
         if self._stops.stopped:
             return text, "stop"
+        if self._constraint is not None and self._constraint.is_finished:
+            return text + self._flush(), "stop"
         if len(self.admitted) == self._max_length:
             text += self._flush()
             return text, "stop" if self._stops.stopped else "length"

@@ -1,7 +1,7 @@
 """Choose one token per row of logits, as each request's `SamplingParams` wish.
 
-Rows are independent: what a request draws depends on its own logits, parameters and generator, never on the
-rows beside it. Knows numbers, not text or pages.
+Rows are independent: what a request draws depends on its own logits, parameters, generator and constraint, never on
+the rows beside it. Knows numbers and bits, not text, grammars or pages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from .batch import Float32Array, Int32Array, TopLogits
 from .completion import TokenLogprob
+from .errors import ConstraintFailed
 from .sampling_params import SamplingParams
+from .token_constraint import BoolArray, TokenConstraint, allowed_of
 
 Float64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]
@@ -30,15 +32,28 @@ class SampledToken(NamedTuple):
     logprob: TokenLogprob | None = None
 
 
+class Refusal(NamedTuple):
+    """No token can be chosen for one row: its constraint failed."""
+
+    error: ConstraintFailed
+
+
 class SamplerState:
-    """What sampling remembers of one request: its random generator and, if a penalty needs them, token
-    counts.
+    """What sampling remembers of one request: its random generator, what its reply must keep to, and, if a
+    penalty needs them, token counts.
 
     It is the request's own and survives preemption untouched.
     """
 
-    def __init__(self, params: SamplingParams, prompt_ids: Iterable[int], vocab_size: int) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Iterable[int],
+        vocab_size: int,
+        constraint: TokenConstraint | None = None,
+    ) -> None:
         self.params = params
+        self.constraint = constraint
         self._generator: np.random.Generator | None = None
         if not params.greedy:
             seed = None if params.seed is None else params.seed % 2**64
@@ -51,12 +66,19 @@ class SamplerState:
             self._is_seen = np.zeros(vocab_size, np.bool_)
             self._is_seen[list(prompt_ids)] = True
         # nothing but the first of the largest logits is needed
-        self.takes_best = params.greedy and not params.changes_logits and params.logprobs is None
+        is_plain = params.greedy and not params.changes_logits and params.logprobs is None
+        self.takes_best = is_plain and constraint is None
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.intp, len(params.logit_bias))
         self._bias = np.fromiter(params.logit_bias.values(), np.float64, len(params.logit_bias))
 
     def record(self, token_id: int) -> None:
-        """Count a token of the reply."""
+        """Count a token of the reply, and go on in what it must keep to.
+
+        Raises:
+            ConstraintFailed: it may not come here.
+        """
+        if self.constraint is not None:
+            self.constraint.accept(token_id)
         if self._counts is not None:
             self._counts[token_id] += 1
         if self._is_seen is not None:
@@ -83,8 +105,12 @@ class SamplerState:
         return float(self._generator.random())
 
 
-def sample(logits: Float32Array, top: TopLogits, states: Sequence[SamplerState]) -> list[SampledToken | None]:
-    """One token for each row of `logits` `[R, vocab]`; None where the row holds a number that is not finite.
+Sampled = SampledToken | Refusal | None
+
+
+def sample(logits: Float32Array, top: TopLogits, states: Sequence[SamplerState]) -> list[Sampled]:
+    """One token for each row of `logits` `[R, vocab]`; None where the row holds a number that is not finite, and a
+    refusal where its constraint lets none be chosen.
 
     `top` are the largest of the same logits; the rest of a row is read only where they do not decide, and the result
     is the same as if it always were. Draws from the states' generators, but records nothing: the caller does when it
@@ -92,7 +118,7 @@ def sample(logits: Float32Array, top: TopLogits, states: Sequence[SamplerState])
     """
     assert len(logits) == len(top.values) == len(states)
     most_likely, is_finite = top.token_ids[:, 0].tolist(), top.is_finite.tolist()
-    sampled: list[SampledToken | None] = []
+    sampled: list[Sampled] = []
     for row, state in enumerate(states):
         if not is_finite[row]:
             sampled.append(None)
@@ -105,9 +131,15 @@ def sample(logits: Float32Array, top: TopLogits, states: Sequence[SamplerState])
 
 def _sample_row(
     logits: Float32Array, top_values: Float32Array, top_ids: Int32Array, state: SamplerState
-) -> SampledToken:
+) -> SampledToken | Refusal:
     params = state.params
-    if params.changes_logits:
+    try:
+        mask = None if state.constraint is None else state.constraint.mask()
+    except ConstraintFailed as error:
+        return Refusal(error)
+    if mask is not None:
+        token_id = _allowed(logits, top_values, top_ids, state, allowed_of(mask, len(logits)))
+    elif params.changes_logits:
         adjusted = logits.astype(np.float64)
         state.penalize(adjusted)
         token_id = int(np.argmax(adjusted)) if params.greedy else _draw(adjusted, state)
@@ -118,6 +150,28 @@ def _sample_row(
     if params.logprobs is None:
         return SampledToken(token_id)
     return SampledToken(token_id, _logprob(logits.astype(np.float64), token_id, params.logprobs))
+
+
+def _allowed(
+    logits: Float32Array, top_values: Float32Array, top_ids: Int32Array, state: SamplerState, is_allowed: BoolArray
+) -> int:
+    """As if the tokens that are not allowed did not exist; the others keep their logits."""
+    params = state.params
+    if not params.changes_logits:
+        is_kept = is_allowed[top_ids]
+        ids, values = top_ids[is_kept], top_values[is_kept]
+        if len(ids) and params.greedy:
+            return int(ids[0])
+        if len(ids):
+            weights = _weights(values.astype(np.float64), params.temperature)
+            num_kept = _num_kept(weights, int(np.count_nonzero(is_allowed)) - len(ids), params)
+            if num_kept is not None:
+                return int(ids[_pick(weights[:num_kept], state)])
+    adjusted = logits.astype(np.float64)
+    state.penalize(adjusted)
+    allowed_ids = np.flatnonzero(is_allowed)
+    values_left = adjusted[allowed_ids]
+    return int(allowed_ids[int(np.argmax(values_left)) if params.greedy else _draw(values_left, state)])
 
 
 def _draw_of_top(logits: Float32Array, top_values: Float32Array, top_ids: Int32Array, state: SamplerState) -> int:

@@ -21,6 +21,7 @@ from radixlm.runtime.request_output import RequestOutput
 from radixlm.runtime.sampler import SamplerState, sample
 from radixlm.runtime.sampling_params import SamplingParams
 from radixlm.runtime.scheduler import SchedulerPolicy
+from radixlm.runtime.token_constraint import TokenConstraint
 
 VOCAB_SIZE = 40
 EOS = 39
@@ -122,9 +123,10 @@ def alone(
     context_length: int = CONTEXT_LENGTH,
     vocab_size: int = VOCAB_SIZE,
     after: Callable[[Float32Array], None] = lambda logits: None,
+    constraint: TokenConstraint | None = None,
 ) -> tuple[int, ...]:
     """What the model generates with no engine, cache or company; `after` may change its logits."""
-    state = SamplerState(params, prompt_ids, vocab_size)
+    state = SamplerState(params, prompt_ids, vocab_size, constraint)
     tokens, rows = list(prompt_ids), np.zeros(0, np.uint64)
     stop_ids = {*params.stop_token_ids, *([] if params.ignore_eos else [EOS])}
     generated: list[int] = []
@@ -140,7 +142,7 @@ def alone(
         generated.append(sampled.token_id)
         if sampled.token_id in stop_ids or len(tokens) == context_length:
             return tuple(generated)
-        if len(generated) == params.max_tokens:
+        if len(generated) == params.max_tokens or (constraint is not None and constraint.is_finished):
             return tuple(generated)
 
 
@@ -162,7 +164,14 @@ class Bench:
         limits = RequestLimits(self.vocab_size, self.context_length)
         self.core = EngineCore(self.model, self.cache, limits, policy=self.policy, clock=lambda: self.now)
 
-    def request(self, name: str, ids: Sequence[int], params: SamplingParams, namespace: bytes = b"") -> Request:
+    def request(
+        self,
+        name: str,
+        ids: Sequence[int],
+        params: SamplingParams,
+        namespace: bytes = b"",
+        constraint: TokenConstraint | None = None,
+    ) -> Request:
         return Request(
             name,
             prompt(ids),
@@ -172,10 +181,18 @@ class Bench:
             eos_token_ids=(EOS,),
             namespace=namespace,
             arrived_at=self.now,
+            constraint=constraint,
         )
 
-    def add(self, name: str, ids: Sequence[int], params: SamplingParams, namespace: bytes = b"") -> Request:
-        request = self.request(name, ids, params, namespace)
+    def add(
+        self,
+        name: str,
+        ids: Sequence[int],
+        params: SamplingParams,
+        namespace: bytes = b"",
+        constraint: TokenConstraint | None = None,
+    ) -> Request:
+        request = self.request(name, ids, params, namespace, constraint)
         self.core.add(request)
         return request
 
