@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: a conversation's next reply, whole or as it is made."""
+"""`POST /v1/chat/completions`: a conversation's next reply, or several, whole or as they are made."""
 
 from __future__ import annotations
 
@@ -12,19 +12,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..completion import Completion, TokenLogprob
+from ..completion import Completion
+from .choices import Choices, params_of_choices
 from .disconnect import while_connected
-from .replies import (
-    ChatChoice,
-    ChatChunkChoice,
-    ChatDelta,
-    ChatLogprob,
-    ChatLogprobs,
-    Reply,
-    ReplyMessage,
-    TopLogprob,
-)
-from .reply_stream import ReplyStream
+from .logprobs import chat_logprobs
+from .replies import ChatChoice, ChatChunkChoice, ChatDelta, Reply, ReplyMessage
 from .requests import ChatRequest
 from .served import Served, json_response
 from .sse import EventStream
@@ -44,58 +36,51 @@ class ChatCompletions:
         params = body.sampling_params(engine.default_params)
         messages = [message.to_template() for message in body.messages]
         namespace = self.served.namespace(request, body.cache_salt, body.prompt_cache_key)
-        ask = partial(engine.stream_chat, messages, params, namespace=namespace, cache_match=body.cache_match)
-        stream = await ReplyStream.open(lambda wake: ask(on_ready=wake))
+        ask = partial(engine.stream_chat, messages, namespace=namespace, cache_match=body.cache_match)
+        choices = await Choices.open([partial(ask, wish) for wish in params_of_choices(params, body.num_choices)])
         new_id = f"chatcmpl-{uuid.uuid4().hex}"
         start = partial(Reply, id=new_id, created=int(time.time()), model=self.served.model_id)
         if body.stream:
-            return EventStream(self._chunks(stream, start, body), stream)
-        async with stream:
-            completion = await while_connected(request.receive, stream.result())
-        return json_response(self._whole(start, completion, bool(body.return_token_ids)))
+            return EventStream(self._chunks(choices, start, body), choices)
+        async with choices:
+            completions = await while_connected(request.receive, choices.results())
+        return json_response(self._whole(start, completions, bool(body.return_token_ids)))
 
-    def _whole(self, start: partial[Reply], completion: Completion, has_ids: bool) -> Reply:
-        choice = ChatChoice(
-            ReplyMessage(completion.text),
-            completion.finish_reason,
-            self._logprobs(completion.logprobs),
-            token_ids=completion.token_ids if has_ids else msgspec.UNSET,
-        )
+    def _whole(self, start: partial[Reply], completions: Sequence[Completion], has_ids: bool) -> Reply:
         return start(
             object="chat.completion",
-            choices=[choice],
-            usage=self.served.usage(completion),
-            prompt_token_ids=completion.prompt_token_ids if has_ids else msgspec.UNSET,
+            choices=[self._choice(index, completion, has_ids) for index, completion in enumerate(completions)],
+            usage=self.served.usage(completions, len(completions)),
+            prompt_token_ids=completions[0].prompt_token_ids if has_ids else msgspec.UNSET,
+        )
+
+    def _choice(self, index: int, completion: Completion, has_ids: bool) -> ChatChoice:
+        return ChatChoice(
+            ReplyMessage(completion.text),
+            completion.finish_reason,
+            chat_logprobs(self.served, completion.logprobs),
+            index,
+            token_ids=completion.token_ids if has_ids else msgspec.UNSET,
         )
 
     async def _chunks(
-        self, stream: ReplyStream, start: partial[Reply], body: ChatRequest
+        self, choices: Choices, start: partial[Reply], body: ChatRequest
     ) -> AsyncGenerator[msgspec.Struct]:
-        """The role, each delta, the finish reason, and usage if asked for."""
+        """Of each choice the role, the deltas and the finish reason; at the end usage if asked for."""
         has_ids = bool(body.return_token_ids)
         chunk = partial(start, object="chat.completion.chunk", usage=None if body.include_usage else msgspec.UNSET)
-        yield chunk(choices=[ChatChunkChoice(ChatDelta(content="", role="assistant"))])
-        async for delta in stream:
+        for index in range(body.num_choices):
+            yield chunk(choices=[ChatChunkChoice(ChatDelta(content="", role="assistant"), index=index)])
+        async for index, delta in choices:
             if delta.text or delta.logprobs or (has_ids and delta.token_ids):
-                choice = ChatChunkChoice(ChatDelta(content=delta.text), logprobs=self._logprobs(delta.logprobs))
+                logprobs = chat_logprobs(self.served, delta.logprobs)
+                choice = ChatChunkChoice(ChatDelta(content=delta.text), logprobs=logprobs, index=index)
                 if has_ids:
                     choice.token_ids = delta.token_ids
                 yield chunk(choices=[choice])
             if delta.finish_reason:
-                prompt_ids = (await stream.result()).prompt_token_ids if has_ids else msgspec.UNSET
-                yield chunk(choices=[ChatChunkChoice(ChatDelta(), delta.finish_reason)], prompt_token_ids=prompt_ids)
+                prompt_ids = (await choices.result(index)).prompt_token_ids if has_ids else msgspec.UNSET
+                choice = ChatChunkChoice(ChatDelta(), delta.finish_reason, index=index)
+                yield chunk(choices=[choice], prompt_token_ids=prompt_ids)
         if body.include_usage:
-            yield chunk(choices=[], usage=self.served.usage(await stream.result()))
-
-    def _logprobs(self, logprobs: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
-        if logprobs is None:
-            return None
-        return ChatLogprobs([self._logprob(logprob) for logprob in logprobs])
-
-    def _logprob(self, logprob: TokenLogprob) -> ChatLogprob:
-        top = [self._top(token_id, value) for token_id, value in logprob.top]
-        own = self._top(logprob.token_id, logprob.logprob)
-        return ChatLogprob(own.token, own.logprob, own.bytes, top)
-
-    def _top(self, token_id: int, logprob: float) -> TopLogprob:
-        return TopLogprob(self.served.token_text(token_id), logprob, list(self.served.token_bytes(token_id)))
+            yield chunk(choices=[], usage=self.served.usage(await choices.results(), body.num_choices))

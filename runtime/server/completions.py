@@ -1,8 +1,7 @@
-"""`POST /v1/completions`: a prompt continued as it is written, whole or as it is made."""
+"""`POST /v1/completions`: prompts continued as they are written, whole or as it is made."""
 
 from __future__ import annotations
 
-import codecs
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -13,11 +12,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..completion import TokenLogprob
+from ..completion import Completion
+from .choices import Choices, params_of_choices
 from .disconnect import while_connected
-from .replies import Reply, TextChoice, TextLogprobs
-from .reply_stream import ReplyStream
-from .requests import CompletionRequest
+from .logprobs import text_logprobs
+from .replies import Reply, TextChoice
+from .requests import CompletionRequest, Prompt
 from .served import Served, json_response
 from .sse import EventStream
 
@@ -32,62 +32,60 @@ class Completions:
         """Answer one request; every error it raises is one of `errors.describe`."""
         body = await self.served.read(request, CompletionRequest)
         self.served.check_model(body.model)
-        engine = self.served.engine
-        params = body.sampling_params(engine.default_params)
+        params = body.sampling_params(self.served.engine.default_params)
+        prompts = [prompt for prompt in body.prompts for _ in range(body.num_choices)]
+        wishes = params_of_choices(params, body.num_choices) * len(body.prompts)
         namespace = self.served.namespace(request, body.cache_salt, body.prompt_cache_key)
-        ask = partial(engine.stream, body.one_prompt, params, namespace=namespace, cache_match=body.cache_match)
-        stream = await ReplyStream.open(lambda wake: ask(on_ready=wake))
+        ask = partial(self.served.engine.stream, namespace=namespace, cache_match=body.cache_match)
+        choices = await Choices.open([partial(ask, *item) for item in zip(prompts, wishes, strict=True)])
         new_id = f"cmpl-{uuid.uuid4().hex}"
         start = partial(
             Reply, id=new_id, object="text_completion", created=int(time.time()), model=self.served.model_id
         )
+        echoes = [self._text(prompt) if body.echo else "" for prompt in prompts]
         if body.stream:
-            return EventStream(self._chunks(stream, start, body), stream)
-        async with stream:
-            completion = await while_connected(request.receive, stream.result())
-        choice = TextChoice(completion.text, completion.finish_reason, self._logprobs(completion.logprobs, 0))
+            return EventStream(self._chunks(choices, start, body, echoes), choices)
+        async with choices:
+            completions = await while_connected(request.receive, choices.results())
+        return json_response(
+            start(
+                choices=[
+                    self._choice(index, completion, echo, body)
+                    for index, (completion, echo) in enumerate(zip(completions, echoes, strict=True))
+                ],
+                usage=self.served.usage(completions, body.num_choices),
+            )
+        )
+
+    def _choice(self, index: int, completion: Completion, echo: str, body: CompletionRequest) -> TextChoice:
+        logprobs = text_logprobs(self.served, completion.logprobs)
+        choice = TextChoice(echo + completion.text, completion.finish_reason, logprobs, index)
         if body.return_token_ids:
             choice.token_ids, choice.prompt_token_ids = completion.token_ids, completion.prompt_token_ids
-        return json_response(start(choices=[choice], usage=self.served.usage(completion)))
+        return choice
 
     async def _chunks(
-        self, stream: ReplyStream, start: partial[Reply], body: CompletionRequest
+        self, choices: Choices, start: partial[Reply], body: CompletionRequest, echoes: Sequence[str]
     ) -> AsyncGenerator[msgspec.Struct]:
-        """Each delta, and usage if asked for."""
+        """The prompts if they are to be echoed, each delta, and usage if asked for."""
         has_ids = bool(body.return_token_ids)
         chunk = partial(start, usage=None if body.include_usage else msgspec.UNSET)
-        num_characters = 0
-        async for delta in stream:
+        for index, echo in enumerate(echoes):
+            if echo:
+                yield chunk(choices=[TextChoice(echo, index=index)])
+        num_characters = [0] * len(echoes)
+        async for index, delta in choices:
             if delta.text or delta.logprobs or delta.finish_reason or (has_ids and delta.token_ids):
-                logprobs = self._logprobs(delta.logprobs, num_characters)
-                choice = TextChoice(delta.text, delta.finish_reason, logprobs)
+                logprobs = text_logprobs(self.served, delta.logprobs, num_characters[index])
+                choice = TextChoice(delta.text, delta.finish_reason, logprobs, index)
                 if has_ids:
                     choice.token_ids = delta.token_ids
                 if has_ids and delta.finish_reason:
-                    choice.prompt_token_ids = (await stream.result()).prompt_token_ids
+                    choice.prompt_token_ids = (await choices.result(index)).prompt_token_ids
                 yield chunk(choices=[choice])
-            num_characters += len(delta.text)
+            num_characters[index] += len(delta.text)
         if body.include_usage:
-            yield chunk(choices=[], usage=self.served.usage(await stream.result()))
+            yield chunk(choices=[], usage=self.served.usage(await choices.results(), body.num_choices))
 
-    def _logprobs(self, logprobs: Sequence[TokenLogprob] | None, offset: int) -> TextLogprobs | None:
-        """The tokens' logprobs, the first of them `offset` characters into the reply."""
-        if logprobs is None:
-            return None
-        reply = TextLogprobs([], [], [], [])
-        characters = codecs.getincrementaldecoder("utf-8")("replace")
-        for logprob in logprobs:
-            reply.tokens.append(self._name(logprob.token_id))
-            reply.token_logprobs.append(logprob.logprob)
-            reply.top_logprobs.append({self._name(i): value for i, value in logprob.top})
-            reply.text_offset.append(offset)
-            offset += len(characters.decode(self.served.token_bytes(logprob.token_id)))
-        return reply
-
-    def _name(self, token_id: int) -> str:
-        """A token's text, or OpenAI's `bytes:\\xf0\\x9f` for a part of a character: names must differ."""
-        try:
-            self.served.token_bytes(token_id).decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.served.token_bytes(token_id))
-        return self.served.token_text(token_id)
+    def _text(self, prompt: Prompt) -> str:
+        return prompt if isinstance(prompt, str) else self.served.text(prompt)

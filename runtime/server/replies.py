@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ..completion import Completion, FinishReason
+from ..completion import FinishReason
 from ..why_not_more import WhyNotMore
 
 
@@ -59,22 +59,6 @@ class UsageReply(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-
-    @classmethod
-    def of(cls, completion: Completion, *, tells_cached_text: bool) -> UsageReply:
-        """A completion's usage in OpenAI's shape."""
-        usage, match = completion.usage, completion.cache_match
-        return cls(
-            usage.prompt_tokens,
-            usage.completion_tokens,
-            usage.prompt_tokens + usage.completion_tokens,
-            PromptTokensDetails(
-                usage.cached_tokens,
-                dict(usage.tokens_by_kind),
-                match.kind,
-                WhyNotMoreReply.told(match.why_not_more, tells_cached_text=tells_cached_text),
-            ),
-        )
 
 
 TokenIds = tuple[int, ...] | msgspec.UnsetType  # unset: nobody asked for them

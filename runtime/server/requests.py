@@ -15,7 +15,10 @@ from ..cache_namespace import MAX_LENGTH
 from ..errors import InvalidParameter
 from ..prefix_match import MatchPolicy
 from ..sampling_params import SamplingParams
+from .limits import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID, require_at_most
 
+Prompt = str | list[int]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
 CacheText = Annotated[str, msgspec.Meta(max_length=MAX_LENGTH)]
 
 
@@ -79,6 +82,18 @@ class SamplingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     metadata: dict[str, str] | None = None  # likewise
 
     @property
+    def num_choices(self) -> int:
+        """How many replies to each prompt are asked for.
+
+        Raises:
+            InvalidParameter: none, or too many.
+        """
+        n = 1 if self.n is None else self.n
+        if not 1 <= n <= MAX_CHOICES:
+            raise InvalidParameter(f"n is {n}; it must be an integer from 1 to {MAX_CHOICES}")
+        return n
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk of usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
@@ -87,10 +102,10 @@ class SamplingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """`defaults` with what the request says instead.
 
         Raises:
-            InvalidParameter: a value is outside its range, or more than one choice is asked for.
+            InvalidParameter: a value is outside its range, or there are too many of them.
         """
-        if self.n not in (None, 1):
-            raise InvalidParameter(f"n is {self.n}; it must be 1: send one request per choice")
+        require_at_most("logit_bias", self.logit_bias, MAX_LOGIT_BIAS)
+        require_at_most("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter("stream_options is for streams; set stream to true or leave it out")
         wishes = {name: getattr(self, name) for name in _PLAIN_FIELDS}
@@ -127,33 +142,54 @@ class ChatRequest(SamplingRequest, kw_only=True):
 
 
 class CompletionRequest(SamplingRequest, kw_only=True):
-    """Body of `POST /v1/completions`: one prompt, as text or as token ids."""
+    """Body of `POST /v1/completions`: one prompt or several, each as text or as token ids."""
 
-    prompt: str | list[str | int]
+    prompt: str | list[str | TokenId | list[TokenId]]
     max_tokens: int | None = 16  # OpenAI's default
     logprobs: int | None = None
     echo: bool | None = None
+    best_of: int | None = None  # OpenAI's old way to ask for more than is sent
+    suffix: str | None = None
 
     @property
-    def one_prompt(self) -> str | list[int]:
-        """The prompt; a list of one text is that text.
+    def prompts(self) -> list[Prompt]:
+        """Every prompt; a list of token ids is one.
 
         Raises:
-            InvalidParameter: the list holds several texts, or text and ids.
+            InvalidParameter: the list mixes texts and ids, or there are too many prompts.
         """
         if isinstance(self.prompt, str):
-            return self.prompt
+            return [self.prompt]
         ids = [part for part in self.prompt if isinstance(part, int)]
         if len(ids) == len(self.prompt):
-            return ids
-        if len(self.prompt) == 1 and isinstance(self.prompt[0], str):
-            return self.prompt[0]
-        raise InvalidParameter(
-            f"prompt is a list of {len(self.prompt)} items; it must be one text, or token ids: send one "
-            "request per prompt"
-        )
+            return [ids]
+        prompts = [part for part in self.prompt if not isinstance(part, int)]
+        if len({type(part) for part in self.prompt}) > 1:
+            raise InvalidParameter("prompt mixes texts and token ids; send texts, or token ids, or lists of token ids")
+        if len(prompts) * self.num_choices > MAX_CHOICES:
+            raise InvalidParameter(
+                f"{len(prompts)} prompts with n={self.num_choices} are {len(prompts) * self.num_choices} replies; one "
+                f"request may ask for {MAX_CHOICES}: send several"
+            )
+        return prompts
+
+    @property
+    def one_prompt(self) -> Prompt:
+        """The prompt, where there may be only one.
+
+        Raises:
+            InvalidParameter: there are several, or they are mixed.
+        """
+        prompts = self.prompts
+        if len(prompts) != 1:
+            raise InvalidParameter(f"prompt is a list of {len(prompts)} prompts; it must be one")
+        return prompts[0]
 
     def _own_wishes(self) -> dict[str, object]:
-        if self.echo:
-            raise InvalidParameter("echo is true; it must be false: the prompt is not sent back")
+        if self.suffix:
+            raise InvalidParameter("suffix is set; leave it out: text is only written at the end")
+        if self.best_of not in (None, self.num_choices):
+            raise InvalidParameter(f"best_of is {self.best_of}; leave it out: all {self.num_choices} are sent")
+        if self.echo and self.logprobs is not None:
+            raise InvalidParameter("echo and logprobs are both set; send one of them: a prompt has no logprobs here")
         return {"logprobs": self.logprobs}

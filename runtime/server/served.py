@@ -15,6 +15,7 @@ from ..completion import Completion
 from .api_keys import api_key_of
 from .errors import HTTPError
 from .replies import UsageReply
+from .usage import usage_of
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -74,9 +75,9 @@ class Served:
         """The bytes of one token, of which a character may need several."""
         return self.engine.tokenizer.token_bytes(token_id)
 
-    def usage(self, completion: Completion) -> UsageReply:
-        """Tokens of a completion, where they came from, and why not more were cached."""
-        return UsageReply.of(completion, tells_cached_text=self.tells_cached_text)
+    def usage(self, completions: Sequence[Completion], num_choices: int = 1) -> UsageReply:
+        """Tokens of a request's completions, where they came from, and why not more were cached; see `usage_of`."""
+        return usage_of(completions, num_choices, tells_cached_text=self.tells_cached_text)
 
     def text(self, token_ids: Sequence[int]) -> str:
         """What ids spell; a character that is cut is U+FFFD."""

@@ -51,6 +51,7 @@ class FakeStream(GenerationStream):
         self.cancelled = threading.Event()
         self._engine = engine
         self._params = params
+        self._words = engine.words[: params.max_tokens]
         self._on_ready = on_ready or (lambda: None)
         self._deltas: deque[Delta | RadixLMError] = deque()
         self._ended = False
@@ -58,8 +59,7 @@ class FakeStream(GenerationStream):
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        words = self._engine.words[: self._params.max_tokens]
-        for number, word in enumerate(words):
+        for number, word in enumerate(self._words):
             while number >= self._engine.num_free_words and not self._engine.go_on.wait(0.01):
                 if self.cancelled.is_set():
                     break
@@ -69,7 +69,7 @@ class FakeStream(GenerationStream):
             if isinstance(word, RadixLMError):
                 self._put(word)
                 return
-            last = number == len(words) - 1
+            last = number == len(self._words) - 1
             asked = self._params.logprobs is not None
             logprobs = (TokenLogprob(number, -0.5, ((number, -0.5),)),) if asked else None
             self._put(Delta(word, (number,), logprobs, self._finish_reason() if last else None))

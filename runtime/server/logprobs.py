@@ -1,0 +1,61 @@
+"""Log probabilities in the shapes of OpenAI's two kinds of completion.
+
+Knows tokens and how to name them; where a reply's text begins is the caller's.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..completion import TokenLogprob
+from .replies import ChatLogprob, ChatLogprobs, TextLogprobs, TopLogprob
+
+
+class TokenNames(Protocol):
+    """What tokens spell, each by itself; `Served` is one."""
+
+    def token_text(self, token_id: int) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+
+def chat_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
+    """As `choices[].logprobs` of a chat; None if nobody asked."""
+    if logprobs is None:
+        return None
+    content = []
+    for logprob in logprobs:
+        top = [_top(names, token_id, value) for token_id, value in logprob.top]
+        own = _top(names, logprob.token_id, logprob.logprob)
+        content.append(ChatLogprob(own.token, own.logprob, own.bytes, top))
+    return ChatLogprobs(content)
+
+
+def text_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob] | None, offset: int = 0) -> TextLogprobs | None:
+    """As `choices[].logprobs` of a completion, the first token `offset` characters into the reply; None: not asked."""
+    if logprobs is None:
+        return None
+    reply = TextLogprobs([], [], [], [])
+    characters = codecs.getincrementaldecoder("utf-8")("replace")
+    for logprob in logprobs:
+        reply.tokens.append(_name(names, logprob.token_id))
+        reply.token_logprobs.append(logprob.logprob)
+        reply.top_logprobs.append({_name(names, i): value for i, value in logprob.top})
+        reply.text_offset.append(offset)
+        offset += len(characters.decode(names.token_bytes(logprob.token_id)))
+    return reply
+
+
+def _top(names: TokenNames, token_id: int, logprob: float) -> TopLogprob:
+    return TopLogprob(names.token_text(token_id), logprob, list(names.token_bytes(token_id)))
+
+
+def _name(names: TokenNames, token_id: int) -> str:
+    """A token's text, or OpenAI's `bytes:\\xf0\\x9f` for a part of a character: names must differ."""
+    try:
+        names.token_bytes(token_id).decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in names.token_bytes(token_id))
+    return names.token_text(token_id)

@@ -1,0 +1,145 @@
+"""Several replies to one request: `n`, lists of prompts, and what becomes of the others when one fails."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from radixlm.runtime.completion import CacheMatch, Completion, Timings, Usage
+from radixlm.runtime.errors import EmptyPrompt, StepFailed
+from radixlm.runtime.sampling_params import SamplingParams
+from radixlm.runtime.server.choices import params_of_choices
+from radixlm.runtime.server.usage import usage_of
+from starlette.testclient import TestClient
+
+if TYPE_CHECKING:
+    from .conftest import FakeEngine
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+def post(client: TestClient, **body: object) -> Any:
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    return client.post(path, json=body)
+
+
+def chunks(client: TestClient, **body: object) -> list[Any]:
+    *lines, done = [
+        line.removeprefix("data: ") for line in post(client, stream=True, **body).text.split("\n\n") if line
+    ]
+    assert done == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("body", [{**CHAT, "n": 3}, {"prompt": "Once", "n": 3}, {"prompt": ["a", "b", "c"]}])
+def test_every_choice_has_its_index_and_its_text(client: TestClient, body: dict[str, object]) -> None:
+    choices = post(client, **body).json()["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2]
+    for choice in choices:
+        assert (choice["message"]["content"] if "message" in choice else choice["text"]) == "Hello wörld!"
+
+
+@pytest.mark.parametrize("body", [{**CHAT, "n": 3}, {"prompt": "Once", "n": 3}, {"prompt": [[1], [2], [3]]}])
+def test_the_chunks_of_each_choice_join_to_its_text(client: TestClient, body: dict[str, object]) -> None:
+    texts, reasons = ["", "", ""], ([], [], [])
+    for chunk in chunks(client, **body):
+        [choice] = chunk["choices"]
+        texts[choice["index"]] += choice["delta"].get("content", "") if "delta" in choice else choice["text"]
+        reasons[choice["index"]].append(choice["finish_reason"])
+    assert texts == ["Hello wörld!"] * 3
+    for of_one in reasons:
+        assert of_one[-1] == "stop" and not any(of_one[:-1])
+
+
+def test_every_choice_of_a_chat_begins_with_its_role(client: TestClient) -> None:
+    begun = set()
+    for chunk in chunks(client, **CHAT, n=3):
+        [choice] = chunk["choices"]
+        if choice["index"] not in begun:
+            assert choice["delta"] == {"role": "assistant", "content": ""}
+        begun.add(choice["index"])
+    assert begun == {0, 1, 2}
+
+
+def test_choices_are_asked_for_prompt_by_prompt_each_with_a_seed_of_its_own(
+    client: TestClient, engine: FakeEngine
+) -> None:
+    post(client, prompt=["a", "b"], n=2, seed=7)
+    assert [(prompt, params.seed) for prompt, params in engine.asked] == [("a", 7), ("a", 8), ("b", 7), ("b", 8)]
+
+
+def test_without_a_seed_none_is_made_up() -> None:
+    assert params_of_choices(SamplingParams(), 2) == [SamplingParams()] * 2
+
+
+def test_the_seed_after_the_last_is_the_first() -> None:
+    assert [params.seed for params in params_of_choices(SamplingParams(seed=2**64 - 1), 2)] == [2**64 - 1, 0]
+
+
+def test_usage_counts_a_prompt_once_and_every_reply(client: TestClient) -> None:
+    usage = post(client, prompt=["a", "b"], n=2).json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (6, 12, 18)
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 4
+    assert usage["prompt_tokens_details"]["cached_tokens_by_kind"] == {"exact": 4}
+    streamed = chunks(client, prompt=["a", "b"], n=2, stream_options={"include_usage": True})[-1]
+    assert (streamed["choices"], streamed["usage"]) == ([], usage)
+
+
+def test_what_the_first_choice_computed_is_not_called_cached_because_others_reused_it() -> None:
+    def completion(num_cached: int, kind: str | None) -> Completion:
+        by_kind = {kind: num_cached} if kind else {}
+        usage, match = Usage(10, 4, num_cached, by_kind), CacheMatch(kind, num_cached, None)
+        return Completion("", (), (), None, "stop", usage, Timings(None, None, 0.0), match)
+
+    parts = [completion(9, "exact"), completion(0, None), completion(6, "text"), completion(9, "exact")]
+    usage = usage_of(parts, 2, tells_cached_text=True)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (20, 16)
+    assert usage.prompt_tokens_details.cached_tokens_by_kind == {"text": 6}
+    assert usage.prompt_tokens_details.cache_match == "text"
+
+
+def test_all_choices_are_admitted_or_none(client: TestClient, engine: FakeEngine) -> None:
+    engine.go_on.clear()
+    submit = engine.stream
+
+    def submit_two(*args: Any, **kwargs: Any) -> Any:
+        if len(engine.streams) == 2:
+            raise EmptyPrompt("no third one")
+        return submit(*args, **kwargs)
+
+    engine.stream = submit_two  # type: ignore[method-assign]
+    response = post(client, prompt="Once", n=3)
+    assert (response.status_code, response.json()["error"]["message"]) == (400, "no third one")
+    assert all(stream.cancelled.wait(10) for stream in engine.streams)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_when_one_choice_fails_the_request_does_and_the_others_are_cancelled(
+    client: TestClient, engine: FakeEngine, stream: bool
+) -> None:
+    submit = engine.stream
+
+    def fail_the_second(*args: Any, **kwargs: Any) -> Any:
+        engine.words = ["Hello", StepFailed("the step failed") if engine.streams else " wörld", "!"]
+        return submit(*args, **kwargs)
+
+    engine.num_free_words = 2
+    engine.go_on.clear()
+    engine.stream = fail_the_second  # type: ignore[method-assign]
+    response = post(client, prompt="Once", n=2, stream=stream)
+    assert "the step failed" in response.text
+    assert "[DONE]" not in response.text
+    assert response.status_code == (200 if stream else 500)
+    assert all(stream.cancelled.wait(10) for stream in engine.streams)
+
+
+@pytest.mark.parametrize("prompt", ["Once", [0, 1]])
+def test_an_echoed_prompt_comes_before_the_reply(client: TestClient, prompt: object) -> None:
+    text = "Once" if prompt == "Once" else "Hello wörld"
+    choices = post(client, prompt=prompt, echo=True, n=2).json()["choices"]
+    assert [choice["text"] for choice in choices] == [text + "Hello wörld!"] * 2
+    joined = ["", ""]
+    for chunk in chunks(client, prompt=prompt, echo=True, n=2):
+        joined[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert joined == [text + "Hello wörld!"] * 2
