@@ -1,4 +1,4 @@
-"""Let in who has a key: if the server has any, every path but `/health` asks for one.
+"""Let in who has a key: if the server has any, every path but `/health` and the page's files asks for one.
 
 Knows keys and headers, not routes: what is added later is closed too.
 """
@@ -15,8 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..cache_namespace import CacheScope
 from ..errors import InvalidParameter
 from .errors import HTTPError, respond
+from .page import PAGE_PATHS
 
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health"}) | PAGE_PATHS  # the page asks its user for a key
 
 
 class ApiKeys:

@@ -24,6 +24,7 @@ from .chat import ChatCompletions
 from .completions import Completions
 from .disconnect import ClientGone
 from .errors import answer
+from .page import page_routes
 from .replies import ModelList, ModelReply
 from .served import Served, json_response
 
@@ -63,6 +64,7 @@ def create_app(
         Route("/v1/models/{model_id:path}", models.one, methods=["GET"]),
         Route("/v1/cache", Cache(served).answer, methods=["GET", "DELETE"]),
         Route("/health", models.health, methods=["GET"]),
+        *page_routes(),
     ]
     app = Starlette(routes=routes, middleware=[Middleware(ApiKeys, keys=checked_keys(api_keys))])
     for kind in (RadixLMError, msgspec.MsgspecError, Exception):

@@ -6,14 +6,16 @@ Never of another namespace, not even that there is one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import blake2s
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..cache_tree import CachedRun
+from ..cache_uses import CacheUse
 from ..errors import InvalidParameter
-from .replies import CachedRunReply, CacheReply, ClearedReply
+from .replies import CachedRunReply, CacheReply, CacheUseReply, ClearedReply, WhyNotMoreReply
 from .served import Served, json_response
 
 PARAMETERS = ("cache_salt", "prompt_cache_key")  # as in the body of a completion
@@ -46,6 +48,7 @@ class Cache:
                 runs=[self._run(run) for run in tree.runs],
                 is_whole=tree.is_whole,
                 is_counted=tree.is_counted,
+                requests=[self._use(use, tree.now, namespace) for use in tree.uses],
             )
         )
 
@@ -66,4 +69,22 @@ class Cache:
             num_children=run.num_children,
             unused_s=round(run.unused_s, 3),
             begins=self.served.text(run.first_ids) if self.served.tells_cached_text else None,
+        )
+
+    def _use(self, use: CacheUse, now: float, namespace: bytes) -> CacheUseReply:
+        ended_at = now if use.ended_at is None else use.ended_at
+        # the engine's ids count everybody's requests, which is nobody's business
+        name = blake2s(use.request_id.encode(), key=namespace[:32], digest_size=4).hexdigest()
+        return CacheUseReply(
+            id=name,
+            state=use.state,
+            run=use.run,
+            num_prompt_tokens=use.num_prompt_tokens,
+            num_cached_tokens=sum(use.tokens_by_kind.values()),
+            cached_tokens_by_kind=dict(use.tokens_by_kind),
+            num_generated_tokens=use.num_generated,
+            running_s=round(ended_at - use.arrived_at, 3),
+            ended_s=None if use.ended_at is None else round(now - use.ended_at, 3),
+            finish_reason=use.finish_reason,
+            why_not_more=WhyNotMoreReply.told(use.why_not_more, tells_cached_text=self.served.tells_cached_text),
         )

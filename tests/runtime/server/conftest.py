@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from radixlm.runtime.cache_namespace import CacheNamespaces, ModelIdentity
 from radixlm.runtime.cache_tree import CacheCleared, CachedRun, CacheTree
+from radixlm.runtime.cache_uses import CacheUse
 from radixlm.runtime.completion import (
     CacheMatch,
     Completion,
@@ -41,6 +42,11 @@ TREE = CacheTree(
     ),
     is_whole=False,
     is_counted=True,
+    uses=(
+        CacheUse("request-7", "running", 64, {"exact": 48}, 0, 98.0, None, None, None, None, run=1),
+        CacheUse("request-3", "ended", 50, {}, 9, 90.0, 95.5, "stop", WHY, None),
+    ),
+    now=100.0,
 )
 
 

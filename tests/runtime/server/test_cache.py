@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import pytest
 from radixlm.runtime.cache_namespace import CacheScope
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.server import create_app
+from radixlm.runtime.server.page import PAGE_PATHS
 from radixlm.runtime.why_not_more import WhyNotMore
 from starlette.routing import Route
 from starlette.testclient import TestClient
@@ -84,15 +86,15 @@ def test_without_keys_on_the_server_what_clients_send_as_one_is_nothing(client: 
         {b"authorization": b"Bearer \xff\xfe"},
     ],
 )
-def test_without_a_known_key_every_path_but_health_is_401(engine: FakeEngine, headers: Any) -> None:
+def test_without_a_known_key_every_path_but_health_and_the_page_is_401(engine: FakeEngine, headers: Any) -> None:
     app = create_app(engine, api_keys=KEYS)  # type: ignore[arg-type]
     client = TestClient(app, raise_server_exceptions=False)
     routes = [route for route in app.routes if isinstance(route, Route)]
     asked = [(method, route.path) for route in routes for method in route.methods or ()]
     assert len(asked) > 6
-    for method, path in [*asked, ("GET", "/"), ("GET", "/v2"), ("OPTIONS", "/v1/models"), ("GET", "/health/")]:
+    for method, path in [*asked, ("GET", "/static"), ("GET", "/v2"), ("OPTIONS", "/v1/models"), ("GET", "/health/")]:
         response = client.request(method, path, headers=headers)
-        if path == "/health":
+        if path == "/health" or path in PAGE_PATHS:
             assert response.status_code == 200
             continue
         assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer"), (method, path)
@@ -115,7 +117,7 @@ def test_the_schemes_name_may_be_written_in_any_case(engine: FakeEngine) -> None
 
 def test_the_tree_has_sums_and_runs_of_the_callers_namespace(client: TestClient, engine: FakeEngine) -> None:
     tree = client.get("/v1/cache").json()
-    runs = tree.pop("runs")
+    runs, running, ended = tree.pop("runs"), *tree.pop("requests")
     assert tree == {
         "object": "cache",
         "num_runs": 3,
@@ -138,6 +140,12 @@ def test_the_tree_has_sums_and_runs_of_the_callers_namespace(client: TestClient,
         "begins": "Hello wörld",
     }
     assert (runs[1]["parent"], runs[1]["begins"]) == (0, " wörld")
+    assert (running["state"], running["run"], running["running_s"], running["ended_s"]) == ("running", 1, 2.0, None)
+    assert (running["num_prompt_tokens"], running["num_cached_tokens"], running["why_not_more"]) == (64, 48, None)
+    assert (ended["state"], ended["run"], ended["running_s"], ended["ended_s"]) == ("ended", None, 5.5, 4.5)
+    assert (ended["finish_reason"], ended["num_generated_tokens"]) == ("stop", 9)
+    assert ended["why_not_more"]["kind"] == "retokenized" and ended["why_not_more"]["cached_text"] == "Hello wörld"
+    assert re.fullmatch("[0-9a-f]{8}", running["id"]) and running["id"] != ended["id"]
     client.get("/v1/cache", params={"cache_salt": "a", "prompt_cache_key": "b"})
     post(client, {**CHAT, "cache_salt": "a", "prompt_cache_key": "b"})
     bare, salted, of_chat = engine.namespaces_asked
@@ -166,7 +174,9 @@ def test_what_the_cache_is_asked_wrongly_is_400(client: TestClient, engine: Fake
 
 def test_clients_without_trust_are_not_told_each_others_tokens(engine: FakeEngine) -> None:
     client = client_of(engine, tells_cached_text=False)
-    assert [run["begins"] for run in client.get("/v1/cache").json()["runs"]] == [None, None]
+    tree = client.get("/v1/cache").json()
+    assert [run["begins"] for run in tree["runs"]] == [None, None]
+    assert tree["requests"][1]["why_not_more"]["cached_text"] is None
     for body in (CHAT, TEXT):
         answer = post(client, body)
         assert "Hello" not in answer.json()["usage"]["prompt_tokens_details"]["why_not_more"]["message"]

@@ -1,0 +1,188 @@
+// A conversation: what was said, the reply while it is made, and what each turn reused.
+
+import { byId, make, partsBar, seconds, count } from "./elements.js";
+
+export class Chat {
+  // onTraffic(isRunning): a reply begins, or has ended.
+  constructor(api, settings, onTraffic) {
+    this.api = api;
+    this.settings = settings;
+    this.onTraffic = onTraffic;
+    this.turns = []; // {role, content}, as they are sent
+    this.running = null; // the AbortController of the reply that is made
+    this.log = byId("log");
+    this.prompt = byId("prompt");
+    byId("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.say();
+    });
+    this.prompt.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      this.say();
+    });
+    this.prompt.addEventListener("input", () => this.fit());
+    byId("stop").addEventListener("click", () => this.stop());
+    byId("again").addEventListener("click", () => this.again());
+    byId("new").addEventListener("click", () => this.clear());
+    document.addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && !byId("key-dialog").open) this.stop();
+    });
+  }
+
+  say() {
+    const text = this.prompt.value;
+    if (this.running || !text.trim() || !this.settings.check()) return;
+    this.prompt.value = "";
+    this.fit();
+    this.turns.push({ role: "user", content: text });
+    this.show("user", text);
+    this.reply();
+  }
+
+  // Another reply in place of the last one.
+  again() {
+    if (this.running || !this.settings.check()) return;
+    if (this.turns.at(-1)?.role === "assistant") this.turns.pop();
+    const last = this.log.lastElementChild;
+    if (last.classList.contains("assistant")) last.remove();
+    this.reply();
+  }
+
+  stop() {
+    this.running?.abort();
+  }
+
+  clear() {
+    this.stop();
+    this.turns = [];
+    this.log.replaceChildren(byId("empty") ?? make("p", "empty", "A new conversation. What the old one computed is still cached."));
+    byId("again").hidden = true;
+    this.prompt.focus();
+  }
+
+  async reply() {
+    const turns = this.turns; // a new chat has others
+    const running = (this.running = new AbortController());
+    this.setRunning(true);
+    const turn = this.show("assistant", "");
+    const reply = new Reply(turn, () => this.follow());
+    try {
+      const body = JSON.stringify(this.settings.body(turns));
+      const options = { method: "POST", body, signal: running.signal };
+      for await (const chunk of this.api.events("/v1/chat/completions", options)) reply.take(chunk);
+    } catch (error) {
+      reply.fail(error);
+    }
+    reply.end();
+    if (reply.text) turns.push({ role: "assistant", content: reply.text });
+    if (this.running === running) {
+      this.running = null;
+      this.setRunning(false);
+    }
+  }
+
+  show(role, text) {
+    byId("empty")?.remove();
+    this.log.querySelector(":scope > .empty")?.remove();
+    const turn = make("article", `turn ${role}`, make("div", "who", role === "user" ? "You" : "Model"), make("div", "said", text));
+    this.log.append(turn);
+    this.log.scrollTop = this.log.scrollHeight;
+    return turn;
+  }
+
+  // Stay at the end, unless the reader has gone up.
+  follow() {
+    if (this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 80) this.log.scrollTop = this.log.scrollHeight;
+  }
+
+  setRunning(isRunning) {
+    byId("stop").hidden = !isRunning;
+    byId("send").hidden = isRunning;
+    byId("again").hidden = isRunning || !this.turns.length;
+    this.log.setAttribute("aria-busy", String(isRunning));
+    this.onTraffic(isRunning);
+  }
+
+  fit() {
+    this.prompt.style.height = "auto";
+    this.prompt.style.height = `${this.prompt.scrollHeight + 2}px`;
+  }
+}
+
+// One reply: text is drawn at most once a frame, however fast tokens come.
+class Reply {
+  constructor(turn, onDrawn) {
+    this.turn = turn;
+    this.onDrawn = onDrawn;
+    this.node = document.createTextNode("");
+    turn.querySelector(".said").append(this.node);
+    turn.classList.add("live");
+    this.text = "";
+    this.frame = 0;
+    this.startedAt = performance.now();
+    this.firstAt = this.lastAt = null;
+    this.finishReason = null;
+    this.usage = null;
+    this.isStopped = false;
+  }
+
+  take(chunk) {
+    this.usage = chunk.usage ?? this.usage;
+    const choice = chunk.choices[0];
+    this.finishReason = choice?.finish_reason ?? this.finishReason;
+    const text = choice?.delta.content;
+    if (!text) return;
+    this.lastAt = performance.now();
+    this.firstAt ??= this.lastAt;
+    this.text += text;
+    this.frame ||= requestAnimationFrame(() => this.draw());
+  }
+
+  draw() {
+    this.frame = 0;
+    this.node.data = this.text;
+    this.onDrawn();
+  }
+
+  fail(error) {
+    this.isStopped = error.name === "AbortError";
+    if (!this.isStopped) this.turn.append(make("p", "failure", error.message));
+  }
+
+  end() {
+    cancelAnimationFrame(this.frame);
+    this.draw();
+    this.turn.classList.remove("live");
+    if (this.usage) this.turn.append(usageOf(this.usage, this.speed(), this.finishReason));
+    else if (this.isStopped) this.turn.append(make("div", "usage", "stopped; what was computed stays cached"));
+    this.onDrawn();
+  }
+
+  speed() {
+    if (this.firstAt === null) return [];
+    const said = [`first token ${seconds((this.firstAt - this.startedAt) / 1000)}`];
+    const numMore = this.usage.completion_tokens - 1;
+    const time = (this.lastAt - this.firstAt) / 1000;
+    if (numMore > 3 && time > 0) said.push(`${Math.round(numMore / time)} tok/s`);
+    return said;
+  }
+}
+
+function usageOf(usage, speed, finishReason) {
+  const details = usage.prompt_tokens_details;
+  const cached = details.cached_tokens;
+  const computed = usage.prompt_tokens - cached;
+  const kinds = Object.entries(details.cached_tokens_by_kind ?? {}).map(([kind, number]) => `${number} ${kind}`);
+  const parts = [["hit", cached], ["computed", computed], ["generated", usage.completion_tokens]];
+  const said = [
+    ` prompt tokens cached${kinds.length ? ` (${kinds.join(", ")})` : ""}`,
+    `${computed} computed`,
+    count(usage.completion_tokens, "token") + " generated",
+    ...speed,
+  ];
+  if (finishReason === "length") said.push("cut at the limit of tokens");
+  const line = make("div", "", make("b", "cached", `${cached} of ${usage.prompt_tokens}`), said.join(" · "));
+  const why = details.why_not_more ? make("div", "why", `why not more: ${details.why_not_more.message}`) : null;
+  return make("div", "usage", partsBar(parts), line, why);
+}

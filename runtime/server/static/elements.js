@@ -1,0 +1,54 @@
+// Elements out of data. Text only ever becomes text: nothing here parses markup.
+
+export const byId = (id) => document.getElementById(id);
+
+// make("p", "soft", "text", child): null children are left out.
+export function make(tag, className = "", ...children) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+// A stacked bar of [class, tokens]; widths are shares of `total`.
+export function partsBar(parts, total = 0) {
+  const all = total || parts.reduce((sum, [, count]) => sum + count, 0);
+  const bar = make("div", "parts");
+  for (const [kind, count] of parts) {
+    if (count > 0 && all > 0) {
+      const part = make("span", kind);
+      part.style.width = `${(100 * count) / all}%`;
+      bar.append(part);
+    }
+  }
+  return bar;
+}
+
+// Text on one line in which nothing hides: breaks are arrows, control and direction characters are U+FFFD.
+export function visible(text) {
+  return text
+    .replace(/\r?\n/g, "↵")
+    .replace(/\t/g, "⇥")
+    .replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g, "\ufffd");
+}
+
+export function seconds(value) {
+  if (value < 1) return `${Math.round(value * 1000)} ms`;
+  if (value < 100) return `${value < 10 ? value.toFixed(1) : Math.round(value)} s`;
+  if (value < 5400) return `${Math.round(value / 60)} min`;
+  if (value < 172800) return `${Math.round(value / 3600)} h`;
+  return `${Math.round(value / 86400)} d`;
+}
+
+// An age that does not flicker: whole seconds.
+export function age(value) {
+  return value < 1 ? "now" : value < 100 ? `${Math.floor(value)} s` : seconds(value);
+}
+
+export function count(number, one, many = one + "s") {
+  return `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
+}

@@ -1,0 +1,111 @@
+// The cache inspector: asks the server while somebody looks, and hands out what it says.
+
+import { byId, count, make, setText } from "./elements.js";
+import { RequestList } from "./request_list.js";
+import { TreeView } from "./tree_view.js";
+
+const IDLE_MS = 1500;
+const BUSY_MS = 350; // while this page's chat runs
+
+export class Inspector {
+  constructor(api, settings) {
+    this.api = api;
+    this.settings = settings;
+    this.isLive = true;
+    this.isBusy = false;
+    this.timer = 0;
+    this.asking = null;
+    this.runs = [];
+    this.tree = new TreeView();
+    this.requests = new RequestList(() => this.tree.show(this.runs, this.requests.requests, this.requests.chosen));
+    byId("live").addEventListener("click", () => this.setLive(!this.isLive));
+    byId("forget").addEventListener("click", () => this.forget());
+    document.addEventListener("visibilitychange", () => this.refresh());
+  }
+
+  setLive(isLive) {
+    this.isLive = isLive;
+    byId("live").setAttribute("aria-pressed", String(isLive));
+    setText(byId("live"), isLive ? "Live" : "Paused");
+    this.refresh();
+  }
+
+  setBusy(isBusy) {
+    this.isBusy = isBusy;
+    if (!isBusy) this.requests.chosenId = null; // what has just ended is what one wants to see
+    this.refresh();
+  }
+
+  // Look now, and then as often as there is something to see. No picture is asked for before the last one came.
+  async refresh() {
+    clearTimeout(this.timer);
+    if (!this.isLive || document.hidden) return;
+    if (this.asking) return;
+    const startedAt = performance.now();
+    this.asking = this.look();
+    await this.asking;
+    this.asking = null;
+    const tookMs = performance.now() - startedAt;
+    const wait = Math.max(this.isBusy ? BUSY_MS : IDLE_MS, 5 * tookMs); // a large tree costs the server, too
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.refresh(), wait);
+  }
+
+  async look() {
+    try {
+      const [tree, health] = await Promise.all([
+        this.api.json("/v1/cache" + this.settings.cacheQuery, { isQuiet: true }),
+        this.api.json("/health", { isQuiet: true }).catch(() => null),
+      ]);
+      this.show(tree, health);
+      this.fail("");
+    } catch (error) {
+      this.fail(error.status === 401 ? "The cache is shown to who has a key." : error.message);
+    }
+  }
+
+  async forget() {
+    try {
+      const done = await this.api.json("/v1/cache" + this.settings.cacheQuery, { method: "DELETE" });
+      byId("note").textContent = `${count(done.num_freed_pages, "page")} freed` + (done.num_kept_pages ? `, ${done.num_kept_pages} in use` : "");
+    } catch (error) {
+      this.fail(error.message);
+    }
+    this.refresh();
+  }
+
+  show(tree, health) {
+    const inUse = tree.num_used_pages ? `, ${tree.num_used_pages} in use` : "";
+    const most = tree.is_counted ? "" : "more than ";
+    const sums = [`${most}${count(tree.num_runs, "run")}`, count(tree.num_tokens, "token"), count(tree.num_pages, "page") + inUse];
+    if (!tree.is_whole) sums.push(`${tree.runs.length} drawn`);
+    setText(byId("sums"), sums.join(" · "));
+    this.showPool(health);
+    this.runs = tree.runs;
+    this.requests.show(tree.requests);
+    this.tree.show(tree.runs, tree.requests, this.requests.chosen);
+  }
+
+  showPool(health) {
+    const { num_pages: all, num_free_pages: free, num_cached_pages: kept } = health ?? {};
+    const isKnown = all > 0 && free >= 0 && kept >= 0;
+    byId("pool").hidden = byId("pool-text").hidden = !isKnown;
+    if (!isKnown) return;
+    const used = all - free - kept;
+    byId("pool").replaceChildren(
+      ...[["used", used], ["kept", kept]].map(([kind, number]) => {
+        const part = make("span", kind);
+        part.style.width = `${(100 * number) / all}%`;
+        return part;
+      }),
+    );
+    const text = `the server's pool: ${count(all, "page")}, ${used} in use, ${kept} cached, ${free} free`;
+    byId("pool").setAttribute("aria-label", text);
+    setText(byId("pool-text"), text);
+  }
+
+  fail(message) {
+    byId("cache-error").hidden = !message;
+    setText(byId("cache-error"), message);
+  }
+}

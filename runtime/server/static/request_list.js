@@ -1,0 +1,76 @@
+// The requests that run, and the last that ended: what each found cached. One is chosen.
+
+import { age, byId, make, partsBar, seconds } from "./elements.js";
+
+export class RequestList {
+  // onChoice(): another request is chosen.
+  constructor(onChoice) {
+    this.box = byId("requests");
+    this.requests = [];
+    this.chosenId = null; // null: the newest
+    this.onChoice = onChoice;
+    this.box.addEventListener("click", (event) => {
+      const row = event.target.closest(".request");
+      if (row) this.choose(row.dataset.id);
+    });
+    this.box.addEventListener("keydown", (event) => this.move(event));
+  }
+
+  get chosen() {
+    return this.requests.find((request) => request.id === this.chosenId) ?? this.requests[0] ?? null;
+  }
+
+  choose(id) {
+    this.chosenId = id === this.requests[0]?.id ? null : id;
+    this.show(this.requests);
+    this.onChoice();
+  }
+
+  move(event) {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!step || !this.requests.length) return;
+    event.preventDefault();
+    const at = this.requests.indexOf(this.chosen) + step;
+    const next = this.requests[Math.max(0, Math.min(at, this.requests.length - 1))];
+    this.choose(next.id);
+    this.box.querySelector('[aria-selected="true"]').focus();
+  }
+
+  show(requests) {
+    const hadFocus = this.box.contains(document.activeElement);
+    this.requests = requests;
+    const largest = Math.max(1, ...requests.map((r) => r.num_prompt_tokens + r.num_generated_tokens));
+    this.box.replaceChildren(...requests.map((request) => requestRow(request, request === this.chosen, largest)));
+    if (hadFocus) this.box.querySelector('[aria-selected="true"]')?.focus({ preventScroll: true });
+  }
+}
+
+function requestRow(request, isChosen, largest) {
+  const { num_prompt_tokens: prompt, num_cached_tokens: cached, num_generated_tokens: generated } = request;
+  const kinds = Object.entries(request.cached_tokens_by_kind).map(([kind, number]) => `${number} ${kind}`);
+  const row = make(
+    "div",
+    `request ${request.state}`,
+    make(
+      "div",
+      "line",
+      make("span", "id", `#${request.id.slice(0, 6)}`),
+      make("span", "state", stateOf(request)),
+      make("span", "tokens", make("b", "", `${cached} of ${prompt}`), ` cached${kinds.length ? ` (${kinds.join(", ")})` : ""} · ${prompt - cached} computed · ${generated} generated`),
+    ),
+    partsBar([["lane hit", cached], ["lane computed", prompt - cached], ["lane generated", generated]], largest),
+    request.why_not_more ? make("div", "why", `why not more: ${request.why_not_more.message}`) : make("div", "why", request.state === "waiting" ? "waits for its turn" : "all that may be reused was"),
+  );
+  row.dataset.id = request.id;
+  row.role = "option";
+  row.tabIndex = isChosen ? 0 : -1;
+  row.ariaSelected = String(isChosen);
+  return row;
+}
+
+function stateOf(request) {
+  if (request.state !== "ended") return `${request.state} ${age(request.running_s)}`;
+  const how = { stop: "ended", length: "cut at its limit", cancelled: "cancelled" }[request.finish_reason] ?? "ended";
+  const when = request.ended_s < 1 ? "just now" : `${age(request.ended_s)} ago`;
+  return `${how} ${when}, took ${seconds(request.running_s)}`;
+}

@@ -1,0 +1,57 @@
+// What the user wishes of replies, kept in the tab. Fields are named as the API's; an empty one is not sent.
+
+import { byId } from "./elements.js";
+
+const STORE = "radixlm.settings";
+const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
+
+export class Settings {
+  constructor(onChange) {
+    this.form = byId("composer");
+    this.fields = [...byId("settings").querySelectorAll("[name]")];
+    const stored = JSON.parse(sessionStorage.getItem(STORE) ?? "{}");
+    for (const field of this.fields) field.value = stored[field.name] ?? "";
+    byId("settings").addEventListener("input", () => this.changed(onChange));
+    byId("settings-reset").addEventListener("click", () => {
+      for (const field of this.fields) field.value = "";
+      this.changed(onChange);
+    });
+    this.changed(() => {});
+  }
+
+  changed(onChange) {
+    const set = Object.fromEntries(this.fields.filter((f) => f.value !== "").map((f) => [f.name, f.value]));
+    sessionStorage.setItem(STORE, JSON.stringify(set));
+    const said = Object.entries(set).map(([name, value]) => (name === "system" ? "system prompt" : `${name} ${value}`));
+    byId("settings-set").textContent = said.length ? `· ${said.join(" · ")}` : "";
+    onChange();
+  }
+
+  value(name) {
+    return this.fields.find((field) => field.name === name).value;
+  }
+
+  // The settings are valid; if not, the browser says which is not.
+  check() {
+    if (this.form.checkValidity()) return true;
+    byId("settings").open = true;
+    this.form.reportValidity();
+    return false;
+  }
+
+  // A body of /v1/chat/completions for these turns.
+  body(turns) {
+    const body = { stream: true, stream_options: { include_usage: true } };
+    for (const name of NUMBERS) if (this.value(name) !== "") body[name] = Number(this.value(name));
+    for (const name of ["cache_match", "cache_salt"]) if (this.value(name) !== "") body[name] = this.value(name);
+    const system = this.value("system");
+    body.messages = system ? [{ role: "system", content: system }, ...turns] : turns;
+    return body;
+  }
+
+  // The query of /v1/cache that looks at the part of the cache which the chat uses.
+  get cacheQuery() {
+    const salt = this.value("cache_salt");
+    return salt ? "?" + new URLSearchParams({ cache_salt: salt }) : "";
+  }
+}
