@@ -106,7 +106,15 @@ def tiny_int8_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_model(source, folder / "tiny.radixlm", quantize="q4", kv_dtype="int8").path
 
 
-@pytest.fixture(scope="module", params=["smollm2", "tiny", "tiny_int8", "smollm2_int8"])
+@pytest.fixture(scope="module")
+def tiny_f32_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with weights and KV in float32: nothing is rounded, and float sums have an order of their own."""
+    folder = tmp_path_factory.mktemp("law-f32")
+    source = TINY_MODELS["qwen2"].write(folder / "source")
+    return compile_model(source, folder / "tiny.radixlm", quantize="keep", kv_dtype="f32").path
+
+
+@pytest.fixture(scope="module", params=["smollm2", "tiny", "tiny_int8", "tiny_f32", "smollm2_int8"])
 def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     artifact = Artifact.open(request.getfixturevalue(f"{request.param}_artifact"))
     runner = ModelRunner(artifact, num_pages=NUM_PAGES)
