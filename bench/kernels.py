@@ -20,6 +20,7 @@ from .attention_cases import attention_cases
 from .kernel_case import Case, compile_cases, measure
 from .limits import LimitsMeter
 from .linear_cases import Arena, linear_cases
+from .page_cases import page_cases
 from .results import write_results
 from .row_cases import row_cases
 
@@ -53,9 +54,11 @@ def main() -> None:
 
 def all_cases(target: Target) -> Iterator[Case]:
     """The cases of all kernels."""
-    yield from linear_cases(target, Arena())
+    arena = Arena()
+    yield from linear_cases(target, arena)
     yield from attention_cases(target)
-    yield from row_cases(target)
+    yield from row_cases(target, arena)
+    yield from page_cases()
 
 
 if __name__ == "__main__":

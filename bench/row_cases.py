@@ -1,4 +1,4 @@
-"""What stands between the matrices: activations, rotary positions, the embedding, gathering and copying rows.
+"""What stands between the matrices: activations, rotary positions, the embedding, gathering rows, the largest logits.
 
 Their rows come from caches, as they do in a step, so the share of memory bandwidth may exceed one.
 """
@@ -11,33 +11,37 @@ import numpy as np
 from radixlm.compile.kernels.activation import ActivationSpec, Function, activation, gather_rows
 from radixlm.compile.kernels.embedding import embedding
 from radixlm.compile.kernels.layout import packed_shape
-from radixlm.compile.kernels.pages import copy_rows
 from radixlm.compile.kernels.quantized_rows import quantized_bytes
 from radixlm.compile.kernels.rope import rope_angles, rope_append
-from radixlm.compile.quantization import Q8
+from radixlm.compile.kernels.top_k import num_maxima, top_k
+from radixlm.compile.quantization import WeightKind
 from radixlm.compile.targets import Target
-from radixlm.runtime.manifest import PAGE_SIZE, KVLayout
+from radixlm.runtime.manifest import PAGE_SIZE, TOP_LOGITS, KVDType, KVLayout
 
 from .kernel_case import Case, Work
+from .linear_cases import FLOAT_KINDS, INTEGER_KINDS, Arena
 from .native import aligned
 
 ROWS = (1, 8, 64, 512)
+LOGIT_ROWS = (1, 8, 64)
+KV_DTYPES: tuple[KVDType, ...] = ("f16", "f32", "int8")
 HIDDEN, INTERMEDIATE, VOCABULARY, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 576, 1536, 49_152, 30, 9, 3, 64
-LAYOUT = KVLayout(dtype="f16", page_size=PAGE_SIZE, num_layers=LAYERS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
 NUM_PAGES = 64
 
 
-def row_cases(target: Target) -> Iterator[Case]:
+def row_cases(target: Target, arena: Arena) -> Iterator[Case]:
     """Every kernel at every number of rows."""
-    pool = aligned(np.zeros(LAYERS * NUM_PAGES * 2 * KV_HEADS * PAGE_SIZE * HEAD_DIM, np.float16))
+    pool = aligned(np.zeros(NUM_PAGES * layout_of("f32").page_bytes, np.uint8))
     for num_rows in ROWS:
         yield _activation(target, "rms_norm", HIDDEN, num_rows, wide=True)
         yield _activation(target, "rms_norm", HIDDEN, num_rows, wide=False)
         yield _activation(target, "silu_mul", INTERMEDIATE, num_rows, wide=False)
         yield _activation(target, "identity", HIDDEN, num_rows, wide=False)
-        yield _embedding(num_rows)
+        for kind in (*INTEGER_KINDS, *FLOAT_KINDS):
+            yield _embedding(arena, kind, num_rows)
         yield _rope_angles(num_rows)
-        yield _rope_append(pool, num_rows)
+        for dtype in KV_DTYPES:
+            yield _rope_append(layout_of(dtype), pool, num_rows)
         yield Case(
             "gather_rows",
             lambda: gather_rows(HIDDEN),
@@ -45,16 +49,13 @@ def row_cases(target: Target) -> Iterator[Case]:
             (_floats(num_rows, HIDDEN), _indices(num_rows), _floats(num_rows, HIDDEN), num_rows),
             Work(8.0 * num_rows * HIDDEN),
         )
-    for num_copies in (1, 8):
-        sources, destinations = _indices(num_copies), _indices(num_copies) + np.int32(num_copies)
-        counts = np.full(num_copies, PAGE_SIZE - 1, np.int32)
-        yield Case(
-            "copy_rows",
-            lambda: copy_rows(LAYOUT),
-            f"{num_copies} pages",
-            (pool, sources, destinations, counts, NUM_PAGES, num_copies),
-            Work(2.0 * 2 * 2 * num_copies * LAYERS * KV_HEADS * HEAD_DIM * (PAGE_SIZE - 1)),
-        )
+    for num_rows in LOGIT_ROWS:
+        yield _top_k(num_rows)
+
+
+def layout_of(dtype: KVDType) -> KVLayout:
+    """SmolLM2-135M's."""
+    return KVLayout(dtype=dtype, page_size=PAGE_SIZE, num_layers=LAYERS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
 
 
 def _activation(target: Target, function: Function, width: int, num_rows: int, wide: bool) -> Case:
@@ -79,17 +80,40 @@ def _activation(target: Target, function: Function, width: int, num_rows: int, w
     )
 
 
-def _embedding(num_rows: int) -> Case:
-    shape = packed_shape(Q8, VOCABULARY, HIDDEN)
-    token_ids = np.random.default_rng(0).integers(0, VOCABULARY, num_rows).astype(np.int32)
-    codes = aligned(np.ones(shape.codes, np.uint8))
-    scales = aligned(np.ones(shape.scales // 2, np.float16))
+def _embedding(arena: Arena, kind: WeightKind, num_rows: int) -> Case:
+    """Rows of as much of the vocabulary as the arena holds."""
+    codes = arena.codes if kind.is_quantized else arena.floats[kind.name]
+    scales = arena.floats["f16"]
+    shape = packed_shape(kind, VOCABULARY, HIDDEN)
+    vocabulary = min(VOCABULARY, VOCABULARY * codes.nbytes // shape.codes)
+    token_ids = np.random.default_rng(0).integers(0, vocabulary, num_rows).astype(np.int32)
+    row_bytes = (shape.codes + shape.scales + shape.minima) / VOCABULARY
     return Case(
-        "embedding q8_g32",
-        lambda: embedding(Q8, HIDDEN, HIDDEN),
+        f"embedding {kind.label}",
+        lambda: embedding(kind, HIDDEN, HIDDEN),
         f"{num_rows} rows",
-        (aligned(token_ids), codes, scales, None, _floats(num_rows, HIDDEN), num_rows),
-        Work(num_rows * HIDDEN * (1 + 2 / 32 + 4)),
+        (aligned(token_ids), codes, scales, scales, _floats(num_rows, HIDDEN), num_rows),
+        Work(num_rows * (row_bytes + 4 * HIDDEN)),
+    )
+
+
+def _top_k(num_rows: int) -> Case:
+    logits = np.random.default_rng(0).standard_normal(num_rows * VOCABULARY, np.float32)
+    return Case(
+        f"top_k {TOP_LOGITS}",
+        lambda: top_k(TOP_LOGITS),
+        f"{num_rows} rows",
+        (
+            aligned(logits),
+            _floats(num_rows, num_maxima(VOCABULARY)),
+            _floats(num_rows, TOP_LOGITS),
+            aligned(np.zeros(num_rows * TOP_LOGITS, np.int32)),
+            _indices(num_rows),
+            VOCABULARY,
+            VOCABULARY,
+            num_rows,
+        ),
+        Work(num_rows * (4.0 * VOCABULARY + 8 * TOP_LOGITS + 4)),
     )
 
 
@@ -103,25 +127,25 @@ def _rope_angles(num_rows: int) -> Case:
     )
 
 
-def _rope_append(pool: np.ndarray, num_rows: int) -> Case:
+def _rope_append(layout: KVLayout, pool: np.ndarray, num_rows: int) -> Case:
     columns = (0, HEADS * HEAD_DIM, (HEADS + KV_HEADS) * HEAD_DIM)
     stride = columns[2] + KV_HEADS * HEAD_DIM
     width = HEADS * HEAD_DIM
     return Case(
-        "rope_append f16",
-        lambda: rope_append(LAYOUT, HEADS, *columns, stride),
+        f"rope_append {layout.dtype}",
+        lambda: rope_append(layout, HEADS, *columns, stride),
         f"{num_rows} rows",
         (
             _floats(num_rows, stride),
             _floats(num_rows, HEAD_DIM),
             _indices(num_rows),
             _floats(num_rows, width),
-            pool,
+            pool[: NUM_PAGES * layout.page_bytes],
             0,
             NUM_PAGES,
             num_rows,
         ),
-        Work(num_rows * (4.0 * stride + 4 * HEAD_DIM + 4 * width + 2 * 2 * KV_HEADS * HEAD_DIM)),
+        Work(num_rows * (4.0 * stride + 4 * HEAD_DIM + 4 * width + layout.page_bytes / PAGE_SIZE / LAYERS)),
         (0, 0, 0, 0, 0, 1, 0, 0),
         LAYERS,
     )
