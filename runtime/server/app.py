@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -71,7 +71,8 @@ def create_app(
         app.add_exception_handler(kind, answer)
     app.add_exception_handler(404, answer)
     app.add_exception_handler(405, answer)
-    app.add_exception_handler(ClientGone, _nobody_listens)
+    for gone in (ClientGone, ClientDisconnect):  # the latter in the middle of a request's body
+        app.add_exception_handler(gone, _nobody_listens)
     return app
 
 
