@@ -65,9 +65,9 @@ class Crowd:
         while time.monotonic() < self._deadline:
             ask = stream.next()
             try:
-                text = await asyncio.wait_for(self._exchange(connection, ask), self.hang_s)
-                if text is not None:
-                    stream.heard(ask, text)
+                reply = await asyncio.wait_for(self._exchange(connection, ask), self.hang_s)
+                if reply is not None:
+                    stream.heard(ask, reply.text, len(reply.prompt_token_ids) + len(reply.token_ids))
             except TimeoutError:
                 self.num_hung += 1
                 self._fault(ask, f"no end of it after {self.hang_s:g} s")
@@ -78,8 +78,8 @@ class Crowd:
             await asyncio.sleep(stream.think_s())
         connection.drop()
 
-    async def _exchange(self, connection: Connection, ask: Ask) -> str | None:
-        """One request; the reply's text if it was read to its end."""
+    async def _exchange(self, connection: Connection, ask: Ask) -> Reply | None:
+        """One request; the reply if it was read to its end."""
         if ask.ending == "leave in mid-request":
             data = ask.call.encoded()
             await connection.send(data[: self._random.randrange(1, len(data))])
@@ -92,7 +92,7 @@ class Crowd:
             return None
         start = time.perf_counter()
         head = await connection.ask(ask.call)
-        if ask.is_good and head.status == 429:
+        if head.status == 429 and ask.statuses != {401}:  # a full queue comes before what is wrong, but not before keys
             await self._come_back(connection, head)
             return None
         if head.status not in ask.statuses:
@@ -112,7 +112,7 @@ class Crowd:
         self.answered[ask.kind] += 1
         if ask.is_repeatable:
             self._keep(Survivor.of(ask, reply))
-        return reply.text
+        return reply
 
     async def _read_stream(self, connection: Connection, head: Head, ask: Ask, reply: Reply, start: float) -> bool:
         """Read the events into `reply` and note their times; False if the client is to leave before the last."""

@@ -15,6 +15,7 @@ import numpy as np
 from .processes import memory_of
 
 EVERY_S = 0.5
+NUM_POINTS = 20
 WARM_UP = 0.3  # the share of the time in which pools, arenas and caches fill up
 
 
@@ -27,8 +28,10 @@ class MemoryWatch:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._look)
 
-    def figures(self) -> dict[str, float]:
-        """Resident bytes that no file holds, when warm and at the end, and the slope between in bytes a second."""
+    def figures(self) -> dict[str, float | list[float]]:
+        """Resident bytes that no file holds, when warm and at the end, the slope between in bytes a second, and the
+        course of it all in some points.
+        """
         times, sizes = np.array(self._samples, np.float64).T
         warm = times >= times[0] + WARM_UP * (times[-1] - times[0])
         slope, _ = np.polyfit(times[warm], sizes[warm], 1)
@@ -38,6 +41,7 @@ class MemoryWatch:
             "warm_bytes": float(np.median(sizes[warm][:few])),
             "end_bytes": float(np.median(sizes[-few:])),
             "bytes_per_s": float(slope),
+            "course": [float(part.mean()) for part in np.array_split(sizes, NUM_POINTS) if part.size],
         }
 
     def _look(self) -> None:

@@ -25,7 +25,7 @@ _COMMON = (
 )
 _ODD = ("naïve", "Größe", "価格", "кот", "🙂", "3.14", "x_1 = f(y)", "\n", "—", "<|im_end|>")
 _WORDS = (*_COMMON.split(), *_ODD)
-_SYSTEM_WORDS = (12, 40, 80, 160)  # of the prefixes that many requests share
+_SYSTEM_WORDS = (12, 40, 80, 160)  # at most, of the prefixes that many requests share
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,9 @@ class Stream:
         self._bad_share = bad_share
         self._key = API_KEYS[number % len(API_KEYS)]
         shared = random.Random(seed)
-        self._systems = [" ".join(shared.choices(_WORDS, k=count)) for count in _SYSTEM_WORDS]
+        self._systems = [self._text(shared, count) for count in _SYSTEM_WORDS]
         self._messages: list[Mapping[str, str]] = []
+        self._num_tokens = 0  # of the conversation so far
 
     def next(self) -> Ask:
         """The next request."""
@@ -84,10 +85,11 @@ class Stream:
             return self._completion()
         return self._chat()
 
-    def heard(self, ask: Ask, text: str) -> None:
-        """The reply to a chat: the conversation goes on."""
+    def heard(self, ask: Ask, text: str, num_tokens: int) -> None:
+        """The reply to a chat, which has so many tokens with it: the conversation goes on while there is room."""
         if ask.messages:
             self._messages = [*ask.messages, {"role": "assistant", "content": text}]
+            self._num_tokens = num_tokens
 
     def think_s(self) -> float:
         """How long until the next request: mostly nothing."""
@@ -97,12 +99,12 @@ class Stream:
         rng = self._random
         kind = "chat, next turn"
         messages = list(self._messages)
-        if not messages or rng.random() < 0.35 or _num_bytes(messages) > self._facts.context_length // 4:
+        if not messages or rng.random() < 0.3 or self._num_tokens > self._facts.context_length // 2:
             is_shared = rng.random() < 0.7
             kind = "chat, shared prefix" if is_shared else "chat, fresh prefix"
-            system = rng.choice(self._systems) if is_shared else self._text(40)
+            system = rng.choice(self._systems) if is_shared else self._text(rng, 40)
             messages = [{"role": "system", "content": system}]
-        messages.append({"role": "user", "content": self._text(60)})
+        messages.append({"role": "user", "content": self._text(rng, 60)})
         self._messages = []
         return self._ask(kind, "/v1/chat/completions", {"messages": messages}, tuple(messages))
 
@@ -113,7 +115,7 @@ class Stream:
             count = min(int(2 ** rng.uniform(0, 9)), self._facts.context_length // 2)
             prompt: str | list[int] = self._ids(count)
         else:
-            prompt = (rng.choice(self._systems) + " " if "shared" in kind else "") + self._text(100)
+            prompt = (rng.choice(self._systems) + " " if "shared" in kind else "") + self._text(rng, 100)
         return self._ask(kind, "/v1/completions", {"prompt": prompt})
 
     def _fills_context(self) -> Ask:
@@ -208,16 +210,13 @@ class Stream:
     def _headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self._key}"}
 
-    def _text(self, most_words: int) -> str:
-        most = min(most_words, self._facts.context_length // 32)
-        return " ".join(self._random.choices(_WORDS, k=self._random.randrange(1, most + 1)))
+    def _text(self, rng: random.Random, most_words: int) -> str:
+        """Some words, in a quarter of the context at most: a token has a byte or more."""
+        text = " ".join(rng.choices(_WORDS, k=rng.randrange(1, most_words + 1)))
+        return text.encode()[: self._facts.context_length // 4].decode(errors="ignore")
 
     def _ids(self, count: int) -> list[int]:
         return [self._random.randrange(self._facts.vocab_size) for _ in range(count)]
-
-
-def _num_bytes(messages: Sequence[Mapping[str, str]]) -> int:
-    return sum(len(message["content"].encode()) + 16 for message in messages)
 
 
 _BAD_FIELDS: Mapping[str, Mapping[str, Any]] = {

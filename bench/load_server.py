@@ -25,7 +25,6 @@ from radixlm.runtime.server import create_app
 from .load_requests import API_KEYS, MAX_BODY_BYTES, Facts
 from .worker import serve
 
-
 MAX_NUM_SEQS, MAX_QUEUE = 32, 128  # so that fifty clients find room, and two hundred are refused now and then
 
 
