@@ -25,12 +25,12 @@ class Work:
     num_bytes: float
     integer_operations: float = 0.0
     float_operations: float = 0.0
+    weight_bits: int = 4  # of the integers
 
     def least_s(self, limits: Limits) -> float:
         """Seconds at the machine's limits: memory and arithmetic at once, integers after floats."""
-        arithmetic = (
-            self.integer_operations / limits.integer_gop_per_s + self.float_operations / limits.float_gflop_per_s
-        )
+        integer_gop_per_s = limits.integer_gop_per_s if self.weight_bits == 4 else limits.integer8_gop_per_s
+        arithmetic = self.integer_operations / integer_gop_per_s + self.float_operations / limits.float_gflop_per_s
         return max(self.num_bytes / limits.read_gb_per_s, arithmetic) / 1e9
 
 

@@ -31,7 +31,10 @@ _TURNS = 200_000
 
 @dataclass(frozen=True)
 class Limits:
-    """The best that was seen; `thread` is one thread, the rest all threads."""
+    """The best that was seen; `thread` is one thread, the rest all threads.
+
+    Integers are of weights in 4 bits, and `integer8` of those in 8, which not every target multiplies as fast.
+    """
 
     num_threads: int
     read_gb_per_s: float
@@ -40,6 +43,8 @@ class Limits:
     integer_gop_per_s_thread: float
     float_gflop_per_s: float
     float_gflop_per_s_thread: float
+    integer8_gop_per_s: float
+    integer8_gop_per_s_thread: float
 
 
 class ReadBandwidth:
@@ -79,7 +84,8 @@ class LimitsMeter:
 
 def measure_limits(target: Target, *, read_bytes: int = READ_BYTES, turns: int = _TURNS, runs: int = 40) -> Limits:
     """Measure for about three seconds; the loops compute what `target` computes with."""
-    native = Native({"integer": _integer_dots(target), "float": _multiply_adds(target)}, target)
+    kernels = {f"integer{bits}": _integer_dots(target, bits) for bits in (4, 8)}
+    native = Native(kernels | {"float": _multiply_adds(target)}, target)
     threads, reading = num_threads(), ReadBandwidth(target, read_bytes)
     sink = aligned(np.zeros(threads * LANES, np.float32))
     integers = aligned(np.zeros(threads * LANES, np.int32))
@@ -87,16 +93,18 @@ def measure_limits(target: Target, *, read_bytes: int = READ_BYTES, turns: int =
     def compute(name: str, out: np.ndarray, operations: int, parts: int) -> float:
         return parts * turns * operations / best_s(lambda: native.call(name, [out, turns, parts]), runs // 2) / 1e9
 
-    integer_operations = _integer_chains(target) * LANES * 4 * 2
+    operations4, operations8 = (_integer_chains(target, bits) * LANES * 4 * 2 for bits in (4, 8))
     float_operations = _float_chains(target) * LANES * 2
     return Limits(
         threads,
         reading.measure(runs=runs),
         reading.measure(1, runs),
-        compute("integer", integers, integer_operations, threads),
-        compute("integer", integers, integer_operations, 1),
+        compute("integer4", integers, operations4, threads),
+        compute("integer4", integers, operations4, 1),
         compute("float", sink, float_operations, threads),
         compute("float", sink, float_operations, 1),
+        compute("integer8", integers, operations8, threads),
+        compute("integer8", integers, operations8, 1),
     )
 
 
@@ -105,9 +113,9 @@ def _accumulators(target: Target) -> int:
     return 12 if "avx512f" in target.features else 8
 
 
-def _integer_chains(target: Target) -> int:
+def _integer_chains(target: Target, bits: int) -> int:
     """Independent sums of 16 outputs that fit the accumulators."""
-    return _accumulators(target) // dot_of(target.integer_dot, 4).num_pieces
+    return _accumulators(target) // dot_of(target.integer_dot, bits).num_pieces
 
 
 def _float_chains(target: Target) -> int:
@@ -134,9 +142,9 @@ def _read() -> Any:
     return k.function
 
 
-def _integer_dots(target: Target) -> Any:
-    """`(out, turns, parts)`: chains of the target's dot product of 4-bit weights, 16 outputs times 4 inputs."""
-    dot, chains = dot_of(target.integer_dot, 4), _integer_chains(target)
+def _integer_dots(target: Target, bits: int) -> Any:
+    """`(out, turns, parts)`: chains of the target's dot product for such weights, 16 outputs times 4 inputs."""
+    dot, chains = dot_of(target.integer_dot, bits), _integer_chains(target, bits)
     with Kernel() as k:
         out, turns, parts = k.arguments(out="int32", turns=SIZE, parts=SIZE)
         with parallel(parts) as part:

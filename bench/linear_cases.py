@@ -110,6 +110,7 @@ def _integer(
             Work(
                 weight_bytes + sum(sizes) + 4 * num_rows * num_outputs,
                 integer_operations=2.0 * num_rows * num_outputs * num_inputs * (2 if wide else 1),
+                weight_bits=4 if kind.name == "q4" else 8,
             ),
             (codes, scales // 2, minima // 2, 0, 0, 0, 0, 0, 0),
             copies,

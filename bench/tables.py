@@ -74,21 +74,21 @@ def engine(results: Json) -> str:
     return table(["median (min-max)", "radixlm", "share of the limit"], rows)
 
 
+_LIMITS = {
+    "read_gb_per_s": "memory read, GB/s",
+    "integer_gop_per_s": "8-bit integer products with 4-bit weights, GOP/s",
+    "integer8_gop_per_s": "8-bit integer products with 8-bit weights, GOP/s",
+    "float_gflop_per_s": "float32 multiply-adds, GFLOP/s",
+}
+
+
 def limits(results: Json) -> str:
     """What the machine can do."""
     found = results["limits"]
     rows = [
-        ["memory read, GB/s", _number(found["read_gb_per_s"]), _number(found["read_gb_per_s_thread"])],
-        [
-            "8-bit integer products, GOP/s",
-            _number(found["integer_gop_per_s"]),
-            _number(found["integer_gop_per_s_thread"]),
-        ],
-        [
-            "float32 multiply-adds, GFLOP/s",
-            _number(found["float_gflop_per_s"]),
-            _number(found["float_gflop_per_s_thread"]),
-        ],
+        [title, _number(found[name]), _number(found[f"{name}_thread"])]
+        for name, title in _LIMITS.items()
+        if name in found  # results of earlier runs lack some
     ]
     return table(["limit", f"{found['num_threads']} threads", "1 thread"], rows)
 

@@ -15,7 +15,7 @@ from bench.native import Native, aligned
 from bench.page_cases import page_cases
 from bench.row_cases import row_cases
 
-LIMITS = Limits(2, 50.0, 40.0, 2000.0, 1000.0, 500.0, 250.0)
+LIMITS = Limits(2, 50.0, 40.0, 2000.0, 1000.0, 500.0, 250.0, 1000.0, 500.0)
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +48,7 @@ def test_limits_are_positive(target: Target) -> None:
 def test_the_least_time_is_that_of_the_slower_of_memory_and_arithmetic() -> None:
     assert Work(50e9).least_s(LIMITS) == 1.0
     assert Work(50e9, integer_operations=4e12).least_s(LIMITS) == 2.0
+    assert Work(50e9, integer_operations=4e12, weight_bits=8).least_s(LIMITS) == 4.0
     assert Work(50e9, integer_operations=1e12, float_operations=1e12).least_s(LIMITS) == 2.5
 
 

@@ -30,7 +30,7 @@ class FakeEngine:
 
 class FakeMeter:
     def around(self, work, runs: int = 10):  # type: ignore[no-untyped-def]
-        return work(), Limits(2, 50.0, 40.0, 1.0, 1.0, 1.0, 1.0)
+        return work(), Limits(2, 50.0, 40.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 
 
 def run(rounds: int, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
