@@ -20,6 +20,7 @@ from radixlm.cli.serve import server
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.cache_namespace import CacheScope
 from radixlm.runtime.engine import Engine
+from radixlm.runtime.malloc_arenas import share_one_arena
 from radixlm.runtime.server import create_app
 
 from .load_requests import API_KEYS, MAX_BODY_BYTES, Facts
@@ -100,6 +101,7 @@ def kv_cache_bytes(artifact: Artifact, num_pages: int) -> int:
 
 def main() -> None:
     """Serve until standard input ends."""
+    share_one_arena()  # as the command does
     artifact = Artifact.open(Path(sys.argv[1]))
     size = kv_cache_bytes(artifact, int(sys.argv[2]))
     loaded = LoadedServer(Engine(artifact, kv_cache_bytes=size, max_num_seqs=MAX_NUM_SEQS, max_queue=MAX_QUEUE))
