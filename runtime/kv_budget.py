@@ -38,25 +38,31 @@ class KVBudget:
         """Pages for `kv_cache_bytes`, or by default for a quarter of `available_bytes` (asked of the system
         if None).
 
-        The default is at most what `max_num_seqs` full contexts fill, and at least one full context if half
-        of the available memory holds that.
+        The default is at most what `max_num_seqs` full contexts fill and what weights and workspace leave, and at
+        least one full context if half of the available memory holds that.
 
         Raises:
-            InvalidParameter: the pages hold less than `MIN_CONTEXT_LENGTH` tokens, or the model's context if
-                that
-                is shorter.
+            InvalidParameter: the pages hold less than `MIN_CONTEXT_LENGTH` tokens, or the model's context if that is
+                shorter; or they do not fit the available memory beside weights and workspace.
         """
         page_bytes = manifest.kv.page_bytes
+        available = available_memory_bytes() if available_bytes is None else available_bytes
+        model_bytes = manifest.module.weights_bytes + manifest.module.workspace_bytes
         full_context = num_pages_for(manifest.context_length) + SPARE_PAGES
         if kv_cache_bytes is None:
-            available = available_memory_bytes() if available_bytes is None else available_bytes
             quarter, half = available // 4 // page_bytes, available // 2 // page_bytes
             wanted = max_num_seqs * num_pages_for(manifest.context_length) + SPARE_PAGES
-            num_pages = min(wanted, max(quarter, min(full_context, half)))
-            given = f"half of the {available} bytes of available memory"
+            most = max(0, available - model_bytes) // page_bytes
+            num_pages = min(wanted, most, max(quarter, min(full_context, half)))
+            given = f"what the model's {model_bytes} bytes leave of half of the {available} bytes of available memory"
         else:
             num_pages = kv_cache_bytes // page_bytes
             given = f"a KV cache of {kv_cache_bytes} bytes"
+            if num_pages * page_bytes + model_bytes > available:
+                raise InvalidParameter(
+                    f"{given} and the model's {model_bytes} bytes do not fit the {available} bytes of available "
+                    f"memory; lower --kv-cache-gb to {max(0, available - model_bytes) / 1e9:.2f} or less"
+                )
         num_pages = min(num_pages, MAX_NUM_PAGES)
         context_length = min(manifest.context_length, (num_pages - SPARE_PAGES) * PAGE_SIZE)
         wanted_context = min(manifest.context_length, MIN_CONTEXT_LENGTH)
@@ -80,8 +86,18 @@ def available_memory_bytes() -> int:
                 available = int(line.split()[1]) * 1024
     limit, used = _read_number(_CGROUP / "memory.max"), _read_number(_CGROUP / "memory.current")
     if limit is not None and used is not None:
-        available = min(available, max(0, limit - used))
+        available = min(available, max(0, limit - used + _cached_file_bytes()))
     return available
+
+
+def _cached_file_bytes() -> int:
+    """What the control group's memory holds of files, weights that were just written among them: it makes room."""
+    try:
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    counts = dict(line.split() for line in lines)
+    return int(counts.get("active_file", 0)) + int(counts.get("inactive_file", 0))
 
 
 def _read_number(path: Path) -> int | None:

@@ -67,7 +67,7 @@ class ModelRunner:
                 _zeros((num_logits, TOP_LOGITS), np.int32),
                 _zeros((num_logits,), np.int32),
             )
-        except (OSError, ValueError, OverflowError) as error:
+        except (MemoryError, OSError, ValueError, OverflowError) as error:
             raise EngineError(
                 f"{num_pages} pages of {layout.page_bytes} bytes cannot be allocated ({error}); lower --kv-cache-gb"
             ) from None

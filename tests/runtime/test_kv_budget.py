@@ -12,11 +12,12 @@ from radixlm.runtime.kv_budget import KVBudget, available_memory_bytes
 PAGE_BYTES = 1000
 
 
-def choose(available_bytes: int = 10**9, kv_cache_bytes: int | None = None, context: int = 1600) -> KVBudget:
-    manifest: Any = SimpleNamespace(context_length=context, kv=SimpleNamespace(page_bytes=PAGE_BYTES))
-    return KVBudget.choose(
-        manifest, kv_cache_bytes=kv_cache_bytes, max_num_seqs=4, available_bytes=available_bytes
-    )
+def choose(
+    available_bytes: int = 10**9, kv_cache_bytes: int | None = None, context: int = 1600, model_bytes: int = 100
+) -> KVBudget:
+    module = SimpleNamespace(weights_bytes=model_bytes - 100, workspace_bytes=100)
+    manifest: Any = SimpleNamespace(context_length=context, kv=SimpleNamespace(page_bytes=PAGE_BYTES), module=module)
+    return KVBudget.choose(manifest, kv_cache_bytes=kv_cache_bytes, max_num_seqs=4, available_bytes=available_bytes)
 
 
 def test_plenty_of_memory_holds_every_sequences_full_context() -> None:
@@ -41,6 +42,22 @@ def test_too_little_for_a_small_context_is_refused(kv_cache_bytes: int) -> None:
     with pytest.raises(InvalidParameter, match="9000 bytes are the least"):
         choose(kv_cache_bytes=kv_cache_bytes)
     assert choose(kv_cache_bytes=9 * PAGE_BYTES).context_length == 128
+
+
+def test_more_than_the_memory_is_refused_with_what_would_do() -> None:
+    with pytest.raises(InvalidParameter, match=r"the 3000000 bytes of available memory; lower --kv-cache-gb to 0\.00"):
+        choose(available_bytes=3000 * PAGE_BYTES, kv_cache_bytes=3000 * PAGE_BYTES)
+    with pytest.raises(InvalidParameter, match=r"lower --kv-cache-gb to 2\.00 or less"):
+        choose(available_bytes=5 * 10**9, kv_cache_bytes=2_000_001_000, model_bytes=3 * 10**9)
+    budget = choose(available_bytes=5 * 10**9, kv_cache_bytes=2 * 10**9, model_bytes=3 * 10**9)
+    assert budget.num_pages == 2 * 10**6
+
+
+def test_the_model_leaves_less_for_pages() -> None:
+    most = choose(available_bytes=1000 * PAGE_BYTES, model_bytes=900 * PAGE_BYTES, context=2000)
+    assert most.num_pages == 100
+    with pytest.raises(InvalidParameter, match="9000 bytes are the least"):
+        choose(available_bytes=1000 * PAGE_BYTES, model_bytes=1001 * PAGE_BYTES)
 
 
 def test_this_machine_has_memory() -> None:
