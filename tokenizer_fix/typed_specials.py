@@ -87,13 +87,14 @@ class TypedSpecials:
     @cached_property
     def _real_ids(self) -> Mapping[int, int]:
         """The ids of added tokens, by those that they have in `_quoting`."""
-        return {self._quoting.token_to_id(self._quoted(text)): token_id for text, token_id in self._ids.items()}
+        found = ((self._quoting.token_to_id(self._quoted(text)), token_id) for text, token_id in self._ids.items())
+        return {quoting_id: token_id for quoting_id, token_id in found if quoting_id is not None}
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
         """Control tokens in `_quoting`: those written, and those that it still has among its pieces."""
         spellings = (spelling for text in self._specials for spelling in (self._quoted(text), text))
-        return frozenset(map(self._quoting.token_to_id, spellings)) - {None}
+        return frozenset(found for found in map(self._quoting.token_to_id, spellings) if found is not None)
 
     def _quoted(self, text: str) -> str:
         return f"{QUOTE}{text}{QUOTE}" if text in self._specials else text
