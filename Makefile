@@ -9,7 +9,7 @@ SAMPLING := --temperature 0.2 --top-p 0.9
 # What an artifact is made by: it is compiled again when one of these is newer.
 COMPILER := $(shell find compile tokenizer_fix -name '*.py') runtime/manifest.py runtime/artifact.py requirements.lock
 
-.PHONY: run test bench bench-cache bench-peers bench-growth bench-replay goldens lock clean
+.PHONY: run test bench bench-cache bench-peers bench-growth bench-replay bench-load goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -50,6 +50,21 @@ bench-replay: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.replay_live $(ARTIFACT)
 	$(BIN)/python -m bench.text_quality $(ARTIFACT)
 	$(BIN)/python -m bench.report
+
+# Fifty and two hundred impatient clients of a server with too small a pool; two models, LOAD_SECONDS each, and RADIXLM_DATA.
+LOAD_SECONDS := 600
+LOADED := .cache/qwen2.radixlm
+bench-load: $(ARTIFACT)/manifest.json $(LOADED)/manifest.json $(VENV)/.bench
+	$(BIN)/python -m bench.load $(ARTIFACT) --streams 50 --seconds $(LOAD_SECONDS)
+	$(BIN)/python -m bench.load $(ARTIFACT) --streams 200 --seconds $(LOAD_SECONDS)
+	$(BIN)/python -m bench.load $(LOADED) --streams 50 --seconds $(LOAD_SECONDS)
+	$(BIN)/python -m bench.load $(LOADED) --streams 200 --seconds $(LOAD_SECONDS)
+	$(BIN)/python -m bench.report
+
+$(LOADED)/manifest.json: $(COMPILER) | $(VENV)/.run
+	@mkdir -p $(dir $(LOADED))
+	@rm -rf $(LOADED)
+	@$(BIN)/python -m bench.load_model $(LOADED)
 
 # The small files in tests/goldens, made anew with torch and transformers in a virtual environment of their own.
 goldens:

@@ -6,7 +6,7 @@ Knows what is compared: ids, text, logprobs and how a reply ended, all to the la
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,31 +44,23 @@ class Survivor:
             params["logit_bias"] = {int(key): value for key, value in params["logit_bias"].items()}
         return cls(**{**fields, "params": params})
 
-    def differences(self, engine: Engine) -> list[str]:
-        """Run the ids alone, with nothing cached; what is not the same."""
-        params = dataclasses.replace(engine.default_params, **self.params)
-        alone = engine.generate(self.prompt_token_ids, params, cache_match="exact", namespace=_fresh(engine))
-        engine.clear_cache(_fresh(engine))
-        assert alone.usage.cached_tokens == 0
-        logprobs = [item.logprob for item in alone.logprobs or ()]
-        pairs = (
-            ("token_ids", self.token_ids, list(alone.token_ids)),
-            ("text", self.text, alone.text),
-            ("logprobs", self.logprobs, logprobs),
-            ("finish_reason", self.finish_reason, alone.finish_reason),
-        )
-        return [
-            f"{self.kind} {self.params}, {len(self.prompt_token_ids)} + {len(self.token_ids)} tokens: {name} is "
-            f"{ours!r:.200}, alone {theirs!r:.200}"
-            for name, ours, theirs in pairs
-            if ours != theirs
-        ]
 
-
-def differences(survivors: Iterable[Survivor], engine: Engine) -> list[str]:
-    """Of all of them."""
-    return [difference for survivor in survivors for difference in survivor.differences(engine)]
-
-
-def _fresh(engine: Engine) -> bytes:
-    return engine.namespaces.of(CacheScope(cache_salt="alone"))
+def differences(survivor: Survivor, engine: Engine) -> list[str]:
+    """Run the ids alone, with nothing cached; what is not the same."""
+    params = dataclasses.replace(engine.default_params, **survivor.params)
+    namespace = engine.namespaces.of(CacheScope(cache_salt="alone"))
+    alone = engine.generate(survivor.prompt_token_ids, params, cache_match="exact", namespace=namespace)
+    engine.clear_cache(namespace)
+    assert alone.usage.cached_tokens == 0
+    pairs = (
+        ("token_ids", survivor.token_ids, list(alone.token_ids)),
+        ("text", survivor.text, alone.text),
+        ("logprobs", survivor.logprobs, [item.logprob for item in alone.logprobs or ()]),
+        ("finish_reason", survivor.finish_reason, alone.finish_reason),
+    )
+    counts = f"{len(survivor.prompt_token_ids)} + {len(survivor.token_ids)} tokens"
+    return [
+        f"{survivor.kind} {survivor.params}, {counts}: {name} is {ours!r:.200}, alone {theirs!r:.200}"
+        for name, ours, theirs in pairs
+        if ours != theirs
+    ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import cache_tables, plots, quality_tables, replay_tables, tables
+from . import cache_tables, load_tables, plots, quality_tables, replay_tables, tables
 from .machine import ROOT
 from .results import RESULTS, read_results
 from .tables import Json
@@ -179,6 +179,20 @@ def _mooncake(results: Json, _: Path) -> Iterator[str]:
     yield cache_tables.hit_rates(results)
 
 
+def _load(results: Json, _: Path) -> Iterator[str]:
+    yield "## Impatient clients"
+    yield (
+        "A real server with a KV pool far too small for its clients, who ask for random prompts with random sampling, "
+        "go on with conversations, leave in the middle, and send what must be refused. Survivors, drawn at random, are "
+        "computed again from the ids that were used, alone on a fresh engine: ids, text, logprobs and finish reason "
+        "must be the same to the last bit. Memory is what no file holds, from 30 % of the time on. `qwen2` has the "
+        "shapes and the tokenizer of Qwen2-0.5B, 4 of its 24 layers and random weights (`python -m bench.load_model`)."
+    )
+    yield load_tables.loads(results)
+    yield load_tables.refusals(results)
+    yield load_tables.origins(results)
+
+
 _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     "peers": _peers,
     "peers_before": _peers_before,
@@ -191,6 +205,7 @@ _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     "model_sizes": _model_sizes,
     "match_cost": _match_cost,
     "mooncake": _mooncake,
+    "load": _load,
     "kernels": _kernels,
     "replay": _replay,
     "replay_live": _replay_live,

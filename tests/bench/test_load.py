@@ -1,0 +1,111 @@
+"""The clients of the load test: what they ask for, what they take for an answer, and how it is shown."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bench import load_tables
+from bench.load_clients import percentiles
+from bench.load_replies import Reply, ReplyError
+from bench.load_requests import Facts, Stream
+
+FACTS = Facts("m", context_length=512, vocab_size=300, is_chat=True)
+
+
+def test_a_seed_gives_the_same_requests_and_another_one_others() -> None:
+    def calls(seed: int) -> list[bytes]:
+        stream = Stream(7, seed, FACTS)
+        return [stream.next().call.encoded() for _ in range(50)]
+
+    assert calls(1) == calls(1) != calls(2)
+
+
+def test_requests_are_of_all_kinds_and_good_ones_fit_the_context() -> None:
+    kinds, endings = set(), set()
+    for number in range(20):
+        stream = Stream(number, 0, FACTS)
+        for _ in range(60):
+            ask = stream.next()
+            kinds.add(ask.kind)
+            endings.add(ask.ending)
+            if ask.messages:
+                stream.heard(ask, "yes", 100)
+            if ask.is_good:
+                body = json.loads(ask.call.body)
+                prompt = body.get("prompt") or "".join(message["content"] for message in body["messages"])
+                assert (
+                    len(prompt if isinstance(prompt, list) else prompt.encode()) < FACTS.context_length or ask.messages
+                )
+                assert body["max_tokens"] == ask.params["max_tokens"]
+    assert endings == {"read", "leave before the first token", "leave in mid-stream", "leave in mid-request"}
+    good = {kind for kind in kinds if not kind.startswith("bad")}
+    assert {"ids", "fills the context", "chat, next turn", "chat, shared prefix", "text, fresh prefix"} <= good
+    assert len(kinds - good) > 20
+
+
+def chunk(text: str = "a", reason: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"delta": {"content": text}, "finish_reason": reason, "token_ids": [5]}], **more}
+
+
+def test_chunks_become_a_reply_whose_counts_must_agree() -> None:
+    reply = Reply()
+    usage = {"prompt_tokens": 2, "completion_tokens": 2}
+    assert reply.take(chunk()) and reply.take(chunk("b", "stop", prompt_token_ids=[1, 2]))
+    assert not reply.take({"choices": [], "usage": usage})
+    with pytest.raises(ReplyError, match="DONE"):
+        reply.check(is_stream=True)
+    reply.is_done = True
+    reply.check(is_stream=True)
+    assert (reply.text, reply.token_ids, reply.prompt_token_ids) == ("ab", [5, 5], [1, 2])
+    reply.token_ids.append(5)
+    with pytest.raises(ReplyError, match="usage"):
+        reply.check(is_stream=True)
+
+
+def test_an_error_in_mid_stream_and_news_after_the_end_are_faults() -> None:
+    with pytest.raises(ReplyError, match="an error instead"):
+        Reply().take({"error": {"message": "no"}})
+    reply = Reply()
+    reply.take(chunk(reason="length"))
+    with pytest.raises(ReplyError, match="after its finish_reason"):
+        reply.take(chunk())
+
+
+def test_percentiles_are_of_what_was_seen() -> None:
+    assert percentiles([float(i) for i in range(101)]) == {"p50": 50.0, "p99": 99.0, "max": 100.0}
+    assert percentiles([]) == {"p50": 0.0, "p99": 0.0, "max": 0.0}
+
+
+def test_the_table_has_a_column_for_each_run_and_says_what_did_not_hold() -> None:
+    times = {"p50": 0.25, "p99": 2.0, "max": 3.0}
+    names = ("first_token_s", "between_tokens_s", "health_s")
+    zeros = ("num_faults", "num_hung", "num_failed", "num_evicted_pages", "num_preemptions", "num_different_survivors")
+    run: dict[str, Any] = {
+        "model": "m",
+        "num_streams": 50,
+        "seconds": 60.2,
+        "num_pages": 64,
+        "answered": {"ids": 1000, "chat": 234},
+        "refused": {"429 queue full": 7, "404 no such model": 2},
+        "left": {"leave in mid-stream": 5},
+        "tokens_per_s": 123.4,
+        "cached_share": 0.25,
+        "leaks": {"num_pages_lost": 0},
+        "memory": {"warm_bytes": 1 << 20, "end_bytes": 2 << 20, "bytes_per_s": (1 << 20) / 60},
+        "num_compared": 10,
+        "num_greedy_compared": 4,
+        "is_met": True,
+        **dict.fromkeys(names, times),
+        **dict.fromkeys(zeros, 0),
+    }
+    broken = {**run, "num_streams": 200, "num_hung": 2, "num_different_survivors": 1, "is_met": False}
+    rows = load_tables.loads({"runs": {"a": run, "b": broken}}).splitlines()
+    assert "| wrong, failed or hung | none | **2** |" in rows
+    assert "| survivors the same alone | 10 of 10 (4 greedy) | 9 of 10 (4 greedy) |" in rows
+    assert "| first token, p50 / p99 | 250 ms / 2.0 s | 250 ms / 2.0 s |" in rows
+    assert "| memory warm → end, MiB | 1.0 → 2.0, +1.00 a minute | 1.0 → 2.0, +1.00 a minute |" in rows
+    assert "| all held | yes | **no** |" in rows
+    assert "| 429 queue full | 7 | 7 |" in load_tables.refusals({"runs": {"a": run, "b": broken}})
