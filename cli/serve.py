@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .opening import Opening
 from .options import EngineOptions, engine_options
 
 if TYPE_CHECKING:
     import uvicorn
+    from radixlm.runtime import Engine
 
 GRACE_S = 5.0  # for running replies, once the server is told to stop
 CLOSING_S = 5  # for the last step, and for what clients are told then
@@ -66,24 +68,41 @@ def command(
     Without --api-key everybody is let in: listen on addresses that you trust. GET /v1/cache shows what is cached for
     the caller, DELETE /v1/cache forgets it.
 
+    The server listens at once, and answers 503 until the model is loaded. /health is "ready", "degraded" with a reason
+    when requests wait and no step gets on, or "loading".
+
     \b
     radixlm serve smollm2.radixlm --port 8000
     curl localhost:8000/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     """
     import uvicorn
-    from radixlm.runtime.server import create_app
+    from radixlm.runtime.malloc_arenas import share_one_arena
+    from radixlm.runtime.server import Loading, create_app
 
-    # Listening first: an address in use is known before the model is loaded.
-    with (
-        _listen(host, port) as listener,
-        EngineOptions(**options).open(artifact, cache_ttl_s=cache_ttl, max_queue=max_queue) as engine,
-    ):
+    share_one_arena()
+    with _listen(host, port) as listener:  # first: an address in use is known before the model is loaded
+        loading = Loading()
         tells_cached_text = bool(api_keys) or _is_loopback(listener)
-        app = create_app(engine, model_id=model_id, api_keys=api_keys, tells_cached_text=tells_cached_text)
-        config = uvicorn.Config(app, log_level="info", access_log=False)
-        address = f"[{host}]" if ":" in host else host
-        click.echo(f"serving {artifact} at http://{address}:{listener.getsockname()[1]}/v1", err=True)
-        server(config, engine.close).run(sockets=[listener])
+        url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+
+        def serve(engine: Engine) -> None:
+            loading.app = create_app(engine, model_id=model_id, api_keys=api_keys, tells_cached_text=tells_cached_text)
+            click.echo(f"serving {artifact} at {url}/v1", err=True)
+
+        def stop() -> None:
+            serving.should_exit = True
+
+        config = uvicorn.Config(loading, log_level="info", access_log=False, lifespan="off")
+        serving = server(config, lambda: opening.close_value())
+        click.echo(f"loading {artifact}; {url}/health tells when it is ready", err=True)
+        options_ = EngineOptions(**options)
+        opening = Opening(
+            lambda: options_.open(artifact, cache_ttl_s=cache_ttl, max_queue=max_queue), opened=serve, failed=stop
+        )
+        try:
+            serving.run(sockets=[listener])
+        finally:
+            opening.close()
 
 
 def server(config: uvicorn.Config, close_engine: Callable[[], None], grace_s: float = GRACE_S) -> uvicorn.Server:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from ..errors import RadixLMError
@@ -24,14 +23,13 @@ from .chat import ChatCompletions
 from .completions import Completions
 from .disconnect import ClientGone
 from .errors import answer
+from .health import MAX_STALL_S, Health
 from .page import page_routes
 from .replies import ModelList, ModelReply
 from .served import Served, json_response
 
 if TYPE_CHECKING:
     from ..engine import Engine
-
-MAX_STALL_S = 60.0  # a step of the largest model takes seconds, not a minute
 
 
 def create_app(
@@ -41,6 +39,7 @@ def create_app(
     max_body_bytes: int = 16 << 20,
     api_keys: Sequence[str] = (),
     tells_cached_text: bool = True,
+    max_stall_s: float = MAX_STALL_S,
 ) -> Starlette:
     """An ASGI application that serves `engine`; closing the engine is its owner's part.
 
@@ -50,6 +49,7 @@ def create_app(
         api_keys: clients must send one of them, and each has a cache of its own; none: everybody is let in.
         tells_cached_text: whether a reply's `why_not_more` has some tokens of what is cached in its namespace, and
             `/v1/cache` the beginnings of runs: not for a server whose clients share a namespace and no trust.
+        max_stall_s: `/health` is 503 when there was work for so long and none was done.
 
     Raises:
         InvalidParameter: an API key is empty, has white space around it or is too long.
@@ -63,7 +63,7 @@ def create_app(
         Route("/v1/models", models.list, methods=["GET"]),
         Route("/v1/models/{model_id:path}", models.one, methods=["GET"]),
         Route("/v1/cache", Cache(served).answer, methods=["GET", "DELETE"]),
-        Route("/health", models.health, methods=["GET"]),
+        Route("/health", Health(engine.stats, max_stall_s).answer, methods=["GET"]),
         *page_routes(),
     ]
     app = Starlette(routes=routes, middleware=[Middleware(ApiKeys, keys=checked_keys(api_keys))])
@@ -90,13 +90,6 @@ class _Models:
         """`GET /v1/models/{model_id}`."""
         self._served.check_model(request.path_params["model_id"])
         return json_response(self._model())
-
-    async def health(self, request: Request) -> Response:
-        """`GET /health`: 503 when the engine has work and does not get on with it."""
-        stats = self._served.engine.stats()
-        healthy = stats.alive and stats.stalled_s < MAX_STALL_S
-        body = {"status": "ok" if healthy else "failing", **asdict(stats)}
-        return JSONResponse(body, 200 if healthy else 503)
 
     def _model(self) -> ModelReply:
         return ModelReply(self._served.model_id, self._served.created)

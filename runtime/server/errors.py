@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..errors import EngineClosed, EngineError, InvalidRequest, RadixLMError
+from ..errors import EngineClosed, EngineError, EngineOverloaded, InvalidRequest, RadixLMError
 from .replies import ErrorBody, ErrorReply
 
 _log = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ def describe(error: Exception) -> tuple[int, ErrorReply]:
             return 400, _reply(400, str(error))
         case HTTPException():
             return error.status_code, _reply(error.status_code, str(error.detail))
+        case EngineOverloaded():
+            return 429, _reply(429, str(error), code="engine_overloaded")
         case EngineClosed():
             return 503, _reply(503, str(error))
         case EngineError():
@@ -66,6 +68,8 @@ async def answer(request: Request, error: Exception) -> Response:
 
 def respond(error: Exception, headers: dict[str, str] | None = None) -> Response:
     """`error` as an answer."""
+    if isinstance(error, EngineOverloaded):
+        headers = {"Retry-After": str(error.retry_after_s), **(headers or {})}
     return _response(*describe(error), headers)
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx
+import pytest
 import uvicorn
 from radixlm.cli.serve import server
 from radixlm.runtime.errors import EngineClosed
@@ -17,6 +21,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Endless:
@@ -58,3 +64,32 @@ def test_a_reply_that_does_not_is_503_in_openais_shape() -> None:
     assert "stopping" in json.loads(response.text)["error"]["message"]
     serving.thread.join(10)
     assert not serving.thread.is_alive()
+
+
+def command(*arguments: str) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "tests.cli.serving_process",
+        "serve",
+        *arguments,
+        "--port",
+        "0",
+        "--max-num-seqs",
+        "8",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere"),
+        (["fake", "--kv-cache-gb", "999999"], "a KV cache of 999999000000000 bytes and the model's 0 bytes do not fit"),
+        (["fake", "--kv-cache-gb", "0.000001"], "raise --kv-cache-gb"),
+    ],
+)
+def test_what_cannot_be_opened_ends_the_process_with_the_reason(arguments: list[str], message: str) -> None:
+    ended = subprocess.run(command(*arguments), cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert message in ended.stderr and "Traceback" not in ended.stderr
+    assert "serving" not in ended.stderr

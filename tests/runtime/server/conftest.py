@@ -29,7 +29,10 @@ from radixlm.runtime.why_not_more import WhyNotMore
 from starlette.testclient import TestClient
 
 STATS = EngineStats(
-    **{name: 0 for name in EngineStats.__dataclass_fields__} | {"alive": True, "stalled_s": 0.0}  # type: ignore[arg-type]
+    alive=True,
+    stalled_s=0.0,
+    uptime_s=1.0,
+    **{name: 0 for name in EngineStats.__dataclass_fields__ if name.startswith("num_")},
 )
 
 

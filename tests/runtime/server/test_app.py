@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
 import pytest
 from starlette.testclient import TestClient
-
-if TYPE_CHECKING:
-    from .conftest import FakeEngine
 
 
 def test_models_are_listed_and_found_by_name(client: TestClient) -> None:
@@ -54,11 +48,3 @@ def test_a_body_over_the_limit_is_413_whether_its_length_is_known_or_not(client:
         response = client.post("/v1/completions", content=content)
         assert response.status_code == 413
         assert "at most 10000" in response.json()["error"]["message"]
-
-
-def test_health_reports_progress(client: TestClient, engine: FakeEngine) -> None:
-    assert client.get("/health").json()["status"] == "ok"
-    for stats in (replace(engine.engine_stats, stalled_s=1e3), replace(engine.engine_stats, alive=False)):
-        engine.engine_stats = stats
-        response = client.get("/health")
-        assert (response.status_code, response.json()["status"]) == (503, "failing")

@@ -1,0 +1,59 @@
+"""`GET /health`: whether the engine gets on with its work, which is more than that it exists.
+
+Knows the engine's counts and what is bad about them, not how they came to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..engine_stats import EngineStats
+
+MAX_STALL_S = 60.0  # a step of the largest model takes seconds, not a minute
+MAX_FAILED_STEPS = 3  # in a row: then it is not the requests' fault
+_ELSEWHERE = {"to_first_token", "between_tokens", "to_end"}  # in `/metrics`
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is to be said of the engine. One that `serves` may be degraded, and still answers."""
+
+    reason: str | None  # None: nothing is wrong
+    serves: bool = True
+
+    @classmethod
+    def of(cls, stats: EngineStats, max_stall_s: float) -> Verdict:
+        """Bad is an engine whose thread is gone, that has work and does not get on with it, or whose steps fail."""
+        num_failed = stats.num_failed_steps_in_a_row
+        if stats.crash is not None:
+            return cls(f"the engine's thread died of {stats.crash}; start the server again", serves=False)
+        if not stats.alive:
+            return cls("the engine is closed: the server is stopping", serves=False)
+        if stats.stalled_s >= max_stall_s:
+            waiting = f"{stats.num_running} requests run and {stats.num_waiting} wait"
+            return cls(f"no step got on for {stats.stalled_s:.0f} s while {waiting}", serves=False)
+        if num_failed:
+            steps = "the last step" if num_failed == 1 else f"the last {num_failed} steps"
+            return cls(f"{steps} failed of {stats.last_failure}", serves=num_failed < MAX_FAILED_STEPS)
+        return cls(None)
+
+
+@dataclass(frozen=True)
+class Health:
+    """The endpoint; `stats` must not wait for the engine."""
+
+    stats: Callable[[], EngineStats]
+    max_stall_s: float
+
+    async def answer(self, request: Request) -> Response:
+        """`ready`, or `degraded` with a `reason`: 503 if no request is served, 200 if the next one may be."""
+        stats = self.stats()
+        verdict = Verdict.of(stats, self.max_stall_s)
+        counts = {name: value for name, value in asdict(stats).items() if name not in _ELSEWHERE}
+        body = {"status": "degraded" if verdict.reason else "ready", "reason": verdict.reason, **counts}
+        return Response(msgspec.json.encode(body), 200 if verdict.serves else 503, media_type="application/json")

@@ -1,0 +1,34 @@
+"""`radixlm` in a process of its own, whose artifacts are fake: `python -m tests.cli.serving_process serve NAME ...`.
+
+The command, its engine and its server are the real ones. A step takes 20 ms.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from radixlm.cli.main import main
+from radixlm.runtime import engine
+from radixlm.runtime.artifact import Artifact
+
+from ..runtime.server.real_server import SlowModel, open_fake_artifact
+
+
+def open_artifact(path: str | Path) -> Any:
+    """What is at a path, wherever that is; nothing is at `nowhere`."""
+    return REAL_OPEN(path) if Path(path).name == "nowhere" else open_fake_artifact()
+
+
+def open_runner(artifact: Any, num_pages: int, num_threads: int | None) -> SlowModel:
+    model = SlowModel(num_pages)
+    model.step_s = 0.02
+    return model
+
+
+REAL_OPEN = Artifact.open
+
+if __name__ == "__main__":
+    Artifact.open = staticmethod(open_artifact)  # type: ignore[assignment,method-assign]
+    engine._open_model_runner = open_runner
+    main()

@@ -1,0 +1,127 @@
+"""`/health` tells of progress, not of existence; and a full queue is told at once."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from radixlm.runtime.batch import Batch
+from radixlm.runtime.engine import EngineStats
+from radixlm.runtime.server import Loading, create_app
+from radixlm.runtime.server.health import MAX_FAILED_STEPS, Verdict
+from starlette.testclient import TestClient
+
+from .real_server import WAIT_S, RealServer, real_server, wait_until
+
+if TYPE_CHECKING:
+    from .conftest import FakeEngine
+
+FINE = EngineStats(
+    alive=True,
+    stalled_s=0.0,
+    **{name: 0 for name in EngineStats.__annotations__ if name.startswith("num_")},
+    uptime_s=1.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "serves", "reason"),
+    [
+        ({}, True, None),
+        ({"stalled_s": 59.0}, True, None),
+        ({"stalled_s": 61.0, "num_running": 2, "num_waiting": 7}, False, "61 s while 2 requests run and 7 wait"),
+        ({"alive": False}, False, "stopping"),
+        ({"alive": False, "crash": "SystemExit"}, False, "died of SystemExit"),
+        ({"num_failed_steps_in_a_row": 1, "last_failure": "MemoryError"}, True, "the last step failed of MemoryError"),
+        ({"num_failed_steps_in_a_row": MAX_FAILED_STEPS, "last_failure": "X"}, False, "the last 3 steps failed of X"),
+    ],
+)
+def test_what_is_wrong_has_a_reason(change: dict[str, Any], serves: bool, reason: str | None) -> None:
+    verdict = Verdict.of(replace(FINE, **change), 60.0)
+    assert verdict.serves == serves
+    assert verdict.reason is None if reason is None else reason in str(verdict.reason)
+
+
+def test_health_is_ready_and_counts(client: TestClient, engine: FakeEngine) -> None:
+    response = client.get("/health")
+    assert (response.status_code, response.json()["status"], response.json()["reason"]) == (200, "ready", None)
+    assert response.json()["num_pages"] == 0 and "to_end" not in response.json()
+    engine.engine_stats = replace(engine.engine_stats, stalled_s=1e3)
+    response = client.get("/health")
+    assert (response.status_code, response.json()["status"]) == (503, "degraded")
+
+
+def ask_in_background(server: RealServer, **fields: Any) -> tuple[threading.Thread, list[Any]]:
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(server.chat(**fields)), daemon=True)
+    thread.start()
+    return thread, answers
+
+
+def test_a_step_that_hangs_degrades_health_until_it_goes_on() -> None:
+    go_on = threading.Event()
+    with real_server(app={"max_stall_s": 0.05}) as server:
+        assert server.get("/health").json()["status"] == "ready"
+
+        def hang(batch: Batch) -> None:
+            assert go_on.wait(WAIT_S)
+
+        server.model.before = hang
+        thread, answers = ask_in_background(server, max_tokens=3)
+        wait_until(lambda: server.get("/health").status_code == 503)
+        body = server.get("/health").json()
+        assert body["status"] == "degraded" and "1 requests run" in body["reason"]
+        go_on.set()
+        thread.join(WAIT_S)
+        assert answers[0].status_code == 200
+        assert server.get("/health").json()["status"] == "ready"
+        server.check()
+
+
+def test_an_engine_that_died_is_told_and_every_request_after_is_an_error() -> None:
+    with real_server() as server:
+
+        def die(batch: Batch) -> None:
+            raise SystemExit("out of everything")
+
+        server.model.before = die
+        assert server.chat(max_tokens=3).status_code == 500
+        health = server.get("/health")
+        assert health.status_code == 503 and "died of SystemExit" in health.json()["reason"]
+        assert server.chat(max_tokens=3).status_code == 500
+
+
+def test_who_comes_too_late_is_429_with_retry_after_and_counted() -> None:
+    go_on = threading.Event()
+    with real_server(max_num_seqs=1, max_queue=1) as server:
+
+        def hang(batch: Batch) -> None:
+            assert go_on.wait(WAIT_S)
+
+        server.model.before = hang
+        asked = [ask_in_background(server, max_tokens=2, seed=seed) for seed in range(2)]
+        wait_until(lambda: server.engine.stats().num_running + server.engine.stats().num_waiting == 2)
+        refused = server.chat(max_tokens=2)
+        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["code"] == "engine_overloaded"
+        assert server.engine.stats().num_rejected == server.get("/health").json()["num_rejected"] == 1
+        go_on.set()
+        for thread, answers in asked:
+            thread.join(WAIT_S)
+            assert answers[0].status_code == 200
+        assert server.chat(max_tokens=2).status_code == 200
+        server.check()
+
+
+def test_while_the_model_loads_everything_is_503(engine: FakeEngine) -> None:
+    loading = Loading()
+    client = TestClient(loading)
+    health = client.get("/health")
+    assert (health.status_code, health.json()["status"], health.headers["retry-after"]) == (503, "loading", "2")
+    asked = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hi"}]})
+    assert asked.status_code == 503 and asked.json()["error"]["type"] == "server_error"
+    loading.app = create_app(engine)  # type: ignore[arg-type]
+    assert client.get("/health").json()["status"] == "ready"
+    assert client.get("/v1/models").status_code == 200
