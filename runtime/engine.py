@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, get_args
+from typing import TYPE_CHECKING, Protocol, Self, get_args
 
 from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer, TokenizerError, TokenizerProfile
 
@@ -31,6 +32,7 @@ from .engine_loop import EngineLoop
 from .engine_stats import EngineStats
 from .errors import CorruptArtifact, EmptyPrompt, InvalidParameter, InvalidRequest
 from .generation_stream import GenerationStream
+from .grammar import Grammar
 from .kv_budget import KVBudget
 from .manifest import Manifest
 from .page_pool import PagePool
@@ -39,7 +41,11 @@ from .prefix_match import MatchPolicy
 from .request import Request, RequestLimits
 from .sampling_params import SamplingParams
 from .scheduler import SchedulerPolicy
+from .token_constraint import ConstraintSource
 from .why_not_more import WhyNotMore
+
+if TYPE_CHECKING:
+    from .grammars import Grammars
 
 __all__ = [
     "CacheMatch",
@@ -144,6 +150,8 @@ class Engine:
         self._clock = clock
         self._opened_at = clock()
         self._request_numbers = itertools.count()
+        self._grammars: Grammars | None = None
+        self._opening_grammars = threading.Lock()
         cache = PrefixCache(PagePool(budget.num_pages), clock=clock)
         expiry = None
         if cache_ttl_s is not None:
@@ -168,15 +176,19 @@ class Engine:
         *,
         namespace: bytes = b"",
         cache_match: MatchPolicy | None = None,
+        constraint: Grammar | ConstraintSource | None = None,
     ) -> Completion:
         """Continue `prompt` (text, or token ids fed as they are) and wait for the end.
 
         Raises:
-            EmptyPrompt, ContextLengthExceeded, InvalidParameter: before anything is computed.
+            EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidGrammar: before anything is computed.
+            ConstraintFailed: the reply cannot go on by its grammar.
             EngineOverloaded: too many requests wait.
             EngineError: the request could not be computed, or the engine is closed.
         """
-        return self.stream(prompt, params, namespace=namespace, cache_match=cache_match).result()
+        return self.stream(
+            prompt, params, namespace=namespace, cache_match=cache_match, constraint=constraint
+        ).result()
 
     def stream(
         self,
@@ -185,12 +197,14 @@ class Engine:
         *,
         namespace: bytes = b"",
         cache_match: MatchPolicy | None = None,
+        constraint: Grammar | ConstraintSource | None = None,
         on_ready: Callable[[], None] | None = None,
     ) -> GenerationStream:
         """Like `generate`, but returns at once; the deltas come while they are computed.
 
         `namespace` separates clients: cached prefixes are never shared between two namespaces. `cache_match` is
-        the request's own choice of the engine's `match`. `on_ready` is
+        the request's own choice of the engine's `match`. The reply keeps to `constraint`: a grammar, which is compiled
+        here, or what `grammars.compile` made of one, for several requests. `on_ready` is
         called on the engine's thread whenever `poll` has something new (a delta or an error): an event loop
         passes `lambda: loop.call_soon_threadsafe(event.set)`. It must neither block nor raise.
         """
@@ -202,7 +216,7 @@ class Engine:
         policy = self._match if cache_match is None else _checked_match(cache_match)
         with _refusing():
             prepared = self.tokenizer.prepare_completion(prompt, seam_of=None if policy == "exact" else namespace)
-        return self._submit(prepared, params, namespace, policy, None, on_ready)
+        return self._submit(prepared, params, namespace, policy, None, constraint, on_ready)
 
     def chat(
         self,
@@ -211,6 +225,7 @@ class Engine:
         *,
         namespace: bytes = b"",
         cache_match: MatchPolicy | None = None,
+        constraint: Grammar | ConstraintSource | None = None,
     ) -> Completion:
         """Answer a conversation of `{"role": ..., "content": ...}` messages, rendered by the model's
         template.
@@ -219,7 +234,9 @@ class Engine:
             InvalidRequest: the artifact has no chat template, or the template refuses the messages.
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, EngineError: as `generate`.
         """
-        return self.stream_chat(messages, params, namespace=namespace, cache_match=cache_match).result()
+        return self.stream_chat(
+            messages, params, namespace=namespace, cache_match=cache_match, constraint=constraint
+        ).result()
 
     def stream_chat(
         self,
@@ -228,19 +245,40 @@ class Engine:
         *,
         namespace: bytes = b"",
         cache_match: MatchPolicy | None = None,
+        constraint: Grammar | ConstraintSource | None = None,
         on_ready: Callable[[], None] | None = None,
     ) -> GenerationStream:
         """Like `chat`, but returns at once; see `stream`."""
         self._loop.require_room()
         policy = self._match if cache_match is None else _checked_match(cache_match)
+        prepared = self._prepare_chat(messages, None if policy == "exact" else namespace)
+        return self._submit(prepared, params, namespace, policy, self._render_reply, constraint, on_ready)
+
+    def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
+        """The ids that `generate` feeds for a text; `add_bos` overrides what the model asks for.
+
+        Raises:
+            InvalidRequest: the text cannot be encoded.
+        """
         with _refusing():
-            marked = self.tokenizer.mark_typed(messages)  # a control token that a client types is text
-        rendered = self.render(marked)
+            return self.tokenizer.encode(text, add_bos=add_bos, parse_special=True)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The ids that `chat` feeds for a conversation.
+
+        Raises:
+            InvalidRequest: as `render`, or the text cannot be encoded.
+        """
+        return list(self._prepare_chat(messages, None).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included.
+
+        Raises:
+            InvalidRequest: an id is outside the vocabulary.
+        """
         with _refusing():
-            prepared = self.tokenizer.prepare_chat(
-                rendered, seam_of=None if policy == "exact" else namespace, has_marks=marked is not messages
-            )
-        return self._submit(prepared, params, namespace, policy, self._render_reply, on_ready)
+            return self.tokenizer.decode(token_ids, skip_special=False)
 
     def render(self, messages: Sequence[Message]) -> str:
         """The text that `chat` feeds the model: the conversation and the generation prompt.
@@ -256,6 +294,28 @@ class Engine:
                 f"model {self.manifest.name} has no chat template; use generate, or compile a chat model"
             )
         return self._chat_template.render(messages)
+
+    @property
+    def grammars(self) -> Grammars:
+        """Compiles what replies are to keep to; nothing is spent on it before the first use.
+
+        Raises:
+            InvalidRequest: the model has no token that ends a reply.
+        """
+        with self._opening_grammars:
+            if self._grammars is None:
+                from .grammar_vocabulary import GrammarVocabulary
+                from .grammars import Grammars  # loads a native library
+
+                tokenizer, vocab_size = self.tokenizer, self._limits.vocab_size
+                eos_token_ids = self.manifest.tokenizer.eos_token_ids
+                if not eos_token_ids:
+                    raise InvalidRequest(f"model {self.manifest.name} has no end of replies, so none can be structured")
+                self._grammars = Grammars(
+                    lambda: GrammarVocabulary(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids),
+                    eos_token_ids,
+                )
+            return self._grammars
 
     def cache_tree(self, namespace: bytes = b"") -> CacheTree:
         """What is cached for a namespace, after the step that runs.
@@ -326,6 +386,8 @@ class Engine:
         May be called twice.
         """
         self._finalizer()
+        if self._grammars is not None:
+            self._grammars.close()
 
     def __enter__(self) -> Self:
         return self
@@ -335,6 +397,13 @@ class Engine:
     ) -> None:
         self.close()
 
+    def _prepare_chat(self, messages: Sequence[Message], seam_of: bytes | None) -> PreparedPrompt:
+        with _refusing():
+            marked = self.tokenizer.mark_typed(messages)  # a control token that a client types is text
+        rendered = self.render(marked)
+        with _refusing():
+            return self.tokenizer.prepare_chat(rendered, seam_of=seam_of, has_marks=marked is not messages)
+
     def _submit(
         self,
         prompt: PreparedPrompt,
@@ -342,11 +411,14 @@ class Engine:
         namespace: bytes,
         policy: MatchPolicy,
         render_reply: Callable[[str], str] | None,
+        constraint: Grammar | ConstraintSource | None,
         on_ready: Callable[[], None] | None,
     ) -> GenerationStream:
         params = self.default_params if params is None else params
         tokenizer = self.tokenizer
         self._limits.validate(prompt, params)
+        if isinstance(constraint, Grammar):
+            constraint = self.grammars.compile(constraint)
         request = Request(
             f"request-{next(self._request_numbers)}",
             prompt,
@@ -361,6 +433,7 @@ class Engine:
             spelled=functools.cache(lambda: tokenizer.spelled(prompt.ids)) if policy == "text" else None,
             render_reply=render_reply if policy == "text" else None,
             explain=self._explain,
+            constraint=None if constraint is None else constraint.start(),
         )
         stream = GenerationStream(
             request.request_id, tuple(prompt.ids), cancel=self._loop.cancel, on_ready=on_ready

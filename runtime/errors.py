@@ -166,3 +166,13 @@ class EngineOverloaded(EngineError):
             f"{retry_after_s} s, or raise --max-queue"
         )
         self.retry_after_s = retry_after_s
+
+
+class GrammarsOverloaded(EngineOverloaded):
+    """Too many grammars wait to be compiled; nothing was done with this one."""
+
+    def __init__(self, num_waiting: int, retry_after_s: int) -> None:
+        EngineError.__init__(
+            self, f"{num_waiting} grammars are being compiled, which is the limit; send it again in {retry_after_s} s"
+        )
+        self.retry_after_s = retry_after_s

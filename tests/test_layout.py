@@ -44,12 +44,14 @@ ENGINE = {
     "scheduler",
     "sampler",
 }
+GRAMMAR = {"grammar", "grammars", "grammar_constraint", "grammar_trial", "grammar_vocabulary", "token_constraint"}
 FORBIDDEN_IN_RUNTIME = {
     **{module: {*ENGINE, "server", "model_runner", "artifact"} for module in CACHE},
     **{module: {"server"} for module in ENGINE},
     **{module: {*ENGINE, *CACHE, "server"} for module in ("artifact", "manifest", "model_runner", "batch", "cpu")},
     "scheduler": {"server", "engine", "engine_core", "model_runner", "sampler", "artifact"},
     "chat_template": {*ENGINE, *CACHE, "server", "model_runner", "artifact"},
+    **{module: {*ENGINE, *CACHE, "server", "model_runner"} for module in GRAMMAR},
     "errors": {*ENGINE, *CACHE, "server", "model_runner", "artifact", "manifest"},
 }
 

@@ -1,0 +1,159 @@
+"""Try grammars in processes that may die: a program for `grammar_trial.py`, over its standard input and output.
+
+A hostile schema takes the compiler minutes, all memory or more stack than there is, and the last of these kills the
+process that it happens in. So each grammar is tried in a fork that is limited in all three; forks of a process that
+has the vocabulary already cost milliseconds. Imports nothing of ours, so that it starts at once.
+
+Reads a line of JSON with the vocabulary, then one for each grammar; answers each with a line.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+from typing import Any, cast
+
+import llguidance
+
+MAX_MEMORY_BYTES = 512 << 20  # beyond what the vocabulary takes
+# The rest of the program runs with the usual 8 MiB or, without a limit on stacks, 2: what passes here has room there.
+STACK_BYTES = 1 << 20
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"  # an endless run of blanks is valid JSON, and small models love it
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started this
+    threading.stack_size(STACK_BYTES)
+    hello = json.loads(sys.stdin.buffer.readline())
+    vocabulary = Vocabulary.unpacked(hello)
+    wrapper = cast(llguidance.TokenizerWrapper, vocabulary)
+    tokenizer = llguidance.LLTokenizer(wrapper, eos_token=hello["eos_token_ids"])
+    limits = limits_of(hello["limits"])
+    _try(tokenizer, limits, {"kind": "regex", "text": "x", "is_strict": True})  # builds what all share
+    _say({})
+    for line in sys.stdin.buffer:
+        _say(_in_fork(tokenizer, limits, json.loads(line), hello["time_limit_s"]))
+
+
+def limits_of(limits: dict[str, int]) -> llguidance.LLParserLimits:
+    """How much work a grammar may be; the same here as where replies follow it."""
+    return llguidance.LLParserLimits(
+        step_lexer_fuel=limits["step_lexer_fuel"], max_lexer_states=limits["max_lexer_states"], verbose_errors=False
+    )
+
+
+class Vocabulary:
+    """The bytes of all tokens, as `LLTokenizer` wants to be told of them."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes], special_token_ids: list[int], eos_token_id: int) -> None:
+        self.tokens = tokens
+        self.special_token_ids = special_token_ids
+        self.eos_token_id = eos_token_id
+        self._id_of_byte = {token[0]: i for i, token in enumerate(tokens) if len(token) == 1}
+
+    @classmethod
+    def unpacked(cls, packed: dict[str, Any]) -> Vocabulary:
+        """What `packed` packed."""
+        text, at, tokens = base64.b64decode(packed["bytes"]), 0, []
+        for length in packed["lengths"]:
+            tokens.append(text[at : at + length])
+            at += length
+        return cls(tokens, packed["special_token_ids"], packed["eos_token_ids"][0])
+
+    def packed(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        text = base64.b64encode(b"".join(self.tokens)).decode()
+        return {"bytes": text, "lengths": [*map(len, self.tokens)], "special_token_ids": self.special_token_ids}
+
+    def __call__(self, text: str) -> list[int]:
+        """Some ids of a text, byte by byte."""
+        return [self._id_of_byte[byte] for byte in text.encode() if byte in self._id_of_byte]
+
+
+def _in_fork(tokenizer: Any, limits: Any, wish: dict[str, Any], time_limit_s: float) -> dict[str, str]:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.setitimer(signal.ITIMER_REAL, time_limit_s)  # which kills
+        _limit_memory()
+        answers: list[dict[str, str]] = []
+        thread = threading.Thread(target=lambda: answers.append(_try(tokenizer, limits, wish)))
+        thread.start()
+        thread.join()
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(json.dumps(answers[0]).encode() if answers else b"")
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        answer = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status) and answer:
+        result: dict[str, str] = json.loads(answer)
+        return result
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+        return {"error": f"it takes more than {time_limit_s:g} s to compile"}
+    return {"error": "it is too deep, or takes too much memory"}
+
+
+def _limit_memory() -> None:
+    with open("/proc/self/statm") as file:
+        num_bytes = int(file.read().split()[0]) * resource.getpagesize() + MAX_MEMORY_BYTES
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, hard) if hard < 0 else (min(num_bytes, hard), hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _try(tokenizer: Any, limits: Any, wish: dict[str, Any]) -> dict[str, str]:
+    """The grammar as the library has it, or what is wrong with it."""
+    try:
+        grammar = _grammar(wish["kind"], wish["text"], is_strict=wish["is_strict"])
+    except Exception as error:
+        return {"error": f"{error}"}
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    mask = b"" if matcher.is_error() else _mask(matcher, tokenizer.vocab_size)
+    if not matcher.is_error() and any(mask):
+        return {"grammar": grammar}
+    if "NoExtensionBias" in matcher.get_error() or not matcher.is_error():
+        return {"error": "there is no text that it describes"}
+    return {"error": matcher.get_error()}
+
+
+def _grammar(kind: str, text: str, *, is_strict: bool) -> str:
+    matcher = llguidance.LLMatcher
+    match kind:
+        case "json_schema":
+            options = {"lenient": not is_strict, "coerce_one_of": not is_strict, "whitespace_pattern": WHITESPACE}
+            return matcher.grammar_from_json_schema(text, overrides=options)  # type: ignore[arg-type]
+        case "regex":
+            return matcher.grammar_from_regex(text)
+        case "choice":
+            return matcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, json.loads(text))))
+        case "grammar":
+            return llguidance.grammar_from("grammar", text)
+        case _:
+            return matcher.grammar_from_lark(text)
+
+
+def _mask(matcher: Any, vocab_size: int) -> bytes:
+    mask = ctypes.create_string_buffer(-(-vocab_size // 32) * 4)
+    matcher.unsafe_compute_mask_ptr(ctypes.addressof(mask), len(mask))
+    return mask.raw
+
+
+def _say(answer: dict[str, str]) -> None:
+    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

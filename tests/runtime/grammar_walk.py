@@ -1,0 +1,43 @@
+"""Say random things that a grammar allows: a model that knows nothing, and so tries every corner."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from radixlm.runtime.grammar_constraint import GrammarConstraint
+from radixlm.runtime.token_constraint import allowed_of
+from radixlm.tokenizer_fix import Tokenizer
+
+
+def allowed_ids(constraint: GrammarConstraint, tokenizer: Tokenizer) -> list[int]:
+    return [int(i) for i in np.flatnonzero(allowed_of(constraint.mask(), tokenizer.vocab_size))]
+
+
+def say(
+    constraint: GrammarConstraint,
+    tokenizer: Tokenizer,
+    eos: tuple[int, ...],
+    chance: random.Random,
+    max_tokens: int = 300,
+) -> str | None:
+    """A random text of the grammar; None if it does not end. Ends as soon as it may, but for one time in four; takes
+    the closing characters that a text needs to end more often than others."""
+    ids: list[int] = []
+    closing = {token for char in '"}],' for token in tokenizer.encode(char)}
+    for _ in range(max_tokens):
+        if constraint.is_finished:
+            break
+        allowed = allowed_ids(constraint, tokenizer)
+        text = [token for token in allowed if token not in eos]
+        if len(text) < len(allowed) and (not text or chance.random() < 0.75):
+            break
+        near = [token for token in text if token in closing]
+        token = chance.choice(near) if near and chance.random() < 0.6 else chance.choice(text)
+        constraint.accept(token)
+        ids.append(token)
+    else:
+        return None
+    said = b"".join(map(tokenizer.token_bytes, ids)).decode()  # whole characters
+    assert not set(ids) & tokenizer.profile.special_ids
+    return said

@@ -1,0 +1,350 @@
+"""Grammars of clients: what follows one is always of its language, and what is too much work is refused in time."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jsonschema
+import pytest
+from radixlm.runtime.errors import ConstraintFailed, GrammarsOverloaded, InvalidGrammar
+from radixlm.runtime.grammar import MAX_GRAMMAR_LENGTH, Grammar
+from radixlm.runtime.grammar_trial_process import Vocabulary
+from radixlm.runtime.grammar_vocabulary import GrammarVocabulary
+from radixlm.runtime.grammars import MAX_WAITING, Grammars
+from radixlm.tokenizer_fix import Tokenizer
+
+from .grammar_walk import allowed_ids, say
+
+TOKENIZERS = Path(__file__).resolve().parent.parent / "data" / "tokenizers"
+EOS = {"smollm2": (2,), "qwen2": (151645, 151643)}
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "tags": {"type": "array", "items": {"enum": ["a", "b", "né"]}, "minItems": 1, "maxItems": 3},
+        "at": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/place"}]},
+    },
+    "required": ["name", "age", "tags", "at"],
+    "additionalProperties": False,
+    "$defs": {
+        "place": {
+            "type": "object",
+            "properties": {"x": {"type": "number"}, "y": {"type": "boolean"}, "z": {"const": 3}},
+            "required": ["x"],
+            "additionalProperties": False,
+        }
+    },
+}
+SCHEMAS = [
+    PERSON,
+    {"type": "array", "items": {"type": "integer", "multipleOf": 3}, "minItems": 2, "maxItems": 4},
+    {"type": "string", "pattern": "^[A-Z]{2}-\\d{1,4}$"},
+    {"type": "object", "properties": {"d": {"type": "string", "format": "date"}}, "required": ["d"]},
+    {"enum": ["one", 2, None, {"three": [3]}]},
+    {"type": "object", "additionalProperties": {"type": "integer"}, "required": ["k"]},
+]
+
+
+class Bench:
+    """A real tokenizer and its grammars."""
+
+    def __init__(self, name: str, **options: float) -> None:
+        self.eos = EOS[name]
+        text = gzip.decompress((TOKENIZERS / f"{name}.json.gz").read_bytes()).decode()
+        self.tokenizer = Tokenizer(text)
+        self.vocabulary = GrammarVocabulary(
+            self.tokenizer, vocab_size=self.tokenizer.vocab_size, eos_token_ids=self.eos
+        )
+        self.grammars = self.open(**options)
+
+    def open(self, **options: float) -> Grammars:
+        return Grammars(lambda: self.vocabulary, self.eos, **options)  # type: ignore[arg-type]
+
+    def said(self, grammar: Grammar, seed: int) -> str | None:
+        constraint = self.grammars.compile(grammar).start()
+        return say(constraint, self.tokenizer, self.eos, random.Random(seed))
+
+    def follows(self, grammar: Grammar, text: str) -> bool:
+        """Whether a reply of these tokens could be said and end there."""
+        constraint = self.grammars.compile(grammar).start()
+        for token in self.tokenizer.encode_inside(text):
+            if constraint.is_finished or token not in allowed_ids(constraint, self.tokenizer):
+                return False
+            constraint.accept(token)
+        return constraint.is_finished or self.eos[0] in allowed_ids(constraint, self.tokenizer)
+
+
+@pytest.fixture(scope="module", params=["smollm2", "qwen2"])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    bench = Bench(request.param)
+    yield bench
+    bench.grammars.close()
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Bench]:
+    bench = Bench("smollm2")
+    yield bench
+    bench.grammars.close()
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: str(sorted(schema)))
+def test_whatever_is_said_is_valid_by_its_schema(bench: Bench, schema: dict[str, object]) -> None:
+    said = [bench.said(Grammar.json_schema(schema), seed) for seed in range(8)]
+    texts = [text for text in said if text is not None]
+    for text in texts:
+        jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
+    assert len(texts) >= 3 and len(set(texts)) > 1
+
+
+def test_any_json_object_is_an_object(bench: Bench) -> None:
+    texts = [text for seed in range(8) if (text := bench.said(Grammar.json_object(), seed)) is not None]
+    assert texts and all(isinstance(json.loads(text), dict) for text in texts)
+
+
+def test_a_regular_expression_is_matched_whole(bench: Bench) -> None:
+    for pattern in (r"\d{3}-[a-f]+", r"(yes|no)( maybe){0,2}", r"[^\n\"]{1,20}é+", r"ab*c?"):
+        texts = [text for seed in range(8) if (text := bench.said(Grammar("regex", pattern), seed)) is not None]
+        assert texts and all(re.fullmatch(pattern, text) for text in texts)
+
+
+def test_choices_and_both_kinds_of_grammar_are_followed(bench: Bench) -> None:
+    choices = ['a "quoted" one', "two\nlines", "three", "drei 漢字"]
+    assert {bench.said(Grammar.choice(choices), seed) for seed in range(30)} == set(choices)
+    gbnf, lark = 'root ::= "<" [0-9]+ ">" root | "."', 'start: "<" /[0-9]+/ ">" start | "."'
+    for text in (gbnf, lark):
+        said = [bench.said(Grammar("grammar", text), seed) for seed in range(8)]
+        assert all(re.fullmatch(r"(<[0-9]+>)*\.", text) for text in said if text is not None)
+        assert bench.follows(Grammar("grammar", text), "<12><3>.")
+        assert not bench.follows(Grammar("grammar", text), "<12><3>")
+
+
+def test_a_text_with_special_tokens_in_it_is_said_in_plain_ones(bench: Bench) -> None:
+    constraint = bench.grammars.compile(Grammar("regex", "(.|\n)*")).start()
+    allowed = set(allowed_ids(constraint, bench.tokenizer))
+    assert allowed & bench.tokenizer.profile.special_ids == set(bench.eos)  # a reply may end, and nothing else
+    name = bench.tokenizer.token_bytes(bench.eos[0]).decode()
+    quoted = bench.grammars.compile(Grammar.choice([f"say {name}!"])).start()
+    text = say(quoted, bench.tokenizer, bench.eos, random.Random(1))
+    assert text == f"say {name}!"
+
+
+def test_a_forced_text_that_the_tokenizer_would_normalize_is_said_as_it_is(bench: Bench) -> None:
+    decomposed = "e\u0301a ﬁ"  # Qwen2's tokenizer composes the first two
+    assert bench.said(Grammar.choice([decomposed]), 0) == decomposed
+
+
+def test_white_space_has_an_end(bench: Bench) -> None:
+    constraint = bench.grammars.compile(Grammar.json_object()).start()
+    [opening, *_] = bench.tokenizer.encode("{")
+    [blank] = bench.tokenizer.encode_inside("\n")
+    constraint.accept(opening)
+    num_blanks = 0
+    while blank in allowed_ids(constraint, bench.tokenizer):
+        constraint.accept(blank)
+        num_blanks += 1
+    assert num_blanks == 24
+
+
+def test_a_foreign_token_fails_the_reply_and_no_other(small: Bench) -> None:
+    compiled = small.grammars.compile(Grammar("regex", "a+"))
+    [a], [b] = small.tokenizer.encode("a"), small.tokenizer.encode("b")
+    one, other = compiled.start(), compiled.start()
+    one.accept(a)
+    with pytest.raises(ConstraintFailed, match="cannot follow its grammar"):
+        one.accept(b)
+    with pytest.raises(ConstraintFailed):
+        one.mask()
+    other.accept(a)
+    assert a in allowed_ids(other, small.tokenizer)
+    assert b not in allowed_ids(compiled.start(), small.tokenizer)
+
+
+def test_replies_of_one_grammar_do_not_share_their_state(small: Bench) -> None:
+    for grammar in (Grammar.json_schema(PERSON), Grammar("regex", r"(ab|cd){1,30}")):
+        compiled = small.grammars.compile(grammar)
+        replies = [compiled.start() for _ in range(100)]  # more than one matcher is copied for
+        said = [say(reply, small.tokenizer, small.eos, random.Random(seed % 5)) for seed, reply in enumerate(replies)]
+        assert said == [said[seed % 5] for seed in range(100)]
+
+
+# Hostile ones. Each is refused or harmless, and the process that they are tried in lives on.
+
+DOUBLED = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(60)} | {"a60": {"type": "string"}}
+CHAIN = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(4000)} | {"a4000": {"type": "string"}}
+WRONG = {
+    "a parenthesis is open": Grammar("regex", "(a"),
+    "looks ahead": Grammar("regex", "(?=a)b"),
+    "matches nothing": Grammar("regex", r"[^\s\S]"),
+    "deep groups": Grammar("regex", "(" * 50_000 + "a" + ")" * 50_000),
+    "deep stars": Grammar("regex", "(" * 5000 + "a" + ")*" * 5000),
+    "no type": Grammar.json_schema({"type": "nonsense"}),
+    "not a schema": Grammar("json_schema", "[1]"),
+    "not JSON": Grammar("json_schema", "{"),
+    "nothing is valid": Grammar.json_schema({"type": "integer", "minimum": 5, "maximum": 3}),
+    "refers to itself": Grammar.json_schema({"$ref": "#"}),
+    "refers to a server": Grammar.json_schema({"$ref": "http://127.0.0.1:9/schema.json"}),
+    "refers to a file": Grammar.json_schema({"$ref": "file:///etc/passwd"}),
+    "deep arrays": Grammar("json_schema", '{"type":"array","items":' * 5000 + "{}" + "}" * 5000),
+    "a chain that no stack holds": Grammar.json_schema({"$ref": "#/$defs/a0", "$defs": CHAIN}),
+    "seven seconds of arithmetic": Grammar.json_schema({"type": "integer", "multipleOf": 1000003}),
+    "a product of alternatives": Grammar.json_schema(
+        {"allOf": [{"anyOf": [{"properties": {f"p{i}_{j}": {"const": j}}} for j in range(10)]} for i in range(12)]}
+    ),
+    "terminals that double": Grammar(
+        "grammar", "start: A0\n" + "\n".join(f"A{i}: A{i + 1} A{i + 1}" for i in range(40)) + '\nA40: "x"'
+    ),
+    "rules in a chain": Grammar(
+        "grammar", "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(9000)) + '\na9000: "x"'
+    ),
+    "rules in a circle": Grammar("grammar", "start: start"),
+    "no start": Grammar("grammar", 'other: "a"'),
+    "nothing at all": Grammar("grammar", ""),
+    "keywords that cannot be enforced": Grammar.json_schema({"type": "array", "uniqueItems": True}),
+}
+HARMLESS = {
+    "a star of a star": Grammar("regex", "(a+)+$"),
+    "repeated repetitions": Grammar("regex", "((((a{1,100}){1,100}){1,100}){1,100}){1,100}"),
+    "an exponential automaton": Grammar("regex", "(a|b)*a(a|b){1000}"),
+    "words upon words": Grammar("regex", r"(\w+\s?){1,500}"),
+    "a billion items": Grammar.json_schema({"type": "array", "minItems": 10**9, "items": {"enum": [1, 2]}}),
+    "a billion characters": Grammar.json_schema({"type": "string", "minLength": 10**9}),
+    "schemas that double": Grammar.json_schema({"$ref": "#/$defs/a0", "$defs": DOUBLED}),
+    "rules that double": Grammar(
+        "grammar", "start: a0\n" + "\n".join(f"a{i}: a{i + 1} a{i + 1}" for i in range(60)) + '\na60: "x" | "y" | '
+    ),
+    "an ambiguous grammar": Grammar("grammar", 'start: start start | "a" | "b" | '),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_or_too_much_is_refused(small: Bench, name: str) -> None:
+    with pytest.raises(InvalidGrammar, match="cannot be used"):
+        small.grammars.compile(WRONG[name])
+    assert small.follows(Grammar("regex", "after [a-z ]{1,40}"), "after that")
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_only_looks_dangerous_is_followed_for_as_long_as_it_goes(small: Bench, name: str) -> None:
+    """Into `ConstraintFailed` it may run, for the work of a mask is counted; out of memory or stack, never."""
+    constraint = small.grammars.compile(HARMLESS[name]).start()
+    chance = random.Random(name)
+    try:
+        for _ in range(60):
+            allowed = [token for token in allowed_ids(constraint, small.tokenizer) if token not in small.eos]
+            if not allowed:
+                break
+            constraint.accept(chance.choice(allowed))
+    except ConstraintFailed:
+        with pytest.raises(ConstraintFailed):  # and stays so
+            constraint.mask()
+
+
+def test_the_time_limit_is_named(small: Bench) -> None:
+    with pytest.raises(InvalidGrammar, match=r"takes more than 0\.5 s"):
+        small.grammars.compile(WRONG["seven seconds of arithmetic"])
+
+
+def test_a_refused_grammar_is_refused_again_without_another_trial(small: Bench) -> None:
+    grammars = small.open(time_limit_s=0.05)
+    grammar = WRONG["seven seconds of arithmetic"]
+    with pytest.raises(InvalidGrammar) as first:
+        grammars.compile(grammar)
+    grammars.close()
+    grammars._trial.compiled = None  # type: ignore[assignment,method-assign]
+    with pytest.raises(InvalidGrammar) as second:
+        grammars.compile(grammar)
+    assert str(first.value) == str(second.value) and first.value is not second.value
+
+
+def test_a_lenient_schema_ignores_what_cannot_be_enforced(small: Bench) -> None:
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 2}
+    with pytest.raises(InvalidGrammar, match="uniqueItems"):
+        small.grammars.compile(Grammar.json_schema(schema))
+    assert small.follows(Grammar.json_schema(schema, is_strict=False), "[1, 1]")
+
+
+def test_too_long_a_grammar_is_not_looked_at() -> None:
+    with pytest.raises(InvalidGrammar, match=f"has {MAX_GRAMMAR_LENGTH + 1} characters"):
+        Grammar("regex", "a" * (MAX_GRAMMAR_LENGTH + 1))
+
+
+# The cache, and the process.
+
+
+def test_only_the_latest_used_grammars_are_kept(small: Bench) -> None:
+    grammars = small.open(max_grammars=3)
+    try:
+        compiled = {name: grammars.compile(Grammar("regex", name)) for name in "abc"}
+        assert grammars.compile(Grammar("regex", "a")) is compiled["a"]
+        grammars.compile(Grammar("regex", "d"))
+        assert len(grammars) == 3
+        assert grammars.compile(Grammar("regex", "a")) is compiled["a"]
+        assert grammars.compile(Grammar("regex", "b")) is not compiled["b"]
+    finally:
+        grammars.close()
+
+
+def test_many_threads_compile_at_once(small: Bench) -> None:
+    grammars = small.open()
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            made = list(pool.map(lambda i: grammars.compile(Grammar("regex", f"x{i % 6}")), range(48)))
+        for i, compiled in enumerate(made):
+            assert say(compiled.start(), small.tokenizer, small.eos, random.Random(i)) == f"x{i % 6}"
+    finally:
+        grammars.close()
+
+
+def test_who_comes_when_too_many_wait_is_told_at_once(small: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = small.open()
+    grammars.warm_up()
+    go_on = threading.Event()
+    compiled = grammars._trial.compiled
+    monkeypatch.setattr(grammars._trial, "compiled", lambda grammar: go_on.wait(30) and compiled(grammar))
+    try:
+        with ThreadPoolExecutor(MAX_WAITING) as pool:
+            waiting = [pool.submit(grammars.compile, Grammar("regex", f"x{i}")) for i in range(MAX_WAITING)]
+            while grammars._waiting._value:  # type: ignore[attr-defined]
+                time.sleep(0.001)
+            with pytest.raises(GrammarsOverloaded) as refused:
+                grammars.compile(Grammar("regex", "y"))
+            assert refused.value.retry_after_s == 1
+            go_on.set()
+            assert all(future.result() for future in waiting)
+        assert grammars.compile(Grammar("regex", "y"))
+    finally:
+        go_on.set()
+        grammars.close()
+
+
+def test_a_trial_process_that_dies_is_started_again(small: Bench) -> None:
+    grammars = small.open()
+    grammars.compile(Grammar("regex", "a"))
+    process = grammars._trial._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    assert grammars.compile(Grammar("regex", "b"))
+    again = grammars._trial._process
+    assert again is not None and again.pid != process.pid
+    grammars.close()
+    assert again.poll() is not None
+    grammars.close()
+
+
+def test_a_vocabulary_goes_over_the_pipe_unchanged(small: Bench) -> None:
+    packed = json.loads(json.dumps(small.vocabulary.packed()))
+    copy = Vocabulary.unpacked(packed | {"eos_token_ids": [2]})
+    assert copy.tokens == small.vocabulary.tokens
+    assert copy.special_token_ids == small.vocabulary.special_token_ids
