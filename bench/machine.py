@@ -25,7 +25,7 @@ class Origin:
     """Where and when results were made."""
 
     machine: str  # such as "2 cores of AMD EPYC (family 26), 32 MiB L3, 23 GiB"
-    commit: str  # "-dirty" if files that git knows differ from it
+    commit: str  # "-dirty" if files that git knows differ from it, results apart
     command: str
     date: str  # UTC
     python: str
@@ -61,9 +61,15 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def _commit() -> str:
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=7", "--dirty", "--exclude=*"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    commit = _git("rev-parse", "--short=7", "HEAD")
+    changed = _git("diff", "--name-only", "HEAD", "--", ":!bench/results", ":!bench/RESULTS.md")
+    return (commit or "unknown") + ("-dirty" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    """What git prints; nothing where this is no checkout."""
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def _command() -> str:

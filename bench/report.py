@@ -60,7 +60,7 @@ def _peers(results: Json, directory: Path) -> Iterator[str]:
 
 
 def _peers_before(results: Json, _: Path) -> Iterator[str]:
-    yield "## Beside llama.cpp, an hour before"
+    yield "## Beside llama.cpp, the run before"
     yield "Figures move with the neighbours of a machine; these are of the run before, kept by hand."
     yield tables.peers(results)
     yield tables.verdicts(results)
