@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..errors import RadixLMError
+from .about import About
 from .api_keys import ApiKeys, checked_keys
 from .cache import Cache
 from .chat import ChatCompletions
@@ -26,7 +27,9 @@ from .errors import answer
 from .health import MAX_STALL_S, Health
 from .page import page_routes
 from .replies import ModelList, ModelReply
+from .responses import Responses
 from .served import Served, json_response
+from .tokenize import Tokenization
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -56,14 +59,19 @@ def create_app(
     """
     model_id = model_id or engine.manifest.name
     served = Served(engine, model_id, int(time.time()), max_body_bytes, tells_cached_text)
-    models = _Models(served)
+    models, about, tokenization = _Models(served), About(), Tokenization(served)
     routes = [
         Route("/v1/chat/completions", ChatCompletions(served).create, methods=["POST"]),
         Route("/v1/completions", Completions(served).create, methods=["POST"]),
+        Route("/v1/responses", Responses(served).create, methods=["POST"]),
+        Route("/v1/embeddings", about.embeddings, methods=["POST"]),
         Route("/v1/models", models.list, methods=["GET"]),
         Route("/v1/models/{model_id:path}", models.one, methods=["GET"]),
         Route("/v1/cache", Cache(served).answer, methods=["GET", "DELETE"]),
         Route("/health", Health(engine.stats, max_stall_s).answer, methods=["GET"]),
+        Route("/tokenize", tokenization.tokenize, methods=["POST"]),
+        Route("/detokenize", tokenization.detokenize, methods=["POST"]),
+        Route("/version", about.version, methods=["GET"]),
         *page_routes(),
     ]
     app = Starlette(routes=routes, middleware=[Middleware(ApiKeys, keys=checked_keys(api_keys))])

@@ -7,26 +7,38 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..errors import EngineClosed, EngineError, EngineOverloaded, InvalidRequest, RadixLMError
+from ..errors import ContextLengthExceeded, EngineClosed, EngineError, EngineOverloaded, InvalidRequest, RadixLMError
 from .replies import ErrorBody, ErrorReply
 
 _log = logging.getLogger(__name__)
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class HTTPError(RadixLMError):
     """An answer other than 200, with all that its body says."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
         self.code = code
+        self.headers = headers
 
 
 def describe(error: Exception) -> tuple[int, ErrorReply]:
@@ -38,6 +50,8 @@ def describe(error: Exception) -> tuple[int, ErrorReply]:
             return 400, _reply(400, f"the body is not as expected: {error}", _param_of(str(error)))
         case msgspec.DecodeError():
             return 400, _reply(400, f"the body is not valid JSON: {error}")
+        case ContextLengthExceeded():
+            return 400, _reply(400, str(error), code="context_length_exceeded")
         case InvalidRequest():
             return 400, _reply(400, str(error))
         case HTTPException():
@@ -68,6 +82,8 @@ async def answer(request: Request, error: Exception) -> Response:
 
 def respond(error: Exception, headers: dict[str, str] | None = None) -> Response:
     """`error` as an answer."""
+    if isinstance(error, HTTPError):
+        headers = {**error.headers, **(headers or {})}
     if isinstance(error, EngineOverloaded):
         headers = {"Retry-After": str(error.retry_after_s), **(headers or {})}
     return _response(*describe(error), headers)

@@ -191,3 +191,18 @@ class ModelReply(msgspec.Struct):
 class ModelList(msgspec.Struct):
     data: list[ModelReply]
     object: str = "list"
+
+
+class TokenizeReply(msgspec.Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | msgspec.UnsetType = msgspec.UNSET  # unset: nobody asked for them
+
+
+class DetokenizeReply(msgspec.Struct):
+    prompt: str
+
+
+class VersionReply(msgspec.Struct):
+    version: str

@@ -193,3 +193,20 @@ class CompletionRequest(SamplingRequest, kw_only=True):
         if self.echo and self.logprobs is not None:
             raise InvalidParameter("echo and logprobs are both set; send one of them: a prompt has no logprobs here")
         return {"logprobs": self.logprobs}
+
+
+class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /tokenize`: a text, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool = True  # the beginning-of-sequence token, of a text whose model has one
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[TokenId]

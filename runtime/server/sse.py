@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
+from typing import Any, Protocol
 
 import msgspec
 from starlette.responses import Response
@@ -17,19 +18,36 @@ DONE = b"data: [DONE]\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # nor may proxies hold events back
 
 
+class NamedEvent(Protocol):
+    """What a stream of named events is made of."""
+
+    @property
+    def type(self) -> str: ...
+
+
 class EventStream(Response):
     """Each of `values` as an event, then `[DONE]`; an error on the way is the last event, without `[DONE]`.
 
-    `reply` is left as soon as the client disconnects or all is sent, also if nothing was ever sent.
+    `reply` is left as soon as the client disconnects or all is sent, also if nothing was ever sent. `encode` says how
+    a value is written, `done` what comes after the last one.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, values: AsyncGenerator[msgspec.Struct], reply: AbstractAsyncContextManager[object]) -> None:
+    def __init__(
+        self,
+        values: AsyncGenerator[msgspec.Struct],
+        reply: AbstractAsyncContextManager[object],
+        *,
+        encode: Callable[[Any], bytes] | None = None,
+        done: bytes = DONE,
+    ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._values = values
         self._reply = reply
+        self._encode = encode or _event
+        self._done = done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._reply:
@@ -41,8 +59,9 @@ class EventStream(Response):
         async with aclosing(self._values) as values:
             try:
                 async for value in values:
-                    await _send_body(send, _event(value))
-                await _send_body(send, DONE)
+                    await _send_body(send, self._encode(value))
+                if self._done:
+                    await _send_body(send, self._done)
             # The status line is sent: whatever fails now can only be said in the stream.
             except Exception as error:
                 await _send_body(send, _event(describe(error)[1]))
@@ -53,5 +72,10 @@ async def _send_body(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
-def _event(value: msgspec.Struct) -> bytes:
+def named_event(value: NamedEvent) -> bytes:
+    """A value with its type as the event's name."""
+    return b"event: " + value.type.encode() + b"\n" + _event(value)
+
+
+def _event(value: object) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"

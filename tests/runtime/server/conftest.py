@@ -139,6 +139,7 @@ class FakeEngine:
     engine_stats: EngineStats = STATS
     bytes_of_tokens: list[bytes] = field(default_factory=list)  # where they are not whole words
     default_params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.3))
+    context_length: int = 512
     manifest: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(name="fake"))
 
     def __post_init__(self) -> None:
@@ -181,6 +182,15 @@ class FakeEngine:
         self.asked.append((prompt, params))
         self.streams.append(FakeStream(self, params, on_ready))
         return self.streams[-1]
+
+    def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
+        return [*([] if add_bos is False else [0]), *range(1, 1 + len(text.split()))]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
+        return list(range(len(messages)))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(str(self.words[token_id]) for token_id in token_ids)
 
     def stats(self) -> EngineStats:
         return self.engine_stats

@@ -1,0 +1,113 @@
+"""What `/v1/responses` answers, as types: OpenAI's response, and the events that it is streamed as.
+
+Knows shapes, not how they are filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from .replies import ChatLogprob, PromptTokensDetails
+
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class OutputTextPart(msgspec.Struct):
+    text: str
+    annotations: list[None] = []
+    logprobs: list[ChatLogprob] = []
+    type: Literal["output_text"] = "output_text"
+
+
+class OutputMessage(msgspec.Struct):
+    id: str
+    status: Status
+    content: list[OutputTextPart]
+    role: Literal["assistant"] = "assistant"
+    type: Literal["message"] = "message"
+
+
+class OutputTokensDetails(msgspec.Struct):
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(msgspec.Struct):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: PromptTokensDetails
+    output_tokens_details: OutputTokensDetails
+
+
+class IncompleteDetails(msgspec.Struct):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseError(msgspec.Struct):
+    code: str
+    message: str
+
+
+class TextFormatReply(msgspec.Struct, frozen=True):
+    type: Literal["text"] = "text"
+
+
+class TextOptionsReply(msgspec.Struct, frozen=True):
+    format: TextFormatReply
+
+
+class ReasoningReply(msgspec.Struct, frozen=True):
+    effort: None = None
+    summary: None = None
+
+
+class ResponseReply(msgspec.Struct, kw_only=True):
+    """A response: what was asked, how far it is, and what came of it."""
+
+    id: str
+    created_at: int  # Unix time
+    model: str
+    status: Status
+    output: list[OutputMessage]
+    usage: ResponseUsage | None = None  # None: not at its end
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    temperature: float
+    top_p: float
+    top_logprobs: int
+    metadata: Mapping[str, str]
+    user: str | None
+    safety_identifier: str | None
+    prompt_cache_key: str | None
+    object: Literal["response"] = "response"
+    background: Literal[False] = False
+    parallel_tool_calls: bool = True
+    previous_response_id: None = None
+    reasoning: ReasoningReply = ReasoningReply()
+    service_tier: Literal["default"] = "default"
+    store: Literal[False] = False
+    text: TextOptionsReply = TextOptionsReply(TextFormatReply())
+    tool_choice: Literal["auto", "none"] = "auto"
+    tools: list[None] = []
+    truncation: Literal["disabled"] = "disabled"
+
+
+class ResponseEvent(msgspec.Struct, kw_only=True):
+    """One event of a stream; which fields it has is said by its type."""
+
+    type: str
+    sequence_number: int
+    response: ResponseReply | msgspec.UnsetType = msgspec.UNSET
+    item_id: str | msgspec.UnsetType = msgspec.UNSET
+    output_index: int | msgspec.UnsetType = msgspec.UNSET
+    content_index: int | msgspec.UnsetType = msgspec.UNSET
+    item: OutputMessage | msgspec.UnsetType = msgspec.UNSET
+    part: OutputTextPart | msgspec.UnsetType = msgspec.UNSET
+    delta: str | msgspec.UnsetType = msgspec.UNSET
+    text: str | msgspec.UnsetType = msgspec.UNSET
+    logprobs: list[ChatLogprob] | msgspec.UnsetType = msgspec.UNSET

@@ -1,0 +1,152 @@
+"""What clients send to `/v1/responses`, as types: OpenAI's newer way to ask for a reply.
+
+Validation is strict, as in `requests.py`. What OpenAI's clients send along and what has no meaning here may be there
+as long as it asks for nothing: `"tools": []`, `"reasoning": {"effort": null}`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ..errors import EmptyPrompt, InvalidParameter
+from ..prefix_match import MatchPolicy
+from ..sampling_params import SamplingParams
+from .limits import MAX_INPUT_MESSAGES
+from .requests import CacheText
+
+Nothing = Annotated[list[None], msgspec.Meta(max_length=0)]
+LOGPROBS = "message.output_text.logprobs"
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
+class InputPart(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a message; that of a reply comes back with all that the reply had."""
+
+    text: str
+    type: Literal["input_text", "output_text"]
+    annotations: list[None] | None = None
+    logprobs: list[msgspec.Raw] | None = None
+
+
+class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """A message of the conversation; a reply may be sent back as it came."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[InputPart]
+    type: Literal["message"] = "message"
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    phase: str | None = None
+
+    def to_template(self) -> dict[str, object]:
+        """The message as chat templates know it; they know `developer` as `system`."""
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["text"]
+
+
+class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
+    format: TextFormat | None = None
+    verbosity: None = None
+
+
+class NoReasoning(msgspec.Struct, forbid_unknown_fields=True):
+    effort: Literal["none"] | None = None
+    summary: None = None
+    generate_summary: None = None
+
+
+class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /v1/responses`. None, or a missing field, is the model's default."""
+
+    input: str | Annotated[list[InputMessage], msgspec.Meta(max_length=MAX_INPUT_MESSAGES)]
+    model: str | None = None
+    instructions: str | None = None  # the system message before the input
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None  # ours, as the next two
+    min_p: float | None = None
+    seed: int | None = None
+    top_logprobs: int | None = None
+    include: list[Include] | None = None
+    text: TextOptions | None = None
+    cache_match: MatchPolicy | None = None  # ours: how cached prefixes may be found, instead of the server's way
+    cache_salt: CacheText | None = None  # what only requests with the same salt may reuse
+    prompt_cache_key: CacheText | None = None  # likewise
+    prompt_cache_retention: str | None = None  # prefixes stay as long as there is room, whatever is asked
+    metadata: dict[str, str] | None = None  # for the client's own books: sent back, nothing is done with it
+    user: str | None = None  # likewise
+    safety_identifier: str | None = None  # likewise
+    service_tier: Literal["auto", "default"] | None = None
+    store: bool | None = None  # nothing is stored, and the reply says so
+    previous_response_id: str | None = None
+    conversation: None = None
+    prompt: None = None
+    background: Literal[False] | None = None
+    truncation: Literal["disabled"] | None = None
+    reasoning: NoReasoning | None = None
+    tools: Nothing | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the reply's text comes with logprobs."""
+        return LOGPROBS in (self.include or ())
+
+    def messages(self) -> list[dict[str, object]]:
+        """The conversation as chat templates know it.
+
+        Raises:
+            EmptyPrompt: there is none.
+        """
+        said: list[dict[str, object]]
+        if isinstance(self.input, str):
+            said = [{"role": "user", "content": self.input}] if self.input else []
+        else:
+            said = [message.to_template() for message in self.input]
+        if not said:
+            raise EmptyPrompt("input is empty; send a text, or at least one message")
+        return said if self.instructions is None else [{"role": "system", "content": self.instructions}, *said]
+
+    def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
+        """`defaults` with what the request says instead.
+
+        Raises:
+            InvalidParameter: a value is outside its range.
+        """
+        if self.top_logprobs and not self.wants_logprobs:
+            raise InvalidParameter(f'top_logprobs is set; set include to ["{LOGPROBS}"] as well')
+        wishes: dict[str, Any] = {
+            "max_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "seed": self.seed,
+            "logprobs": (self.top_logprobs or 0) if self.wants_logprobs else None,
+        }
+        return dataclasses.replace(defaults, **{k: v for k, v in wishes.items() if v is not None})

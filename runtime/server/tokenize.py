@@ -1,0 +1,47 @@
+"""`/tokenize` and `/detokenize`, as vLLM has them: what the model is fed for a text or a conversation, and back.
+
+Nothing is computed or cached; knows the tokenizer only through the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..errors import InvalidParameter
+from .replies import DetokenizeReply, TokenizeReply
+from .requests import DetokenizeRequest, TokenizeRequest
+from .served import Served, json_response
+
+
+@dataclass(frozen=True)
+class Tokenization:
+    """Both endpoints for one served model."""
+
+    served: Served
+
+    async def tokenize(self, request: Request) -> Response:
+        """`POST /tokenize`: the ids of `prompt`, or of `messages` with the generation prompt behind them."""
+        body = await self.served.read(request, TokenizeRequest)
+        self.served.check_model(body.model)
+        ids = await run_in_threadpool(self._encode, body)
+        texts = [self.served.token_text(token_id) for token_id in ids] if body.return_token_strs else msgspec.UNSET
+        return json_response(TokenizeReply(len(ids), self.served.engine.context_length, ids, texts))
+
+    async def detokenize(self, request: Request) -> Response:
+        """`POST /detokenize`: the text of `tokens`, special tokens included."""
+        body = await self.served.read(request, DetokenizeRequest)
+        self.served.check_model(body.model)
+        return json_response(DetokenizeReply(await run_in_threadpool(self.served.engine.decode, body.tokens)))
+
+    def _encode(self, body: TokenizeRequest) -> list[int]:
+        engine = self.served.engine
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidParameter("send either prompt, a text, or messages, a conversation")
+        if body.prompt is not None:
+            return engine.encode(body.prompt, add_bos=None if body.add_special_tokens else False)
+        return engine.encode_chat([message.to_template() for message in body.messages or ()])

@@ -1,0 +1,84 @@
+"""`/tokenize` and `/detokenize`: what the model is fed, and back; with the fake engine and with a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from radixlm.runtime.engine import Engine
+from radixlm.runtime.server import create_app
+from starlette.testclient import TestClient
+
+TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a tree?"}]
+
+
+@pytest.fixture(scope="module")
+def real(tiny_artifact: Path) -> Iterator[TestClient]:
+    with Engine(tiny_artifact, max_num_seqs=2, kv_cache_bytes=32 << 20, num_threads=1) as engine:
+        yield TestClient(create_app(engine))
+
+
+def test_a_text_has_ids_a_count_and_the_length_that_there_is_room_for(client: TestClient) -> None:
+    reply = client.post("/tokenize", json={"prompt": "a b"}).json()
+    assert reply == {"count": 3, "max_model_len": 512, "tokens": [0, 1, 2]}
+    reply = client.post("/tokenize", json={"prompt": "a b", "add_special_tokens": False}).json()
+    assert reply["tokens"] == [1, 2]
+
+
+def test_a_conversation_has_ids_too(client: TestClient) -> None:
+    assert client.post("/tokenize", json={"messages": TALK}).json()["tokens"] == [0, 1]
+
+
+def test_the_text_of_each_token_is_there_if_asked(client: TestClient) -> None:
+    reply = client.post("/tokenize", json={"prompt": "a b", "return_token_strs": True}).json()
+    assert reply["token_strs"] == ["Hello", " wörld", "!"]
+
+
+def test_ids_have_a_text(client: TestClient) -> None:
+    assert client.post("/detokenize", json={"tokens": [0, 1]}).json() == {"prompt": "Hello wörld"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {}),
+        ("/tokenize", {"prompt": "a", "messages": TALK}),
+        ("/tokenize", {"prompt": ["a"]}),
+        ("/tokenize", {"prompt": "a", "text": "a"}),
+        ("/detokenize", {}),
+        ("/detokenize", {"tokens": "a"}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": [2**31]}),
+    ],
+)
+def test_bad_input_is_400(client: TestClient, path: str, body: Any) -> None:
+    assert client.post(path, json=body).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+def test_another_model_is_404(client: TestClient, path: str) -> None:
+    response = client.post(path, json={"model": "other", **({"prompt": ""} if path == "/tokenize" else {"tokens": []})})
+    assert response.status_code == 404
+
+
+def test_the_ids_are_those_that_the_model_is_fed(real: TestClient) -> None:
+    asked = {"messages": TALK, "max_tokens": 1, "return_token_ids": True}
+    fed = real.post("/v1/chat/completions", json=asked).json()["prompt_token_ids"]
+    assert real.post("/tokenize", json={"messages": TALK}).json()["tokens"] == fed
+    asked = {"prompt": "Once upon a time", "max_tokens": 1, "return_token_ids": True}
+    fed = real.post("/v1/completions", json=asked).json()["choices"][0]["prompt_token_ids"]
+    assert real.post("/tokenize", json={"prompt": "Once upon a time"}).json()["tokens"] == fed
+
+
+def test_detokenizing_gives_the_text_back(real: TestClient) -> None:
+    text = "Grüße, 世界! 🎉 <|im_start|>"
+    ids = real.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"]
+    assert real.post("/detokenize", json={"tokens": ids}).json() == {"prompt": text}
+
+
+def test_an_id_that_no_token_has_is_400(real: TestClient) -> None:
+    response = real.post("/detokenize", json={"tokens": [2**31 - 1]})
+    assert response.status_code == 400
+    assert "2147483647" in response.json()["error"]["message"]
