@@ -27,7 +27,7 @@ from .grammar_trial_process import limits_of
 from .grammar_vocabulary import GrammarVocabulary
 
 MAX_GRAMMARS = 128  # of which a large one's states take some tens of megabytes
-MAX_WAITING = 16  # threads that wait for a trial
+MAX_WAITING = 64  # threads that wait for a trial
 TIME_LIMIT_S = 0.5
 LIMITS = {"step_lexer_fuel": 100_000, "max_lexer_states": 50_000}  # 7 ms a mask, 100 MB
 _STARTS_PER_MATCHER = 64  # copies share the states that were met; anew now and then, they do not pile up

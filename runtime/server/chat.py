@@ -17,7 +17,9 @@ from .choices import Choices, params_of_choices
 from .disconnect import while_connected
 from .logprobs import chat_logprobs
 from .replies import ChatChoice, ChatChunkChoice, ChatDelta, Reply, ReplyMessage
+from .request_log import record_of
 from .requests import ChatRequest
+from .response_format import compiled
 from .served import Served, json_response
 from .sse import EventStream
 
@@ -36,12 +38,16 @@ class ChatCompletions:
         params = body.sampling_params(engine.default_params)
         messages = [message.to_template() for message in body.messages]
         namespace = self.served.namespace(request, body.cache_salt, body.prompt_cache_key)
-        ask = partial(engine.stream_chat, messages, namespace=namespace, cache_match=body.cache_match)
-        choices = await Choices.open([partial(ask, wish) for wish in params_of_choices(params, body.num_choices)])
+        constraint = await compiled(engine, body.grammar())
+        ask = partial(
+            engine.stream_chat, messages, namespace=namespace, cache_match=body.cache_match, constraint=constraint
+        )
+        wishes = params_of_choices(params, body.num_choices)
+        choices = await Choices.open([partial(ask, wish) for wish in wishes], record_of(request))
         new_id = f"chatcmpl-{uuid.uuid4().hex}"
         start = partial(Reply, id=new_id, created=int(time.time()), model=self.served.model_id)
         if body.stream:
-            return EventStream(self._chunks(choices, start, body), choices)
+            return EventStream(self._chunks(choices, start, body), choices, keep_alive_s=self.served.keep_alive_s)
         async with choices:
             completions = await while_connected(request.receive, choices.results())
         return json_response(self._whole(start, completions, bool(body.return_token_ids)))

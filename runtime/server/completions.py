@@ -17,7 +17,9 @@ from .choices import Choices, params_of_choices
 from .disconnect import while_connected
 from .logprobs import text_logprobs
 from .replies import Reply, TextChoice
+from .request_log import record_of
 from .requests import CompletionRequest, Prompt
+from .response_format import compiled
 from .served import Served, json_response
 from .sse import EventStream
 
@@ -36,15 +38,20 @@ class Completions:
         prompts = [prompt for prompt in body.prompts for _ in range(body.num_choices)]
         wishes = params_of_choices(params, body.num_choices) * len(body.prompts)
         namespace = self.served.namespace(request, body.cache_salt, body.prompt_cache_key)
-        ask = partial(self.served.engine.stream, namespace=namespace, cache_match=body.cache_match)
-        choices = await Choices.open([partial(ask, *item) for item in zip(prompts, wishes, strict=True)])
+        constraint = await compiled(self.served.engine, body.grammar())
+        ask = partial(
+            self.served.engine.stream, namespace=namespace, cache_match=body.cache_match, constraint=constraint
+        )
+        submits = [partial(ask, *item) for item in zip(prompts, wishes, strict=True)]
+        choices = await Choices.open(submits, record_of(request))
         new_id = f"cmpl-{uuid.uuid4().hex}"
         start = partial(
             Reply, id=new_id, object="text_completion", created=int(time.time()), model=self.served.model_id
         )
         echoes = [self._text(prompt) if body.echo else "" for prompt in prompts]
         if body.stream:
-            return EventStream(self._chunks(choices, start, body, echoes), choices)
+            chunks = self._chunks(choices, start, body, echoes)
+            return EventStream(chunks, choices, keep_alive_s=self.served.keep_alive_s)
         async with choices:
             completions = await while_connected(request.receive, choices.results())
         return json_response(

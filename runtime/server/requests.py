@@ -16,6 +16,7 @@ from ..errors import InvalidParameter
 from ..prefix_match import MatchPolicy
 from ..sampling_params import SamplingParams
 from .limits import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID, require_at_most
+from .response_format import GuidedRequest
 
 Prompt = str | list[int]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
@@ -54,7 +55,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
         return message if self.name is None else message | {"name": self.name}
 
 
-class SamplingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
     """The fields that both kinds of completion share. None, or a missing field, is the model's default."""
 
     model: str | None = None

@@ -163,6 +163,7 @@ class FakeEngine:
         namespace: bytes,
         cache_match: str | None,
         on_ready: Callable[[], None] | None = None,
+        **unknown: object,
     ) -> FakeStream:
         return self.stream(messages, params, namespace=namespace, cache_match=cache_match, on_ready=on_ready)
 
@@ -174,6 +175,7 @@ class FakeEngine:
         namespace: bytes,
         cache_match: str | None,
         on_ready: Callable[[], None] | None = None,
+        **unknown: object,
     ) -> FakeStream:
         if not prompt:
             raise EmptyPrompt("the prompt has no tokens; send at least one")
