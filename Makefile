@@ -9,7 +9,10 @@ SAMPLING := --temperature 0.2 --top-p 0.9
 # What an artifact is made by: it is compiled again when one of these is newer.
 COMPILER := $(shell find compile tokenizer_fix -name '*.py') runtime/manifest.py runtime/artifact.py requirements.lock
 
-.PHONY: run test bench bench-cache bench-peers bench-growth bench-replay bench-load goldens lock clean
+# The suites that judge a running server from outside have environments of their own.
+SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
+
+.PHONY: run test test-browser test-clients bench bench-cache bench-peers bench-growth bench-replay bench-load goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -20,6 +23,16 @@ test: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/pytest -n auto --dist loadfile tests/compile tests/cli
 	$(BIN)/pytest --ignore=tests/compile --ignore=tests/cli
+
+# The page in a real browser: Debian's chromium, never a downloaded one. A minute, and once more to install it.
+test-browser: $(ARTIFACT)/manifest.json .venv-browser/.suite
+	sh .ci/debian.sh chromium=chromium
+	$(SERVED) .venv-browser/bin/pytest --confcutdir=tests/browser tests/browser
+
+# OpenAI's clients, others' and their checkers against a real server. Two minutes, and once two more to install them.
+test-clients: $(ARTIFACT)/manifest.json .venv-clients/.suite .cache/npm-clients/.suite
+	sh .ci/debian.sh promtool=prometheus
+	$(SERVED) NODE_PATH=$(abspath .cache/npm-clients/node_modules) .venv-clients/bin/pytest --confcutdir=tests/clients tests/clients
 
 # Kernels and engine beside the limits of this machine, in two minutes; bench/RESULTS.md is made anew.
 bench: $(ARTIFACT)/manifest.json $(VENV)/.bench
@@ -75,7 +88,7 @@ lock:
 	sh .ci/lock.sh
 
 clean:
-	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .venv-* .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
 
 $(ARTIFACT)/manifest.json: $(COMPILER) | $(VENV)/.run
 	@mkdir -p $(dir $(ARTIFACT))
@@ -89,6 +102,17 @@ $(VENV)/.run: requirements.lock pyproject.toml
 
 $(VENV)/.test: requirements-dev.lock $(VENV)/.run
 	@sh .ci/venv.sh $(VENV) requirements-dev.lock
+	@touch $@
+
+.venv-%/.suite: requirements-%.lock
+	@sh .ci/venv.sh .venv-$* $< alone
+	@touch $@
+
+.cache/npm-clients/.suite: tests/clients/npm/package.json tests/clients/npm/package-lock.json
+	@sh .ci/debian.sh node=nodejs npm=npm
+	@mkdir -p $(dir $@)
+	@cp $^ $(dir $@)
+	@cd $(dir $@) && npm ci --no-audit --no-fund --ignore-scripts --loglevel=error
 	@touch $@
 
 $(VENV)/.bench: requirements-bench.lock $(VENV)/.run

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Pins the newest versions that pyproject.toml allows: requirements.lock to run, requirements-dev.lock to test,
-# requirements-bench.lock to measure.
+# requirements-bench.lock to measure, requirements-browser.lock and requirements-clients.lock for the suites that only talk
+# to a server.
 set -eu
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -25,9 +26,17 @@ run = pyproject["project"]["dependencies"] + pyproject["build-system"]["requires
 for extra in ("dev", "bench"):
     wanted = ["-r run", *pyproject["project"]["optional-dependencies"][extra]]
     (scratch / f"{extra}.in").write_text("\n".join(wanted))
+for extra in ("browser", "clients"):
+    (scratch / f"{extra}.in").write_text("\n".join(pyproject["project"]["optional-dependencies"][extra]))
 PYTHON
 
-for name in run dev bench; do resolve "$name"; done
+for name in run dev bench browser clients; do resolve "$name"; done
+for suite in browser clients; do
+    {
+        echo "# What the suite tests/$suite needs, without radixlm. Made by \`make lock\`."
+        cat "$scratch/$suite"
+    } >"requirements-$suite.lock"
+done
 {
     echo '# What radixlm needs to run, as resolved on Python 3.11 and checked on 3.12 and 3.13. Made by `make lock`.'
     cat "$scratch/run"

@@ -1,9 +1,10 @@
 #!/bin/sh
-# Usage: .ci/venv.sh VENV LOCK. Makes the virtual environment VENV if there is none, and installs what LOCK pins and radixlm
-# itself, editable. Takes the first Python of 3.11 or newer; PYTHON names another.
+# Usage: .ci/venv.sh VENV LOCK [alone]. Makes the virtual environment VENV if there is none, and installs what LOCK pins and
+# radixlm itself, editable; `alone`, for suites that only talk to its server, without radixlm. Takes the first Python of 3.11 or newer; PYTHON names another.
 set -eu
 venv=$1
 lock=$2
+alone=${3:-}
 
 new_enough() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
@@ -29,4 +30,5 @@ if ! new_enough "$venv/bin/python"; then
 fi
 echo "installing $lock"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$lock"
+[ -z "$alone" ] || exit 0
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .

@@ -15,6 +15,7 @@ export class Api {
   constructor(askForKey) {
     this.askForKey = askForKey;
     this.asking = null;
+    this.onKey = () => {}; // there is another key now
   }
 
   get key() {
@@ -47,6 +48,7 @@ export class Api {
     const key = await this.asking;
     if (key === null) return false;
     this.key = key;
+    this.onKey();
     return true;
   }
 

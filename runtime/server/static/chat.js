@@ -1,6 +1,6 @@
 // A conversation: what was said, the reply while it is made, and what each turn reused.
 
-import { byId, make, partsBar, seconds, count } from "./elements.js";
+import { byId, make, partsBar, seconds, count, whyLine } from "./elements.js";
 
 export class Chat {
   // onTraffic(isRunning): a reply begins, or has ended.
@@ -183,6 +183,6 @@ function usageOf(usage, speed, finishReason) {
   ];
   if (finishReason === "length") said.push("cut at the limit of tokens");
   const line = make("div", "", make("b", "cached", `${cached} of ${usage.prompt_tokens}`), said.join(" · "));
-  const why = details.why_not_more ? make("div", "why", `why not more: ${details.why_not_more.message}`) : null;
+  const why = details.why_not_more ? whyLine(details.why_not_more) : null;
   return make("div", "usage", partsBar(parts), line, why);
 }

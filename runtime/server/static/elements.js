@@ -28,12 +28,33 @@ export function partsBar(parts, total = 0) {
   return bar;
 }
 
-// Text on one line in which nothing hides: breaks are arrows, control and direction characters are U+FFFD.
+// Text on one line in which nothing hides: breaks are arrows, spaces at its ends dots, control and direction characters are U+FFFD.
 export function visible(text) {
   return text
     .replace(/\r?\n/g, "↵")
     .replace(/\t/g, "⇥")
+    .replace(/^ +| +$/g, (spaces) => "·".repeat(spaces.length))
     .replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g, "\ufffd");
+}
+
+// Why a cached prefix ends where it does, in texts; the server's own line, with ids, is the tooltip.
+export function whyLine(why) {
+  const wanted = quoted(why.wanted_text);
+  const cached = quoted(why.cached_text);
+  const kinds = {
+    differs: cached ? `the cache goes on with ${cached}, the prompt with ${wanted}` : `the cache goes on otherwise than with ${wanted}`,
+    retokenized: `the model generated ${wanted} in other tokens; matching by text reuses it`,
+    not_generated: `a client wrote ${wanted} in other tokens; that is reused by its own encoding only`,
+    evicted: `what went on with ${wanted} was dropped to make room`,
+    unseen: `nothing cached goes on with ${wanted}`,
+  };
+  const line = make("div", "why", make("span", "", `not more, for at token ${why.position} `), kinds[why.kind] ?? visible(why.message));
+  line.title = visible(why.message);
+  return line;
+}
+
+function quoted(text) {
+  return text ? `“${visible(text)}”` : "";
 }
 
 export function seconds(value) {

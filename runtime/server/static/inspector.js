@@ -99,7 +99,7 @@ export class Inspector {
         return part;
       }),
     );
-    const text = `the server's pool: ${count(all, "page")}, ${used} in use, ${kept} cached, ${free} free`;
+    const text = `the server's pool: ${count(all, "page")}, ${used.toLocaleString("en")} in use, ${kept.toLocaleString("en")} cached, ${free.toLocaleString("en")} free`;
     byId("pool").setAttribute("aria-label", text);
     setText(byId("pool-text"), text);
   }

@@ -20,9 +20,8 @@ for (const view of ["chat", "cache"]) {
     for (const other of ["chat", "cache"]) byId(`view-${other}`).setAttribute("aria-pressed", String(other === view));
   });
 }
-byId("key-open").addEventListener("click", async () => {
-  if (await api.ask("")) start();
-});
+byId("key-open").addEventListener("click", () => api.ask(""));
+api.onKey = start;
 
 async function start() {
   try {

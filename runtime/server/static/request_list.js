@@ -1,6 +1,6 @@
 // The requests that run, and the last that ended: what each found cached. One is chosen.
 
-import { age, byId, make, partsBar, seconds } from "./elements.js";
+import { age, byId, make, partsBar, seconds, whyLine } from "./elements.js";
 
 export class RequestList {
   // onChoice(): another request is chosen.
@@ -56,11 +56,12 @@ function requestRow(request, isChosen, largest) {
       "line",
       make("span", "id", `#${request.id.slice(0, 6)}`),
       make("span", "state", stateOf(request)),
-      make("span", "tokens", make("b", "", `${cached} of ${prompt}`), ` cached${kinds.length ? ` (${kinds.join(", ")})` : ""} · ${prompt - cached} computed · ${generated} generated`),
+      make("span", "tokens", make("b", "", `${cached} of ${prompt}`), ` cached · ${prompt - cached} computed · ${generated} generated`),
     ),
     partsBar([["lane hit", cached], ["lane computed", prompt - cached], ["lane generated", generated]], largest),
-    request.why_not_more ? make("div", "why", `why not more: ${request.why_not_more.message}`) : make("div", "why", request.state === "waiting" ? "waits for its turn" : "all that may be reused was"),
+    request.why_not_more ? whyLine(request.why_not_more) : make("div", "why", request.state === "waiting" ? "waits for its turn" : "all that may be reused was"),
   );
+  row.title = kinds.length ? `found: ${kinds.join(", ")}` : "";
   row.dataset.id = request.id;
   row.role = "option";
   row.tabIndex = isChosen ? 0 : -1;
@@ -72,5 +73,5 @@ function stateOf(request) {
   if (request.state !== "ended") return `${request.state} ${age(request.running_s)}`;
   const how = { stop: "ended", length: "cut at its limit", cancelled: "cancelled" }[request.finish_reason] ?? "ended";
   const when = request.ended_s < 1 ? "just now" : `${age(request.ended_s)} ago`;
-  return `${how} ${when}, took ${seconds(request.running_s)}`;
+  return `${how} ${when}, in ${seconds(request.running_s)}`;
 }

@@ -100,18 +100,19 @@ function keyed(runs) {
   const roots = [];
   for (const run of all) (run.parent === null ? roots : all[run.parent].children).push(run);
   const ordered = [];
+  const taken = new Set();
   const stack = roots.map((run) => [run, "", [], 0]).reverse();
   while (stack.length) {
     const [run, parentKey, above, depth] = stack.pop();
     const sibling = run.begins === null ? run.place : run.begins;
     run.key = `${parentKey}/${run.start}:${sibling}`;
-    while (ordered.keys?.has(run.key)) run.key += "'";
-    (ordered.keys ??= new Set()).add(run.key);
+    while (taken.has(run.key)) run.key += "'"; // siblings that begin with the same text in other tokens
+    taken.add(run.key);
     run.above = above;
     run.depth = depth;
     ordered.push(run);
     const isBranch = run.children.length > 1;
-    for (const child of run.children.toReversed()) stack.push([child, run.key, [...above, run.key], depth + (isBranch ? 1 : 0)]);
+    for (const child of run.children.toReversed()) stack.push([child, run.key, [...above, run.key], depth + (isBranch ? 1 : 0.4)]);
   }
   return ordered;
 }

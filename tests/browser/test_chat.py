@@ -1,0 +1,168 @@
+"""The chat in a real browser: it streams, stops, goes on, says what it reused, and runs nothing of what is said."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from ..serve_process import ServeProcess
+from .conftest import OpenPage
+
+# What would run, call or hide if it came to be markup.
+HOSTILE = (
+    '<img src=x onerror="window.pwned=1"><script>window.pwned=2</script><svg onload="window.pwned=3"></svg>'
+    '</div><a href="javascript:window.pwned=4">x</a>{{7*7}}<iframe srcdoc="<script>top.pwned=5</script>"></iframe>'
+)
+
+
+def say(page: Page, text: str, *, waits: bool = True) -> None:
+    page.fill("#prompt", text)
+    page.press("#prompt", "Enter")
+    expect(page.locator(".turn.user").last).to_contain_text(text.split("\n")[0])
+    if waits:
+        expect(page.locator("#send")).to_be_visible()
+
+
+def said(page: Page) -> str:
+    return page.locator(".turn.assistant .said").last.text_content() or ""
+
+
+def test_a_reply_is_seen_while_it_is_made(page: Page) -> None:
+    page.click("#settings summary")
+    page.fill("[name=max_tokens]", "200")
+    page.evaluate(
+        """() => {
+            window.lengths = new Set();
+            new MutationObserver(() => {
+                const said = document.querySelector(".turn.assistant .said");
+                if (said) window.lengths.add(said.textContent.length);
+            }).observe(document.querySelector("#log"), {subtree: true, childList: true, characterData: true});
+        }"""
+    )
+    say(page, "Count from one to fifty, please.")
+    lengths = page.evaluate("[...window.lengths]")
+    assert len(lengths) > 10 and lengths == sorted(lengths)
+    assert lengths[-1] == len(said(page))
+    expect(page.locator(".turn.live")).to_have_count(0)
+
+
+def test_each_turn_says_what_was_cached_and_why_not_more(page: Page, server: ServeProcess) -> None:
+    say(page, "What is a tree?")
+    first = page.locator(".turn.assistant").nth(0)
+    expect(first.locator(".cached")).to_have_text(re.compile(r"^0 of \d\d$"))
+    expect(first.locator(".why")).to_contain_text("at token 0 nothing cached goes on with")
+    say(page, "And a bush?")
+    asked = server.json("/v1/cache")["requests"][0]
+    second = page.locator(".turn.assistant").nth(1)
+    assert asked["num_cached_tokens"] > 34
+    expect(second.locator(".cached")).to_have_text(f"{asked['num_cached_tokens']} of {asked['num_prompt_tokens']}")
+    expect(second.locator(".usage")).to_contain_text("tok")
+
+
+def test_stop_ends_the_request_and_the_chat_goes_on(page: Page, server: ServeProcess) -> None:
+    page.click("#settings summary")
+    page.fill("[name=max_tokens]", "1500")
+    page.click("#settings summary")
+    for stop in (lambda: page.click("#stop"), lambda: page.keyboard.press("Escape")):
+        page.click("#new")
+        say(page, "Tell me a very long story of a fox.", waits=False)
+        expect(page.locator(".turn.live .said")).not_to_be_empty()
+        stop()
+        expect(page.locator("#send")).to_be_visible()
+        expect(page.locator(".turn.assistant .usage")).to_contain_text("stopped")
+        server.wait_until_idle()
+        partial = said(page)
+        assert partial
+    page.click("#settings summary")
+    page.fill("[name=max_tokens]", "8")
+    say(page, "Go on.")
+    with_partial = server.json("/v1/cache")["requests"][0]
+    assert with_partial["num_cached_tokens"] > 30, "the part that was made is a part of the next prompt"
+
+
+def test_a_new_chat_forgets_and_another_reply_replaces_the_last(page: Page) -> None:
+    sent: list[dict] = []
+    page.on("request", lambda request: request.url.endswith("completions") and sent.append(request.post_data_json))
+    say(page, "One.")
+    page.click("#again")
+    expect(page.locator("#send")).to_be_visible()
+    expect(page.locator(".turn.assistant")).to_have_count(1)
+    say(page, "Two.")
+    page.click("#new")
+    expect(page.locator(".turn")).to_have_count(0)
+    say(page, "Three.")
+    roles = [[message["role"] for message in body["messages"]] for body in sent]
+    assert roles == [["user"], ["user"], ["user", "assistant", "user"], ["user"]]
+
+
+def test_settings_are_what_is_sent_and_outlive_a_reload(page: Page) -> None:
+    page.click("#settings summary")
+    wanted = {"top_p": 0.5, "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.1, "seed": 7, "max_tokens": 5}
+    for name, value in wanted.items():
+        page.fill(f"[name={name}]", str(value))
+    page.fill("[name=system]", "You are a cat.")
+    page.select_option("[name=cache_match]", "exact")
+    page.fill("[name=cache_salt]", "mine")
+    page.reload()
+    with page.expect_request("**/v1/chat/completions") as request:
+        say(page, "Hi")
+    body = request.value.post_data_json
+    assert {name: body[name] for name in wanted} == wanted
+    assert (body["temperature"], body["cache_match"], body["cache_salt"]) == (0, "exact", "mine")
+    assert body["messages"][0] == {"role": "system", "content": "You are a cat."}
+    expect(page.locator(".request")).to_have_count(1)  # the inspector looks at the salt's part of the cache
+    page.click("#settings summary")
+    page.fill("[name=top_p]", "3")
+    page.fill("#prompt", "again")
+    page.press("#prompt", "Enter")
+    expect(page.locator(".turn.user")).to_have_count(1)  # the browser says which field is wrong
+
+
+def test_hostile_text_stays_text_in_the_chat_and_in_the_tree(page: Page, server: ServeProcess) -> None:
+    say(page, HOSTILE)
+    assert page.locator(".turn.user .said").text_content() == HOSTILE
+    server.json("/v1/completions", {"prompt": HOSTILE * 2, "max_tokens": 1})
+    expect(page.locator(".run .begins", has_text="<img src=x")).to_have_count(1)
+    expect(page.locator(".request .why", has_text="<img")).not_to_have_count(0)
+    nothing_of_it(page)
+
+
+def test_a_hostile_reply_stays_text(page: Page) -> None:
+    chunk = {"choices": [{"index": 0, "delta": {"content": HOSTILE + "\u202e\u0000"}}]}
+    events = f": a comment\n\ndata: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=events, content_type="text/event-stream"))
+    say(page, "Hi")
+    assert said(page).startswith(HOSTILE)
+    nothing_of_it(page)
+
+
+def nothing_of_it(page: Page) -> None:
+    assert page.evaluate("window.pwned") is None
+    inside = "main img, main script, main svg, main a, main iframe"
+    expect(page.locator(inside)).to_have_count(0)
+
+
+@pytest.mark.parametrize("how", ["refused", "in mid-stream", "broken off", "not JSON"])
+def test_an_error_is_said_where_it_happened_and_the_chat_goes_on(page: Page, open_page: OpenPage, how: str) -> None:
+    error = {"error": {"message": "<b>too busy</b>", "type": "server_error", "param": None, "code": None}}
+    half = 'data: {"choices": [{"index": 0, "delta": {"content": "Half"}}]}\n\n'
+    stream = {"content_type": "text/event-stream"}
+    answer, expected = {
+        "refused": (
+            {"status": 429, "json": error, "headers": {"Retry-After": "3"}},
+            "<b>too busy</b> (try again in 3 s)",
+        ),
+        "in mid-stream": ({"body": f"{half}data: {json.dumps(error)}\n\n", **stream}, "<b>too busy</b>"),
+        "broken off": ({"body": half, **stream}, "the stream broke off"),
+        "not JSON": ({"status": 502, "body": "<html>proxy"}, "the server answered 502"),
+    }[how]
+    open_page.expected.append("Failed to load resource")
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(**answer))
+    say(page, "Hi")
+    expect(page.locator(".turn.assistant .failure")).to_contain_text(expected)
+    page.unroute("**/v1/chat/completions")
+    page.click("#again")
+    expect(page.locator(".turn.assistant .cached")).to_be_visible()

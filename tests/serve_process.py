@@ -1,0 +1,86 @@
+"""A `radixlm serve` process for suites that talk to one as its users do.
+
+Standard library only: these suites have environments of their own, in which radixlm is not installed.
+RADIXLM names the command, RADIXLM_ARTIFACT the compiled SmolLM2; the Makefile's targets set both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+STARTS_WITHIN_S = 120.0
+STOPS_WITHIN_S = 30.0
+
+
+class ServeProcess:
+    """A server on a free port of loopback; a context manager that is ready when it is entered, and stops it.
+
+    `url` is the server's address without a path, `log` what it has said.
+    """
+
+    def __init__(self, *options: str, log: Path, api_key: str | None = None) -> None:
+        self.url = ""
+        self._log_path = log
+        self._api_key = api_key
+        command = [os.environ["RADIXLM"], "serve", os.environ["RADIXLM_ARTIFACT"], "--port", "0", *options]
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(command, stdout=file, stderr=file)
+
+    @property
+    def log(self) -> str:
+        """What the server has said so far."""
+        return self._log_path.read_text(encoding="utf-8", errors="replace")
+
+    def __enter__(self) -> Self:
+        deadline = time.monotonic() + STARTS_WITHIN_S
+        while not self._is_ready():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self._process.kill()
+                raise RuntimeError(f"the server did not start:\n{self.log}")
+            time.sleep(0.1)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(STOPS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
+
+    def json(self, path: str, body: object = None, method: str | None = None) -> Any:
+        """What a plain client gets from `path`, parsed."""
+        headers = {"Content-Type": "application/json"}
+        if self._api_key:
+            headers["Authorization"] = f"Bearer {self._api_key}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return json.load(response)
+
+    def wait_until_idle(self) -> None:
+        """Return once no request runs or waits: what was cancelled is gone within two seconds."""
+        deadline = time.monotonic() + 2
+        while (health := self.json("/health"))["num_running"] or health["num_waiting"]:
+            assert time.monotonic() < deadline, f"requests go on: {health}"
+            time.sleep(0.02)
+
+    def _is_ready(self) -> bool:
+        found = re.search(r"http://127\.0\.0\.1:\d+", self.log)
+        if not found:
+            return False
+        self.url = found[0]
+        try:
+            return bool(self.json("/health")["num_pages"])
+        except (OSError, ValueError, KeyError):
+            return False
