@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .log_config import log_config
 from .opening import Opening
 from .options import EngineOptions, engine_options
 
@@ -52,6 +53,14 @@ CLOSING_S = 5  # for the last step, and for what clients are told then
     show_default=True,
     help="Requests that may wait beside the --max-num-seqs that are computed; more are answered 429.",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="How the log is written to stderr: one line a request, with counts, times and errors.",
+)
+@click.option("--log-prompts", is_flag=True, help="Write into the log what was asked, too.")
 @engine_options
 def command(
     artifact: Path,
@@ -61,6 +70,8 @@ def command(
     api_keys: tuple[str, ...],
     cache_ttl: float | None,
     max_queue: int,
+    log_format: str,
+    log_prompts: bool,
     **options: Any,
 ) -> None:
     """Serve the model to OpenAI's clients: /v1/chat/completions, /v1/completions, /v1/models, /health.
@@ -86,13 +97,19 @@ def command(
         url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
 
         def serve(engine: Engine) -> None:
-            loading.app = create_app(engine, model_id=model_id, api_keys=api_keys, tells_cached_text=tells_cached_text)
+            loading.app = create_app(
+                engine,
+                model_id=model_id,
+                api_keys=api_keys,
+                tells_cached_text=tells_cached_text,
+                logs_prompts=log_prompts,
+            )
             click.echo(f"serving {artifact} at {url}/v1", err=True)
 
         def stop() -> None:
             serving.should_exit = True
 
-        config = uvicorn.Config(loading, log_level="info", access_log=False, lifespan="off")
+        config = uvicorn.Config(loading, log_config=log_config(log_format), access_log=False, lifespan="off")
         serving = server(config, lambda: opening.close_value())
         click.echo(f"loading {artifact}; {url}/health tells when it is ready", err=True)
         options_ = EngineOptions(**options)

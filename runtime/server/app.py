@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,10 +26,12 @@ from .completions import Completions
 from .disconnect import ClientGone
 from .errors import answer
 from .health import MAX_STALL_S, Health
+from .metrics import Metrics
 from .page import page_routes
 from .replies import ModelList, ModelReply
+from .request_log import RequestLog
 from .responses import Responses
-from .served import Served, json_response
+from .served import KEEP_ALIVE_S, Served, json_response
 from .tokenize import Tokenization
 
 if TYPE_CHECKING:
@@ -43,6 +46,8 @@ def create_app(
     api_keys: Sequence[str] = (),
     tells_cached_text: bool = True,
     max_stall_s: float = MAX_STALL_S,
+    keep_alive_s: float = KEEP_ALIVE_S,
+    logs_prompts: bool = False,
 ) -> Starlette:
     """An ASGI application that serves `engine`; closing the engine is its owner's part.
 
@@ -53,12 +58,14 @@ def create_app(
         tells_cached_text: whether a reply's `why_not_more` has some tokens of what is cached in its namespace, and
             `/v1/cache` the beginnings of runs: not for a server whose clients share a namespace and no trust.
         max_stall_s: `/health` is 503 when there was work for so long and none was done.
+        keep_alive_s: a stream on which nothing came for so long gets a comment, lest a proxy close it.
+        logs_prompts: whether the log's line of a request has what was asked, too.
 
     Raises:
         InvalidParameter: an API key is empty, has white space around it or is too long.
     """
     model_id = model_id or engine.manifest.name
-    served = Served(engine, model_id, int(time.time()), max_body_bytes, tells_cached_text)
+    served = Served(engine, model_id, int(time.time()), max_body_bytes, tells_cached_text, keep_alive_s)
     models, about, tokenization = _Models(served), About(), Tokenization(served)
     routes = [
         Route("/v1/chat/completions", ChatCompletions(served).create, methods=["POST"]),
@@ -74,7 +81,14 @@ def create_app(
         Route("/version", about.version, methods=["GET"]),
         *page_routes(),
     ]
-    app = Starlette(routes=routes, middleware=[Middleware(ApiKeys, keys=checked_keys(api_keys))])
+    paths = frozenset(route.path for route in routes if isinstance(route, Route))
+    metrics = Metrics(engine.stats, model_id, version("radixlm"), paths)
+    middleware = [
+        Middleware(RequestLog, count=metrics.count_response, has_prompts=logs_prompts),
+        Middleware(ApiKeys, keys=checked_keys(api_keys)),
+    ]
+    routes.append(Route("/metrics", metrics.answer, methods=["GET"]))
+    app = Starlette(routes=routes, middleware=middleware)
     for kind in (RadixLMError, msgspec.MsgspecError, Exception):
         app.add_exception_handler(kind, answer)
     app.add_exception_handler(404, answer)

@@ -48,14 +48,14 @@ class Choices:
         self._streams = streams
 
     @classmethod
-    async def open(cls, asks: Sequence[Ask]) -> Self:
-        """Submit one request for each choice: all of them, or none.
+    async def open(cls, asks: Sequence[Ask], record: RequestRecord | None = None) -> Self:
+        """Submit one request for each choice: all of them, or none. Their ends are told to `record`.
 
         Raises:
             InvalidRequest, EngineError: the engine refuses one, and those before it are cancelled.
         """
         async with AsyncExitStack() as opened:
-            streams = [await opened.enter_async_context(await _open(ask)) for ask in asks]
+            streams = [await opened.enter_async_context(await _open(ask, record)) for ask in asks]
             opened.pop_all()
         return cls(streams)
 
@@ -104,12 +104,14 @@ class Choices:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for stream in self._streams:  # all first: none is computed while another is waited for
+            stream.cancel()
         for stream in self._streams:
             await stream.__aexit__(kind, error, trace)
 
 
-async def _open(ask: Ask) -> ReplyStream:
-    return await ReplyStream.open(lambda wake: ask(on_ready=wake))
+async def _open(ask: Ask, record: RequestRecord | None) -> ReplyStream:
+    return await ReplyStream.open(lambda wake: ask(on_ready=wake), record)
 
 
 async def _read(index: int, stream: ReplyStream, arrived: asyncio.Queue[tuple[int, Delta | Exception | None]]) -> None:

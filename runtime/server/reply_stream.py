@@ -6,7 +6,9 @@ Knows when there is something to read, not what it says.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
@@ -14,8 +16,10 @@ from starlette.concurrency import run_in_threadpool
 
 from ..completion import Completion, Delta
 from ..engine import GenerationStream
-from ..errors import EngineClosed
+from ..errors import EngineClosed, RadixLMError
+from .request_log import RequestRecord
 
+CANCELLING_S = 1.0  # for the step that runs; what a request was until then is only for the log
 Submit = Callable[[Callable[[], None]], GenerationStream]
 """Hands a request to the engine; gets the callback for `on_ready`."""
 
@@ -23,13 +27,15 @@ Submit = Callable[[Callable[[], None]], GenerationStream]
 class ReplyStream:
     """One request's reply: iterate it once, or take `result`; left as a context manager, it is cancelled."""
 
-    def __init__(self, stream: GenerationStream, ready: asyncio.Event) -> None:
+    def __init__(self, stream: GenerationStream, ready: asyncio.Event, record: RequestRecord | None = None) -> None:
         self._stream = stream
         self._ready = ready
+        self._record = record
+        self._has_ended = False
 
     @classmethod
-    async def open(cls, submit: Submit) -> Self:
-        """Submit a request; tokenizing a long prompt happens in a worker thread.
+    async def open(cls, submit: Submit, record: RequestRecord | None = None) -> Self:
+        """Submit a request; tokenizing a long prompt happens in a worker thread. Its end is told to `record`.
 
         Raises:
             InvalidRequest: the engine refuses the request.
@@ -41,7 +47,7 @@ class ReplyStream:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(ready.set)
 
-        return cls(await run_in_threadpool(submit, wake), ready)
+        return cls(await run_in_threadpool(submit, wake), ready, record)
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         """The deltas, each as soon as it is there.
@@ -49,16 +55,10 @@ class ReplyStream:
         Raises:
             EngineError: the request failed; EngineClosed if the engine was closed under it.
         """
-        while True:
-            self._ready.clear()  # before polling: what comes after the poll sets it again
-            try:
-                while (delta := self._stream.poll()) is not None:
-                    if delta.finish_reason == "cancelled":
-                        raise EngineClosed("the server is stopping; send the request again later")
-                    yield delta
-            except StopIteration:
-                return
-            await self._ready.wait()
+        async for delta in self._deltas():
+            if delta.finish_reason == "cancelled":
+                raise EngineClosed("the server is stopping; send the request again later")
+            yield delta
 
     async def result(self) -> Completion:
         """Wait for the end; after iterating, it is there at once."""
@@ -73,4 +73,36 @@ class ReplyStream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.cancel()
+        if self._record is not None and not self._has_ended:
+            self._stream.skip_to_end()
+            with contextlib.suppress(TimeoutError, RadixLMError):
+                async with asyncio.timeout(CANCELLING_S), aclosing(self._deltas()) as rest:
+                    async for _ in rest:
+                        pass
+
+    def cancel(self) -> None:
+        """End the request as soon as possible; harmless when it has ended."""
         self._stream.cancel()
+
+    async def _deltas(self) -> AsyncGenerator[Delta]:
+        """What the engine says, and at its end what the record wants to know."""
+        while True:
+            self._ready.clear()  # before polling: what comes after the poll sets it again
+            try:
+                while (delta := self._stream.poll()) is not None:
+                    self._note(delta)
+                    yield delta
+            except StopIteration:
+                return
+            except RadixLMError:
+                self._has_ended = True
+                raise
+            await self._ready.wait()
+
+    def _note(self, delta: Delta) -> None:
+        if delta.finish_reason is None:
+            return
+        self._has_ended = True
+        if self._record is not None:
+            self._record.completions.append(self._stream.result())

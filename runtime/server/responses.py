@@ -24,6 +24,7 @@ from .errors import HTTPError, describe
 from .logprobs import chat_logprobs
 from .replies import ChatLogprob
 from .reply_stream import ReplyStream
+from .request_log import record_of
 from .response_replies import (
     IncompleteDetails,
     OutputMessage,
@@ -57,10 +58,11 @@ class Responses:
         ask = partial(
             self.served.engine.stream_chat, body.messages(), params, namespace=namespace, cache_match=body.cache_match
         )
-        reply = await ReplyStream.open(lambda wake: ask(on_ready=wake))
+        reply = await ReplyStream.open(lambda wake: ask(on_ready=wake), record_of(request))
         response = _Response(self.served, body, params)
         if body.stream:
-            return EventStream(response.events(reply), reply, encode=named_event, done=b"")
+            keep_alive_s = self.served.keep_alive_s
+            return EventStream(response.events(reply), reply, encode=named_event, done=b"", keep_alive_s=keep_alive_s)
         async with reply:
             completion = await while_connected(request.receive, reply.result())
         return json_response(response.ended(completion))

@@ -15,12 +15,15 @@ from ..completion import Completion
 from .api_keys import api_key_of
 from .errors import HTTPError
 from .replies import UsageReply
+from .request_log import record_of
 from .usage import usage_of
 
 if TYPE_CHECKING:
     from ..engine import Engine
 
 T = TypeVar("T")
+
+KEEP_ALIVE_S = 15.0  # proxies close what was silent for a minute, some for half of one
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Served:
     created: int  # Unix time at which serving began
     max_body_bytes: int
     tells_cached_text: bool
+    keep_alive_s: float = KEEP_ALIVE_S
 
     def check_model(self, model_id: str | None) -> None:
         """Raise HTTPError(404) unless `model_id` is the model served here, or None."""
@@ -48,7 +52,9 @@ class Served:
         Raises:
             InvalidParameter: the salt or the cache key is too long.
         """
-        return self.engine.namespaces.of(CacheScope(api_key_of(request), cache_salt, prompt_cache_key))
+        namespace = self.engine.namespaces.of(CacheScope(api_key_of(request), cache_salt, prompt_cache_key))
+        record_of(request).namespace = namespace
+        return namespace
 
     async def read(self, request: Request, type: type[T]) -> T:
         """The request's body as `type`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, Protocol
@@ -13,8 +13,10 @@ from starlette.types import Receive, Scope, Send
 
 from .disconnect import ClientGone, while_connected
 from .errors import describe
+from .request_log import CLIENT_GONE, RequestRecord, record_of
 
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": keep-alive\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # nor may proxies hold events back
 
 
@@ -29,7 +31,8 @@ class EventStream(Response):
     """Each of `values` as an event, then `[DONE]`; an error on the way is the last event, without `[DONE]`.
 
     `reply` is left as soon as the client disconnects or all is sent, also if nothing was ever sent. `encode` says how
-    a value is written, `done` what comes after the last one.
+    a value is written, `done` what comes after the last one. While nothing comes, a comment is sent every
+    `keep_alive_s` seconds, which clients pass over.
     """
 
     media_type = "text/event-stream"
@@ -41,6 +44,7 @@ class EventStream(Response):
         *,
         encode: Callable[[Any], bytes] | None = None,
         done: bytes = DONE,
+        keep_alive_s: float | None = None,
     ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
@@ -48,28 +52,48 @@ class EventStream(Response):
         self._reply = reply
         self._encode = encode or _event
         self._done = done
+        self._keep_alive_s = keep_alive_s
+        self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = record_of(scope)
         async with self._reply:
-            with contextlib.suppress(ClientGone):
-                await while_connected(receive, self._send_all(send))
+            try:
+                await while_connected(receive, self._send_all(send, record))
+            except ClientGone:
+                record.error = CLIENT_GONE
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, record: RequestRecord) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        keeping_alive = asyncio.create_task(self._keep_alive(send))
         async with aclosing(self._values) as values:
             try:
                 async for value in values:
-                    await _send_body(send, self._encode(value))
+                    await self._send(send, self._encode(value))
                 if self._done:
-                    await _send_body(send, self._done)
+                    await self._send(send, self._done)
             # The status line is sent: whatever fails now can only be said in the stream.
             except Exception as error:
-                await _send_body(send, _event(describe(error)[1]))
+                record.error = type(error).__name__
+                await self._send(send, _event(describe(error)[1]))
+            finally:
+                keeping_alive.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def _send(self, send: Send, body: bytes) -> None:
+        self._sent_at = asyncio.get_running_loop().time()
+        await send({"type": "http.response.body", "body": body, "more_body": True})
 
-async def _send_body(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+    async def _keep_alive(self, send: Send) -> None:
+        """Send a comment whenever nothing was sent for long; one task a stream, for a timer a chunk costs more."""
+        now = asyncio.get_running_loop().time
+        self._sent_at = now()
+        while self._keep_alive_s is not None:
+            silent_s = now() - self._sent_at
+            if silent_s >= self._keep_alive_s:
+                await self._send(send, COMMENT)
+                silent_s = 0.0
+            await asyncio.sleep(self._keep_alive_s - silent_s)
 
 
 def named_event(value: NamedEvent) -> bytes:

@@ -1,0 +1,124 @@
+"""`GET /metrics`: what Prometheus asks for, read from the engine at the moment that it asks.
+
+Knows names and units. Counts nothing itself but the responses that it is told of.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from ..engine_stats import EngineStats
+from ..latency_histogram import LatencyCounts
+from ..manifest import PAGE_SIZE
+
+KINDS = ("exact", "seam", "text", "alias")
+TIER = "memory"  # where all that is cached lies
+Samples = Mapping[Any, float]  # by a tuple with a text for each label
+
+
+class Metrics(Collector):
+    """The endpoint of one application, with a registry of its own; `stats` must not wait for the engine.
+
+    Args:
+        paths: routes that are counted by name; requests to others are counted together.
+    """
+
+    def __init__(self, stats: Callable[[], EngineStats], model_id: str, version: str, paths: frozenset[str]) -> None:
+        self._stats, self._model_id, self._version, self._paths = stats, model_id, version, paths
+        self._responses: Counter[tuple[str, str]] = Counter()
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def count_response(self, scope: Scope, status: int) -> None:
+        """A request has ended."""
+        path = scope["path"] if scope["path"] in self._paths else "other"
+        self._responses[path, str(status)] += 1
+
+    async def answer(self, request: Request) -> Response:
+        """In Prometheus' text format, or OpenMetrics if that is asked for."""
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(self._registry), headers={"content-type": content_type})
+
+    def describe(self) -> list[Metric]:
+        """Nothing: the registry need not ask the engine to know that no name is taken."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All of it, at this moment."""
+        stats = self._stats()
+        build = {(self._version, self._model_id): 1}
+        yield _gauge("build_info", "What is served, and by which version.", build, "version", "model")
+        yield _gauge("engine_up", "Whether the engine takes and computes requests.", {(): int(stats.alive)})
+        yield _gauge("engine_stalled_seconds", "Since a step got on while there is work.", {(): stats.stalled_s})
+        yield from self._requests(stats)
+        yield from self._tokens(stats)
+        yield from self._pages(stats)
+        yield _histogram("time_to_first_token_seconds", "From arrival to the first token.", stats.to_first_token)
+        yield _histogram("inter_token_latency_seconds", "From one token to the next.", stats.between_tokens)
+        yield _histogram("request_duration_seconds", "From arrival to the end.", stats.to_end)
+
+    def _requests(self, stats: EngineStats) -> Iterator[Metric]:
+        yield _gauge("requests_running", "Requests that take part in steps.", {(): stats.num_running})
+        yield _gauge("requests_waiting", "Requests that hold no pages.", {(): stats.num_waiting})
+        finished = {(reason,): count for reason, count in stats.finished_by_reason.items()}
+        yield _counter("requests_finished", "Requests with a reply.", finished, "finish_reason")
+        failed = {(kind,): count for kind, count in stats.failed_by_type.items()}
+        yield _counter("requests_failed", "Requests that the engine took and could not finish.", failed, "type")
+        rejected = {("queue_full",): stats.num_rejected}
+        yield _counter("requests_rejected", "Requests that were not taken.", rejected, "reason")
+        yield _counter("preemptions", "How often a request gave its pages back.", {(): stats.num_preemptions})
+        yield _counter("steps", "Steps of the engine.", {(): stats.num_steps})
+        yield _counter("steps_failed", "Steps that raised an error.", {(): stats.num_failed_steps})
+        text = "Answers by path and status; 499: the client left."
+        yield _counter("http_responses", text, dict(self._responses), "path", "status")
+
+    def _tokens(self, stats: EngineStats) -> Iterator[Metric]:
+        queried, computed = {(): stats.num_prompt_tokens}, {(): stats.num_computed_tokens}
+        hits = {(kind, TIER): stats.cached_tokens_by_kind.get(kind, 0) for kind in KINDS}
+        yield _counter("prefix_query_tokens", "Tokens of prompts that were looked up in the cache.", queried)
+        yield _counter("prefix_hit_tokens", "Tokens of prompts that the cache had.", hits, "kind", "tier")
+        yield _counter("computed_tokens", "Tokens that went through the model.", computed)
+        yield _counter("generated_tokens", "Tokens of replies.", {(): stats.num_generated_tokens})
+
+    def _pages(self, stats: EngineStats) -> Iterator[Metric]:
+        pages = {"free": stats.num_free_pages, "cached": stats.num_cached_pages, "used": stats.num_used_pages}
+        by_state = {(state,): count for state, count in pages.items()}
+        reserved = {("cache",): pages["cached"] * PAGE_SIZE, ("requests",): pages["used"] * PAGE_SIZE}
+        unused = {("cache",): stats.num_unused_cache_rows, ("requests",): stats.num_unused_request_rows}
+        yield _gauge("kv_pages", f"Pages of {PAGE_SIZE} tokens.", by_state, "state")
+        used = pages["used"] / stats.num_pages if stats.num_pages else 0.0
+        yield _gauge("kv_used_ratio", "Share of the pages that requests hold.", {(): used})
+        yield _counter("kv_pages_evicted", "Cached pages that made room.", {(): stats.num_evicted_pages})
+        yield _gauge("kv_rows_reserved", "Tokens that the pages of an owner could hold.", reserved, "owner")
+        yield _gauge("kv_rows_unused", "Of those, rows that no token is in: fragmentation.", unused, "owner")
+
+
+def _gauge(name: str, text: str, samples: Samples, *labels: str) -> Metric:
+    family = GaugeMetricFamily(f"radixlm_{name}", text, labels=labels)
+    for values, value in samples.items():
+        family.add_metric(values, value)
+    return family
+
+
+def _counter(name: str, text: str, samples: Samples, *labels: str) -> Metric:
+    family = CounterMetricFamily(f"radixlm_{name}", text, labels=labels)
+    for values, value in samples.items():
+        family.add_metric(values, value)
+    return family
+
+
+def _histogram(name: str, text: str, counts: LatencyCounts) -> Metric:
+    bounds = [*map(str, counts.bounds_s), "+Inf"]
+    buckets = list(zip(bounds, counts.cumulative, strict=True))
+    return HistogramMetricFamily(f"radixlm_{name}", text, buckets=buckets, sum_value=counts.sum_s)

@@ -1,0 +1,168 @@
+"""Give every request an id, and the log one line of each: what it asked for and what became of it.
+
+Knows counts, times and names of errors. Never what was said, unless asked to.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..completion import Completion
+
+_log = logging.getLogger("radixlm.requests")
+
+QUIET_PATHS = frozenset({"/health", "/metrics"})  # asked for every few seconds: only worth a line if they fail
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_PROMPTS = ("messages", "prompt", "input")
+_MAX_ERROR_BYTES = 1 << 14
+STATUS_CLIENT_GONE = 499  # as nginx has it
+CLIENT_GONE = "client_gone"
+CountResponse = Callable[[Scope, int], None]
+"""Gets a request's scope and its status, when it has ended."""
+
+
+@dataclass
+class RequestRecord:
+    """What is known of one request so far."""
+
+    request_id: str
+    arrived_at: float
+    status: int = STATUS_CLIENT_GONE
+    namespace: bytes | None = None
+    completions: list[Completion] = field(default_factory=list)
+    error: str | None = None
+    body: bytearray | None = None  # None: nobody wants to know
+    _error_body: bytearray = field(default_factory=bytearray)
+
+    def fields(self, scope: Scope) -> dict[str, Any]:
+        """What the log says of it; times in seconds, counts of all its replies together."""
+        said: dict[str, Any] = {
+            "id": self.request_id,
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": self.status,
+            "namespace": None if self.namespace is None else self.namespace.hex()[:12],
+        }
+        if self.completions:
+            usages = [completion.usage for completion in self.completions]
+            timings = [completion.timings for completion in self.completions]
+            firsts = [each.time_to_first_token_s for each in timings if each.time_to_first_token_s is not None]
+            speeds = [each.decode_tokens_per_s for each in timings if each.decode_tokens_per_s]
+            said |= {
+                "prompt_tokens": sum(usage.prompt_tokens for usage in usages),
+                "cached_tokens": sum(usage.cached_tokens for usage in usages),
+                "generated_tokens": sum(usage.completion_tokens for usage in usages),
+                "ttft_s": round(min(firsts), 4) if firsts else None,
+                "tpot_s": round(sum(1 / speed for speed in speeds) / len(speeds), 5) if speeds else None,
+                "finish_reason": ",".join(dict.fromkeys(completion.finish_reason for completion in self.completions)),
+            }
+        said["total_s"] = round(time.monotonic() - self.arrived_at, 4)
+        error = self.error or self._error_of_body() or (CLIENT_GONE if self.status == STATUS_CLIENT_GONE else None)
+        if error is not None:
+            said["error"] = error
+        if self.body is not None:
+            said["prompt"] = _prompt_of(self.body)
+        return said
+
+    def add_error_body(self, part: bytes) -> None:
+        """Keep what a client is told, if it is an error."""
+        if self.status >= 400 and len(self._error_body) + len(part) <= _MAX_ERROR_BYTES:
+            self._error_body += part
+
+    def _error_of_body(self) -> str | None:
+        """The code or the type of the error that the client was told, never its message: that may quote the prompt."""
+        if not self._error_body:
+            return None
+        try:
+            error = json.loads(bytes(self._error_body))["error"]
+            return str(error.get("code") or error.get("type"))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return str(self.status)
+
+
+class RequestLog:
+    """An ASGI middleware around all others; `record_of` finds the record of a request.
+
+    Args:
+        count: is told of every response.
+        has_prompts: whether the log says what was asked.
+    """
+
+    def __init__(self, app: ASGIApp, *, count: CountResponse, has_prompts: bool = False) -> None:
+        self._app, self._count, self._has_prompts = app, count, has_prompts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        record = RequestRecord(_request_id(scope), time.monotonic(), body=bytearray() if self._has_prompts else None)
+        scope.setdefault("state", {})["record"] = record
+
+        async def receiving() -> Message:
+            message = await receive()
+            if record.body is not None and message["type"] == "http.request":
+                record.body += message.get("body", b"")
+            return message
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = record.request_id
+            elif record.status >= 400:
+                record.add_error_body(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receiving if self._has_prompts else receive, sending)
+        finally:
+            self._count(scope, record.status)
+            if record.status >= 400 or scope["path"] not in QUIET_PATHS:
+                fields = record.fields(scope)
+                _log.info("%s", line_of(fields), extra={"fields": fields})
+
+
+def record_of(connection: HTTPConnection | Scope) -> RequestRecord:
+    """The record of a request; one that is nobody's, where there is no log."""
+    scope = connection.scope if isinstance(connection, HTTPConnection) else connection
+    record = scope.get("state", {}).get("record")
+    return record if isinstance(record, RequestRecord) else RequestRecord("", 0.0)
+
+
+def line_of(fields: dict[str, Any]) -> str:
+    """The fields as a person reads them.
+
+    >>> line_of({"id": "req-1", "path": "/v1/models", "status": 200, "namespace": None, "total_s": 0.1})
+    'id=req-1 path=/v1/models status=200 namespace=- total_s=0.1'
+    """
+    return " ".join(f"{name}={_text(value)}" for name, value in fields.items())
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if re.fullmatch(r"[^\s\"\x00-\x1f\x7f]+", text) else json.dumps(text)
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's own, if it is fit to be written down; else a new one."""
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+
+
+def _prompt_of(body: bytearray) -> Any:
+    try:
+        asked = json.loads(bytes(body))
+        return next((asked[name] for name in _PROMPTS if name in asked), None)
+    except (ValueError, TypeError, RecursionError):
+        return None
