@@ -50,10 +50,15 @@ class ChatTemplate:
         except (jinja2.TemplateSyntaxError, RecursionError) as error:
             raise InvalidRequest(f"the model's chat template is not valid Jinja: {_reason(error)}") from error
 
-    def render(self, messages: Sequence[Mapping[str, object]], add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] = (),
+    ) -> str:
         """The text of `messages`, ready to be continued by the assistant if `add_generation_prompt`.
 
-        `messages` are handed over as they are and not changed.
+        `messages` and `tools` are handed over as they are and not changed. Many templates know no tools.
 
         Raises:
             InvalidRequest: the template refuses the messages or fails on them, or the text is too long.
@@ -63,6 +68,7 @@ class ChatTemplate:
         try:
             for piece in self._template.generate(
                 messages=[dict(message) for message in messages],
+                tools=list(tools) or None,
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
             ):

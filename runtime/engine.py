@@ -42,6 +42,8 @@ from .request import Request, RequestLimits
 from .sampling_params import SamplingParams
 from .scheduler import SchedulerPolicy
 from .token_constraint import ConstraintSource
+from .tool_format import PLAIN, Tool, ToolFormat, format_of
+from .tool_messages import for_template
 from .why_not_more import WhyNotMore
 
 if TYPE_CHECKING:
@@ -225,17 +227,18 @@ class Engine:
         *,
         namespace: bytes = b"",
         cache_match: MatchPolicy | None = None,
+        tools: Sequence[Tool] = (),
         constraint: Grammar | ConstraintSource | None = None,
     ) -> Completion:
         """Answer a conversation of `{"role": ..., "content": ...}` messages, rendered by the model's
-        template.
+        template, which is told of `tools`; `tool_format.grammar(tools, "auto")` is a constraint by which it calls them.
 
         Raises:
             InvalidRequest: the artifact has no chat template, or the template refuses the messages.
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, EngineError: as `generate`.
         """
         return self.stream_chat(
-            messages, params, namespace=namespace, cache_match=cache_match, constraint=constraint
+            messages, params, namespace=namespace, cache_match=cache_match, tools=tools, constraint=constraint
         ).result()
 
     def stream_chat(
@@ -245,13 +248,14 @@ class Engine:
         *,
         namespace: bytes = b"",
         cache_match: MatchPolicy | None = None,
+        tools: Sequence[Tool] = (),
         constraint: Grammar | ConstraintSource | None = None,
         on_ready: Callable[[], None] | None = None,
     ) -> GenerationStream:
         """Like `chat`, but returns at once; see `stream`."""
         self._loop.require_room()
         policy = self._match if cache_match is None else _checked_match(cache_match)
-        prepared = self._prepare_chat(messages, None if policy == "exact" else namespace)
+        prepared = self._prepare_chat(messages, None if policy == "exact" else namespace, tools)
         return self._submit(prepared, params, namespace, policy, self._render_reply, constraint, on_ready)
 
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
@@ -280,20 +284,19 @@ class Engine:
         with _refusing():
             return self.tokenizer.decode(token_ids, skip_special=False)
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """The text that `chat` feeds the model: the conversation and the generation prompt.
 
         Raises:
             EmptyPrompt: there are no messages.
             InvalidRequest: the artifact has no chat template, or the template refuses the messages.
         """
-        if not messages:
-            raise EmptyPrompt("the conversation has no messages; send at least one")
-        if self._chat_template is None:
-            raise InvalidRequest(
-                f"model {self.manifest.name} has no chat template; use generate, or compile a chat model"
-            )
-        return self._chat_template.render(messages)
+        return self._render(messages, [tool.for_template() for tool in tools])
+
+    @functools.cached_property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes that it calls a tool."""
+        return PLAIN if self._chat_template is None else format_of(self._chat_template)
 
     @property
     def grammars(self) -> Grammars:
@@ -397,12 +400,27 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _prepare_chat(self, messages: Sequence[Message], seam_of: bytes | None) -> PreparedPrompt:
+    def _prepare_chat(
+        self, messages: Sequence[Message], seam_of: bytes | None, tools: Sequence[Tool] = ()
+    ) -> PreparedPrompt:
         with _refusing():
+            described = [tool.for_template() for tool in tools]
             marked = self.tokenizer.mark_typed(messages)  # a control token that a client types is text
-        rendered = self.render(marked)
+            marked_tools = self.tokenizer.mark_typed(described)
+        rendered = self._render(marked, marked_tools)
+        has_marks = marked is not messages or marked_tools is not described
         with _refusing():
-            return self.tokenizer.prepare_chat(rendered, seam_of=seam_of, has_marks=marked is not messages)
+            return self.tokenizer.prepare_chat(rendered, seam_of=seam_of, has_marks=has_marks)
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Message]) -> str:
+        if not messages:
+            raise EmptyPrompt("the conversation has no messages; send at least one")
+        if self._chat_template is None:
+            raise InvalidRequest(
+                f"model {self.manifest.name} has no chat template; use generate, or compile a chat model"
+            )
+        told, known = for_template(messages, tools, self.tool_format)
+        return self._chat_template.render(told, tools=known)
 
     def _submit(
         self,

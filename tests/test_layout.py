@@ -44,7 +44,16 @@ ENGINE = {
     "scheduler",
     "sampler",
 }
-GRAMMAR = {"grammar", "grammars", "grammar_constraint", "grammar_trial", "grammar_vocabulary", "token_constraint"}
+GRAMMAR = {
+    "tool_format",
+    "tool_messages",
+    "grammar",
+    "grammars",
+    "grammar_constraint",
+    "grammar_trial",
+    "grammar_vocabulary",
+    "token_constraint",
+}
 FORBIDDEN_IN_RUNTIME = {
     **{module: {*ENGINE, "server", "model_runner", "artifact"} for module in CACHE},
     **{module: {"server"} for module in ENGINE},

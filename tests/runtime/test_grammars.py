@@ -19,6 +19,7 @@ from radixlm.runtime.grammar import MAX_GRAMMAR_LENGTH, Grammar
 from radixlm.runtime.grammar_trial_process import Vocabulary
 from radixlm.runtime.grammar_vocabulary import GrammarVocabulary
 from radixlm.runtime.grammars import MAX_WAITING, Grammars
+from radixlm.runtime.token_constraint import allowed_of
 from radixlm.tokenizer_fix import Tokenizer
 
 from .grammar_walk import allowed_ids, say
@@ -65,6 +66,7 @@ class Bench:
         self.vocabulary = GrammarVocabulary(
             self.tokenizer, vocab_size=self.tokenizer.vocab_size, eos_token_ids=self.eos
         )
+        self.id_of = {token: token_id for token_id, token in enumerate(self.vocabulary.tokens)}
         self.grammars = self.open(**options)
 
     def open(self, **options: float) -> Grammars:
@@ -75,12 +77,18 @@ class Bench:
         return say(constraint, self.tokenizer, self.eos, random.Random(seed))
 
     def follows(self, grammar: Grammar, text: str) -> bool:
-        """Whether a reply of these tokens could be said and end there."""
-        constraint = self.grammars.compile(grammar).start()
-        for token in self.tokenizer.encode_inside(text):
-            if constraint.is_finished or token not in allowed_ids(constraint, self.tokenizer):
+        """Whether this could be said and end there, each time by the longest token that may come."""
+        constraint, rest = self.grammars.compile(grammar).start(), text.encode()
+        while rest and not constraint.is_finished:
+            allowed = allowed_of(constraint.mask(), self.tokenizer.vocab_size)
+            found = [self.id_of[rest[:n]] for n in range(min(len(rest), 40), 0, -1) if rest[:n] in self.id_of]
+            token = next((token for token in found if allowed[token]), None)
+            if token is None:
                 return False
             constraint.accept(token)
+            rest = rest[len(self.tokenizer.token_bytes(token)) :]
+        if rest:
+            return False
         return constraint.is_finished or self.eos[0] in allowed_ids(constraint, self.tokenizer)
 
 
