@@ -1,7 +1,7 @@
 #!/bin/sh
 # Pins the newest versions that pyproject.toml allows: requirements.lock to run, requirements-dev.lock to test,
 # requirements-bench.lock to measure, requirements-browser.lock and requirements-clients.lock for the suites that only talk
-# to a server.
+# to a server, requirements-ray.lock for the one of several engines behind Ray Serve.
 set -eu
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -26,11 +26,13 @@ run = pyproject["project"]["dependencies"] + pyproject["build-system"]["requires
 for extra in ("dev", "bench"):
     wanted = ["-r run", *pyproject["project"]["optional-dependencies"][extra]]
     (scratch / f"{extra}.in").write_text("\n".join(wanted))
+extras = pyproject["project"]["optional-dependencies"]
+(scratch / "ray.in").write_text("\n".join(["-r run", *extras["ray"], "pytest>=8.3"]))
 for extra in ("browser", "clients"):
     (scratch / f"{extra}.in").write_text("\n".join(pyproject["project"]["optional-dependencies"][extra]))
 PYTHON
 
-for name in run dev bench browser clients; do resolve "$name"; done
+for name in run dev bench browser clients ray; do resolve "$name"; done
 for suite in browser clients; do
     {
         echo "# What the suite tests/$suite needs, without radixlm. Made by \`make lock\`."
@@ -51,3 +53,8 @@ done
     echo '-r requirements.lock'
     grep -vxFf "$scratch/run" "$scratch/bench"
 } >requirements-bench.lock
+{
+    echo '# What the suite tests/ray needs beside what radixlm runs on. Made by `make lock`.'
+    echo '-r requirements.lock'
+    grep -vxFf "$scratch/run" "$scratch/ray"
+} >requirements-ray.lock

@@ -1,0 +1,89 @@
+"""Choose the replica that holds a prompt's longest prefix, unless it is overloaded.
+
+Knows texts as bytes, namespaces, names of replicas and how many requests each has; not where replicas are, nor how they
+are asked. What a replica holds is what was sent to it, remembered by digests of the text's blocks, so many of them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import takewhile
+
+
+@dataclass(frozen=True)
+class RouterPolicy:
+    """How texts are remembered, and how much busier than others the holder of a prefix may be.
+
+    A text is cut in blocks of `block_bytes`, of which the first `max_blocks_of_text` count; of each replica the
+    `max_blocks` used last are remembered, 100 bytes of memory each. A replica is overloaded when it has `max_lead`
+    requests more than the one that has fewest.
+    """
+
+    block_bytes: int = 64
+    max_blocks_of_text: int = 4096
+    max_blocks: int = 1 << 17
+    max_lead: int = 8
+
+
+class PrefixRouter:
+    """What each of `replicas` was sent; one thread uses it.
+
+    >>> router = PrefixRouter(["a", "b"])
+    >>> talk = b"A long conversation about radix trees, from its very first word on..."
+    >>> router.choose(b"", talk, {"a": 1, "b": 0})
+    'b'
+    >>> router.record("b", b"", talk)
+    >>> router.choose(b"", talk + b" and on", {"a": 1, "b": 7}), router.choose(b"", talk, {"a": 1, "b": 9})
+    ('b', 'a')
+    """
+
+    def __init__(self, replicas: Iterable[str], policy: RouterPolicy | None = None) -> None:
+        self._policy = policy or RouterPolicy()
+        self._held: dict[str, OrderedDict[bytes, None]] = {name: OrderedDict() for name in replicas}
+
+    def choose(self, namespace: bytes, text: bytes, loads: Mapping[str, int]) -> str:
+        """One of the replicas in `loads`, which has the requests that each is at work on and is not empty.
+
+        The longest prefix wins among those that are not overloaded; then the fewest requests; then who holds least, so
+        that new conversations spread.
+        """
+        most = min(loads.values()) + self._policy.max_lead
+        blocks = self._blocks(namespace, text)
+        return min(
+            (name for name in loads if loads[name] < most or loads[name] == min(loads.values())),
+            key=lambda name: (-self._num_held(name, blocks), loads[name], len(self._held[name])),
+        )
+
+    def record(self, replica: str, namespace: bytes, text: bytes) -> None:
+        """The replica is sent this text, and will hold it."""
+        held = self._held[replica]
+        for block in reversed(self._blocks(namespace, text)):  # the first ones are forgotten last
+            held[block] = None
+            held.move_to_end(block)
+        while len(held) > self._policy.max_blocks:
+            held.popitem(last=False)
+
+    def num_held_bytes(self, replica: str, namespace: bytes, text: bytes) -> int:
+        """How much of the text the replica was sent before, in whole blocks."""
+        return self._num_held(replica, self._blocks(namespace, text)) * self._policy.block_bytes
+
+    def forget(self, replica: str) -> None:
+        """The replica holds nothing any more: it was started anew."""
+        self._held[replica].clear()
+
+    def _num_held(self, replica: str, blocks: Sequence[bytes]) -> int:
+        return sum(1 for _ in takewhile(self._held[replica].__contains__, blocks))
+
+    def _blocks(self, namespace: bytes, text: bytes) -> list[bytes]:
+        """A digest for each whole block, of all up to its end and of the namespace."""
+        size = self._policy.block_bytes
+        num_blocks = min(len(text) // size, self._policy.max_blocks_of_text)
+        digest = blake2b(len(namespace).to_bytes(8, "big") + namespace, digest_size=16)
+        blocks = []
+        for number in range(num_blocks):
+            digest.update(text[number * size : (number + 1) * size])
+            blocks.append(digest.digest())
+        return blocks

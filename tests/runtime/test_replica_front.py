@@ -1,0 +1,213 @@
+"""A server in front of servers: the same answers, past dead replicas, and nobody waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from radixlm.runtime.asgi_messages import answer_of, plain_scope
+from radixlm.runtime.prefix_router import RouterPolicy
+from radixlm.runtime.replica_front import REPLICA_HEADER, ReplicaFront, ReplicaGone
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+from starlette.types import Message, Receive, Scope, Send
+
+TALK = "A question that is longer than a block, so that it can be found again. "
+
+
+class FakeReplica:
+    """A small server, which dies when it is told to."""
+
+    def __init__(self) -> None:
+        self.dies_after: int | None = None  # messages of an answer
+        self.returns = asyncio.Event()
+        self.bodies: list[bytes] = []
+        self.num_cancelled = 0
+        routes = [
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/cache", self._forget, methods=["DELETE"]),
+            Route("/fails", self._fail),
+        ]
+        self._app = Starlette(routes=routes)
+
+    async def ask(self, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[list[Message]]:
+        num_messages = 0
+        json.dumps({**scope, "headers": None, "raw_path": None, "query_string": None})  # all of it can be sent
+        try:
+            async with aclosing(answer_of(self._app, dict(scope), body)) as batches:
+                async for batch in batches:
+                    for message in batch:
+                        if self.dies_after == num_messages:
+                            raise ReplicaGone("killed")
+                        num_messages += 1
+                        yield [message]
+        except GeneratorExit:
+            self.num_cancelled += 1
+            raise
+
+    async def wait_until_ready(self) -> None:
+        await self.returns.wait()
+
+    async def _chat(self, request: Request) -> Response:
+        body = await request.body()
+        self.bodies.append(body)
+        if json.loads(body).get("stream"):
+            return StreamingResponse(self._events(), media_type="text/event-stream")
+        return JSONResponse({"length": len(body)})
+
+    async def _events(self) -> AsyncGenerator[bytes]:
+        for number in range(3):
+            yield f"data: {number}\n\n".encode()
+
+    async def _forget(self, request: Request) -> Response:
+        return JSONResponse({"num_freed_pages": 2, "num_kept_pages": 1, "object": "cache.cleared"})
+
+    async def _fail(self, request: Request) -> Response:
+        raise RuntimeError("a bug")
+
+
+@pytest.fixture
+def replicas() -> dict[str, FakeReplica]:
+    return {"one": FakeReplica(), "two": FakeReplica()}
+
+
+@pytest.fixture
+def client(replicas: dict[str, FakeReplica]) -> Iterator[TestClient]:
+    front = ReplicaFront(replicas, policy=RouterPolicy(max_lead=2), max_body_bytes=1000)
+    with TestClient(front.app(), raise_server_exceptions=False) as client:
+        yield client
+
+
+def ask(client: TestClient, text: str, **more: Any) -> Any:
+    body = {"messages": [{"role": "user", "content": text}], **more}
+    return client.post("/v1/chat/completions", json=body)
+
+
+def test_conversations_spread_and_go_on_where_they_began(client: TestClient) -> None:
+    first = [ask(client, f"{number} {TALK}").headers[REPLICA_HEADER] for number in range(6)]
+    again = [ask(client, f"{number} {TALK}{TALK}").headers[REPLICA_HEADER] for number in range(6)]
+    assert first == again and sorted(first) == ["one"] * 3 + ["two"] * 3
+
+
+def test_answers_and_streams_come_as_the_replica_sends_them(client: TestClient) -> None:
+    assert ask(client, "Hi").json()["length"] > 10
+    streamed = ask(client, "Hi", stream=True)
+    assert streamed.text == "data: 0\n\ndata: 1\n\ndata: 2\n\n"
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+
+
+def test_a_replica_that_dies_before_it_answers_is_replaced(
+    client: TestClient, replicas: dict[str, FakeReplica]
+) -> None:
+    place = ask(client, TALK).headers[REPLICA_HEADER]
+    other = ({*replicas} - {place}).pop()
+    replicas[place].dies_after = 0
+    again = ask(client, TALK + TALK)
+    assert again.status_code == 200 and again.headers[REPLICA_HEADER] == other
+    health = client.get("/health")
+    assert health.status_code == 200 and health.json()["status"] == "degraded"
+    assert health.json()["replicas"][place] == {"status": "gone", "num_requests": 0}
+    replicas[place].dies_after = None
+    replicas[place].returns.set()
+    client.get("/health")
+    assert client.get("/health").json()["status"] == "ready"
+
+
+def test_a_replica_that_dies_in_mid_stream_says_so_in_the_stream(
+    client: TestClient, replicas: dict[str, FakeReplica]
+) -> None:
+    for replica in replicas.values():
+        replica.dies_after = 2
+    events = ask(client, TALK, stream=True).text.split("\n\n")
+    assert events[0] == "data: 0" and json.loads(events[1].removeprefix("data: "))["error"]["code"] == "replica_gone"
+
+
+def test_without_replicas_clients_are_told_at_once(client: TestClient, replicas: dict[str, FakeReplica]) -> None:
+    for replica in replicas.values():
+        replica.dies_after = 0
+    answer = ask(client, TALK)
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "no_replica"
+    assert int(answer.headers["retry-after"]) > 0
+    assert client.get("/health").status_code == 503
+
+
+def test_an_error_of_the_replicas_server_is_an_answer_and_no_death(client: TestClient) -> None:
+    assert client.get("/fails").status_code == 500
+    assert client.get("/health").json()["status"] == "ready"
+
+
+def test_a_client_can_name_the_replica(client: TestClient) -> None:
+    body = {"messages": [{"role": "user", "content": TALK}]}
+    for name in ("two", "one", "two"):
+        answer = client.post("/v1/chat/completions", json=body, headers={REPLICA_HEADER: name})
+        assert answer.headers[REPLICA_HEADER] == name
+    answer = client.post("/v1/chat/completions", json=body, headers={REPLICA_HEADER: "three"})
+    assert answer.status_code == 404 and answer.json()["error"]["code"] == "replica_not_found"
+
+
+def test_what_is_forgotten_is_forgotten_by_all(client: TestClient) -> None:
+    cleared = {"num_freed_pages": 4, "num_kept_pages": 2, "object": "cache.cleared"}
+    assert client.delete("/v1/cache").json() == cleared
+
+
+def test_a_long_body_is_refused_before_it_is_sent_on(client: TestClient, replicas: dict[str, FakeReplica]) -> None:
+    assert ask(client, "x" * 2000).status_code == 413
+    assert not any(replica.bodies for replica in replicas.values())
+
+
+def test_keys_are_asked_for_and_set_caches_apart(replicas: dict[str, FakeReplica]) -> None:
+    front = ReplicaFront(replicas)
+    with TestClient(front.app(["alice", "bob"])) as client:
+        assert ask(client, TALK).status_code == 401 and client.get("/health").status_code == 200
+        places = {}
+        for key in ("alice", "bob"):  # the same text, but whoever holds it for one holds nothing for the other
+            client.headers["authorization"] = f"Bearer {key}"
+            places[key] = ask(client, TALK).headers[REPLICA_HEADER]
+        assert places["alice"] != places["bob"]
+        assert ask(client, TALK).headers[REPLICA_HEADER] == places["bob"]
+
+
+def test_the_overloaded_one_is_avoided_and_a_client_that_leaves_is_cancelled() -> None:
+    asyncio.run(_overload())
+
+
+async def _overload() -> None:
+    is_stopped = asyncio.Event()
+
+    async def waits(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await receive()  # until the client has gone
+        is_stopped.set()
+
+    replicas = {"one": FakeReplica(), "two": FakeReplica()}
+    front = ReplicaFront(replicas, policy=RouterPolicy(max_lead=2))
+    app = front.app()
+    body = json.dumps({"messages": [{"role": "user", "content": TALK}]}).encode()
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers, "query_string": b""}
+
+    async def place() -> str:
+        messages = [message async for batch in answer_of(app, dict(scope), body) for message in batch]
+        return str(dict(messages[0]["headers"])[REPLICA_HEADER.encode()].decode())
+
+    holder = await place()
+    replicas[holder]._app = waits  # type: ignore[assignment]
+    waiting = [answer_of(app, dict(scope), body) for _ in range(2)]
+    reading = [asyncio.create_task(anext(one)) for one in waiting]
+    while front._loads[holder] < 2:
+        await asyncio.sleep(0)
+    assert await place() != holder
+    for task, one in zip(reading, waiting, strict=True):
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await one.aclose()
+    await asyncio.wait_for(is_stopped.wait(), 10)
+    assert front._loads == {"one": 0, "two": 0}
+    assert plain_scope({**scope, "app": object()}) == scope
