@@ -57,8 +57,9 @@ class RequestLimits:
             raise EmptyPrompt("the prompt has no tokens; it needs at least one")
         if len(prompt.ids) >= self.context_length:
             raise ContextLengthExceeded(
-                f"the prompt has {len(prompt.ids)} tokens, the context holds {self.context_length} and "
-                f"needs one for the reply; shorten the prompt to {self.context_length - 1}"
+                # begins as OpenAI's, by which litellm knows what it is
+                f"This model's maximum context length is {self.context_length} tokens, of which the reply needs "
+                f"one; the prompt has {len(prompt.ids)}: shorten it to {self.context_length - 1}"
             )
         self.require_known("the prompt", prompt.ids)
         self.require_known("stop_token_ids", params.stop_token_ids)

@@ -36,7 +36,8 @@ class ApiKeys:
             if key is None and scope["type"] != "http":
                 return await send({"type": "websocket.close", "code": 1008})
             if key is None:
-                message = "send a key that this server knows, as the header: Authorization: Bearer KEY"
+                # begins as OpenAI's, by which litellm knows what it is
+                message = "Incorrect API key provided: send one that this server knows, as Authorization: Bearer KEY"
                 refusal = respond(HTTPError(401, message, code="invalid_api_key"), {"WWW-Authenticate": "Bearer"})
                 return await refusal(scope, receive, send)
             scope.setdefault("state", {})["api_key"] = key
