@@ -16,6 +16,7 @@ from ..completion import Completion, Delta
 from ..engine import GenerationStream
 from ..sampling_params import SamplingParams
 from .reply_stream import ReplyStream
+from .request_log import RequestRecord
 
 _NUM_SEEDS = 2**64
 
