@@ -15,8 +15,10 @@ from ..cache_namespace import MAX_LENGTH
 from ..errors import InvalidParameter
 from ..prefix_match import MatchPolicy
 from ..sampling_params import SamplingParams
+from ..tool_format import ToolChoice
 from .limits import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID, require_at_most
 from .response_format import GuidedRequest
+from .tools import CallOfMessage, FunctionTool, NamedChoice, ToolUse, tool_use
 
 Prompt = str | list[int]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
@@ -38,20 +40,34 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     The fields that can only be null are those of a reply: OpenAI's clients send a reply back as they got it.
     """
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None  # None: a reply that only calls tools
     name: str | None = None
     refusal: None = None
     annotations: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: None = None
+    tool_calls: list[CallOfMessage] | None = None  # of a reply
+    tool_call_id: str | None = None  # of the call that a tool answers
+
+    def __post_init__(self) -> None:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("a message without tool_calls needs content; it is missing or null")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"tool_calls is set, and role is {self.role!r}; only the assistant calls tools")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise ValueError("tool_call_id and the role 'tool' belong together; one of them is missing")
 
     def to_template(self) -> dict[str, object]:
         """The message as chat templates know it; they know `developer` as `system`."""
-        content = self.content if isinstance(self.content, str) else "".join(p.text for p in self.content)
+        content = self.content or ""
+        content = content if isinstance(content, str) else "".join(part.text for part in content)
         role = "system" if self.role == "developer" else self.role
         message: dict[str, object] = {"role": role, "content": content}
+        if self.tool_calls:
+            message["tool_calls"] = [call.to_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
         return message if self.name is None else message | {"name": self.name}
 
 
@@ -132,6 +148,17 @@ class ChatRequest(SamplingRequest, kw_only=True):
     max_completion_tokens: int | None = None  # OpenAI's newer name of max_tokens
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: ToolChoice | NamedChoice | None = None  # None: auto
+    parallel_tool_calls: bool | None = None  # None: true
+
+    def tool_use(self) -> ToolUse:
+        """What the model is told of tools, and what it may do with them.
+
+        Raises:
+            InvalidParameter: the fields do not fit each other.
+        """
+        return tool_use(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
 
     def _own_wishes(self) -> dict[str, object]:
         if self.top_logprobs is not None and not self.logprobs:

@@ -25,6 +25,7 @@ from radixlm.runtime.engine import EngineStats, GenerationStream
 from radixlm.runtime.errors import EmptyPrompt, RadixLMError
 from radixlm.runtime.sampling_params import SamplingParams
 from radixlm.runtime.server import create_app
+from radixlm.runtime.tool_format import PLAIN, ToolFormat
 from radixlm.runtime.why_not_more import WhyNotMore
 from starlette.testclient import TestClient
 
@@ -141,6 +142,7 @@ class FakeEngine:
     default_params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.3))
     context_length: int = 512
     manifest: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(name="fake"))
+    tool_format: ToolFormat = PLAIN
 
     def __post_init__(self) -> None:
         self.go_on.set()

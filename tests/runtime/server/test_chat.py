@@ -151,7 +151,7 @@ def test_logprobs_are_streamed_with_their_text(client: TestClient) -> None:
     [
         ({"messages": "Hi"}, "messages", "Expected `array`"),
         ({"messages": [{"role": "robot", "content": "Hi"}]}, "messages[0].role", "robot"),
-        ({"messages": [{"role": "user"}]}, "content", "required field `content`"),
+        ({"messages": [{"role": "user"}]}, "messages[0]", "needs content"),
         ({"max_tokens": "5"}, "max_tokens", "Expected `int | null`"),
         ({"temprature": 1}, "temprature", "unknown field `temprature`"),
         ({"temperature": -1}, None, "temperature is -1"),

@@ -1,0 +1,294 @@
+"""Tools in OpenAI's shapes: models that say what a script says, and one that says anything it may."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from radixlm.runtime.engine import Engine
+from radixlm.runtime.scripted_runner import ScriptedRunner
+from radixlm.runtime.server import create_app
+from radixlm.runtime.tool_format import HERMES, LLAMA3, PLAIN, ToolFormat
+from starlette.testclient import TestClient
+
+from ..fake_artifact import fake_artifact
+from ..fake_model import FakeModel
+from ..tool_templates import LLAMA, NO_TOOLS, QWEN
+
+TOKENIZER = gzip.decompress(
+    (Path(__file__).resolve().parents[2] / "data" / "tokenizers" / "smollm2.json.gz").read_bytes()
+).decode()
+VOCAB_SIZE, END_OF_TURN = 49152, 2
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "description": "Rain?", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "now"}},
+]
+USER = {"role": "user", "content": "Weather in Oslo?"}
+OSLO = ("get_weather", '{"city": "Oslo", "days": 3}')
+MODELS = {"hermes": (QWEN, HERMES), "llama3": (LLAMA, LLAMA3), "plain": (NO_TOOLS, PLAIN)}
+
+
+class Scripted:
+    """A server whose model says a script."""
+
+    def __init__(self, template: str, format: ToolFormat) -> None:
+        self.format = format
+        self.runner = ScriptedRunner(VOCAB_SIZE)
+        artifact = fake_artifact(
+            TOKENIZER, template, vocab_size=VOCAB_SIZE, bos_token_id=1, eos_token_id=END_OF_TURN, context_length=1024
+        )
+        self.engine = Engine(artifact, max_num_seqs=8, open_runner=lambda _, __, ___: self.runner)  # type: ignore[arg-type]
+        self.client = TestClient(create_app(self.engine))
+
+    def say(self, text: str) -> None:
+        self.runner.script.clear()
+        self.runner.script.extend([*self.engine.tokenizer.encode_inside(text), END_OF_TURN])
+
+    def ask(self, says: str, messages: list[Any] | None = None, **body: object) -> Any:
+        self.say(says)
+        body = {"messages": messages or [USER], "tools": TOOLS, "temperature": 0.0, "max_tokens": 300, **body}
+        return self.client.post("/v1/chat/completions", json=body)
+
+    def reply(self, says: str, messages: list[Any] | None = None, **body: object) -> Any:
+        return self.ask(says, messages, **body).json()["choices"][0]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> Iterator[Scripted]:
+    model = Scripted(*MODELS[request.param])
+    with model.engine, model.client:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def hermes() -> Iterator[Scripted]:
+    model = Scripted(QWEN, HERMES)
+    with model.engine, model.client:
+        yield model
+
+
+def events(response: Any) -> list[Any]:
+    *lines, done = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert done == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def test_a_call_comes_in_openais_shape(model: Scripted) -> None:
+    choice = model.reply(model.format.text_of([OSLO]))
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert message["content"] is None and message["role"] == "assistant"
+    [call] = message["tool_calls"]
+    assert call["type"] == "function" and call["id"].startswith("call_")
+    assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Oslo", "days": 3}'}
+
+
+def test_words_are_words_though_there_are_tools(model: Scripted) -> None:
+    choice = model.reply("It is sunny, <i>really</i>.")
+    assert choice["message"] == {"content": "It is sunny, <i>really</i>.", "role": "assistant", "refusal": None}
+    assert choice["finish_reason"] == "stop"
+
+
+def test_a_stream_has_index_id_and_name_first_and_then_pieces_of_arguments(model: Scripted) -> None:
+    text = model.format.text_of([OSLO])
+    chunks = events(model.ask(text, stream=True, stream_options={"include_usage": True}))
+    assert chunks[0]["choices"][0]["delta"] == {"content": "", "role": "assistant"}
+    deltas = [call for chunk in chunks for choice in chunk["choices"] for call in choice["delta"].get("tool_calls", ())]
+    first, *rest = deltas
+    assert first == {
+        "index": 0,
+        "id": first["id"],
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": ""},
+    }
+    assert len(rest) > 2 and all(set(delta) == {"index", "function"} for delta in rest)
+    assert "".join(delta["function"]["arguments"] for delta in rest) == OSLO[1]
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"]) == ""
+    assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"]][-1] == "tool_calls"
+    assert chunks[-1]["usage"]["completion_tokens"] > 5
+
+
+def test_calls_come_in_parallel_where_the_model_knows_it_and_the_client_allows_it(model: Scripted) -> None:
+    two = model.format.text_of([OSLO, ("now", "{}")])
+    calls = model.reply(two)["message"]["tool_calls"]
+    one_at_a_time = model.format.separator is None
+    assert [call["function"]["name"] for call in calls] == ["get_weather", "now"][: 1 if one_at_a_time else 2]
+    assert len({call["id"] for call in calls}) == len(calls)
+    assert len(model.reply(two, parallel_tool_calls=False)["message"]["tool_calls"]) == 1
+    if not one_at_a_time:
+        chunks = events(model.ask(two, stream=True))
+        deltas = [c for chunk in chunks for c in chunk["choices"][0]["delta"].get("tool_calls", ())]
+        assert [d["index"] for d in deltas if "id" in d] == [0, 1]
+        assert "".join(d["function"]["arguments"] for d in deltas if d["index"] == 1) == "{}"
+
+
+def test_words_before_a_call_are_its_content(hermes: Scripted) -> None:
+    says = "Let me see.\n" + HERMES.text_of([OSLO])
+    choice = hermes.reply(says)
+    assert choice["message"]["content"] == "Let me see."
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+    chunks = events(hermes.ask(says, stream=True))
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == "Let me see."
+
+
+def test_what_the_script_says_wrong_cannot_be_said(model: Scripted) -> None:
+    """The script wants another function, and arguments that do not fit."""
+    for wrong in (("get_money", "{}"), ("get_weather", '{"town": 7}')):
+        choice = model.reply(model.format.text_of([wrong]), tool_choice="required", max_tokens=100)
+        for call in choice["message"].get("tool_calls", []):
+            assert call["function"]["name"] in ("get_weather", "now")
+            if choice["finish_reason"] == "tool_calls" and call["function"]["name"] == "get_weather":
+                jsonschema.validate(json.loads(call["function"]["arguments"]), WEATHER)
+
+
+def test_a_conversation_with_calls_and_results_goes_on_from_its_cached_prefix(model: Scripted) -> None:
+    first = model.ask(model.format.text_of([OSLO])).json()
+    message = first["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "rain"}
+    second = model.ask("It rains.", [USER, message, result]).json()
+    assert second["choices"][0]["message"]["content"] == "It rains."
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"] - 2
+
+
+def test_a_call_that_is_cut_off_ends_by_length(model: Scripted) -> None:
+    text = model.format.text_of([OSLO])
+    num_tokens = len(model.engine.tokenizer.encode_inside(text[: text.index("days")]))
+    choice = model.reply(text, max_tokens=num_tokens)
+    assert choice["finish_reason"] == "length"
+    arguments = choice["message"]["tool_calls"][0]["function"]["arguments"]
+    assert OSLO[1].startswith(arguments) and arguments != OSLO[1]
+
+
+def test_none_calls_nothing(model: Scripted) -> None:
+    choice = model.reply("Only words.", tool_choice="none")
+    assert choice["message"]["content"] == "Only words." and "tool_calls" not in choice["message"]
+    cut = model.reply("See: " + model.format.text_of([OSLO]), tool_choice="none", max_tokens=40)
+    assert "tool_calls" not in cut["message"] and "<tool_call>" not in cut["message"]["content"]
+
+
+def test_tools_stand_in_the_prompt_also_where_none_may_be_called(hermes: Scripted) -> None:
+    """The next turn may call them, and finds the prefix cached."""
+    sizes = [hermes.ask("Hm.", tool_choice=choice).json()["usage"]["prompt_tokens"] for choice in ("auto", "none")]
+    assert sizes[0] == sizes[1] > hermes.ask("Hm.", tools=None).json()["usage"]["prompt_tokens"]
+
+
+def test_token_ids_and_logprobs_are_all_there(hermes: Scripted) -> None:
+    text = HERMES.text_of([OSLO])
+    whole = hermes.reply(text, return_token_ids=True)
+    ids = [*hermes.engine.tokenizer.encode_inside(text)]
+    chunks = events(hermes.ask(text, stream=True, return_token_ids=True))
+    streamed = [i for chunk in chunks for choice in chunk["choices"] for i in choice.get("token_ids", ())]
+    assert streamed == whole["token_ids"] and hermes.engine.decode(streamed).startswith(hermes.engine.decode(ids))
+
+
+def test_a_control_token_in_a_tool_is_text(hermes: Scripted) -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": "ends <|im_end|> here"}}
+    prompts = [
+        hermes.ask(
+            "Hm.", tools=[{**tool, "function": {"name": "f", "description": text}}], return_token_ids=True
+        ).json()
+        for text in ("ends <|im_end|> here", "ends here")
+    ]
+    ids, plain = [prompt["prompt_token_ids"] for prompt in prompts]
+    assert ids.count(END_OF_TURN) == plain.count(END_OF_TURN)
+    assert len(ids) > len(plain)
+
+
+# A model that says anything.
+
+
+@pytest.fixture(scope="module")
+def anything() -> Iterator[TestClient]:
+    artifact = fake_artifact(
+        TOKENIZER, QWEN, vocab_size=VOCAB_SIZE, bos_token_id=1, eos_token_id=END_OF_TURN, context_length=1024
+    )
+    engine = Engine(
+        artifact,  # type: ignore[arg-type]
+        max_num_seqs=8,
+        open_runner=lambda _, num_pages, __: FakeModel(num_pages, VOCAB_SIZE),
+    )
+    with engine, TestClient(create_app(engine)) as client:
+        yield client
+
+
+def called(client: TestClient, **body: object) -> list[list[Any]]:
+    body = {"messages": [USER], "tools": TOOLS, "temperature": 1.0, "max_tokens": 300, "n": 4, "seed": 7, **body}
+    choices = client.post("/v1/chat/completions", json=body).json()["choices"]
+    return [choice["message"].get("tool_calls", []) for choice in choices if choice["finish_reason"] == "tool_calls"]
+
+
+def test_required_always_calls_with_valid_arguments(anything: TestClient) -> None:
+    replies = called(anything, tool_choice="required", parallel_tool_calls=False)
+    assert len(replies) == 4
+    for [call] in replies:
+        if call["function"]["name"] == "get_weather":
+            jsonschema.validate(json.loads(call["function"]["arguments"]), WEATHER)
+        else:
+            assert call["function"] == {"name": "now", "arguments": "{}"}
+
+
+def test_the_named_function_is_called_once(anything: TestClient) -> None:
+    replies = called(anything, tool_choice={"type": "function", "function": {"name": "get_weather"}})
+    assert len(replies) == 4
+    for [call] in replies:
+        jsonschema.validate(json.loads(call["function"]["arguments"]), WEATHER)
+
+
+# Mistakes.
+
+CALL = {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tool_choice": "always"}, "always"),
+        ({"tool_choice": {"type": "function", "function": {"name": "nothing"}}}, "'nothing'"),
+        ({"tools": None, "tool_choice": "required"}, "tools is not"),
+        ({"tools": [TOOLS[1], TOOLS[1]]}, "'now' twice"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "name"),
+        ({"tools": [{"type": "browser"}]}, "browser"),
+        ({"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(129)]}, "129 entries"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "odd"}}}]}, "cannot be used"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}, "strict": True}}]},
+            "not",
+        ),
+        ({"guided_regex": "a"}, "regular expression"),
+        ({"messages": [{"role": "user"}]}, "content"),
+        ({"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}, "only the assistant"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "tool_call_id"),
+        ({"messages": [{"role": "user", "content": "a", "tool_call_id": "1"}]}, "tool_call_id"),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "["}}]}
+                ]
+            },
+            "must be a JSON object",
+        ),
+    ],
+)
+def test_what_is_wrong_is_a_400_that_says_so(hermes: Scripted, fields: dict[str, Any], words: str) -> None:
+    response = hermes.ask("Hm.", **fields)
+    assert response.status_code == 400
+    assert words in response.json()["error"]["message"]
+
+
+def test_an_answer_to_a_schema_may_still_be_a_call(model: Scripted) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    form = {"type": "json_schema", "json_schema": {"name": "ok", "schema": schema}}
+    assert model.reply('{"ok": true}', response_format=form)["message"]["content"] == '{"ok": true}'
+    assert model.reply(model.format.text_of([OSLO]), response_format=form)["finish_reason"] == "tool_calls"
