@@ -41,6 +41,21 @@ CLOSING_S = 5  # for the last step, and for what clients are told then
     help="Answer only who sends this key, from a cache of the key's own; repeatable.",
 )
 @click.option(
+    "--api-key-file",
+    "api_key_files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The same with the keys in a file, one a line, where no list of processes shows them; repeatable.",
+)
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let web pages of this origin use the server, https://example.com; * for all; repeatable.  [default: none]",
+)
+@click.option(
     "--cache-ttl",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
@@ -68,6 +83,8 @@ def command(
     port: int,
     model_id: str | None,
     api_keys: tuple[str, ...],
+    api_key_files: tuple[Path, ...],
+    cors_origins: tuple[str, ...],
     cache_ttl: float | None,
     max_queue: int,
     log_format: str,
@@ -76,7 +93,7 @@ def command(
 ) -> None:
     """Serve the model to OpenAI's clients: /v1/chat/completions, /v1/completions, /v1/models, /health.
 
-    Without --api-key everybody is let in: listen on addresses that you trust. GET /v1/cache shows what is cached for
+    Without an API key everybody is let in: listen on addresses that you trust. GET /v1/cache shows what is cached for
     the caller, DELETE /v1/cache forgets it.
 
     The server listens at once, and answers 503 until the model is loaded. /health is "ready", "degraded" with a reason
@@ -89,7 +106,12 @@ def command(
     import uvicorn
     from radixlm.runtime.malloc_arenas import share_one_arena
     from radixlm.runtime.server import Loading, create_app
+    from radixlm.runtime.server.api_keys import checked_keys, read_keys
+    from radixlm.runtime.server.http_protocol import MAX_HEADER_BYTES, HTTPProtocol
+    from radixlm.runtime.server.origins import origin_middleware
 
+    origin_middleware(cors_origins)  # what is wrong with these is known before the model is loaded, too
+    api_keys = (*checked_keys(api_keys), *(key for path in api_key_files for key in read_keys(path)))
     share_one_arena()
     with _listen(host, port) as listener:  # first: an address in use is known before the model is loaded
         loading = Loading()
@@ -103,13 +125,21 @@ def command(
                 api_keys=api_keys,
                 tells_cached_text=tells_cached_text,
                 logs_prompts=log_prompts,
+                cors_origins=cors_origins,
             )
             click.echo(f"serving {artifact} at {url}/v1", err=True)
 
         def stop() -> None:
             serving.should_exit = True
 
-        config = uvicorn.Config(loading, log_config=log_config(log_format), access_log=False, lifespan="off")
+        config = uvicorn.Config(
+            loading,
+            log_config=log_config(log_format),
+            access_log=False,
+            lifespan="off",
+            http=HTTPProtocol,
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        )
         serving = server(config, lambda: opening.close_value())
         click.echo(f"loading {artifact}; {url}/health tells when it is ready", err=True)
         options_ = EngineOptions(**options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 from hashlib import sha256
+from pathlib import Path
 
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -63,6 +64,22 @@ def checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
         if not key or key != key.strip():
             raise InvalidParameter("an API key is empty or has white space around it; choose another")
     return tuple(keys)
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """The keys in a file, one a line; empty lines, and those that begin with `#`, are left out.
+
+    Raises:
+        InvalidParameter: it cannot be read, or holds no key, with which everybody would be let in.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameter(f"cannot read API keys from {path}: {error}") from error
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise InvalidParameter(f"{path} holds no API key; write one into it, each on a line of its own")
+    return checked_keys(keys)
 
 
 def api_key_of(connection: HTTPConnection) -> str | None:

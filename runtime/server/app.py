@@ -27,11 +27,12 @@ from .disconnect import ClientGone
 from .errors import answer
 from .health import MAX_STALL_S, Health
 from .metrics import Metrics
+from .openapi import OpenAPI
+from .origins import origin_middleware
 from .page import page_routes
-from .replies import ModelList, ModelReply
 from .request_log import RequestLog
 from .responses import Responses
-from .served import KEEP_ALIVE_S, Served, json_response
+from .served import KEEP_ALIVE_S, Served
 from .tokenize import Tokenization
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def create_app(
     max_stall_s: float = MAX_STALL_S,
     keep_alive_s: float = KEEP_ALIVE_S,
     logs_prompts: bool = False,
+    cors_origins: Sequence[str] = (),
 ) -> Starlette:
     """An ASGI application that serves `engine`; closing the engine is its owner's part.
 
@@ -60,31 +62,35 @@ def create_app(
         max_stall_s: `/health` is 503 when there was work for so long and none was done.
         keep_alive_s: a stream on which nothing came for so long gets a comment, lest a proxy close it.
         logs_prompts: whether the log's line of a request has what was asked, too.
+        cors_origins: of the web pages that may send requests and read answers; `*`: of all; none: only the server's
+            own page may.
 
     Raises:
-        InvalidParameter: an API key is empty, has white space around it or is too long.
+        InvalidParameter: an API key is empty, has white space around it or is too long; an origin is none.
     """
     model_id = model_id or engine.manifest.name
     served = Served(engine, model_id, int(time.time()), max_body_bytes, tells_cached_text, keep_alive_s)
-    models, about, tokenization = _Models(served), About(), Tokenization(served)
+    about, tokenization = About(served), Tokenization(served)
     routes = [
         Route("/v1/chat/completions", ChatCompletions(served).create, methods=["POST"]),
         Route("/v1/completions", Completions(served).create, methods=["POST"]),
         Route("/v1/responses", Responses(served).create, methods=["POST"]),
         Route("/v1/embeddings", about.embeddings, methods=["POST"]),
-        Route("/v1/models", models.list, methods=["GET"]),
-        Route("/v1/models/{model_id:path}", models.one, methods=["GET"]),
+        Route("/v1/models", about.models, methods=["GET"]),
+        Route("/v1/models/{model_id:path}", about.model, methods=["GET"]),
         Route("/v1/cache", Cache(served).answer, methods=["GET", "DELETE"]),
         Route("/health", Health(engine.stats, max_stall_s).answer, methods=["GET"]),
         Route("/tokenize", tokenization.tokenize, methods=["POST"]),
         Route("/detokenize", tokenization.detokenize, methods=["POST"]),
         Route("/version", about.version, methods=["GET"]),
+        Route("/openapi.json", OpenAPI(has_keys=bool(api_keys)).answer, methods=["GET"]),
         *page_routes(),
     ]
     paths = frozenset(route.path for route in routes if isinstance(route, Route))
     metrics = Metrics(engine.stats, model_id, version("radixlm"), paths)
     middleware = [
         Middleware(RequestLog, count=metrics.count_response, has_prompts=logs_prompts),
+        *origin_middleware(cors_origins),
         Middleware(ApiKeys, keys=checked_keys(api_keys)),
     ]
     routes.append(Route("/metrics", metrics.answer, methods=["GET"]))
@@ -96,25 +102,6 @@ def create_app(
     for gone in (ClientGone, ClientDisconnect):  # the latter in the middle of a request's body
         app.add_exception_handler(gone, _nobody_listens)
     return app
-
-
-class _Models:
-    """What is served, and how it does."""
-
-    def __init__(self, served: Served) -> None:
-        self._served = served
-
-    async def list(self, request: Request) -> Response:
-        """`GET /v1/models`."""
-        return json_response(ModelList([self._model()]))
-
-    async def one(self, request: Request) -> Response:
-        """`GET /v1/models/{model_id}`."""
-        self._served.check_model(request.path_params["model_id"])
-        return json_response(self._model())
-
-    def _model(self) -> ModelReply:
-        return ModelReply(self._served.model_id, self._served.created)
 
 
 async def _nobody_listens(request: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""What every endpoint serves, and how a request's body becomes a type."""
+"""What every endpoint serves."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ..completion import Completion
 from .api_keys import api_key_of
 from .errors import HTTPError
 from .replies import UsageReply
+from .request_body import read_json
 from .request_log import record_of
 from .usage import usage_of
 
@@ -57,21 +58,8 @@ class Served:
         return namespace
 
     async def read(self, request: Request, type: type[T]) -> T:
-        """The request's body as `type`.
-
-        Raises:
-            HTTPError: 413, the body is longer than `max_body_bytes`; the rest is not read.
-            msgspec.DecodeError: the body is not JSON, or not of this type.
-        """
-        body = bytearray()
-        self._check_length(int(request.headers.get("content-length", 0)))
-        async for chunk in request.stream():
-            body += chunk
-            self._check_length(len(body))
-        try:
-            return msgspec.json.decode(body, type=type)
-        except UnicodeDecodeError as error:
-            raise msgspec.DecodeError(f"it is not UTF-8: {error.reason}") from error
+        """The request's body as `type`; see `read_json`."""
+        return await read_json(request, type, max_bytes=self.max_body_bytes)
 
     def token_text(self, token_id: int) -> str:
         """The text of one token by itself; half a character is U+FFFD."""
@@ -88,11 +76,6 @@ class Served:
     def text(self, token_ids: Sequence[int]) -> str:
         """What ids spell; a character that is cut is U+FFFD."""
         return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
-
-    def _check_length(self, num_bytes: int) -> None:
-        if num_bytes > self.max_body_bytes:
-            message = f"the body has {num_bytes} bytes or more, at most {self.max_body_bytes} are allowed"
-            raise HTTPError(413, message, code="body_too_large")
 
 
 def json_response(value: msgspec.Struct, status: int = 200) -> Response:

@@ -1,0 +1,162 @@
+"""`GET /openapi.json`: the server's API in OpenAPI 3.1, made of the very types that check requests.
+
+Knows what each path takes and gives, in a table; `app.py` says who answers it, and a test that none is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .replies import (
+    CacheReply,
+    ChatReply,
+    ClearedReply,
+    DetokenizeReply,
+    ErrorReply,
+    ModelList,
+    ModelReply,
+    TextReply,
+    TokenizeReply,
+    VersionReply,
+)
+from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .response_replies import ResponseReply
+from .response_requests import ResponseRequest
+
+Schema = dict[str, Any]
+_REF = "#/components/schemas/{name}"
+_ERRORS = {
+    400: "The request is not as it must be; the message says which value and what is allowed.",
+    401: "The server asks for a key, and this is none that it knows.",
+    403: "A page of another site sent the request.",
+    404: "There is no such model here.",
+    408: "The body did not come in time.",
+    413: "The body is too long.",
+    429: "The queue is full; Retry-After says when to send the request again.",
+    500: "The request failed.",
+    503: "The server is loading, or stopping.",
+}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What one method of a path does, takes and gives."""
+
+    method: str
+    path: str
+    summary: str
+    reply: Any  # a type, or the media type of what is no JSON
+    body: Any = None
+    streams: bool = False  # as events, if the body asks for it
+    status: int = 200
+    in_path: tuple[str, ...] = ()
+    in_query: tuple[str, ...] = ()
+
+
+OPERATIONS = (
+    Operation("post", "/v1/chat/completions", "Answer a conversation", ChatReply, ChatRequest, streams=True),
+    Operation("post", "/v1/completions", "Continue prompts", TextReply, CompletionRequest, streams=True),
+    Operation("post", "/v1/responses", "Answer an input", ResponseReply, ResponseRequest, streams=True),
+    Operation("post", "/v1/embeddings", "Say that there are none", ErrorReply, status=501),
+    Operation("get", "/v1/models", "List the model", ModelList),
+    Operation("get", "/v1/models/{model_id}", "Describe the model", ModelReply, in_path=("model_id",)),
+    Operation(
+        "get",
+        "/v1/cache",
+        "Show what is cached for the caller",
+        CacheReply,
+        in_query=("cache_salt", "prompt_cache_key"),
+    ),
+    Operation(
+        "delete",
+        "/v1/cache",
+        "Forget what is cached for the caller",
+        ClearedReply,
+        in_query=("cache_salt", "prompt_cache_key"),
+    ),
+    Operation("post", "/tokenize", "Encode a text or a conversation", TokenizeReply, TokenizeRequest),
+    Operation("post", "/detokenize", "Decode token ids", DetokenizeReply, DetokenizeRequest),
+    Operation("get", "/version", "Name radixlm's version", VersionReply),
+    Operation("get", "/health", "Say whether the engine gets on", dict[str, Any]),
+    Operation("get", "/metrics", "Count for Prometheus", "text/plain"),
+    Operation("get", "/openapi.json", "Describe this API", dict[str, Any]),
+)
+
+
+class OpenAPI:
+    """The endpoint; `has_keys` says whether the server asks for one."""
+
+    def __init__(self, *, has_keys: bool) -> None:
+        self._has_keys = has_keys
+
+    async def answer(self, request: Request) -> Response:
+        """`GET /openapi.json`."""
+        return Response(self._document, media_type="application/json")
+
+    @cached_property
+    def _document(self) -> bytes:
+        types = [kind for operation in OPERATIONS for kind in (operation.body, operation.reply) if _is_type(kind)]
+        schemas, components = msgspec.json.schema_components([*types, ErrorReply], ref_template=_REF)
+        by_type = {repr(kind): schema for kind, schema in zip(types, schemas, strict=False)}
+        paths: dict[str, Schema] = {}
+        for operation in OPERATIONS:
+            paths.setdefault(operation.path, {})[operation.method] = _operation(operation, by_type)
+        document: Schema = {
+            "openapi": "3.1.0",
+            "info": {"title": "radixlm", "version": version("radixlm"), "license": {"name": "Apache-2.0"}},
+            "paths": paths,
+            "components": {"schemas": components},
+        }
+        if self._has_keys:
+            document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            document["security"] = [{"key": []}]
+            paths["/health"]["get"]["security"] = []
+        return msgspec.json.encode(document)
+
+
+def _operation(operation: Operation, by_type: dict[str, Schema]) -> Schema:
+    replies = {str(status): _error(text) for status, text in _ERRORS.items()}
+    replies[str(operation.status)] = {"description": "The answer.", "content": _content(operation, by_type)}
+    said: Schema = {
+        "summary": operation.summary,
+        "operationId": f"{operation.method}_{operation.path.strip('/').translate(_NAMES)}",
+        "responses": dict(sorted(replies.items())),
+    }
+    if operation.body is not None:
+        content = {"application/json": {"schema": by_type[repr(operation.body)]}}
+        said["requestBody"] = {"required": True, "content": content}
+    parameters = [_parameter(name, "path") for name in operation.in_path]
+    parameters += [_parameter(name, "query") for name in operation.in_query]
+    return {**said, "parameters": parameters} if parameters else said
+
+
+_NAMES = str.maketrans({"/": "_", ".": "_", "{": None, "}": None})
+
+
+def _content(operation: Operation, by_type: dict[str, Schema]) -> Schema:
+    if not _is_type(operation.reply):
+        return {operation.reply: {"schema": {"type": "string"}}}
+    content: Schema = {"application/json": {"schema": by_type[repr(operation.reply)]}}
+    if operation.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    return content
+
+
+def _error(description: str) -> Schema:
+    schema = {"$ref": _REF.format(name=ErrorReply.__name__)}
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _parameter(name: str, place: str) -> Schema:
+    return {"name": name, "in": place, "required": place == "path", "schema": {"type": "string"}}
+
+
+def _is_type(kind: object) -> bool:
+    return kind is not None and not isinstance(kind, str)

@@ -1,0 +1,77 @@
+"""The description of the API: that it is whole, refers to what is there, and is true."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from radixlm.runtime.server import create_app
+from radixlm.runtime.server.page import page_routes
+from radixlm.runtime.server.replies import ChatReply, TextReply, TokenizeReply
+from radixlm.runtime.server.response_replies import ResponseReply
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+if TYPE_CHECKING:
+    from .conftest import FakeEngine
+
+
+@pytest.fixture
+def document(client: TestClient) -> Any:
+    return client.get("/openapi.json").json()
+
+
+def test_every_route_but_the_page_is_described(engine: FakeEngine, document: Any) -> None:
+    app = create_app(engine)  # type: ignore[arg-type]
+    pages = {route.path for route in page_routes() if isinstance(route, Route)}
+    routes = [route for route in app.routes if isinstance(route, Route) and route.path not in pages]
+    served = {
+        (re.sub(r":path}", "}", route.path), method.lower())
+        for route in routes
+        for method in route.methods or ()
+        if method != "HEAD"
+    }
+    assert served == {(path, method) for path, methods in document["paths"].items() for method in methods}
+
+
+def test_every_reference_has_its_schema(document: Any) -> None:
+    names = set(re.findall(r'"#/components/schemas/([^"]+)"', msgspec.json.encode(document).decode()))
+    assert names == set(document["components"]["schemas"])
+    assert "ChatRequest" in names and "ErrorReply" in names
+
+
+def test_a_request_has_its_fields_and_no_others(document: Any) -> None:
+    schema = document["components"]["schemas"]["CompletionRequest"]
+    assert schema["required"] == ["prompt"]
+    assert schema["additionalProperties"] is False
+    assert {"temperature", "n", "echo", "cache_salt"} <= set(schema["properties"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "type"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True}, ChatReply),
+        ("/v1/completions", {"prompt": ["a", "b"], "logprobs": 1, "return_token_ids": True}, TextReply),
+        ("/v1/responses", {"input": "Hi"}, ResponseReply),
+        ("/tokenize", {"prompt": "Hi"}, TokenizeReply),
+    ],
+)
+def test_replies_are_of_the_types_that_are_described(client: TestClient, path: str, body: Any, type: Any) -> None:
+    response = client.post(path, json=body)
+    assert response.status_code == 200
+    assert msgspec.json.decode(response.content, type=type, strict=True)
+
+
+def test_a_server_with_keys_says_so_and_asks_for_one_here_too(engine: FakeEngine) -> None:
+    client = TestClient(create_app(engine, api_keys=("sk-one",)))  # type: ignore[arg-type]
+    assert client.get("/openapi.json").status_code == 401
+    document = client.get("/openapi.json", headers={"authorization": "Bearer sk-one"}).json()
+    assert document["security"] == [{"key": []}]
+    assert document["paths"]["/health"]["get"]["security"] == []
+    assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+
+
+def test_a_server_without_keys_describes_none(document: Any) -> None:
+    assert "security" not in document
