@@ -140,7 +140,7 @@ function update(row, run, end, numHere) {
   const generated = Math.round((100 * run.num_generated) / run.num_tokens);
   row.ariaLevel = String(run.above.length + 1);
   row.classList.toggle("used", run.num_users > 0);
-  row.style.paddingLeft = `${0.6 + Math.min(run.depth, 14) * 0.8}em`;
+  find(".head").style.paddingLeft = `${Math.min(run.depth, 14) * 0.8}em`;
   const text = run.begins === null ? "(text is not told here)" : visible(run.begins);
   setText(find(".begins"), text);
   setText(find(".here"), numHere ? count(numHere, "request") + " here" : run.num_users ? `${run.num_users} through here` : "");
