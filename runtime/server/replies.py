@@ -6,6 +6,7 @@ Knows shapes, not how they are filled.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
@@ -93,28 +94,58 @@ class ChatLogprobs(msgspec.Struct):
     content: list[ChatLogprob]
 
 
+ChatFinishReason = FinishReason | Literal["tool_calls"]
+
+
+class FunctionCallReply(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class ToolCallReply(msgspec.Struct):
+    id: str
+    function: FunctionCallReply
+    type: str = "function"
+
+
 class ReplyMessage(msgspec.Struct):
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCallReply] | msgspec.UnsetType = msgspec.UNSET  # unset: none
 
 
 class ChatChoice(msgspec.Struct):
     message: ReplyMessage
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     logprobs: ChatLogprobs | None = None
     index: int = 0
     token_ids: TokenIds = msgspec.UNSET
 
 
+class FunctionCallDelta(msgspec.Struct):
+    arguments: str
+    name: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ToolCallDelta(msgspec.Struct):
+    """The first of a call has id, type and name, those after it a piece of the arguments."""
+
+    index: int
+    function: FunctionCallDelta
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: str | msgspec.UnsetType = msgspec.UNSET
+
+
 class ChatDelta(msgspec.Struct):
     content: str | msgspec.UnsetType = msgspec.UNSET
     role: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):
     delta: ChatDelta
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
     logprobs: ChatLogprobs | None = None
     index: int = 0
     token_ids: TokenIds = msgspec.UNSET
