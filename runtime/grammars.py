@@ -23,8 +23,7 @@ from .errors import GrammarsOverloaded, InvalidGrammar
 from .grammar import Grammar
 from .grammar_constraint import GrammarConstraint
 from .grammar_trial import GrammarTrial
-from .grammar_trial_process import limits_of
-from .grammar_vocabulary import GrammarVocabulary
+from .grammar_trial_process import Vocabulary, limits_of
 
 MAX_GRAMMARS = 128  # of which a large one's states take some tens of megabytes
 MAX_WAITING = 64  # threads that wait for a trial
@@ -62,7 +61,7 @@ class Grammars:
 
     def __init__(
         self,
-        open_vocabulary: Callable[[], GrammarVocabulary],
+        open_vocabulary: Callable[[], Vocabulary],
         eos_token_ids: tuple[int, ...],
         *,
         max_grammars: int = MAX_GRAMMARS,
@@ -88,7 +87,7 @@ class Grammars:
         with self._opening:
             self._is_open = True
             self._trial.start()
-            matcher = self._matcher(llguidance.LLMatcher.grammar_from_regex("x"))
+            matcher = self._matcher(llguidance.LLMatcher.grammar_from_regex("(.|\\n)*"))
             GrammarConstraint(matcher, self._tokenizer.vocab_size).mask()
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
@@ -146,7 +145,7 @@ class Grammars:
         return llguidance.LLMatcher(self._tokenizer, tried, log_level=0, limits=self._limits)
 
     @cached_property
-    def _vocabulary(self) -> GrammarVocabulary:
+    def _vocabulary(self) -> Vocabulary:
         return self._open_vocabulary()
 
     @cached_property

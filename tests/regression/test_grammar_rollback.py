@@ -1,15 +1,24 @@
 """mlc-llm (jump_forward, its default): JSON mode pops KV, the radix tree is not told, and its stale tokens are reused.
-Ours pops from the one token list that tree, pages and KV follow: what is found afterwards holds what it says.
+Ours pops from the one token list that tree, pages and KV follow: what is found afterwards holds what it says. Nor does
+a grammar here ever take back a token: it is asked before one is chosen, and told of one when the sequence has it.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
+import pytest
+from radixlm.runtime.grammar import Grammar
+from radixlm.runtime.grammar_trial_process import Vocabulary
+from radixlm.runtime.grammars import Grammars
 from radixlm.runtime.page_pool import PagePool
 from radixlm.runtime.prefix_cache import PrefixCache
+from radixlm.runtime.sampling_params import SamplingParams
+from radixlm.runtime.scheduler import SchedulerPolicy
 from radixlm.runtime.sequence import Sequence
 
+from ..runtime.fake_model import EOS, Bench, alone, text_of
 from ..runtime.fake_pages import FakePages
 
 
@@ -84,3 +93,38 @@ def test_grammar_rollback_at_random() -> None:
         writer.cache.close(sequence, keep=chance.random() < 0.8)
         writer.check()
     assert writer.cache.stats().num_evicted_pages > 0
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[Grammars]:
+    """Of the letters that the fake model says."""
+    grammars = Grammars(lambda: Vocabulary([text_of([i]).encode() for i in range(EOS)] + [b"</s>"], [EOS], EOS), (EOS,))
+    yield grammars
+    grammars.close()
+
+
+def test_structured_replies_survive_preemption_and_leave_a_cache_that_says_what_it_holds(grammars: Grammars) -> None:
+    """In a pool that holds a third of them, with others beside them; then each reply is asked for again as a prompt."""
+    chance = random.Random(3)
+    structure = grammars.compile(Grammar("regex", "(AB|C[D-H]{3}|[IJ]K?){10,60}"))
+    bench = Bench(num_pages=20, policy=SchedulerPolicy(max_num_seqs=12, max_num_batched_tokens=48))
+    wanted = {}
+    for i in range(24):
+        ids = [1] * 16 + [chance.randrange(EOS) for _ in range(chance.randrange(1, 16))]
+        params = SamplingParams(temperature=chance.choice([0.0, 1.0]), seed=i, max_tokens=chance.randrange(10, 40))
+        wanted[f"r{i}"] = (ids, params, i % 3 > 0)
+        bench.add(f"r{i}", ids, params, constraint=structure.start() if i % 3 else None)
+    bench.run()
+    assert bench.core.num_preemptions > 0
+    for name, (ids, params, is_structured) in wanted.items():
+        tokens = bench.tokens(name)
+        assert tokens == alone(ids, params, constraint=structure.start() if is_structured else None)
+        if is_structured:
+            again = structure.start()
+            for token in tokens:
+                again.accept(token)  # or it raises
+        later = [*ids, *tokens, 3]
+        if len(later) < 90:
+            bench.add(f"{name} later", later, params)
+            bench.run()
+            assert bench.tokens(f"{name} later") == alone(later, params)
