@@ -42,7 +42,7 @@ class PrefixRouter:
 
     def __init__(self, replicas: Iterable[str], policy: RouterPolicy | None = None) -> None:
         self._policy = policy or RouterPolicy()
-        self._held: dict[str, OrderedDict[bytes, None]] = {name: OrderedDict() for name in replicas}
+        self._held: dict[str, OrderedDict[bytes, bytes]] = {name: OrderedDict() for name in replicas}  # and namespaces
 
     def choose(self, namespace: bytes, text: bytes, loads: Mapping[str, int]) -> str:
         """One of the replicas in `loads`, which has the requests that each is at work on and is not empty.
@@ -61,7 +61,7 @@ class PrefixRouter:
         """The replica is sent this text, and will hold it."""
         held = self._held[replica]
         for block in reversed(self._blocks(namespace, text)):  # the first ones are forgotten last
-            held[block] = None
+            held[block] = namespace
             held.move_to_end(block)
         while len(held) > self._policy.max_blocks:
             held.popitem(last=False)
@@ -73,6 +73,12 @@ class PrefixRouter:
     def forget(self, replica: str) -> None:
         """The replica holds nothing any more: it was started anew."""
         self._held[replica].clear()
+
+    def forget_namespace(self, namespace: bytes) -> None:
+        """No replica holds anything of the namespace any more."""
+        for held in self._held.values():
+            for block in [block for block, owner in held.items() if owner == namespace]:
+                del held[block]
 
     def _num_held(self, replica: str, blocks: Sequence[bytes]) -> int:
         return sum(1 for _ in takewhile(self._held[replica].__contains__, blocks))

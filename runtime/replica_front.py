@@ -7,6 +7,7 @@ An ASGI application that speaks for all replicas, each of which is the whole ser
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Protocol
@@ -20,11 +21,12 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from .asgi_messages import plain_scope
-from .cache_namespace import CacheNamespaces, ModelIdentity
+from .cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
 from .errors import RadixLMError
 from .prefix_router import PrefixRouter, RouterPolicy
 from .routed_prompt import RoutedPrompt
 from .server.api_keys import ApiKeys, api_key_of, checked_keys
+from .server.cache import PARAMETERS
 from .server.disconnect import ClientGone, while_connected
 from .server.errors import HTTPError, answer, describe
 
@@ -97,10 +99,14 @@ class ReplicaFront:
     async def _forget_everywhere(self, request: Request) -> Response:
         """What one replica forgot, another may still hold: all are asked, and their numbers are added."""
         scope = plain_scope(request.scope)
-        names = list(self._living())
-        answers = await asyncio.gather(*(self._whole(name, scope) for name in names))
-        found = [fields for fields in answers if fields is not None]
-        sums = {key: sum(fields[key] for fields in found) for key in found[0] if key != "object"} if found else {}
+        answers = await asyncio.gather(*(self._whole(name, scope) for name in self._living()))
+        sums: Counter[str] = Counter()
+        for status, body in filter(None, answers):
+            if status != 200:
+                return Response(body, status, media_type="application/json")
+            sums.update({key: number for key, number in msgspec.json.decode(body).items() if key != "object"})
+        of = CacheScope(api_key_of(request), *(request.query_params.get(name) for name in PARAMETERS))
+        self._router.forget_namespace(self._namespaces.of(of))
         return JSONResponse({**sums, "object": "cache.cleared"})
 
     async def _forward(self, request: Request) -> Response:
@@ -153,15 +159,14 @@ class ReplicaFront:
         finally:
             self._loads[name] -= 1
 
-    async def _whole(self, name: str, scope: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The JSON of a replica's answer; None if it died, and forgot all anyway."""
+    async def _whole(self, name: str, scope: Mapping[str, Any]) -> tuple[int, bytes] | None:
+        """Status and body of a replica's answer; None if it died, and forgot all anyway."""
         try:
-            parts = [message.get("body", b"") async for message in self._ask(name, scope, b"")]
+            start, *parts = [message async for message in self._ask(name, scope, b"")]
         except ReplicaGone:
             self._bury(name)
             return None
-        fields: dict[str, Any] = msgspec.json.decode(b"".join(parts))
-        return fields
+        return start["status"], b"".join(part.get("body", b"") for part in parts)
 
     async def _read(self, request: Request) -> bytes:
         body = bytearray()

@@ -98,6 +98,17 @@ def test_who_was_started_anew_holds_nothing() -> None:
     assert router.num_held_bytes("a", b"", b"abcdefgh") == 0
 
 
+def test_a_namespace_that_is_forgotten_leaves_the_others_as_they_are() -> None:
+    router = PrefixRouter(NAMES, POLICY)
+    for name in NAMES:
+        for namespace in (b"alice", b"bob"):
+            router.record(name, namespace, b"abcdefgh")
+    router.forget_namespace(b"alice")
+    for name in NAMES:
+        assert router.num_held_bytes(name, b"alice", b"abcdefgh") == 0
+        assert router.num_held_bytes(name, b"bob", b"abcdefgh") == 8
+
+
 def test_nobody_to_choose_from_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(ValueError):
         PrefixRouter(NAMES).choose(b"", b"", {})

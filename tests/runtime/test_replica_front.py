@@ -67,6 +67,8 @@ class FakeReplica:
             yield f"data: {number}\n\n".encode()
 
     async def _forget(self, request: Request) -> Response:
+        if "x" in request.query_params:
+            return JSONResponse({"error": "no parameter x"}, 400)
         return JSONResponse({"num_freed_pages": 2, "num_kept_pages": 1, "object": "cache.cleared"})
 
     async def _fail(self, request: Request) -> Response:
@@ -154,7 +156,13 @@ def test_a_client_can_name_the_replica(client: TestClient) -> None:
 
 def test_what_is_forgotten_is_forgotten_by_all(client: TestClient) -> None:
     cleared = {"num_freed_pages": 4, "num_kept_pages": 2, "object": "cache.cleared"}
+    places = [ask(client, TALK).headers[REPLICA_HEADER], ask(client, f"other {TALK}").headers[REPLICA_HEADER]]
+    refused = client.delete("/v1/cache?x=1")
+    assert refused.status_code == 400 and "error" in refused.json()
+    assert ask(client, TALK).headers[REPLICA_HEADER] == places[0]
     assert client.delete("/v1/cache").json() == cleared
+    swapped = [ask(client, f"other {TALK}").headers[REPLICA_HEADER], ask(client, TALK).headers[REPLICA_HEADER]]
+    assert swapped == places != swapped[::-1]
 
 
 def test_a_long_body_is_refused_before_it_is_sent_on(client: TestClient, replicas: dict[str, FakeReplica]) -> None:
