@@ -12,7 +12,7 @@ COMPILER := $(shell find compile tokenizer_fix -name '*.py') runtime/manifest.py
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-browser test-clients bench bench-cache bench-peers bench-growth bench-replay bench-load goldens lock clean
+.PHONY: run test test-browser test-clients test-ray bench bench-cache bench-peers bench-growth bench-replay bench-load goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -33,6 +33,10 @@ test-browser: $(ARTIFACT)/manifest.json .venv-browser/.suite
 test-clients: $(ARTIFACT)/manifest.json .venv-clients/.suite .cache/npm-clients/.suite
 	sh .ci/debian.sh promtool=prometheus
 	$(SERVED) NODE_PATH=$(abspath .cache/npm-clients/node_modules) .venv-clients/bin/pytest --confcutdir=tests/clients tests/clients
+
+# Two engines behind Ray Serve, with models that cost nothing. Two minutes, and once one more to install it.
+test-ray: .venv-ray/.suite
+	.venv-ray/bin/pytest --confcutdir=tests/ray -W ignore::DeprecationWarning tests/ray
 
 # Kernels and engine beside the limits of this machine, in two minutes; bench/RESULTS.md is made anew.
 bench: $(ARTIFACT)/manifest.json $(VENV)/.bench
@@ -106,6 +110,10 @@ $(VENV)/.test: requirements-dev.lock $(VENV)/.run
 
 .venv-%/.suite: requirements-%.lock
 	@sh .ci/venv.sh .venv-$* $< alone
+	@touch $@
+
+.venv-ray/.suite: requirements-ray.lock requirements.lock pyproject.toml
+	@sh .ci/venv.sh .venv-ray $<
 	@touch $@
 
 .cache/npm-clients/.suite: tests/clients/npm/package.json tests/clients/npm/package-lock.json

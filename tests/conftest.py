@@ -16,7 +16,7 @@ from radixlm.runtime.manifest import KVDType
 
 from .goldens.tiny_models import TINY_MODELS
 
-collect_ignore = ["browser", "clients"]  # suites of their own, in environments of their own: see the Makefile
+collect_ignore = ["browser", "clients", "ray"]  # suites of their own, in environments of their own: see the Makefile
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

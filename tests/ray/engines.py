@@ -1,0 +1,58 @@
+"""Engines that cost nothing, opened in replicas: one whose model knows its KV, and one that says nothing."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from radixlm.runtime.engine import Engine
+from radixlm.runtime.scripted_runner import ScriptedRunner
+from ray import serve
+
+from bench.replay_models import MODELS, artifact
+
+from ..goldens.tiny_models import BOS, CHAT_TEMPLATE, IM_END, tokenizer
+from ..runtime.fake_artifact import fake_artifact
+from ..runtime.fake_model import FakeModel
+
+VOCAB_SIZE = 320
+SMOLLM2_TOKENIZER = Path(__file__).resolve().parent.parent / "data" / "tokenizers" / "smollm2.json.gz"
+KV_BYTES = 1 << 25
+
+
+@dataclass(frozen=True)
+class SlowEngine:
+    """Opens an engine whose steps take `step_s`, and notes its process in `pids`, under the replica's name."""
+
+    pids: Path
+    step_s: float
+
+    def __call__(self) -> Engine:
+        (self.pids / serve.get_replica_context().deployment).write_text(str(os.getpid()))
+        model: Any = fake_artifact(
+            json.dumps(tokenizer(VOCAB_SIZE)),
+            CHAT_TEMPLATE,
+            vocab_size=VOCAB_SIZE,
+            bos_token_id=BOS,
+            eos_token_id=IM_END,
+            context_length=2048,
+        )
+        return Engine(model, kv_cache_bytes=KV_BYTES, max_num_seqs=16, open_runner=self._open_runner)
+
+    def _open_runner(self, _: object, num_pages: int, __: object) -> FakeModel:
+        model = FakeModel(num_pages, VOCAB_SIZE)
+        model.before = lambda batch: time.sleep(self.step_s)
+        return model
+
+
+def open_silent_engine() -> Engine:
+    """SmolLM2's tokenizer and template, and no model: every prompt is cached as if there were one."""
+    tokenizer_json = gzip.decompress(SMOLLM2_TOKENIZER.read_bytes()).decode()
+    silent = artifact(MODELS["smollm2"], tokenizer_json)
+    vocab_size = silent.manifest.model.vocab_size
+    return Engine(silent, kv_cache_bytes=KV_BYTES, open_runner=lambda *_: ScriptedRunner(vocab_size))
