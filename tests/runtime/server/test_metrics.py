@@ -1,0 +1,116 @@
+"""What Prometheus is told is what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from radixlm.runtime.server import create_app
+from starlette.testclient import TestClient
+
+from .real_server import RealServer, real_engine, real_server, wait_until
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RealServer]:
+    with real_server() as server:
+        yield server
+
+
+def values(text: str) -> dict[tuple[str, ...], float]:
+    """Each sample by its name and the texts of its labels, sorted by the labels' names."""
+    families = list(text_string_to_metric_families(text))
+    assert all(family.documentation and family.type != "unknown" for family in families)
+    samples = [sample for family in families for sample in family.samples]
+    found = {(s.name.removeprefix("radixlm_"), *(s.labels[k] for k in sorted(s.labels))): s.value for s in samples}
+    assert len(found) == len(samples)
+    return found
+
+
+def read(server: RealServer) -> dict[tuple[str, ...], float]:
+    return values(server.get("/metrics").text)
+
+
+def test_requests_tokens_and_latencies_are_counted(server: RealServer) -> None:
+    before = read(server)
+    for _ in range(2):
+        usage = server.chat(max_tokens=5).json()["usage"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert cached > 0
+    after = read(server)
+
+    def rise(*key: str) -> float:
+        return after[key] - before.get(key, 0.0)
+
+    assert rise("requests_finished_total", "length") == 2
+    assert rise("prefix_query_tokens_total") == 2 * usage["prompt_tokens"]
+    assert sum(rise("prefix_hit_tokens_total", kind, "memory") for kind in ("exact", "seam", "text", "alias")) == cached
+    assert rise("generated_tokens_total") == 10
+    assert rise("computed_tokens_total") == 2 * usage["prompt_tokens"] - cached + 8  # the last token has no KV
+    assert rise("time_to_first_token_seconds_count") == rise("request_duration_seconds_count") == 2
+    assert rise("inter_token_latency_seconds_count") == 8
+    assert rise("inter_token_latency_seconds_sum") > 0
+    assert after["inter_token_latency_seconds_bucket", "+Inf"] == after["inter_token_latency_seconds_count",]
+    assert rise("http_responses_total", "/v1/chat/completions", "200") == 2
+    assert after["requests_running",] == after["requests_waiting",] == 0 and after["engine_up",] == 1
+
+
+def test_pages_and_unused_rows_add_up(server: RealServer) -> None:
+    server.chat(max_tokens=5)
+    found = read(server)
+    pages = [found["kv_pages", state] for state in ("free", "cached", "used")]
+    assert sum(pages) == 100 and pages[1] > 0 and found["kv_used_ratio",] == 0
+    assert found["kv_rows_reserved", "cache"] == pages[1] * 16 and found["kv_rows_reserved", "requests"] == 0
+    assert 0 <= found["kv_rows_unused", "cache"] < 16 * pages[1]
+
+
+def test_what_is_refused_and_what_fails_is_counted_by_its_kind(server: RealServer) -> None:
+    before = read(server)
+    assert httpx.post(f"{server.url}/v1/chat/completions", json={"messages": 5}).status_code == 400
+    assert server.get("/never/heard/of").status_code == 404
+
+    def broken(batch: object) -> None:
+        server.model.before = lambda batch: None
+        raise MemoryError("no room")
+
+    server.model.before = broken
+    assert server.chat(max_tokens=2, seed=9).status_code == 500
+    after = read(server)
+    assert after["http_responses_total", "/v1/chat/completions", "400"] >= 1
+    assert after["http_responses_total", "other", "404"] == before.get(("http_responses_total", "other", "404"), 0) + 1
+    assert after["requests_failed_total", "StepFailed"] == after["steps_failed_total",] == 1
+    server.check()
+
+
+def test_a_running_request_shows(server: RealServer) -> None:
+    server.model.step_s = 0.02
+    with server.send(max_tokens=100, stream=True) as connection:
+        connection.recv(100)
+        wait_until(lambda: read(server)["requests_running",] == 1)
+        found = read(server)
+        assert found["kv_pages", "used"] > 0 and found["kv_rows_reserved", "requests"] > 0
+    server.model.step_s = 0.0
+    server.check()
+
+
+def test_metrics_are_behind_the_key_and_openmetrics_is_spoken_too() -> None:
+    engine, _ = real_engine()
+    client = TestClient(create_app(engine, api_keys=["secret"]))
+    assert client.get("/metrics").status_code == 401
+    headers = {"authorization": "Bearer secret"}
+    assert client.get("/metrics", headers=headers).headers["content-type"].startswith("text/plain")
+    openmetrics = client.get("/metrics", headers=headers | {"accept": "application/openmetrics-text; version=1.0.0"})
+    assert openmetrics.text.endswith("# EOF\n")
+    engine.close()
+
+
+def test_two_applications_count_apart() -> None:
+    engines = [real_engine()[0] for _ in range(2)]
+    first, second = (TestClient(create_app(engine)) for engine in engines)
+    first.get("/v1/models")
+    assert values(first.get("/metrics").text)["http_responses_total", "/v1/models", "200"] == 1
+    assert ("http_responses_total", "/v1/models", "200") not in values(second.get("/metrics").text)
+    for engine in engines:
+        engine.close()

@@ -1,0 +1,118 @@
+"""One line a request: what was counted, never what was said."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from radixlm.cli.log_config import JSONFormatter
+from radixlm.runtime.errors import StepFailed
+from radixlm.runtime.server import create_app
+from starlette.testclient import TestClient
+
+if TYPE_CHECKING:
+    from .conftest import FakeEngine
+
+CHAT = {"messages": [{"role": "user", "content": "a secret question"}]}
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "radixlm.requests")
+    return caplog
+
+
+def fields(logged: pytest.LogCaptureFixture) -> dict[str, Any]:
+    (record,) = [record for record in logged.records if record.name == "radixlm.requests"]
+    return record.fields  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reply_has_counts_times_and_the_reason_of_its_end(
+    client: TestClient, engine: FakeEngine, logged: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    client.post("/v1/chat/completions", json=CHAT | {"stream": stream}, headers={"x-request-id": "mine-1"})
+    said = fields(logged)
+    assert said.pop("total_s") >= 0
+    assert said == {
+        "id": "mine-1",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "status": 200,
+        "namespace": engine.namespaces_asked[0].hex()[:12],
+        "prompt_tokens": 3,
+        "cached_tokens": 2,
+        "generated_tokens": 3,
+        "ttft_s": 0.1,
+        "tpot_s": 0.1,
+        "finish_reason": "stop",
+    }
+    line = logged.records[-1].getMessage()
+    assert "id=mine-1" in line and "secret" not in line and "Hello" not in line and "\n" not in line
+
+
+def test_choices_are_counted_together(client: TestClient, logged: pytest.LogCaptureFixture) -> None:
+    client.post("/v1/chat/completions", json=CHAT | {"n": 3})
+    assert (fields(logged)["generated_tokens"], fields(logged)["finish_reason"]) == (9, "stop")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "error"),
+    [
+        ("POST", "/v1/chat/completions", {"messages": "secret"}, "invalid_request_error"),
+        ("POST", "/v1/chat/completions", CHAT | {"model": "other"}, "model_not_found"),
+        ("GET", "/v2", None, "not_found"),
+    ],
+)
+def test_who_is_refused_is_logged_by_the_errors_code(
+    client: TestClient, logged: pytest.LogCaptureFixture, method: str, path: str, body: Any, error: str
+) -> None:
+    client.request(method, path, json=body)
+    assert fields(logged)["error"] == error
+    assert "secret" not in logged.records[-1].getMessage()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_fails_says_how(
+    client: TestClient, engine: FakeEngine, logged: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    engine.words = ["Hello", StepFailed("secret")]
+    client.post("/v1/chat/completions", json=CHAT | {"stream": stream})
+    assert fields(logged)["error"] == ("StepFailed" if stream else "server_error")
+
+
+def test_health_and_metrics_are_not_worth_a_line(client: TestClient, logged: pytest.LogCaptureFixture) -> None:
+    for path in ("/health", "/metrics"):
+        assert client.get(path).status_code == 200
+    assert not logged.records
+
+
+@pytest.mark.parametrize(
+    ("given", "is_taken"),
+    [("mine-1", True), (None, False), ("", False), ("x" * 129, False), ("two words", False), ("caf\xe9", False)],
+)
+def test_every_answer_has_an_id_and_the_clients_own_if_it_is_fit(
+    client: TestClient, given: str | None, is_taken: bool
+) -> None:
+    headers = {} if given is None else {"x-request-id": given.encode("latin-1")}
+    for response in (client.get("/v1/models", headers=headers), client.get("/nothing", headers=headers)):
+        answered = response.headers["x-request-id"]
+        assert answered == given if is_taken else answered.startswith("req-") and len(answered) == 36
+
+
+def test_prompts_are_logged_only_if_asked_for(engine: FakeEngine, logged: pytest.LogCaptureFixture) -> None:
+    client = TestClient(create_app(engine, logs_prompts=True))  # type: ignore[arg-type]
+    client.post("/v1/chat/completions", json=CHAT)
+    assert fields(logged)["prompt"] == CHAT["messages"]
+
+
+def test_json_lines_have_the_fields_and_other_messages_theirs(
+    client: TestClient, logged: pytest.LogCaptureFixture
+) -> None:
+    client.post("/v1/completions", json={"prompt": "secret\nquestion"})
+    said = json.loads(JSONFormatter().format(logged.records[-1]))
+    assert (said["level"], said["path"], said["generated_tokens"]) == ("info", "/v1/completions", 3)
+    other = logging.LogRecord("x", logging.ERROR, "", 0, "it %s", ("failed",), None)
+    assert json.loads(JSONFormatter().format(other))["message"] == "it failed"
