@@ -34,6 +34,7 @@ class EngineOptions:
         *,
         cache_ttl_s: float | None = None,
         max_queue: int | None = None,
+        kv_log: Path | None = None,
         open_runner: OpenRunner | None = None,
     ) -> Engine:
         """An engine over `artifact`; the other arguments are the engine's own.
@@ -53,6 +54,7 @@ class EngineOptions:
             match=self.match,
             cache_ttl_s=cache_ttl_s,
             max_queue=max_queue,
+            kv_log=kv_log,
             open_runner=open_runner,
         )
 

@@ -7,6 +7,7 @@ import ipaddress
 import math
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,12 @@ CLOSING_S = 5  # for the last step, and for what clients are told then
     help="How the log is written to stderr: one line a request, with counts, times and errors.",
 )
 @click.option("--log-prompts", is_flag=True, help="Write into the log what was asked, too.")
+@click.option(
+    "--log-kv",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Add a JSON line to this file for each change of a sequence or its pages, to be replayed.",
+)
 @engine_options
 def command(
     artifact: Path,
@@ -89,6 +96,7 @@ def command(
     max_queue: int,
     log_format: str,
     log_prompts: bool,
+    log_kv: Path | None,
     **options: Any,
 ) -> None:
     """Serve the model to OpenAI's clients: /v1/chat/completions, /v1/completions, /v1/models, /health.
@@ -142,10 +150,10 @@ def command(
         )
         serving = server(config, lambda: opening.close_value())
         click.echo(f"loading {artifact}; {url}/health tells when it is ready", err=True)
-        options_ = EngineOptions(**options)
-        opening = Opening(
-            lambda: options_.open(artifact, cache_ttl_s=cache_ttl, max_queue=max_queue), opened=serve, failed=stop
+        open_engine = partial(
+            EngineOptions(**options).open, artifact, cache_ttl_s=cache_ttl, max_queue=max_queue, kv_log=log_kv
         )
+        opening = Opening(open_engine, opened=serve, failed=stop)
         try:
             serving.run(sockets=[listener])
         finally:

@@ -34,6 +34,7 @@ from .errors import CorruptArtifact, EmptyPrompt, InvalidParameter, InvalidReque
 from .generation_stream import GenerationStream
 from .grammar import Grammar
 from .kv_budget import KVBudget
+from .kv_log import KVLog
 from .manifest import Manifest
 from .page_pool import PagePool
 from .prefix_cache import PrefixCache
@@ -100,6 +101,7 @@ class Engine:
         cache_ttl_s: cached prefixes that nobody uses for so many seconds are dropped; None: only to make room.
         clock: seconds; only differences count.
         open_runner: what runs the artifact; None: the native runtime.
+        kv_log: a file to which every change of sequences and pages is added as a line; see `kv_log.py`.
 
     Attributes:
         default_params: what the model's makers recommend; `dataclasses.replace` changes some of it.
@@ -124,6 +126,7 @@ class Engine:
         cache_ttl_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         open_runner: OpenRunner | None = None,
+        kv_log: str | Path | None = None,
     ) -> None:
         artifact = Artifact.open(model) if isinstance(model, str | Path) else model
         manifest = artifact.manifest
@@ -154,7 +157,8 @@ class Engine:
         self._request_numbers = itertools.count()
         self._grammars: Grammars | None = None
         self._opening_grammars = threading.Lock()
-        cache = PrefixCache(PagePool(budget.num_pages), clock=clock)
+        log = None if kv_log is None else KVLog.open(kv_log)
+        cache = PrefixCache(PagePool(budget.num_pages), clock=clock, kv_log=log)
         expiry = None
         if cache_ttl_s is not None:
             drops = (cache.drop_unused, self.tokenizer.forget_unused_texts)
@@ -164,7 +168,7 @@ class Engine:
         self._loop = EngineLoop(
             self._core,
             clock=clock,
-            on_exit=runner.close,
+            on_exit=functools.partial(_close_all, runner, log),
             expiry=expiry,
             max_num_requests=None if max_queue is None else max_num_seqs + max_queue,
         )
@@ -458,6 +462,12 @@ class Engine:
         )
         self._loop.submit(request, stream.deliver)
         return stream
+
+
+def _close_all(*parts: Runner | KVLog | None) -> None:
+    for part in parts:
+        if part is not None:
+            part.close()
 
 
 def _open_model_runner(artifact: Artifact, num_pages: int, num_threads: int | None) -> Runner:

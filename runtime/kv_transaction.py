@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from .batch import PageCopy
 from .errors import OutOfPages
+from .kv_log import KVLog
 from .manifest import PAGE_SIZE
 from .page_pool import PagePool
 from .radix_tree import RadixTree
@@ -75,8 +76,9 @@ class KVTransaction:
     2
     """
 
-    def __init__(self, pool: PagePool, tree: RadixTree) -> None:
+    def __init__(self, pool: PagePool, tree: RadixTree, kv_log: KVLog | None = None) -> None:
         self._pool = pool
+        self._kv_log = kv_log
         self._tree = tree
         self._reservations: dict[int, Reservation] = {}  # by seq_id, in order
 
@@ -123,13 +125,21 @@ class KVTransaction:
         reservation = Reservation(sequence, start, stop, num_kept, taken, copies)
         self._reservations[sequence.seq_id] = reservation
         sequence.set_reserved(True)
+        if self._kv_log is not None:
+            rows = [[copy.src_page, copy.dst_page, copy.num_rows] for copy in copies]
+            num_free = self._pool.num_free
+            reserved, free = [start, stop], [num_free + len(taken), num_free]  # after evictions, which have lines
+            self._kv_log.write("reserve", sequence, reserved=reserved, pages=taken, copies=rows, free=free)
         return reservation
 
     def drop(self, sequence: Sequence) -> None:
         """Give back what was reserved for one sequence, for instance to preempt it; the others stay."""
+        num_free = self._pool.num_free
         reservation = self._reservations.pop(sequence.seq_id)
         self._pool.release(reservation.new_page_ids)
         sequence.set_reserved(False)
+        if self._kv_log is not None:
+            self._kv_log.write("drop", sequence, free=[num_free, self._pool.num_free])
 
     def commit(self) -> None:
         """Make the step's tokens computed, and share every page that is full now in the tree.
@@ -139,12 +149,17 @@ class KVTransaction:
         """
         for reservation in self.reservations:
             sequence, num_kept = reservation.sequence, reservation.num_kept_pages
+            num_free = self._pool.num_free
             if reservation.copies:  # their source is the sequence's no longer
                 self._pool.release(sequence.page_ids[num_kept:])
             sequence.replace_kv(reservation.new_page_ids, reservation.stop, num_kept_pages=num_kept)
             # its own now, and not to be rolled back, should sharing them fail
             del self._reservations[sequence.seq_id]
             sequence.set_reserved(False)
+            if self._kv_log is not None:
+                free, pages = [num_free, self._pool.num_free], reservation.new_page_ids
+                before = reservation.start
+                self._kv_log.write("commit", sequence, computed=before, kept=num_kept, pages=pages, free=free)
             self._share(sequence, reservation.start // PAGE_SIZE, reservation.stop // PAGE_SIZE)
 
     def rollback(self) -> None:
@@ -178,6 +193,10 @@ class KVTransaction:
         shared = self._tree.insert(
             sequence.namespace, sequence.page_ids[:first], sequence.token_ids[tokens], own, sequence.generated[tokens]
         )
+        num_free = self._pool.num_free
         self._pool.retain(theirs for theirs, ours in zip(shared, own, strict=True) if theirs != ours)
         self._pool.release(ours for theirs, ours in zip(shared, own, strict=True) if theirs != ours)
         sequence.replace_kv([*shared, *after], sequence.num_computed, num_kept_pages=first)
+        if self._kv_log is not None:
+            free = [num_free, self._pool.num_free]
+            self._kv_log.write("share", sequence, kept=first, pages=[*shared, *after], free=free)

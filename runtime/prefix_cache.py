@@ -16,6 +16,7 @@ from radixlm.tokenizer_fix import SpelledPrompt
 
 from .cache_uses import CacheUses
 from .errors import EmptyPrompt, UnknownSequence
+from .kv_log import KVLog
 from .kv_transaction import KVTransaction
 from .manifest import PAGE_SIZE
 from .match_kinds import ALIAS, EXACT, TEXT
@@ -62,12 +63,16 @@ class PrefixCache:
     Between transactions every full page of a live sequence is in the tree.
     """
 
-    def __init__(self, pool: PagePool, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, pool: PagePool, *, clock: Callable[[], float] = time.monotonic, kv_log: KVLog | None = None
+    ) -> None:
+        """Nothing is cached yet; `kv_log` is told of everything that happens to pages."""
         self.pool = pool
+        self._kv_log = kv_log
         self._clock = clock
         self.aliases = ReplyAliases(clock=clock)
         self.uses = CacheUses()
-        self.tree = RadixTree(pool, clock=clock)
+        self.tree = RadixTree(pool, clock=clock, kv_log=kv_log)
         self._sequences: dict[int, Sequence] = {}
         self._next_seq_id = 0
         self._num_prompt_tokens = 0
@@ -137,11 +142,14 @@ class PrefixCache:
             pool=self.pool,
             context_length=context_length,
             namespace=match.namespace,
+            kv_log=self._kv_log,
         )
         self._next_seq_id += 1
         self._sequences[sequence.seq_id] = sequence
         self._num_prompt_tokens += len(sequence)
         self._num_reused_tokens += self._reuse(sequence, min(match.num_match, len(sequence) - 1))
+        if self._kv_log is not None:
+            self._kv_log.write("open", sequence, length=0, computed=0, pages=list(sequence.page_ids))
         return sequence
 
     def fork(self, sequence: Sequence, at: int) -> Sequence:
@@ -159,7 +167,7 @@ class PrefixCache:
 
     def begin(self) -> KVTransaction:
         """A transaction for one step, to be used in a `with`."""
-        return KVTransaction(self.pool, self.tree)
+        return KVTransaction(self.pool, self.tree, self._kv_log)
 
     def preempt(self, sequence: Sequence) -> None:
         """Leave all of the sequence's KV in the tree, where it can be evicted; the sequence keeps its tokens.
@@ -171,7 +179,7 @@ class PrefixCache:
         """
         self._require(sequence)
         self._leave_in_tree(sequence)
-        self._give_back(sequence)
+        self._give_back(sequence, "preempt")
 
     def resume(self, sequence: Sequence) -> int:
         """Take from the tree what it has of the sequence's uncomputed tokens; how many tokens were gained.
@@ -183,7 +191,11 @@ class PrefixCache:
             UnknownSequence: it is closed, or not of this cache.
         """
         self._require(sequence)
-        return self._reuse(sequence, len(sequence) - 1)
+        before = sequence.num_computed
+        num_gained = self._reuse(sequence, len(sequence) - 1)
+        if self._kv_log is not None:
+            self._kv_log.write("resume", sequence, computed=before, pages=list(sequence.page_ids))
+        return num_gained
 
     def close(self, sequence: Sequence, *, keep: bool = True) -> None:
         """End a sequence: its pages are released, and with `keep` the partial last one stays in the tree too.
@@ -197,7 +209,7 @@ class PrefixCache:
         self._require(sequence)
         if keep:
             self._leave_in_tree(sequence)
-        self._give_back(sequence)
+        self._give_back(sequence, "close")
         sequence.mark_closed()
         del self._sequences[sequence.seq_id]
 
@@ -226,10 +238,12 @@ class PrefixCache:
         """Forget everything in whatever state it is, live sequences too: all pages are free, whoever had them."""
         before = self.tree
         self.pool = PagePool(self.pool.num_pages)
-        self.tree = RadixTree(self.pool, clock=self._clock)
+        self.tree = RadixTree(self.pool, clock=self._clock, kv_log=self._kv_log)
         self.tree.version, self.tree.num_evicted_pages = before.version + 1, before.num_evicted_pages
         self.aliases.forget(None)
         self._sequences.clear()
+        if self._kv_log is not None:
+            self._kv_log.write("start_over")
 
     def drop_unused(self, since: float) -> int:
         """Free what no live sequence uses and nobody used since then, on the cache's clock; how many pages."""
@@ -296,10 +310,13 @@ class PrefixCache:
             sequence.namespace, full, sequence.token_ids[tokens], tail[0], sequence.generated[tokens]
         )
 
-    def _give_back(self, sequence: Sequence) -> None:
+    def _give_back(self, sequence: Sequence, event: str) -> None:
         assert not sequence.is_reserved, f"{sequence} is reserved"
+        before, num_free = sequence.num_computed, self.pool.num_free
         self.pool.release(sequence.page_ids)
         sequence.replace_kv([], 0)
+        if self._kv_log is not None:
+            self._kv_log.write(event, sequence, computed=before, free=[num_free, self.pool.num_free])
 
     def _require(self, sequence: Sequence) -> None:
         if self.get(sequence.seq_id) is not sequence:

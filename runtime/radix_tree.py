@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .eviction_queue import EvictionQueue
+from .kv_log import KVLog
 from .manifest import PAGE_SIZE
 from .page_pool import PagePool
 from .radix_node import PAGE_BYTES, TOKEN_BYTES, Node, either, encode_key, num_common_tokens
@@ -52,8 +53,11 @@ class RadixTree:
     owns can go, leaves first.
     """
 
-    def __init__(self, pool: PagePool, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, pool: PagePool, *, clock: Callable[[], float] = time.monotonic, kv_log: KVLog | None = None
+    ) -> None:
         self._pool = pool
+        self._kv_log = kv_log
         self._now = clock
         self._roots: dict[bytes, Node] = {}
         self._nodes: dict[int, Node] = {}  # without the roots
@@ -300,7 +304,7 @@ class RadixTree:
         generated = self._supersede_tail(node, key, generated)
         if node.children or node.evicted or node.parent is None:
             return self._new_child(node, key, page_ids, generated)
-        self._pool.add_to_tree(page_ids)
+        self._add(page_ids)
         node.run += key
         node.pages += page_ids
         node.generated += generated
@@ -309,7 +313,7 @@ class RadixTree:
         return node
 
     def _new_child(self, node: Node, key: bytes, page_ids: list[int], generated: bytes) -> Node:
-        self._pool.add_to_tree(page_ids)
+        self._add(page_ids)
         self.num_unused_rows += len(page_ids) * PAGE_SIZE - len(generated)
         start = node.start + len(node.pages)
         child = Node(self._new_id(), node, start, bytearray(key), page_ids, bytearray(generated))
@@ -380,7 +384,10 @@ class RadixTree:
         page_ids = node.pages[left:]
         self.num_unused_rows -= num_pages * PAGE_SIZE - (len(node.generated) - left * PAGE_SIZE)
         self._node_of_page[page_ids] = -1
+        num_free = self._pool.num_free
         self._pool.remove_from_tree(page_ids)
+        if self._kv_log is not None:
+            self._kv_log.write("evict", pages=page_ids, free=[num_free, self._pool.num_free])
         del node.pages[left:], node.run[left * PAGE_BYTES :], node.generated[left * PAGE_SIZE :]
         self.version += 1
 
@@ -392,6 +399,11 @@ class RadixTree:
         node.last_used, node.used_at = self._clock, self._now()
         if not node.children:
             self._leaves.push(node)
+
+    def _add(self, page_ids: list[int]) -> None:
+        self._pool.add_to_tree(page_ids)
+        if self._kv_log is not None:
+            self._kv_log.write("keep", pages=page_ids)
 
     def _new_id(self) -> int:
         self._next_id += 1

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from operator import or_
 
 from .errors import AppendLengthError, ForkLengthError, PopLengthError, UnknownSequence
+from .kv_log import KVLog
 from .manifest import PAGE_SIZE
 from .page_pool import PagePool
 
@@ -47,6 +48,7 @@ class Sequence:
         context_length: int,
         namespace: bytes = b"",
         generated: bytes | None = None,
+        kv_log: KVLog | None = None,
     ) -> None:
         """A sequence without KV.
 
@@ -56,6 +58,7 @@ class Sequence:
             context_length: the most tokens it may ever have.
             namespace: whose part of the tree it shares.
             generated: one byte a token, 1 where a model made it; by default a client wrote them all.
+            kv_log: is told of every mutation.
 
         Raises:
             AppendLengthError: the prompt is longer than the context.
@@ -70,6 +73,7 @@ class Sequence:
         self._generated = bytearray(len(tokens) if generated is None else generated)
         assert len(self._generated) == len(tokens)
         self._pool = pool
+        self._kv_log = kv_log
         self._page_ids = array("i")  # as the page table wants them: no object per page and step
         self._num_computed = 0
         self._is_reserved = False
@@ -125,6 +129,8 @@ class Sequence:
             raise AppendLengthError(length, len(tokens), self.context_length)
         self._token_ids += tokens
         self._generated += (b"\1" if generated else b"\0") * len(tokens)
+        if self._kv_log is not None:
+            self._kv_log.write("append", self, length=length)
 
     def pop(self, num_tokens: int) -> None:
         """Drop the last `num_tokens` tokens with their KV, and give back the pages that no token is left in.
@@ -140,13 +146,17 @@ class Sequence:
         if not 0 <= num_tokens <= len(self):
             raise PopLengthError(len(self), num_tokens)
         assert not self._is_reserved, "popped inside a transaction"
-        length = len(self) - num_tokens
+        length, before = len(self) - num_tokens, (len(self), self._num_computed)
+        num_free = self._pool.num_free
         del self._token_ids[length:]
         del self._generated[length:]
         self._num_computed = min(self._num_computed, length)
         num_pages = num_pages_for(self._num_computed)
         self._pool.release(self._page_ids[num_pages:])
         del self._page_ids[num_pages:]
+        if self._kv_log is not None:
+            free = [num_free, self._pool.num_free]
+            self._kv_log.write("pop", self, length=before[0], computed=before[1], free=free)
 
     def fork(self, at: int, *, seq_id: int) -> Sequence:
         """A new sequence of the first `at` tokens that shares their pages, the partial one too.
@@ -169,10 +179,13 @@ class Sequence:
             context_length=self.context_length,
             namespace=self.namespace,
             generated=bytes(self._generated[:at]),
+            kv_log=self._kv_log,
         )
         page_ids = self._page_ids[: num_pages_for(at)]
         self._pool.retain(page_ids)
         child.replace_kv(page_ids, at)
+        if self._kv_log is not None:
+            self._kv_log.write("fork", child, length=0, computed=0, parent=self.seq_id, pages=list(page_ids))
         return child
 
     def require_open(self) -> None:

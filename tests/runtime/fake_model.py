@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from radixlm.runtime.batch import Batch, Float32Array, PageCopy, TopLogits
 from radixlm.runtime.engine_core import EngineCore
+from radixlm.runtime.kv_log import KVLog
 from radixlm.runtime.manifest import PAGE_SIZE, TOP_LOGITS
 from radixlm.runtime.page_pool import PagePool
 from radixlm.runtime.prefix_cache import PrefixCache
@@ -157,10 +158,11 @@ class Bench:
     make_model: Callable[[int, int], FakeModel] = FakeModel
     now: float = 0.0
     outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
+    kv_log: KVLog | None = None
 
     def __post_init__(self) -> None:
         self.model = self.make_model(self.num_pages, self.vocab_size)
-        self.cache = PrefixCache(PagePool(self.num_pages))
+        self.cache = PrefixCache(PagePool(self.num_pages), kv_log=self.kv_log)
         limits = RequestLimits(self.vocab_size, self.context_length)
         self.core = EngineCore(self.model, self.cache, limits, policy=self.policy, clock=lambda: self.now)
 

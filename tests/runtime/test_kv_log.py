@@ -1,0 +1,149 @@
+"""What `--log-kv` writes, replayed against plain lists, is what the pool, the tree and the sequences have then."""
+
+from __future__ import annotations
+
+import io
+import random
+from pathlib import Path
+
+import pytest
+from radixlm.runtime.kv_log import KVLog
+from radixlm.runtime.page_pool import PagePool
+from radixlm.runtime.prefix_cache import PrefixCache
+from radixlm.runtime.radix_tree import RadixTree
+from radixlm.runtime.sampling_params import SamplingParams
+from radixlm.runtime.scheduler import SchedulerPolicy
+
+from .fake_model import EOS, Bench
+from .kv_replay import KVReplay
+
+
+class Written(io.StringIO):
+    """A file that outlives its end."""
+
+    def close(self) -> None:
+        pass
+
+
+def replay(written: Written, cache: PrefixCache) -> KVReplay:
+    """The log, and that what it ends with is what the cache has."""
+    replayed = KVReplay(cache.pool.num_pages)
+    replayed.run(written.getvalue().splitlines())
+    assert replayed.tree == set(cache.tree.page_ids())
+    assert len(replayed.free) == cache.pool.num_free
+    assert set(replayed.sequences) == set(cache._sequences)
+    for seq_id, sequence in replayed.sequences.items():
+        live = cache.get(seq_id)
+        assert (sequence.length, sequence.computed, sequence.pages) == (
+            len(live),
+            live.num_computed,
+            list(live.page_ids),
+        )
+    return replayed
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_log_of_an_engine_that_preempts_evicts_cancels_and_fails_replays(seed: int) -> None:
+    chance, written = random.Random(seed), Written()
+    policy = SchedulerPolicy(max_num_seqs=8, max_num_batched_tokens=40)
+    bench = Bench(num_pages=18, policy=policy, kv_log=KVLog(written))
+
+    def sometimes_fail(batch: object) -> None:
+        if chance.random() < 0.02:
+            raise ValueError("thrown on purpose")
+
+    bench.model.before = sometimes_fail
+    names = []
+    for number in range(40):
+        names.append(f"r{number}")
+        ids = [*[chance.randrange(3)] * chance.randrange(40), *(chance.randrange(EOS) for _ in range(5))]
+        bench.add(names[-1], ids, SamplingParams(seed=number, max_tokens=chance.randrange(20, 60), ignore_eos=True))
+        for _ in range(chance.randrange(6)):
+            bench.step()
+        if chance.random() < 0.2:
+            bench.abort(chance.choice(names))
+    replayed = replay(written, bench.cache)
+    bench.run()
+    replayed = replay(written, bench.cache)
+    for event in ("open", "reserve", "commit", "drop", "append", "preempt", "resume", "close", "keep", "evict"):
+        assert replayed.num_events[event] > 1, event
+
+
+def test_pops_and_forks_replay() -> None:
+    chance, written = random.Random(1), Written()
+    cache = PrefixCache(PagePool(60), kv_log=KVLog(written))
+    sequences = [cache.open(cache.match([1] * 40), context_length=100)]
+    for _ in range(300):
+        sequence = chance.choice(sequences)
+        match chance.randrange(5):
+            case 0 if sequence.num_uncomputed:
+                with cache.begin() as step:
+                    step.reserve(sequence, chance.randint(1, sequence.num_uncomputed))
+                    if chance.random() < 0.8:
+                        step.commit()
+            case 1:
+                sequence.append([chance.randrange(3)] * min(7, 100 - len(sequence)))
+            case 2:
+                sequence.pop(chance.randint(0, len(sequence)))
+            case 3 if len(sequences) < 5:
+                sequences.append(cache.fork(sequence, chance.randint(0, sequence.num_computed)))
+            case 4 if len(sequences) > 1:
+                sequences.remove(sequence)
+                cache.close(sequence, keep=chance.random() < 0.5)
+        cache.check()
+    replayed = replay(written, cache)
+    assert min(replayed.num_events[event] for event in ("pop", "fork", "append", "commit", "drop")) > 4
+
+
+def test_a_log_that_lies_does_not_replay() -> None:
+    """mlc-llm #2766 in one line: a length that the sequence does not have."""
+    written = Written()
+    bench = Bench(kv_log=KVLog(written))
+    bench.add("a", [1] * 20, SamplingParams(seed=1, max_tokens=5))
+    bench.run()
+    for true, false in [('"length": [20, 21]', '"length": [19, 20]'), ('"computed": [0, 20]', '"computed": [0, 36]')]:
+        lines = written.getvalue()
+        assert true in lines
+        with pytest.raises(AssertionError, match="after"):
+            KVReplay(bench.num_pages).run(lines.replace(true, false, 1).splitlines())
+
+
+def test_starting_over_is_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = Written()
+    bench = Bench(kv_log=KVLog(written))
+    bench.add("a", [1] * 40, SamplingParams(seed=1, max_tokens=30, ignore_eos=True))
+    insert = RadixTree.insert
+
+    def broken(*args: object) -> list[int]:
+        insert(*args)  # type: ignore[arg-type]
+        monkeypatch.undo()
+        raise ValueError("thrown on purpose")
+
+    monkeypatch.setattr(RadixTree, "insert", broken)
+    bench.run()
+    bench.add("b", [1] * 40, SamplingParams(seed=1, max_tokens=3))
+    bench.run()
+    replay(written, bench.cache)
+
+
+def test_a_log_that_cannot_be_written_ends_and_the_engine_does_not(tmp_path: Path) -> None:
+    class Full(Written):
+        def write(self, text: str) -> int:
+            raise OSError("no space left on device")
+
+    bench = Bench(kv_log=KVLog(Full()))
+    bench.add("a", [1] * 20, SamplingParams(seed=1, max_tokens=5))
+    bench.run()
+    assert bench.tokens("a")
+    with pytest.raises(OSError):
+        KVLog.open(tmp_path / "nowhere" / "kv.jsonl")
+
+
+def test_no_tokens_are_written(tmp_path: Path) -> None:
+    log = KVLog.open(tmp_path / "kv.jsonl")
+    bench = Bench(kv_log=log, vocab_size=5000)
+    bench.add("a", [4321] * 20, SamplingParams(seed=1, max_tokens=2))
+    bench.run()
+    log.close()
+    text = (tmp_path / "kv.jsonl").read_text()
+    assert text.count("\n") > 5 and "4321" not in text
