@@ -60,13 +60,18 @@ class ServeProcess:
 
     def json(self, path: str, body: object = None, method: str | None = None) -> Any:
         """What a plain client gets from `path`, parsed."""
+        return json.loads(self.bytes(path, body, method))
+
+    def bytes(self, path: str, body: object = None, method: str | None = None) -> bytes:
+        """The same as it comes."""
         headers = {"Content-Type": "application/json"}
         if self._api_key:
             headers["Authorization"] = f"Bearer {self._api_key}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         with urllib.request.urlopen(request, timeout=60) as response:
-            return json.load(response)
+            content: bytes = response.read()
+            return content
 
     def wait_until_idle(self) -> None:
         """Return once no request runs or waits: what was cancelled is gone within two seconds."""

@@ -63,6 +63,7 @@ def test_langchain_completes(server: ServeProcess) -> None:
 
 
 def test_langchain_tools_and_structure(chat: ChatOpenAI) -> None:
+    chat = chat.model_copy(update={"max_tokens": 80})
     message = chat.bind_tools([get_weather], tool_choice="get_weather").invoke("How is the weather?")
     assert isinstance(message, AIMessage)
     (call,) = message.tool_calls
