@@ -77,7 +77,11 @@ class InvalidRequest(RadixLMError, ValueError):
 
 
 class InvalidParameter(InvalidRequest):
-    """A parameter is outside its range."""
+    """A parameter is outside its range; `param` is its name, where it is one that clients send."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class EmptyPrompt(InvalidRequest):

@@ -65,7 +65,7 @@ class SamplingParams:
         _check_int("seed", self.seed, -(2**63), 2**64 - 1, optional=True)
         _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, optional=True)
         if not isinstance(self.ignore_eos, bool):
-            raise InvalidParameter(f"ignore_eos is {self.ignore_eos!r}; it must be true or false")
+            raise InvalidParameter(f"ignore_eos is {self.ignore_eos!r}; it must be true or false", param="ignore_eos")
         self._check_stop()
         self._check_logit_bias()
 
@@ -86,25 +86,28 @@ class SamplingParams:
 
     def _check_stop(self) -> None:
         if isinstance(self.stop, str):
-            raise InvalidParameter(f"stop is the string {self.stop!r}; it must be a tuple of strings")
+            raise InvalidParameter(f"stop is the string {self.stop!r}; it must be a tuple of strings", param="stop")
         for name, value in (("stop", self.stop), ("stop_token_ids", self.stop_token_ids)):
             if not isinstance(value, Iterable):
-                raise InvalidParameter(f"{name} is {value!r:.60}; it must be a tuple")
+                raise InvalidParameter(f"{name} is {value!r:.60}; it must be a tuple", param=name)
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidParameter(f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} do")
+            raise InvalidParameter(f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} do", param="stop")
         for stop in self.stop:
             if not isinstance(stop, str) or not 0 < len(stop) <= MAX_STOP_LENGTH:
                 raise InvalidParameter(
-                    f"stop has {stop!r:.60}; each must be a string of 1 to {MAX_STOP_LENGTH} characters"
+                    f"stop has {stop!r:.60}; each must be a string of 1 to {MAX_STOP_LENGTH} characters",
+                    param="stop",
                 )
         for token_id in self.stop_token_ids:
             _check_int("stop_token_ids", token_id, 0)
 
     def _check_logit_bias(self) -> None:
         if not isinstance(self.logit_bias, Mapping):
-            raise InvalidParameter(f"logit_bias is {self.logit_bias!r:.60}; it must map token ids to numbers")
+            raise InvalidParameter(
+                f"logit_bias is {self.logit_bias!r:.60}; it must map token ids to numbers", param="logit_bias"
+            )
         for token_id, bias in self.logit_bias.items():
             _check_int("logit_bias", token_id, 0)
             _check_float(f"logit_bias of token {token_id}", bias, -100.0, 100.0)
@@ -119,15 +122,20 @@ def _check_int(
         return
     allowed = f"an integer of {low} or more" if high is None else f"an integer from {low} to {high}"
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidParameter(f"{name} is {value!r:.60}; it must be {allowed}")
+        raise InvalidParameter(f"{name} is {value!r:.60}; it must be {allowed}", param=_field(name))
     if value < low or (high is not None and value > high):
-        raise InvalidParameter(f"{name} is {value}; it must be {allowed}")
+        raise InvalidParameter(f"{name} is {value}; it must be {allowed}", param=_field(name))
 
 
 def _check_float(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
     """Raise InvalidParameter unless `value` is a finite number in `[low, high]`; `above` excludes `low`."""
     allowed = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise InvalidParameter(f"{name} is {value!r:.60}; it must be {allowed}")
+        raise InvalidParameter(f"{name} is {value!r:.60}; it must be {allowed}", param=_field(name))
     if not math.isfinite(value) or value < low or value > high or (above and value == low):
-        raise InvalidParameter(f"{name} is {value}; it must be {allowed}")
+        raise InvalidParameter(f"{name} is {value}; it must be {allowed}", param=_field(name))
+
+
+def _field(name: str) -> str:
+    """The field's own name: `logit_bias of token 5` is a part of one."""
+    return name.partition(" ")[0]

@@ -15,7 +15,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..errors import ContextLengthExceeded, EngineClosed, EngineError, EngineOverloaded, InvalidRequest, RadixLMError
+from ..errors import (
+    ContextLengthExceeded,
+    EngineClosed,
+    EngineError,
+    EngineOverloaded,
+    InvalidParameter,
+    InvalidRequest,
+    RadixLMError,
+)
 from .replies import ErrorBody, ErrorReply
 
 _log = logging.getLogger(__name__)
@@ -52,6 +60,8 @@ def describe(error: Exception) -> tuple[int, ErrorReply]:
             return 400, _reply(400, f"the body is not valid JSON: {error}")
         case ContextLengthExceeded():
             return 400, _reply(400, str(error), code="context_length_exceeded")
+        case InvalidParameter():
+            return 400, _reply(400, str(error), error.param)
         case InvalidRequest():
             return 400, _reply(400, str(error))
         case HTTPException():

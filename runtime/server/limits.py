@@ -12,12 +12,11 @@ from ..errors import InvalidParameter
 MAX_CHOICES = 128  # of one request: prompts times n
 MAX_LOGIT_BIAS = 1024  # entries
 MAX_STOP_TOKEN_IDS = 1024
-MAX_INPUT_MESSAGES = 4096  # of one conversation
+MAX_MESSAGES = 4096  # of one conversation
 MAX_TOKEN_ID = 2**31 - 1  # of any vocabulary; the model's own bound is the engine's to check
-MAX_JSON_DEPTH = 128  # arrays and objects in each other
 
 
 def require_at_most(name: str, values: Sized | None, most: int) -> None:
     """Raise InvalidParameter if there are more than `most` of `values`."""
     if values is not None and len(values) > most:
-        raise InvalidParameter(f"{name} has {len(values)} entries; at most {most} are allowed")
+        raise InvalidParameter(f"{name} has {len(values)} entries; at most {most} are allowed", param=name)

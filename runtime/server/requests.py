@@ -16,7 +16,7 @@ from ..errors import InvalidParameter
 from ..prefix_match import MatchPolicy
 from ..sampling_params import SamplingParams
 from ..tool_format import ToolChoice
-from .limits import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID, require_at_most
+from .limits import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_MESSAGES, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID, require_at_most
 from .response_format import GuidedRequest
 from .tools import CallOfMessage, FunctionTool, NamedChoice, ToolUse, tool_use
 
@@ -71,6 +71,9 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
         return message if self.name is None else message | {"name": self.name}
 
 
+Conversation = Annotated[list[ChatMessage], msgspec.Meta(max_length=MAX_MESSAGES)]
+
+
 class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
     """The fields that both kinds of completion share. None, or a missing field, is the model's default."""
 
@@ -107,7 +110,7 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
         """
         n = 1 if self.n is None else self.n
         if not 1 <= n <= MAX_CHOICES:
-            raise InvalidParameter(f"n is {n}; it must be an integer from 1 to {MAX_CHOICES}")
+            raise InvalidParameter(f"n is {n}; it must be an integer from 1 to {MAX_CHOICES}", param="n")
         return n
 
     @property
@@ -124,7 +127,9 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
         require_at_most("logit_bias", self.logit_bias, MAX_LOGIT_BIAS)
         require_at_most("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
         if self.stream_options is not None and not self.stream:
-            raise InvalidParameter("stream_options is for streams; set stream to true or leave it out")
+            raise InvalidParameter(
+                "stream_options is for streams; set stream to true or leave it out", param="stream_options"
+            )
         wishes = {name: getattr(self, name) for name in _PLAIN_FIELDS}
         wishes["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop
         wishes |= self._own_wishes()
@@ -144,7 +149,7 @@ _PLAIN_FIELDS = (
 class ChatRequest(SamplingRequest, kw_only=True):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: list[ChatMessage]
+    messages: Conversation
     max_completion_tokens: int | None = None  # OpenAI's newer name of max_tokens
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -162,7 +167,9 @@ class ChatRequest(SamplingRequest, kw_only=True):
 
     def _own_wishes(self) -> dict[str, object]:
         if self.top_logprobs is not None and not self.logprobs:
-            raise InvalidParameter("top_logprobs is set, logprobs is not; set logprobs to true as well")
+            raise InvalidParameter(
+                "top_logprobs is set, logprobs is not; set logprobs to true as well", param="top_logprobs"
+            )
         wishes: dict[str, object] = {"logprobs": (self.top_logprobs or 0) if self.logprobs else None}
         if self.max_completion_tokens is not None:
             wishes["max_tokens"] = self.max_completion_tokens
@@ -193,11 +200,14 @@ class CompletionRequest(SamplingRequest, kw_only=True):
             return [ids]
         prompts = [part for part in self.prompt if not isinstance(part, int)]
         if len({type(part) for part in self.prompt}) > 1:
-            raise InvalidParameter("prompt mixes texts and token ids; send texts, or token ids, or lists of token ids")
+            raise InvalidParameter(
+                "prompt mixes texts and token ids; send texts, or token ids, or lists of token ids", param="prompt"
+            )
         if len(prompts) * self.num_choices > MAX_CHOICES:
             raise InvalidParameter(
                 f"{len(prompts)} prompts with n={self.num_choices} are {len(prompts) * self.num_choices} replies; one "
-                f"request may ask for {MAX_CHOICES}: send several"
+                f"request may ask for {MAX_CHOICES}: send several",
+                param="prompt",
             )
         return prompts
 
@@ -210,16 +220,20 @@ class CompletionRequest(SamplingRequest, kw_only=True):
         """
         prompts = self.prompts
         if len(prompts) != 1:
-            raise InvalidParameter(f"prompt is a list of {len(prompts)} prompts; it must be one")
+            raise InvalidParameter(f"prompt is a list of {len(prompts)} prompts; it must be one", param="prompt")
         return prompts[0]
 
     def _own_wishes(self) -> dict[str, object]:
         if self.suffix:
-            raise InvalidParameter("suffix is set; leave it out: text is only written at the end")
+            raise InvalidParameter("suffix is set; leave it out: text is only written at the end", param="suffix")
         if self.best_of not in (None, self.num_choices):
-            raise InvalidParameter(f"best_of is {self.best_of}; leave it out: all {self.num_choices} are sent")
+            raise InvalidParameter(
+                f"best_of is {self.best_of}; leave it out: all {self.num_choices} are sent", param="best_of"
+            )
         if self.echo and self.logprobs is not None:
-            raise InvalidParameter("echo and logprobs are both set; send one of them: a prompt has no logprobs here")
+            raise InvalidParameter(
+                "echo and logprobs are both set; send one of them: a prompt has no logprobs here", param="echo"
+            )
         return {"logprobs": self.logprobs}
 
 
@@ -228,7 +242,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Conversation | None = None
     add_special_tokens: bool = True  # the beginning-of-sequence token, of a text whose model has one
     return_token_strs: bool = False
 

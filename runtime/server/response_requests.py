@@ -14,7 +14,7 @@ import msgspec
 from ..errors import EmptyPrompt, InvalidParameter
 from ..prefix_match import MatchPolicy
 from ..sampling_params import SamplingParams
-from .limits import MAX_INPUT_MESSAGES
+from .limits import MAX_MESSAGES
 from .requests import CacheText
 
 Nothing = Annotated[list[None], msgspec.Meta(max_length=0)]
@@ -78,7 +78,7 @@ class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of `POST /v1/responses`. None, or a missing field, is the model's default."""
 
-    input: str | Annotated[list[InputMessage], msgspec.Meta(max_length=MAX_INPUT_MESSAGES)]
+    input: str | Annotated[list[InputMessage], msgspec.Meta(max_length=MAX_MESSAGES)]
     model: str | None = None
     instructions: str | None = None  # the system message before the input
     stream: bool | None = None
@@ -139,7 +139,7 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             InvalidParameter: a value is outside its range.
         """
         if self.top_logprobs and not self.wants_logprobs:
-            raise InvalidParameter(f'top_logprobs is set; set include to ["{LOGPROBS}"] as well')
+            raise InvalidParameter(f'top_logprobs is set; set include to ["{LOGPROBS}"] as well', param="top_logprobs")
         wishes: dict[str, Any] = {
             "max_tokens": self.max_output_tokens,
             "temperature": self.temperature,
