@@ -271,13 +271,13 @@ class Engine:
         with _refusing():
             return self.tokenizer.encode(text, add_bos=add_bos, parse_special=True)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """The ids that `chat` feeds for a conversation.
 
         Raises:
             InvalidRequest: as `render`, or the text cannot be encoded.
         """
-        return list(self._prepare_chat(messages, None).ids)
+        return list(self._prepare_chat(messages, None, tools).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, special tokens included.

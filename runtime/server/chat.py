@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import msgspec
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..completion import Completion
+from ..sampling_params import SamplingParams
 from .choices import Choices, params_of_choices
 from .disconnect import while_connected
 from .logprobs import chat_logprobs
-from .replies import ChatChoice, ChatChunkChoice, ChatDelta, Reply, ReplyMessage
+from .replies import ChatChoice, ChatChunkChoice, ChatDelta, Reply, ReplyMessage, TruncationReply
 from .request_log import record_of
 from .requests import ChatRequest
 from .response_format import compiled
@@ -25,6 +27,7 @@ from .sse import EventStream
 from .tool_calls import ToolCallReader, read_whole
 from .tool_replies import deltas_of, finish_reason_of, message_of
 from .tools import ToolUse
+from .truncation import drop_middle
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,13 @@ class ChatCompletions:
         self.served.check_model(body.model)
         engine = self.served.engine
         params = body.sampling_params(engine.default_params)
-        messages = [message.to_template() for message in body.messages]
         namespace = self.served.namespace(request, body.cache_salt, body.prompt_cache_key)
         use = body.tool_use()
         constraint = await compiled(engine, use.grammar(engine.tool_format, body.grammar()))
+        history, truncation = await self._history(body, params, use)
         ask = partial(
             engine.stream_chat,
-            messages,
+            history,
             namespace=namespace,
             cache_match=body.cache_match,
             tools=use.tools,
@@ -56,11 +59,30 @@ class ChatCompletions:
         new_id = f"chatcmpl-{uuid.uuid4().hex}"
         start = partial(Reply, id=new_id, created=int(time.time()), model=self.served.model_id)
         if body.stream:
-            chunks = self._chunks(choices, start, body, use)
+            chunks = self._chunks(choices, start, body, use, truncation)
             return EventStream(chunks, choices, keep_alive_s=self.served.keep_alive_s)
         async with choices:
             completions = await while_connected(request.receive, choices.results())
-        return json_response(self._whole(start, completions, use, bool(body.return_token_ids)))
+        whole = self._whole(start, completions, use, bool(body.return_token_ids))
+        whole.truncation = truncation
+        return json_response(whole)
+
+    async def _history(
+        self, body: ChatRequest, params: SamplingParams, use: ToolUse
+    ) -> tuple[Sequence[Mapping[str, object]], TruncationReply | msgspec.UnsetType]:
+        """The messages as templates know them, without those that the request lets go, and which these are."""
+        engine = self.served.engine
+        messages = [message.to_template() for message in body.messages]
+        if body.truncation != "middle":
+            return messages, msgspec.UNSET
+        left = await run_in_threadpool(
+            drop_middle,
+            messages,
+            count=lambda messages: len(engine.encode_chat(messages, use.tools)),
+            context_length=engine.context_length,
+            max_tokens=params.max_tokens,
+        )
+        return left.messages, TruncationReply("middle", tuple(left.dropped), left.num_dropped_tokens)
 
     def _whole(self, start: partial[Reply], completions: Sequence[Completion], use: ToolUse, has_ids: bool) -> Reply:
         return start(
@@ -81,19 +103,26 @@ class ChatCompletions:
         )
 
     async def _chunks(
-        self, choices: Choices, start: partial[Reply], body: ChatRequest, use: ToolUse
+        self,
+        choices: Choices,
+        start: partial[Reply],
+        body: ChatRequest,
+        use: ToolUse,
+        truncation: TruncationReply | msgspec.UnsetType,
     ) -> AsyncGenerator[msgspec.Struct]:
         """Of each choice the role, the deltas and the finish reason; at the end usage if asked for."""
         has_ids = bool(body.return_token_ids)
         chunk = partial(start, object="chat.completion.chunk", usage=None if body.include_usage else msgspec.UNSET)
         for index in range(body.num_choices):
-            yield chunk(choices=[ChatChunkChoice(ChatDelta(content="", role="assistant"), index=index)])
+            first = chunk(choices=[ChatChunkChoice(ChatDelta(content="", role="assistant"), index=index)])
+            first.truncation = msgspec.UNSET if index else truncation
+            yield first
         readers = [self._reader(use) for _ in range(body.num_choices)]
         async for index, delta in choices:
             said = deltas_of(delta, readers[index])
             if said or delta.logprobs or (has_ids and delta.token_ids):
-                first, *others = said or [ChatDelta(content="")]
-                choice = ChatChunkChoice(first, logprobs=chat_logprobs(self.served, delta.logprobs), index=index)
+                delta_said, *others = said or [ChatDelta(content="")]
+                choice = ChatChunkChoice(delta_said, logprobs=chat_logprobs(self.served, delta.logprobs), index=index)
                 if has_ids:
                     choice.token_ids = delta.token_ids
                 yield chunk(choices=[choice])

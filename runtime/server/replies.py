@@ -65,6 +65,14 @@ class UsageReply(msgspec.Struct):
 TokenIds = tuple[int, ...] | msgspec.UnsetType  # unset: nobody asked for them
 
 
+class TruncationReply(msgspec.Struct):
+    """What of a history was left out, because a request said that it may be."""
+
+    strategy: str
+    dropped_messages: tuple[int, ...]  # their places in what was sent
+    num_dropped_tokens: int
+
+
 class Reply(msgspec.Struct, kw_only=True):
     """What every reply and every chunk of one begins with."""
 
@@ -75,6 +83,7 @@ class Reply(msgspec.Struct, kw_only=True):
     choices: list[ChatChoice] | list[ChatChunkChoice] | list[TextChoice]
     usage: UsageReply | msgspec.UnsetType | None = msgspec.UNSET  # unset: a chunk of a stream without usage
     prompt_token_ids: TokenIds = msgspec.UNSET  # of a chat; in the last choice's chunk of a stream
+    truncation: TruncationReply | msgspec.UnsetType = msgspec.UNSET  # ours, if asked for; in a stream's first chunk
 
 
 class TopLogprob(msgspec.Struct):

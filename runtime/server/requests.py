@@ -19,6 +19,7 @@ from ..tool_format import ToolChoice
 from .limits import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_MESSAGES, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID, require_at_most
 from .response_format import GuidedRequest
 from .tools import CallOfMessage, FunctionTool, NamedChoice, ToolUse, tool_use
+from .truncation import Truncation
 
 Prompt = str | list[int]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
@@ -156,6 +157,7 @@ class ChatRequest(SamplingRequest, kw_only=True):
     tools: list[FunctionTool] | None = None
     tool_choice: ToolChoice | NamedChoice | None = None  # None: auto
     parallel_tool_calls: bool | None = None  # None: true
+    truncation: Truncation | None = None  # ours: what becomes of a history that does not fit; None: none
 
     def tool_use(self) -> ToolUse:
         """What the model is told of tools, and what it may do with them.

@@ -190,7 +190,7 @@ class FakeEngine:
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         return [*([] if add_bos is False else [0]), *range(1, 1 + len(text.split()))]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, object]], tools: object = ()) -> list[int]:
         return list(range(len(messages)))
 
     def decode(self, token_ids: Sequence[int]) -> str:
