@@ -51,7 +51,7 @@ class LoadedServer:
         """What clients may know."""
         engine, manifest = self._engine, self._engine.manifest
         vocab_size = min(manifest.model.vocab_size, engine.tokenizer.vocab_size)
-        return Facts(manifest.name, engine.context_length, vocab_size, engine._chat_template is not None)
+        return Facts(manifest.name, engine.context_length, vocab_size, engine.prompts.chat_template is not None)
 
     def books(self) -> dict[str, int | float]:
         """The engine's counters, and those of its cache."""

@@ -1,7 +1,7 @@
 """The engine as a library: text in, text out, from any number of threads.
 
 Prepares prompts in the caller's thread, hands requests to the one thread that owns the model, and gives
-streams back. Knows nothing of HTTP; batching and pages are `engine_core.py`'s, the thread is
+streams back. Knows nothing of HTTP; prompts are `prompts.py`'s, batching and pages `engine_core.py`'s, the thread
 `engine_loop.py`'s.
 """
 
@@ -12,25 +12,23 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, get_args
 
-from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer, TokenizerError, TokenizerProfile
+from radixlm.tokenizer_fix import PreparedPrompt
 
 from .artifact import Artifact
 from .batch import Forward
 from .cache_expiry import CacheExpiry
 from .cache_namespace import CacheNamespaces, ModelIdentity
 from .cache_tree import CacheCleared, CacheTree
-from .chat_template import ChatTemplate
 from .completion import CacheMatch, Completion, Delta, FinishReason, Timings, TokenLogprob, Usage
 from .engine_core import EngineCore
 from .engine_loop import EngineLoop
 from .engine_stats import EngineStats
-from .errors import CorruptArtifact, EmptyPrompt, InvalidParameter, InvalidRequest
+from .errors import InvalidParameter, InvalidRequest
 from .generation_stream import GenerationStream
 from .grammar import Grammar
 from .kv_budget import KVBudget
@@ -39,13 +37,12 @@ from .manifest import Manifest
 from .page_pool import PagePool
 from .prefix_cache import PrefixCache
 from .prefix_match import MatchPolicy
+from .prompts import Message, Prompt, Prompts
 from .request import Request, RequestLimits
 from .sampling_params import SamplingParams
 from .scheduler import SchedulerPolicy
 from .token_constraint import ConstraintSource
-from .tool_format import PLAIN, Tool, ToolFormat, format_of
-from .tool_messages import for_template
-from .why_not_more import WhyNotMore
+from .tool_format import Tool, ToolFormat
 
 if TYPE_CHECKING:
     from .grammars import Grammars
@@ -63,9 +60,6 @@ __all__ = [
     "TokenLogprob",
     "Usage",
 ]
-
-Prompt = str | Sequence[int]
-Message = Mapping[str, object]  # {"role": ..., "content": ...}
 
 
 class Runner(Forward, Protocol):
@@ -104,6 +98,7 @@ class Engine:
         kv_log: a file to which every change of sequences and pages is added as a line; see `kv_log.py`.
 
     Attributes:
+        prompts: makes of texts and conversations what the model is fed.
         default_params: what the model's makers recommend; `dataclasses.replace` changes some of it.
         context_length: tokens of prompt and reply together: the model's, or fewer if the KV pages hold fewer.
         namespaces: makes the `namespace` of whoever is not to share with others.
@@ -139,7 +134,8 @@ class Engine:
         budget = KVBudget.choose(manifest, kv_cache_bytes=kv_cache_bytes, max_num_seqs=max_num_seqs)
         self.manifest = manifest
         self.namespaces = CacheNamespaces(ModelIdentity.of(manifest))
-        self.tokenizer = _tokenizer(artifact, clock)
+        self.prompts = Prompts(artifact, clock=clock)
+        self.tokenizer = self.prompts.tokenizer
         self.default_params = SamplingParams(
             temperature=manifest.sampling.temperature,
             top_p=manifest.sampling.top_p,
@@ -147,9 +143,6 @@ class Engine:
             repetition_penalty=manifest.sampling.repetition_penalty,
         )
         self.context_length = budget.context_length
-        self._explain = _explainer(self.tokenizer)
-        self._chat_template = _chat_template(artifact, self.tokenizer)
-        self._render_reply = None if self._chat_template is None else self._chat_template.reply_renderer()
         vocab_size = min(manifest.model.vocab_size, self.tokenizer.vocab_size)  # embeddings may be padded
         self._limits = RequestLimits(vocab_size, budget.context_length)
         self._clock = clock
@@ -215,13 +208,8 @@ class Engine:
         passes `lambda: loop.call_soon_threadsafe(event.set)`. It must neither block nor raise.
         """
         self._loop.require_room()
-        if not prompt:
-            raise EmptyPrompt("the prompt is empty; send at least one token")
-        if not isinstance(prompt, str):
-            prompt = _as_ids(prompt)
         policy = self._match if cache_match is None else _checked_match(cache_match)
-        with _refusing():
-            prepared = self.tokenizer.prepare_completion(prompt, seam_of=None if policy == "exact" else namespace)
+        prepared = self.prompts.completion(prompt, seam_of=None if policy == "exact" else namespace)
         return self._submit(prepared, params, namespace, policy, None, constraint, on_ready)
 
     def chat(
@@ -259,8 +247,8 @@ class Engine:
         """Like `chat`, but returns at once; see `stream`."""
         self._loop.require_room()
         policy = self._match if cache_match is None else _checked_match(cache_match)
-        prepared = self._prepare_chat(messages, None if policy == "exact" else namespace, tools)
-        return self._submit(prepared, params, namespace, policy, self._render_reply, constraint, on_ready)
+        prepared = self.prompts.chat(messages, tools, seam_of=None if policy == "exact" else namespace)
+        return self._submit(prepared, params, namespace, policy, self.prompts.render_reply, constraint, on_ready)
 
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         """The ids that `generate` feeds for a text; `add_bos` overrides what the model asks for.
@@ -268,8 +256,7 @@ class Engine:
         Raises:
             InvalidRequest: the text cannot be encoded.
         """
-        with _refusing():
-            return self.tokenizer.encode(text, add_bos=add_bos, parse_special=True)
+        return self.prompts.encode(text, add_bos=add_bos)
 
     def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """The ids that `chat` feeds for a conversation.
@@ -277,7 +264,7 @@ class Engine:
         Raises:
             InvalidRequest: as `render`, or the text cannot be encoded.
         """
-        return list(self._prepare_chat(messages, None, tools).ids)
+        return list(self.prompts.chat(messages, tools).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, special tokens included.
@@ -285,8 +272,7 @@ class Engine:
         Raises:
             InvalidRequest: an id is outside the vocabulary.
         """
-        with _refusing():
-            return self.tokenizer.decode(token_ids, skip_special=False)
+        return self.prompts.decode(token_ids)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """The text that `chat` feeds the model: the conversation and the generation prompt.
@@ -295,12 +281,12 @@ class Engine:
             EmptyPrompt: there are no messages.
             InvalidRequest: the artifact has no chat template, or the template refuses the messages.
         """
-        return self._render(messages, [tool.for_template() for tool in tools])
+        return self.prompts.render(messages, tools)
 
-    @functools.cached_property
+    @property
     def tool_format(self) -> ToolFormat:
         """How the model writes that it calls a tool."""
-        return PLAIN if self._chat_template is None else format_of(self._chat_template)
+        return self.prompts.tool_format
 
     @property
     def grammars(self) -> Grammars:
@@ -404,28 +390,6 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _prepare_chat(
-        self, messages: Sequence[Message], seam_of: bytes | None, tools: Sequence[Tool] = ()
-    ) -> PreparedPrompt:
-        with _refusing():
-            described = [tool.for_template() for tool in tools]
-            marked = self.tokenizer.mark_typed(messages)  # a control token that a client types is text
-            marked_tools = self.tokenizer.mark_typed(described)
-        rendered = self._render(marked, marked_tools)
-        has_marks = marked is not messages or marked_tools is not described
-        with _refusing():
-            return self.tokenizer.prepare_chat(rendered, seam_of=seam_of, has_marks=has_marks)
-
-    def _render(self, messages: Sequence[Message], tools: Sequence[Message]) -> str:
-        if not messages:
-            raise EmptyPrompt("the conversation has no messages; send at least one")
-        if self._chat_template is None:
-            raise InvalidRequest(
-                f"model {self.manifest.name} has no chat template; use generate, or compile a chat model"
-            )
-        told, known = for_template(messages, tools, self.tool_format)
-        return self._chat_template.render(told, tools=known)
-
     def _submit(
         self,
         prompt: PreparedPrompt,
@@ -454,7 +418,7 @@ class Engine:
             arrived_at=self._clock(),
             spelled=functools.cache(lambda: tokenizer.spelled(prompt.ids)) if policy == "text" else None,
             render_reply=render_reply if policy == "text" else None,
-            explain=self._explain,
+            explain=self.prompts.explain,
             constraint=None if constraint is None else constraint.start(),
         )
         stream = GenerationStream(
@@ -493,51 +457,3 @@ def _checked_match(match: MatchPolicy) -> MatchPolicy:
 def _require_within(name: str, value: int, most: int) -> None:
     if not isinstance(value, int) or not 1 <= value <= most:
         raise InvalidParameter(f"{name} is {value!r}; this artifact allows 1 to {most}")
-
-
-def _tokenizer(artifact: Artifact, clock: Callable[[], float]) -> Tokenizer:
-    info = artifact.manifest.tokenizer
-    try:
-        return Tokenizer(
-            artifact.tokenizer_json,
-            TokenizerProfile.from_dict(info.profile),
-            bos_token_id=info.bos_token_id,
-            add_bos_token=info.add_bos_token,
-            clock=clock,
-        )
-    except TokenizerError as error:
-        raise CorruptArtifact(f"{artifact.path}: {error}; compile the model again") from error
-
-
-def _explainer(tokenizer: Tokenizer) -> Callable[[WhyNotMore], WhyNotMore]:
-    special_ids = tokenizer.profile.special_ids
-    return lambda why: why.spelled(tokenizer.token_bytes, special_ids)
-
-
-def _chat_template(artifact: Artifact, tokenizer: Tokenizer) -> ChatTemplate | None:
-    if artifact.chat_template is None:
-        return None
-    info = artifact.manifest.tokenizer
-    bos, eos = [info.bos_token_id] if info.bos_token_id is not None else [], list(info.eos_token_ids[:1])
-    return ChatTemplate(
-        artifact.chat_template,
-        bos_token=tokenizer.decode(bos, skip_special=False),
-        eos_token=tokenizer.decode(eos, skip_special=False),
-    )
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """What the tokenizer refuses is the client's mistake."""
-    try:
-        yield
-    except TokenizerError as error:
-        raise InvalidRequest(str(error)) from error
-
-
-def _as_ids(prompt: Sequence[int]) -> list[int]:
-    ids = list(prompt)
-    for token_id in ids:
-        if not isinstance(token_id, int) or isinstance(token_id, bool):
-            raise InvalidParameter(f"the prompt has {token_id!r:.60}; it must be text or token ids")
-    return ids

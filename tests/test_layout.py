@@ -32,6 +32,7 @@ CACHE = {
     *("text_walk", "spelled_children", "reply_alias", "why_not_more", "cache_namespace", "cache_tree", "cache_uses"),
 }
 ENGINE = {
+    "prompts",
     "engine",
     "engine_stats",
     "request_output",

@@ -1,0 +1,160 @@
+"""Make of texts, ids and conversations what one model is fed, by its own tokenizer and chat template.
+
+Knows text, tools and ids; not requests, pages or threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+
+from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer, TokenizerError, TokenizerProfile
+
+from .artifact import Artifact
+from .chat_template import ChatTemplate
+from .errors import CorruptArtifact, EmptyPrompt, InvalidParameter, InvalidRequest
+from .tool_format import PLAIN, Tool, ToolFormat, format_of
+from .tool_messages import for_template
+from .why_not_more import WhyNotMore
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, object]  # {"role": ..., "content": ...}
+
+
+class Prompts:
+    """The prompts of one artifact; any thread may ask.
+
+    What `seam_of` names a namespace for is not encoded whole again where it goes on from one of its earlier texts.
+
+    Attributes:
+        chat_template: None if the artifact has none.
+        render_reply: how a reply stands in the prompts of later turns; None if that is not known.
+
+    Raises:
+        CorruptArtifact: the tokenizer cannot be used.
+    """
+
+    def __init__(self, artifact: Artifact, *, clock: Callable[[], float]) -> None:
+        self._name = artifact.manifest.name
+        self.tokenizer = _tokenizer(artifact, clock)
+        self.chat_template = _chat_template(artifact, self.tokenizer)
+        self.render_reply = None if self.chat_template is None else self.chat_template.reply_renderer()
+
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes that it calls a tool."""
+        return PLAIN if self.chat_template is None else format_of(self.chat_template)
+
+    def completion(self, prompt: Prompt, *, seam_of: bytes | None = None) -> PreparedPrompt:
+        """A raw prompt, fed as it is.
+
+        Raises:
+            EmptyPrompt: there is nothing in it.
+            InvalidRequest: the text cannot be encoded, or what should be ids is not.
+        """
+        if not prompt:
+            raise EmptyPrompt("the prompt is empty; send at least one token")
+        if not isinstance(prompt, str):
+            prompt = _as_ids(prompt)
+        with _refusing():
+            return self.tokenizer.prepare_completion(prompt, seam_of=seam_of)
+
+    def chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, seam_of: bytes | None = None
+    ) -> PreparedPrompt:
+        """A conversation and the generation prompt.
+
+        Raises:
+            EmptyPrompt, InvalidRequest: as `render`, or the text cannot be encoded.
+        """
+        with _refusing():
+            described = [tool.for_template() for tool in tools]
+            marked = self.tokenizer.mark_typed(messages)  # a control token that a client types is text
+            marked_tools = self.tokenizer.mark_typed(described)
+        rendered = self._rendered(marked, marked_tools)
+        has_marks = marked is not messages or marked_tools is not described
+        with _refusing():
+            return self.tokenizer.prepare_chat(rendered, seam_of=seam_of, has_marks=has_marks)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """The text of a conversation and the generation prompt.
+
+        Raises:
+            EmptyPrompt: there are no messages.
+            InvalidRequest: the artifact has no chat template, or the template refuses the messages.
+        """
+        return self._rendered(messages, [tool.for_template() for tool in tools])
+
+    def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
+        """The ids that a text is fed as; `add_bos` overrides what the model asks for.
+
+        Raises:
+            InvalidRequest: the text cannot be encoded.
+        """
+        with _refusing():
+            return self.tokenizer.encode(text, add_bos=add_bos, parse_special=True)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included.
+
+        Raises:
+            InvalidRequest: an id is outside the vocabulary.
+        """
+        with _refusing():
+            return self.tokenizer.decode(token_ids, skip_special=False)
+
+    def explain(self, why: WhyNotMore) -> WhyNotMore:
+        """The same with the texts of its ids."""
+        return why.spelled(self.tokenizer.token_bytes, self.tokenizer.profile.special_ids)
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Message]) -> str:
+        if not messages:
+            raise EmptyPrompt("the conversation has no messages; send at least one")
+        if self.chat_template is None:
+            raise InvalidRequest(f"model {self._name} has no chat template; use generate, or compile a chat model")
+        told, known = for_template(messages, tools, self.tool_format)
+        return self.chat_template.render(told, tools=known)
+
+
+def _tokenizer(artifact: Artifact, clock: Callable[[], float]) -> Tokenizer:
+    info = artifact.manifest.tokenizer
+    try:
+        return Tokenizer(
+            artifact.tokenizer_json,
+            TokenizerProfile.from_dict(info.profile),
+            bos_token_id=info.bos_token_id,
+            add_bos_token=info.add_bos_token,
+            clock=clock,
+        )
+    except TokenizerError as error:
+        raise CorruptArtifact(f"{artifact.path}: {error}; compile the model again") from error
+
+
+def _chat_template(artifact: Artifact, tokenizer: Tokenizer) -> ChatTemplate | None:
+    if artifact.chat_template is None:
+        return None
+    info = artifact.manifest.tokenizer
+    bos, eos = [info.bos_token_id] if info.bos_token_id is not None else [], list(info.eos_token_ids[:1])
+    return ChatTemplate(
+        artifact.chat_template,
+        bos_token=tokenizer.decode(bos, skip_special=False),
+        eos_token=tokenizer.decode(eos, skip_special=False),
+    )
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """What the tokenizer refuses is the client's mistake."""
+    try:
+        yield
+    except TokenizerError as error:
+        raise InvalidRequest(str(error)) from error
+
+
+def _as_ids(prompt: Sequence[int]) -> list[int]:
+    ids = list(prompt)
+    for token_id in ids:
+        if not isinstance(token_id, int) or isinstance(token_id, bool):
+            raise InvalidParameter(f"the prompt has {token_id!r:.60}; it must be text or token ids")
+    return ids
