@@ -11,12 +11,12 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .load_http import BrokenReply, Call, Connection, Head
-from .load_replies import Reply, ReplyError
+from .load_replies import Reply, ReplyError, check_usage
 from .load_requests import Ask, Facts, Stream
 from .load_survivors import Survivor
 from .worker import serve
@@ -101,21 +101,29 @@ class Crowd:
             _check_error(await connection.body(head))
             self.refused[f"{head.status} {ask.kind.removeprefix('bad: ')}"] += 1
             return None
-        reply = Reply()
+        replies = [Reply(index) for index in range(ask.num_choices)]
         if not ask.is_stream:
-            reply.take(json.loads(await connection.body(head)))
-        else:
-            if not await self._read_stream(connection, head, ask, reply, start):
-                self._leave(connection, ask)
-                return None
-        reply.check(is_stream=ask.is_stream)
+            body = json.loads(await connection.body(head))
+            for reply in replies:
+                reply.take(body)
+        elif not await self._read_stream(connection, head, ask, replies, start):
+            self._leave(connection, ask)
+            return None
+        for reply in replies:
+            reply.check(is_stream=ask.is_stream)
+        check_usage(replies)
+        if ask.is_json and replies[0].finish_reason == "stop" and not isinstance(json.loads(replies[0].text), dict):
+            raise ReplyError(f"no JSON object: {replies[0].text!r:.200}")
         self.answered[ask.kind] += 1
-        if ask.is_repeatable:
-            self._keep(Survivor.of(ask, reply))
-        return reply
+        for reply in replies if ask.is_repeatable else ():
+            if reply.prompt_token_ids:  # an answer that is no stream has those of its first choice only
+                self._keep(Survivor.of(ask, reply))
+        return replies[0]
 
-    async def _read_stream(self, connection: Connection, head: Head, ask: Ask, reply: Reply, start: float) -> bool:
-        """Read the events into `reply` and note their times; False if the client is to leave before the last."""
+    async def _read_stream(
+        self, connection: Connection, head: Head, ask: Ask, replies: Sequence[Reply], start: float
+    ) -> bool:
+        """Read the events into `replies` and note their times; False if the client is to leave before the last."""
         last = None
         num_events = 0
         async for event in connection.events(head):
@@ -123,9 +131,11 @@ class Crowd:
             num_events += 1
             if ask.ending == "leave in mid-stream" and num_events > ask.num_events:
                 return False
-            if event == b"[DONE]":
-                reply.is_done = True
-            elif reply.take(json.loads(event)):
+            chunk = None if event == b"[DONE]" else json.loads(event)
+            if chunk is None:
+                for reply in replies:
+                    reply.is_done = True
+            elif any([reply.take(chunk) for reply in replies]):
                 if last is None:
                     self.first_token_s.append(now - start)
                 else:

@@ -1,10 +1,11 @@
-"""A reply put together from an answer or from the chunks of a stream, chat's and text's alike.
+"""One choice put together from an answer or from the chunks of a stream, chat's and text's alike.
 
 Knows OpenAI's shapes; nothing of sockets.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +16,9 @@ class ReplyError(Exception):
 
 @dataclass
 class Reply:
-    """What a client has of a reply so far."""
+    """What a client has of a choice so far."""
 
+    index: int = 0
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     prompt_token_ids: list[int] = field(default_factory=list)
@@ -26,7 +28,7 @@ class Reply:
     is_done: bool = False  # the stream said [DONE]
 
     def take(self, body: dict[str, Any]) -> bool:
-        """Add an answer or a chunk; whether it has text or tokens.
+        """Add what an answer or a chunk has of this choice; whether that is text or tokens.
 
         Raises:
             ReplyError: it is an error, or comes after the end.
@@ -36,9 +38,9 @@ class Reply:
         if self.is_done:
             raise ReplyError("something follows [DONE]")
         self.usage = body.get("usage") or self.usage
-        self.prompt_token_ids += body.get("prompt_token_ids", [])
         is_news = False
-        for choice in body["choices"]:
+        for choice in (one for one in body["choices"] if one["index"] == self.index):
+            self.prompt_token_ids += body.get("prompt_token_ids", [])
             if self.finish_reason is not None:
                 raise ReplyError("a choice goes on after its finish_reason")
             part = choice.get("message") or choice.get("delta") or choice
@@ -55,11 +57,16 @@ class Reply:
         return is_news
 
     def check(self, *, is_stream: bool) -> None:
-        """Raise ReplyError unless it is whole and its counts agree."""
+        """Raise ReplyError unless it is whole."""
         if is_stream and not self.is_done:
             raise ReplyError("the stream ended without [DONE]")
         if self.finish_reason not in ("stop", "length"):
-            raise ReplyError(f"finish_reason is {self.finish_reason!r}")
-        counts = len(self.prompt_token_ids), len(self.token_ids)
-        if self.usage is None or counts != (self.usage["prompt_tokens"], self.usage["completion_tokens"]):
-            raise ReplyError(f"{counts} tokens of prompt and reply, but usage is {self.usage}")
+            raise ReplyError(f"finish_reason of choice {self.index} is {self.finish_reason!r}")
+
+
+def check_usage(replies: Sequence[Reply]) -> None:
+    """Raise ReplyError unless the counts of all choices are those of the usage."""
+    usage = replies[0].usage
+    counts = len(replies[0].prompt_token_ids), sum(len(reply.token_ids) for reply in replies)
+    if usage is None or counts != (usage["prompt_tokens"], usage["completion_tokens"]):
+        raise ReplyError(f"{counts} tokens of prompt and replies, but usage is {usage}")

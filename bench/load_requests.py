@@ -15,6 +15,7 @@ from .load_http import Call
 
 API_KEYS = ("key of the first", "key of the second", "key of the third")
 MAX_BODY_BYTES = 1 << 20  # of the server under test
+JSON_SHARE, CHOICES_SHARE = 0.05, 0.05
 MOST_TOKENS_LOG2 = 8  # of a reply, 46 on average
 Ending = Literal["read", "leave before the first token", "leave in mid-stream", "leave in mid-request"]
 _COMMON = (
@@ -52,6 +53,8 @@ class Ask:
     ending: Ending = "read"
     is_stream: bool = False
     is_repeatable: bool = False
+    is_json: bool = False  # whether the reply must be a JSON object, if it comes to its end
+    num_choices: int = 1
     num_events: int = 0  # to be read before a client leaves in mid-stream
     params: Mapping[str, Any] = field(default_factory=dict)
     messages: Sequence[Mapping[str, str]] = ()  # of a chat, to be gone on with
@@ -126,10 +129,18 @@ class Stream:
 
     def _ask(self, kind: str, path: str, body: dict[str, Any], messages: tuple[Mapping[str, str], ...] = ()) -> Ask:
         rng = self._random
-        params = {"max_tokens": int(2 ** rng.uniform(0, MOST_TOKENS_LOG2)), **self._sampling()}
+        is_json = bool(messages) and rng.random() < JSON_SHARE
+        num_choices = 1 if rng.random() > CHOICES_SHARE else rng.randrange(2, 4)
+        params: dict[str, Any] = {"max_tokens": int(2 ** rng.uniform(0, MOST_TOKENS_LOG2)), "temperature": 1.0}
+        if not is_json:
+            params |= self._sampling()
         params |= {key: body[key] for key in params.keys() & body.keys()}
         is_stream = rng.random() < 0.6
-        wishes: dict[str, Any] = dict(params)
+        wishes: dict[str, Any] = dict(params) | ({"n": num_choices} if num_choices > 1 else {})
+        if is_json:
+            kind, wishes["response_format"] = "chat, JSON", {"type": "json_object"}
+        if num_choices > 1:
+            kind = f"{kind.partition(',')[0]}, several choices"
         if messages and "logprobs" in params:
             wishes |= {"logprobs": True, "top_logprobs": params["logprobs"]}
         if is_stream:
@@ -145,6 +156,8 @@ class Stream:
             ending,
             is_stream,
             is_repeatable=params["temperature"] == 0.0 or "seed" in params,
+            is_json=is_json,
+            num_choices=num_choices,
             num_events=rng.randrange(1, 12),
             params=params,
             messages=messages,

@@ -31,10 +31,13 @@ class Survivor:
 
     @classmethod
     def of(cls, ask: Ask, reply: Reply) -> Survivor:
-        """A whole reply."""
+        """A whole reply; each choice has a seed of its own."""
         assert reply.finish_reason is not None
         ids = reply.prompt_token_ids, reply.token_ids
-        return cls(ask.kind, ask.params, *ids, reply.text, reply.logprobs, reply.finish_reason)
+        params = dict(ask.params)
+        if "seed" in params:
+            params["seed"] += reply.index
+        return cls(ask.kind, params, *ids, reply.text, reply.logprobs, reply.finish_reason)
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Survivor:

@@ -9,7 +9,7 @@ import pytest
 
 from bench import load_tables
 from bench.load_clients import percentiles
-from bench.load_replies import Reply, ReplyError
+from bench.load_replies import Reply, ReplyError, check_usage
 from bench.load_requests import Facts, Stream
 
 FACTS = Facts("m", context_length=512, vocab_size=300, is_chat=True)
@@ -47,7 +47,7 @@ def test_requests_are_of_all_kinds_and_good_ones_fit_the_context() -> None:
 
 
 def chunk(text: str = "a", reason: str | None = None, **more: Any) -> dict[str, Any]:
-    return {"choices": [{"delta": {"content": text}, "finish_reason": reason, "token_ids": [5]}], **more}
+    return {"choices": [{"delta": {"content": text}, "finish_reason": reason, "token_ids": [5], "index": 0}], **more}
 
 
 def test_chunks_become_a_reply_whose_counts_must_agree() -> None:
@@ -59,10 +59,18 @@ def test_chunks_become_a_reply_whose_counts_must_agree() -> None:
         reply.check(is_stream=True)
     reply.is_done = True
     reply.check(is_stream=True)
+    check_usage([reply])
     assert (reply.text, reply.token_ids, reply.prompt_token_ids) == ("ab", [5, 5], [1, 2])
     reply.token_ids.append(5)
     with pytest.raises(ReplyError, match="usage"):
-        reply.check(is_stream=True)
+        check_usage([reply])
+
+
+def test_each_choice_takes_its_own() -> None:
+    replies = [Reply(0), Reply(1)]
+    other = {"choices": [{"delta": {"content": "x"}, "finish_reason": None, "token_ids": [6], "index": 1}]}
+    assert [[reply.take(body) for reply in replies] for body in (chunk(), other)] == [[True, False], [False, True]]
+    assert [(reply.text, reply.token_ids) for reply in replies] == [("a", [5]), ("x", [6])]
 
 
 def test_an_error_in_mid_stream_and_news_after_the_end_are_faults() -> None:
