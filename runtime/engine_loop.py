@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -251,20 +252,24 @@ class EngineLoop:
             self._deliver(output)
 
     def _deliver(self, output: RequestOutput) -> None:
-        """Tell a request's listener; one that raises hears no more, and nobody else is hurt."""
+        """Tell a request's listener; one that raises loses its request, and is told so if it can be."""
         is_last = output.completion is not None or output.error is not None
         listener = self._listeners.get(output.request_id)
         if is_last:
             self._listeners.pop(output.request_id, None)
             self._leave(output)
+        if listener is None:
+            return
         try:
-            if listener is not None:
-                listener(output)
-        except Exception:
+            listener(output)
+        except Exception as error:
             _LOGGER.exception("delivering to request %s failed", output.request_id)
             if not is_last:
                 del self._listeners[output.request_id]
-                self._abort(output.request_id)
+                self._leave(self._core.abort(output.request_id) or output)
+            lost = EngineError(f"the reply could not be delivered: {type(error).__name__}; try again")
+            with suppress(Exception):
+                listener(RequestOutput(output.request_id, error=lost))
 
     def _leave(self, output: RequestOutput) -> None:
         """Make room for another request: this one has ended."""

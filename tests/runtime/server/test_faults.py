@@ -1,0 +1,161 @@
+"""What a client, and who watches the server, see of a fault in any stage of a step: one answer, and it goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from radixlm.runtime import engine_core
+from radixlm.runtime.batch import Batch, Float32Array
+from radixlm.runtime.generation_stream import GenerationStream
+from radixlm.runtime.kv_transaction import KVTransaction
+from radixlm.runtime.page_pool import PagePool
+from radixlm.runtime.request import Request
+from radixlm.runtime.server.reply_stream import ReplyStream
+
+from .real_server import WAIT_S, RealServer, SlowModel, real_server, wait_until
+
+STAGES: dict[str, tuple[Any, str]] = {
+    "copy_rows": (SlowModel, "copy_rows"),
+    "forward": (SlowModel, "forward"),
+    "top_logits": (SlowModel, "top_logits"),
+    "sample": (engine_core, "sample"),
+    "accept": (Request, "accept"),
+    "commit": (KVTransaction, "commit"),
+    "delivery": (GenerationStream, "deliver"),
+    "allocation": (PagePool, "allocate"),
+}
+
+
+@pytest.fixture
+def server() -> Iterator[RealServer]:
+    with real_server() as server:
+        yield server
+
+
+def once(wrapped: Callable[..., Any], error: Exception) -> Callable[..., Any]:
+    """Raises at its first call, and never again."""
+    thrown = []
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not thrown:
+            thrown.append(True)
+            raise error
+        return wrapped(*args, **kwargs)
+
+    return call
+
+
+def tokens(server: RealServer, **fields: Any) -> list[int]:
+    answer = server.chat(max_tokens=8, return_token_ids=True, **fields)
+    assert answer.status_code == 200, answer.text
+    ids: list[int] = answer.json()["choices"][0]["token_ids"]
+    return ids
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("error", [RuntimeError("thrown on purpose"), MemoryError("no room")])
+@pytest.mark.parametrize("stage", list(STAGES))
+def test_a_fault_is_one_answer_and_the_next_request_works(
+    server: RealServer, monkeypatch: pytest.MonkeyPatch, stage: str, error: Exception, stream: bool
+) -> None:
+    before = tokens(server)
+    owner, name = STAGES[stage]
+    monkeypatch.setattr(owner, name, once(getattr(owner, name), error))
+    # part of a page is the same as before: its rows are copied
+    messages = [{"role": "user", "content": "once there was a man"}]
+    failed = server.chat(max_tokens=8, stream=stream, messages=messages)
+    assert failed.status_code == (200 if stream else 500)
+    assert '"error"' in failed.text and "[DONE]" not in failed.text and "Traceback" not in failed.text
+    stats = server.engine.stats()
+    assert sum(stats.failed_by_type.values()) + stats.finished_by_reason.get("cancelled", 0) == 1
+    is_step = stage not in ("accept", "delivery")
+    health = server.get("/health")
+    assert health.status_code == 200
+    assert (health.json()["status"], health.json()["num_failed_steps"]) == (
+        ("degraded", 1) if is_step else ("ready", 0)
+    )
+    if is_step:
+        assert type(error).__name__ in health.json()["reason"]
+    assert tokens(server) == before
+    assert server.get("/health").json()["status"] == "ready"
+    server.check()
+
+
+def test_a_stream_whose_callback_fails_loses_nothing_but_its_wake(
+    server: RealServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = tokens(server)
+    opened = ReplyStream.open.__func__  # type: ignore[attr-defined]
+
+    async def open_with_bad_wake(cls: Any, submit: Any, record: Any = None) -> Any:
+        def submitting(wake: Callable[[], None]) -> Any:
+            return submit(once(wake, RuntimeError("thrown on purpose")))
+
+        return await opened(cls, submitting, record)
+
+    monkeypatch.setattr(ReplyStream, "open", classmethod(open_with_bad_wake))
+    assert len(tokens(server, stream=False)) == 8
+    monkeypatch.undo()
+    assert tokens(server) == before
+    server.check()
+
+
+def test_a_kernel_that_returns_nan_fails_its_request_and_nothing_of_it_is_reused(server: RealServer) -> None:
+    before = tokens(server)
+
+    def spoil(batch: Batch, logits: Float32Array) -> None:
+        logits[:, 7] = np.nan
+
+    server.model.after = spoil
+    failed = server.chat(max_tokens=8)
+    assert failed.status_code == 500 and "not finite" in failed.json()["error"]["message"]
+    server.model.after = lambda batch, logits: None
+    again = server.chat(max_tokens=8, return_token_ids=True).json()
+    assert again["choices"][0]["token_ids"] == before
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    server.check()
+
+
+def test_a_fault_spares_those_who_wait(server: RealServer) -> None:
+    """A step fails while as many run as may; the one that waits is answered."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def fail(batch: Batch) -> None:
+        server.model.before = lambda batch: None
+        entered.set()
+        assert go_on.wait(WAIT_S)
+        raise RuntimeError("thrown on purpose")
+
+    server.model.before = fail
+    answers: list[int] = []
+    threads = [
+        threading.Thread(target=lambda seed=seed: answers.append(server.chat(max_tokens=4, seed=seed).status_code))
+        for seed in range(2)
+    ]
+    threads[0].start()
+    assert entered.wait(WAIT_S)
+    threads[1].start()
+    wait_until(lambda: server.engine.stats().num_waiting == 1)
+    go_on.set()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert sorted(answers) == [200, 500]
+    server.check()
+
+
+def test_steps_that_fail_again_and_again_take_the_server_out_of_service(server: RealServer) -> None:
+    def fail(batch: Batch) -> None:
+        raise RuntimeError("thrown on purpose")
+
+    server.model.before = fail
+    for number in range(1, 4):
+        assert server.chat(max_tokens=2).status_code == 500
+        assert server.get("/health").status_code == (503 if number == 3 else 200)
+    server.model.before = lambda batch: None
+    assert server.chat(max_tokens=2).status_code == 200
+    assert server.get("/health").status_code == 200
+    server.check()
