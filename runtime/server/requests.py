@@ -17,6 +17,22 @@ from ..prefix_match import MatchPolicy
 from ..sampling_params import SamplingParams
 from ..tool_format import ToolChoice
 from .limits import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_MESSAGES, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID, require_at_most
+from .ranges import (
+    LogitBias,
+    MaxTokens,
+    MinP,
+    NumChoices,
+    NumLogprobs,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    StopString,
+    StopStrings,
+    StopTokenIds,
+    Temperature,
+    TopK,
+    TopP,
+)
 from .response_format import GuidedRequest
 from .tools import CallOfMessage, FunctionTool, NamedChoice, ToolUse, tool_use
 from .truncation import Truncation
@@ -81,20 +97,20 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    logit_bias: dict[int, float] | None = None
+    max_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: Seed | None = None
+    stop: StopString | StopStrings | None = None
+    stop_token_ids: StopTokenIds | None = None
+    logit_bias: LogitBias | None = None
     ignore_eos: bool | None = None
-    n: int | None = None
+    n: NumChoices | None = None
     cache_match: MatchPolicy | None = None  # ours: how cached prefixes may be found, instead of the server's way
     cache_salt: CacheText | None = None  # what only requests with the same salt may reuse
     prompt_cache_key: CacheText | None = None  # likewise
@@ -151,9 +167,9 @@ class ChatRequest(SamplingRequest, kw_only=True):
     """Body of `POST /v1/chat/completions`."""
 
     messages: Conversation
-    max_completion_tokens: int | None = None  # OpenAI's newer name of max_tokens
+    max_completion_tokens: MaxTokens | None = None  # OpenAI's newer name of max_tokens
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: NumLogprobs | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: ToolChoice | NamedChoice | None = None  # None: auto
     parallel_tool_calls: bool | None = None  # None: true
@@ -182,10 +198,10 @@ class CompletionRequest(SamplingRequest, kw_only=True):
     """Body of `POST /v1/completions`: one prompt or several, each as text or as token ids."""
 
     prompt: str | list[str | TokenId | list[TokenId]]
-    max_tokens: int | None = 16  # OpenAI's default
-    logprobs: int | None = None
+    max_tokens: MaxTokens | None = 16  # OpenAI's default
+    logprobs: NumLogprobs | None = None
     echo: bool | None = None
-    best_of: int | None = None  # OpenAI's old way to ask for more than is sent
+    best_of: NumChoices | None = None  # OpenAI's old way to ask for more than is sent
     suffix: str | None = None
 
     @property

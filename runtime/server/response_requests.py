@@ -15,6 +15,7 @@ from ..errors import EmptyPrompt, InvalidParameter
 from ..prefix_match import MatchPolicy
 from ..sampling_params import SamplingParams
 from .limits import MAX_MESSAGES
+from .ranges import MaxTokens, MinP, NumLogprobs, Seed, Temperature, TopK, TopP
 from .requests import CacheText
 
 Nothing = Annotated[list[None], msgspec.Meta(max_length=0)]
@@ -83,13 +84,13 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     instructions: str | None = None  # the system message before the input
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None  # ours, as the next two
-    min_p: float | None = None
-    seed: int | None = None
-    top_logprobs: int | None = None
+    max_output_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None  # ours, as the next two
+    min_p: MinP | None = None
+    seed: Seed | None = None
+    top_logprobs: NumLogprobs | None = None
     include: list[Include] | None = None
     text: TextOptions | None = None
     cache_match: MatchPolicy | None = None  # ours: how cached prefixes may be found, instead of the server's way

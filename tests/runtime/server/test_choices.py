@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from radixlm.runtime.completion import CacheMatch, Completion, Timings, Usage
+from radixlm.runtime.engine import Engine
 from radixlm.runtime.errors import EmptyPrompt, StepFailed
 from radixlm.runtime.sampling_params import SamplingParams
+from radixlm.runtime.server import create_app
 from radixlm.runtime.server.choices import params_of_choices
 from radixlm.runtime.server.usage import usage_of
 from starlette.testclient import TestClient
@@ -143,3 +147,36 @@ def test_an_echoed_prompt_comes_before_the_reply(client: TestClient, prompt: obj
     for chunk in chunks(client, prompt=prompt, echo=True, n=2):
         joined[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
     assert joined == [text + "Hello wörld!"] * 2
+
+
+@pytest.fixture(scope="module")
+def real(tiny_artifact: Path) -> Iterator[TestClient]:
+    with Engine(tiny_artifact, max_num_seqs=8, kv_cache_bytes=32 << 20, num_threads=1) as engine:
+        yield TestClient(create_app(engine))
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_each_choice_is_what_its_seed_alone_gives(real: TestClient, path: str) -> None:
+    asked = CHAT if "chat" in path else {"prompt": "Once upon a time"}
+    wishes = {**asked, "max_tokens": 6, "temperature": 1.0, "return_token_ids": True, "cache_match": "exact"}
+    together = real.post(path, json={**wishes, "n": 3, "seed": 5}).json()
+    alone = [real.post(path, json={**wishes, "seed": seed}).json()["choices"][0] for seed in (5, 6, 7)]
+    ids = [choice["token_ids"] for choice in together["choices"]]
+    assert ids == [choice["token_ids"] for choice in alone]
+    assert len(set(map(tuple, ids))) > 1
+    assert together["usage"]["completion_tokens"] == sum(map(len, ids))
+
+
+def test_a_list_of_prompts_gives_what_each_alone_does_and_streams_the_same(real: TestClient) -> None:
+    prompts = ["Once upon a time", "The use of a tree is", "What"]
+    wishes = {"max_tokens": 5, "temperature": 0, "return_token_ids": True, "cache_match": "exact"}
+    together = real.post("/v1/completions", json={**wishes, "prompt": prompts}).json()["choices"]
+    for prompt, choice in zip(prompts, together, strict=True):
+        [alone] = real.post("/v1/completions", json={**wishes, "prompt": prompt}).json()["choices"]
+        assert (choice["token_ids"], choice["text"]) == (alone["token_ids"], alone["text"])
+        assert choice["prompt_token_ids"] == alone["prompt_token_ids"]
+    ids: list[list[int]] = [[], [], []]
+    for chunk in chunks(real, prompt=prompts, **wishes):
+        [choice] = chunk["choices"]
+        ids[choice["index"]] += choice["token_ids"]
+    assert ids == [choice["token_ids"] for choice in together]

@@ -75,3 +75,26 @@ def test_a_server_with_keys_says_so_and_asks_for_one_here_too(engine: FakeEngine
 
 def test_a_server_without_keys_describes_none(document: Any) -> None:
     assert "security" not in document
+
+
+def bounds_of(schema: Any) -> dict[str, float]:
+    """The bounds of a number that may be null."""
+    [number] = [kind for kind in schema["anyOf"] if kind.get("type") in ("integer", "number")]
+    names = ("minimum", "exclusiveMinimum", "maximum")
+    return {name: number[name] for name in names if name in number}
+
+
+def test_the_bounds_that_are_described_are_those_that_hold(client: TestClient, document: Any) -> None:
+    properties = document["components"]["schemas"]["CompletionRequest"]["properties"]
+    num_bounds = 0
+    for name in ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+                 "frequency_penalty", "seed", "n", "logprobs"):  # fmt: skip
+        step = 1 if name in ("max_tokens", "top_k", "seed", "n", "logprobs") else 0.001
+        for bound, value in bounds_of(properties[name]).items():
+            beyond = value + step if bound == "maximum" else value if bound == "exclusiveMinimum" else value - step
+            within = value + step if bound == "exclusiveMinimum" else value
+            assert client.post("/v1/completions", json={"prompt": "Hi", name: within}).status_code == 200
+            response = client.post("/v1/completions", json={"prompt": "Hi", name: beyond})
+            assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+            num_bounds += 1
+    assert num_bounds == 20
