@@ -1,0 +1,29 @@
+"""What `serve run radixlm.runtime.ray_app:app NAME=VALUE...` takes; nothing is opened until it is deployed."""
+
+from __future__ import annotations
+
+import pytest
+from radixlm.runtime.ray_app import app
+from ray.serve import Application
+
+
+def test_an_artifact_is_enough() -> None:
+    assert isinstance(app({"artifact": "a.radixlm"}), Application)
+
+
+def test_every_option_of_the_engines_can_be_given() -> None:
+    options = {"threads": "1", "kv_cache_gb": "0.5", "max_num_seqs": "8", "max_queue": "16", "num_cpus": "0.5"}
+    assert isinstance(
+        app({"artifact": "a.radixlm", "num_replicas": "3", "api_keys": "one,two", **options}), Application
+    )
+
+
+@pytest.mark.parametrize("arguments", [{}, {"num_replicas": "2"}, {"artifact": "a", "replicas": "2"}])
+def test_what_is_missing_or_unknown_is_said(arguments: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="give artifact="):
+        app(arguments)
+
+
+def test_a_number_that_is_none_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="many"):
+        app({"artifact": "a", "max_num_seqs": "many"})
