@@ -84,6 +84,14 @@ CLOSING_S = 5  # for the last step, and for what clients are told then
     help="Add a JSON line to this file for each change of a sequence or its pages, to be replayed.",
 )
 @engine_options
+@click.option(
+    "--shutdown-timeout",
+    type=click.FloatRange(min=0),
+    default=GRACE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="Told to stop, give running replies so long to end, then cancel them.",
+)
 def command(
     artifact: Path,
     host: str,
@@ -98,6 +106,7 @@ def command(
     log_prompts: bool,
     log_kv: Path | None,
     **options: Any,
+    shutdown_timeout: float,
 ) -> None:
     """Serve the model to OpenAI's clients: /v1/chat/completions, /v1/completions, /v1/models, /health.
 
@@ -148,7 +157,7 @@ def command(
             http=HTTPProtocol,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         )
-        serving = server(config, lambda: opening.close_value())
+        serving = server(config, lambda: opening.close_value(), shutdown_timeout)
         click.echo(f"loading {artifact}; {url}/health tells when it is ready", err=True)
         open_engine = partial(
             EngineOptions(**options).open, artifact, cache_ttl_s=cache_ttl, max_queue=max_queue, kv_log=log_kv

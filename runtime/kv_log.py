@@ -5,6 +5,7 @@ its `length` and how many of its tokens are `computed`, each before and after::
 
     {"event": "append", "seq": 3, "length": [40, 41], "computed": [40, 40]}
 
+    begin                 of a process, with `num_pages`; nothing of another one in the same file is left
     open, fork, resume    `pages`: all that the sequence has now; `fork` has its `parent`
     reserve               `pages` taken to compute the tokens `reserved`; `copies` of rows: [source, target, rows]
     commit, drop          the end of that; after a commit, `pages` are the sequence's after its first `kept` ones

@@ -75,6 +75,8 @@ class PrefixCache:
         self.tree = RadixTree(pool, clock=clock, kv_log=kv_log)
         self._sequences: dict[int, Sequence] = {}
         self._next_seq_id = 0
+        if kv_log is not None:
+            kv_log.write("begin", num_pages=pool.num_pages)
         self._num_prompt_tokens = 0
         self._num_reused_tokens = 0
 

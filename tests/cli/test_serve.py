@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -21,6 +23,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+
+from ..runtime.kv_replay import KVReplay
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -93,3 +97,68 @@ def test_what_cannot_be_opened_ends_the_process_with_the_reason(arguments: list[
     assert ended.returncode == 2
     assert message in ended.stderr and "Traceback" not in ended.stderr
     assert "serving" not in ended.stderr
+
+
+class Serving:
+    """The command in a process of its own, which serves now."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            command("fake", *arguments), cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, bufsize=1
+        )
+        assert self.process.stderr is not None
+        self.lines: list[str] = []
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if line.startswith("serving "):
+                break
+        self.url = self.lines[-1].split()[-1]
+        self.reader = threading.Thread(target=self.lines.extend, args=(self.process.stderr,), daemon=True)
+        self.reader.start()
+
+    def stream(self, max_tokens: int) -> Iterator[str]:
+        """The events of a chat, as they come."""
+        body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "ignore_eos": True}
+        with httpx.stream(
+            "POST", f"{self.url}/chat/completions", json=body | {"max_tokens": max_tokens}, timeout=60
+        ) as answer:
+            yield from (line for line in answer.iter_lines() if line)
+
+    def end(self) -> int:
+        """Wait for the end of the process: its exit code."""
+        code = self.process.wait(60)
+        self.reader.join(60)
+        return code
+
+
+def test_sigterm_in_the_middle_of_a_stream_lets_it_end_within_the_deadline() -> None:
+    serving = Serving()
+    events = []
+    for number, event in enumerate(serving.stream(max_tokens=40)):
+        events.append(event)
+        if number == 3:
+            serving.process.send_signal(signal.SIGTERM)
+    assert events[-1] == "data: [DONE]" and len(events) > 30
+    assert serving.end() == 143
+    assert not any("Traceback" in line for line in serving.lines)
+
+
+def test_sigterm_cancels_a_stream_at_the_deadline_and_says_so(tmp_path: Path) -> None:
+    log = tmp_path / "kv.jsonl"
+    serving = Serving("--shutdown-timeout", "0.2", "--log-format", "json", "--log-kv", str(log))
+    events = []
+    for number, event in enumerate(serving.stream(max_tokens=200)):
+        events.append(event)
+        if number == 3:
+            serving.process.send_signal(signal.SIGTERM)
+    assert "stopping" in json.loads(events[-1].removeprefix("data: "))["error"]["message"]
+    assert len(events) < 150
+    assert serving.end() == 143
+    assert not any("Traceback" in line for line in serving.lines)
+    said = [json.loads(line) for line in serving.lines if '"radixlm.requests"' in line]
+    assert [(each["path"], each["error"], each["finish_reason"]) for each in said] == [
+        ("/v1/chat/completions", "EngineClosed", "cancelled")
+    ]
+    replayed = KVReplay()
+    replayed.run(log.read_text().splitlines())
+    assert not replayed.sequences, "pages were never given back"

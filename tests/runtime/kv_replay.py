@@ -28,7 +28,7 @@ class Replayed:
 class KVReplay:
     """Does again what a log says, and fails where a line is not what these lists say."""
 
-    num_pages: int
+    num_pages: int = 0
     sequences: dict[int, Replayed] = field(default_factory=dict)
     tree: set[int] = field(default_factory=set)
     num_events: dict[str, int] = field(default_factory=dict)
@@ -133,6 +133,10 @@ class KVReplay:
     def _evict(self, event: dict[str, Any]) -> None:
         assert set(event["pages"]) <= self.tree
         self.tree -= set(event["pages"])
+
+    def _begin(self, event: dict[str, Any]) -> None:
+        self.num_pages = event["num_pages"]
+        self._start_over(event)
 
     def _start_over(self, event: dict[str, Any]) -> None:
         self.sequences.clear()

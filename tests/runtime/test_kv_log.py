@@ -27,7 +27,7 @@ class Written(io.StringIO):
 
 def replay(written: Written, cache: PrefixCache) -> KVReplay:
     """The log, and that what it ends with is what the cache has."""
-    replayed = KVReplay(cache.pool.num_pages)
+    replayed = KVReplay()
     replayed.run(written.getvalue().splitlines())
     assert replayed.tree == set(cache.tree.page_ids())
     assert len(replayed.free) == cache.pool.num_free
@@ -105,7 +105,7 @@ def test_a_log_that_lies_does_not_replay() -> None:
         lines = written.getvalue()
         assert true in lines
         with pytest.raises(AssertionError, match="after"):
-            KVReplay(bench.num_pages).run(lines.replace(true, false, 1).splitlines())
+            KVReplay().run(lines.replace(true, false, 1).splitlines())
 
 
 def test_starting_over_is_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
