@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import math
 import socket
@@ -83,7 +84,6 @@ CLOSING_S = 5  # for the last step, and for what clients are told then
     metavar="FILE",
     help="Add a JSON line to this file for each change of a sequence or its pages, to be replayed.",
 )
-@engine_options
 @click.option(
     "--shutdown-timeout",
     type=click.FloatRange(min=0),
@@ -92,6 +92,7 @@ CLOSING_S = 5  # for the last step, and for what clients are told then
     metavar="SECONDS",
     help="Told to stop, give running replies so long to end, then cancel them.",
 )
+@engine_options
 def command(
     artifact: Path,
     host: str,
@@ -105,8 +106,8 @@ def command(
     log_format: str,
     log_prompts: bool,
     log_kv: Path | None,
-    **options: Any,
     shutdown_timeout: float,
+    **options: Any,
 ) -> None:
     """Serve the model to OpenAI's clients: /v1/chat/completions, /v1/completions, /v1/models, /health.
 
@@ -121,6 +122,7 @@ def command(
     curl localhost:8000/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     """
     import uvicorn
+    from radixlm.runtime.errors import RadixLMError
     from radixlm.runtime.malloc_arenas import share_one_arena
     from radixlm.runtime.server import Loading, create_app
     from radixlm.runtime.server.api_keys import checked_keys, read_keys
@@ -145,6 +147,8 @@ def command(
                 cors_origins=cors_origins,
             )
             click.echo(f"serving {artifact} at {url}/v1", err=True)
+            with contextlib.suppress(RadixLMError):  # then the first grammar is judged as fast as any, or says why not
+                engine.grammars.warm_up()
 
         def stop() -> None:
             serving.should_exit = True

@@ -13,7 +13,7 @@ from .batch import Float32Array, Forward, make_batch
 from .cache_uses import CacheUse
 from .completion import Delta
 from .core_counters import CoreCounters
-from .errors import EngineError, InvalidParameter, OutOfPages, RadixLMError, StepFailed
+from .errors import EngineError, InvalidParameter, InvalidRequest, OutOfPages, RadixLMError, StepFailed
 from .kv_transaction import KVTransaction
 from .prefix_cache import PrefixCache
 from .request import Request, RequestLimits
@@ -292,6 +292,8 @@ class EngineCore:
 
 def _internal_error(request: Request, error: Exception) -> RadixLMError:
     """An error that clients may see; ours stays as it is."""
+    if isinstance(error, InvalidRequest):  # a constraint of the client's that cannot be followed any further
+        return error
     _LOGGER.error("%r failed", request, exc_info=error)
     if isinstance(error, RadixLMError):
         return error
