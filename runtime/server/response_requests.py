@@ -39,6 +39,7 @@ class InputPart(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["input_text", "output_text"]
     annotations: list[None] | None = None
     logprobs: list[msgspec.Raw] | None = None
+    parsed: None = None  # OpenAI's client adds it to what it streamed
 
 
 class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
