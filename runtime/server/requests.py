@@ -7,7 +7,7 @@ silently ignored answers a question that was not asked. Knows shapes and default
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -66,6 +66,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     function_call: None = None
     tool_calls: list[CallOfMessage] | None = None  # of a reply
     tool_call_id: str | None = None  # of the call that a tool answers
+    parsed: Any = None  # what OpenAI's client made of a structured reply, and sends back: nothing is done with it
 
     def __post_init__(self) -> None:
         if self.content is None and not self.tool_calls:

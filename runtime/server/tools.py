@@ -52,6 +52,7 @@ class NamedChoice(msgspec.Struct, forbid_unknown_fields=True):
 class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
     name: FunctionName
     arguments: str = "{}"
+    parsed_arguments: Any = None  # what OpenAI's client made of them, and sends back: nothing is done with it
 
 
 class CallOfMessage(msgspec.Struct, forbid_unknown_fields=True):

@@ -162,6 +162,17 @@ def test_a_conversation_with_calls_and_results_goes_on_from_its_cached_prefix(mo
     assert cached >= first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"] - 2
 
 
+def test_what_openais_client_adds_to_a_reply_may_come_back(hermes: Scripted) -> None:
+    """Its parse() and stream() note what they made of it, and people append the message as it is."""
+    message = hermes.reply(HERMES.text_of([OSLO]))["message"]
+    plain = [USER, message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "rain"}]
+    function = {**message["tool_calls"][0]["function"], "parsed_arguments": {"city": "Oslo", "days": 3}}
+    call = {**message["tool_calls"][0], "index": 0, "function": function}
+    noted = [USER, {**message, "tool_calls": [call], "parsed": None, "function_call": None}, plain[2]]
+    prompts = [hermes.ask("Hm.", talk, return_token_ids=True).json()["prompt_token_ids"] for talk in (plain, noted)]
+    assert prompts[0] == prompts[1]
+
+
 def test_a_call_that_is_cut_off_ends_by_length(model: Scripted) -> None:
     text = model.format.text_of([OSLO])
     num_tokens = len(model.engine.tokenizer.encode_inside(text[: text.index("days")]))
