@@ -74,8 +74,8 @@ class ServeProcess:
             return content
 
     def wait_until_idle(self) -> None:
-        """Return once no request runs or waits: what was cancelled is gone within two seconds."""
-        deadline = time.monotonic() + 2
+        """Return once no request runs or waits: what was cancelled is gone long before it would have ended."""
+        deadline = time.monotonic() + 10
         while (health := self.json("/health"))["num_running"] or health["num_waiting"]:
             assert time.monotonic() < deadline, f"requests go on: {health}"
             time.sleep(0.02)

@@ -33,13 +33,14 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    with ServeProcess("--kv-cache-gb", "0.2", log=tmp_path_factory.mktemp("server") / "log") as server:
+    # so few pages that a context of 2,600 tokens fills them, which is soon done
+    with ServeProcess("--kv-cache-gb", "0.06", log=tmp_path_factory.mktemp("server") / "log") as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def locked_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    options = ("--kv-cache-gb", "0.2", "--api-key", KEYS[0], "--api-key", KEYS[1])
+    options = ("--kv-cache-gb", "0.06", "--api-key", KEYS[0], "--api-key", KEYS[1])
     with ServeProcess(*options, log=tmp_path_factory.mktemp("locked") / "log", api_key=KEYS[1]) as server:
         yield server
 

@@ -121,6 +121,21 @@ def test_settings_are_what_is_sent_and_outlive_a_reload(page: Page) -> None:
     expect(page.locator(".turn.user")).to_have_count(1)  # the browser says which field is wrong
 
 
+def test_a_history_that_outgrows_the_context_may_lose_its_middle_and_the_turn_says_so(
+    page: Page, open_page: OpenPage
+) -> None:
+    open_page.expected.append("Failed to load resource: the server responded with a status of 400")
+    for text in ("word " * 1500, "more " * 1500):
+        page.fill("#prompt", text)
+        page.click("#send")
+        expect(page.locator("#send")).to_be_visible()
+    expect(page.locator(".turn.assistant .failure")).to_contain_text("maximum context length")
+    page.click("#settings summary")
+    page.select_option("[name=truncation]", "middle")
+    page.click("#again")
+    expect(page.locator(".turn.assistant .usage", has_text="left out")).to_be_visible()
+
+
 def test_hostile_text_stays_text_in_the_chat_and_in_the_tree(page: Page, server: ServeProcess) -> None:
     say(page, HOSTILE)
     assert page.locator(".turn.user .said").text_content() == HOSTILE

@@ -70,6 +70,27 @@ def test_second_request_reuses_what_the_first_computed() -> None:
     assert why is not None and (why.position, why.wanted_ids) == (36, (7, 8))
 
 
+def test_uses_tell_what_a_request_found_while_it_runs_and_after() -> None:
+    bench = Bench()
+    bench.add("a", range(36), GREEDY)
+    bench.run()
+    bench.add("b", [*range(36), 7, 8], GREEDY)
+    (waiting,) = bench.core.live_uses(b"")
+    bench.step()
+    (running,) = bench.core.live_uses(b"")
+    assert bench.core.live_uses(b"other") == []
+    bench.run()
+    assert bench.core.live_uses(b"") == []
+    ended, first = bench.core.cache.uses.ended(b"")
+    assert [use.state for use in (waiting, running, ended)] == ["waiting", "running", "ended"]
+    assert [sum(use.tokens_by_kind.values()) for use in (waiting, running, ended, first)] == [0, 36, 36, 0]
+    assert [use.num_generated for use in (waiting, running, ended)] == [0, 1, len(bench.tokens("b"))]
+    root = bench.core.cache.tree.root(b"")
+    assert ended.mark is not None and root is not None
+    node = ended.mark.node(bench.core.cache.tree, b"")
+    assert node is not None and node.start * 16 + node.num_tokens == 38 + len(bench.tokens("b")) - 1
+
+
 def test_next_turn_reuses_the_reply_too() -> None:
     bench = Bench()
     bench.add("a", range(10), DRAWN)

@@ -124,11 +124,13 @@ class Reply {
     this.firstAt = this.lastAt = null;
     this.finishReason = null;
     this.usage = null;
+    this.numDropped = 0; // messages of the history that did not fit
     this.isStopped = false;
   }
 
   take(chunk) {
     this.usage = chunk.usage ?? this.usage;
+    this.numDropped += chunk.truncation?.dropped_messages.length ?? 0;
     const choice = chunk.choices[0];
     this.finishReason = choice?.finish_reason ?? this.finishReason;
     const text = choice?.delta.content;
@@ -154,6 +156,7 @@ class Reply {
     cancelAnimationFrame(this.frame);
     this.draw();
     this.turn.classList.remove("live");
+    if (this.numDropped) this.turn.append(make("div", "usage", `${count(this.numDropped, "earlier message")} left out: the history outgrew the context`));
     if (this.usage) this.turn.append(usageOf(this.usage, this.speed(), this.finishReason));
     else if (this.isStopped) this.turn.append(make("div", "usage", "stopped; what was computed stays cached"));
     this.onDrawn();

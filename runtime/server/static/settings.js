@@ -43,7 +43,7 @@ export class Settings {
   body(turns) {
     const body = { stream: true, stream_options: { include_usage: true } };
     for (const name of NUMBERS) if (this.value(name) !== "") body[name] = Number(this.value(name));
-    for (const name of ["cache_match", "cache_salt"]) if (this.value(name) !== "") body[name] = this.value(name);
+    for (const name of ["cache_match", "cache_salt", "truncation"]) if (this.value(name) !== "") body[name] = this.value(name);
     const system = this.value("system");
     body.messages = system ? [{ role: "system", content: system }, ...turns] : turns;
     return body;
