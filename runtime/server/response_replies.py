@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from .replies import ChatLogprob, PromptTokensDetails
+from .response_requests import AnyText, TextOptions
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -51,14 +52,6 @@ class ResponseError(msgspec.Struct):
     message: str
 
 
-class TextFormatReply(msgspec.Struct, frozen=True):
-    type: Literal["text"] = "text"
-
-
-class TextOptionsReply(msgspec.Struct, frozen=True):
-    format: TextFormatReply
-
-
 class ReasoningReply(msgspec.Struct, frozen=True):
     effort: None = None
     summary: None = None
@@ -91,7 +84,7 @@ class ResponseReply(msgspec.Struct, kw_only=True):
     reasoning: ReasoningReply = ReasoningReply()
     service_tier: Literal["default"] = "default"
     store: Literal[False] = False
-    text: TextOptionsReply = TextOptionsReply(TextFormatReply())
+    text: TextOptions = TextOptions(AnyText())
     tool_choice: Literal["auto", "none"] = "auto"
     tools: list[None] = []
     truncation: Literal["disabled"] = "disabled"

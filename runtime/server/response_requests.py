@@ -12,11 +12,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ..errors import EmptyPrompt, InvalidParameter
+from ..grammar import Grammar
 from ..prefix_match import MatchPolicy
 from ..sampling_params import SamplingParams
 from .limits import MAX_MESSAGES
 from .ranges import MaxTokens, MinP, NumLogprobs, Seed, Temperature, TopK, TopP
 from .requests import CacheText
+from .response_format import Schema, SchemaName
 
 Nothing = Annotated[list[None], msgspec.Meta(max_length=0)]
 LOGPROBS = "message.output_text.logprobs"
@@ -39,7 +41,7 @@ class InputPart(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["input_text", "output_text"]
     annotations: list[None] | None = None
     logprobs: list[msgspec.Raw] | None = None
-    parsed: None = None  # OpenAI's client adds it to what it streamed
+    parsed: Any = None  # OpenAI's client adds it to what it streamed
 
 
 class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,12 +60,25 @@ class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
-class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
-    type: Literal["text"]
+class AnyText(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True, frozen=True):
+    """Any text: the default."""
 
 
-class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
-    format: TextFormat | None = None
+class AnyJson(msgspec.Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True, frozen=True):
+    """Any JSON object."""
+
+
+class JsonBySchema(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True, frozen=True):
+    """JSON that a schema describes; `strict` refuses one that cannot be enforced whole."""
+
+    name: SchemaName
+    schema: Schema
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    format: AnyText | AnyJson | JsonBySchema | None = None
     verbosity: None = None
 
 
@@ -118,6 +133,19 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     def wants_logprobs(self) -> bool:
         """Whether the reply's text comes with logprobs."""
         return LOGPROBS in (self.include or ())
+
+    def grammar(self) -> Grammar | None:
+        """What the reply must keep to; None for any text.
+
+        Raises:
+            InvalidGrammar: it is too long.
+        """
+        match self.text and self.text.format:
+            case AnyJson():
+                return Grammar.json_object()
+            case JsonBySchema(schema=schema, strict=strict):
+                return Grammar.json_schema(schema, is_strict=bool(strict))
+        return None
 
     def messages(self) -> list[dict[str, object]]:
         """The conversation as chat templates know it.

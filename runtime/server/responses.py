@@ -25,6 +25,7 @@ from .logprobs import chat_logprobs
 from .replies import ChatLogprob
 from .reply_stream import ReplyStream
 from .request_log import record_of
+from .response_format import compiled
 from .response_replies import (
     IncompleteDetails,
     OutputMessage,
@@ -35,7 +36,7 @@ from .response_replies import (
     ResponseReply,
     ResponseUsage,
 )
-from .response_requests import ResponseRequest
+from .response_requests import AnyText, ResponseRequest, TextOptions
 from .served import Served, json_response
 from .sse import EventStream, named_event
 
@@ -55,8 +56,14 @@ class Responses:
             raise HTTPError(400, message, param="previous_response_id", code="previous_response_not_found")
         params = body.sampling_params(self.served.engine.default_params)
         namespace = self.served.namespace(request, body.cache_salt, body.prompt_cache_key)
+        constraint = await compiled(self.served.engine, body.grammar())
         ask = partial(
-            self.served.engine.stream_chat, body.messages(), params, namespace=namespace, cache_match=body.cache_match
+            self.served.engine.stream_chat,
+            body.messages(),
+            params,
+            namespace=namespace,
+            cache_match=body.cache_match,
+            constraint=constraint,
         )
         reply = await ReplyStream.open(lambda wake: ask(on_ready=wake), record_of(request))
         response = _Response(self.served, body, params)
@@ -91,6 +98,7 @@ class _Response:
             safety_identifier=body.safety_identifier,
             prompt_cache_key=body.prompt_cache_key,
             tool_choice=body.tool_choice or "auto",
+            text=body.text if body.text and body.text.format else TextOptions(AnyText()),
             parallel_tool_calls=body.parallel_tool_calls is not False,
         )
 

@@ -203,3 +203,20 @@ def test_a_bomb_stops_neither_the_event_loop_nor_the_engine(engine: Engine) -> N
     finally:
         engine.grammars.compile = compile  # type: ignore[method-assign]
     assert order == ["reply", "bomb"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_keeps_to_its_text_format(client: TestClient, stream: bool) -> None:
+    wish = {"type": "json_schema", "name": "mood", "schema": SCHEMA, "strict": True}
+    body = {"input": "How is it?", "text": {"format": wish}, "seed": 3, "temperature": 1.0, "stream": stream}
+    answer = client.post("/v1/responses", json={**body, "max_output_tokens": 200})
+    response = answer.json() if not stream else json.loads(answer.text.split("data: ")[-1])["response"]
+    assert response["status"] == "completed"
+    jsonschema.validate(json.loads(response["output"][0]["content"][0]["text"]), SCHEMA)
+    assert response["text"]["format"] == {**wish, "description": None}
+
+
+def test_a_response_that_cannot_keep_to_its_format_is_400(client: TestClient) -> None:
+    wish = {"type": "json_schema", "name": "mood", "schema": {"type": "strung"}, "strict": True}
+    answer = client.post("/v1/responses", json={"input": "How is it?", "text": {"format": wish}})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
