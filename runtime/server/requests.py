@@ -44,6 +44,7 @@ CacheText = Annotated[str, msgspec.Meta(max_length=MAX_LENGTH)]
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # of lengths, against who sees the wire: nothing is added here
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -175,6 +176,19 @@ class ChatRequest(SamplingRequest, kw_only=True):
     tool_choice: ToolChoice | NamedChoice | None = None  # None: auto
     parallel_tool_calls: bool | None = None  # None: true
     truncation: Truncation | None = None  # ours: what becomes of a history that does not fit; None: none
+    # What OpenAI's clients send along and has no meaning here may ask for nothing.
+    modalities: list[Literal["text"]] | None = None
+    reasoning_effort: Literal["none"] | None = None
+    verbosity: None = None
+    audio: None = None
+    prediction: None = None
+    functions: None = None
+    function_call: None = None
+    web_search_options: None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: bool | None = None  # nothing is stored, here or elsewhere
+    safety_identifier: str | None = None  # as `user`
+    prompt_cache_retention: str | None = None  # prefixes stay as long as there is room, whatever is asked
 
     def tool_use(self) -> ToolUse:
         """What the model is told of tools, and what it may do with them.

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from .replies import ChatLogprob, PromptTokensDetails
+from .replies import ChatLogprob, PromptTokensDetails, TruncationReply
 from .response_requests import AnyText, TextOptions
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -87,7 +87,8 @@ class ResponseReply(msgspec.Struct, kw_only=True):
     text: TextOptions = TextOptions(AnyText())
     tool_choice: Literal["auto", "none"] = "auto"
     tools: list[None] = []
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"] = "disabled"
+    truncated: TruncationReply | msgspec.UnsetType = msgspec.UNSET  # ours: what became of the input, with auto
 
 
 class ResponseEvent(msgspec.Struct, kw_only=True):

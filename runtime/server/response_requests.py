@@ -89,7 +89,7 @@ class NoReasoning(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None  # as in `StreamOptions`
 
 
 class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -122,7 +122,7 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     conversation: None = None
     prompt: None = None
     background: Literal[False] | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = None  # auto: turns of the middle go where there is no room
     reasoning: NoReasoning | None = None
     tools: Nothing | None = None
     tool_choice: Literal["auto", "none"] | None = None
@@ -133,6 +133,11 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     def wants_logprobs(self) -> bool:
         """Whether the reply's text comes with logprobs."""
         return LOGPROBS in (self.include or ())
+
+    @property
+    def num_messages(self) -> int:
+        """Messages of the input."""
+        return 1 if isinstance(self.input, str) else len(self.input)
 
     def grammar(self) -> Grammar | None:
         """What the reply must keep to; None for any text.

@@ -8,12 +8,13 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import msgspec
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,7 +23,7 @@ from ..sampling_params import SamplingParams
 from .disconnect import while_connected
 from .errors import HTTPError, describe
 from .logprobs import chat_logprobs
-from .replies import ChatLogprob
+from .replies import ChatLogprob, TruncationReply
 from .reply_stream import ReplyStream
 from .request_log import record_of
 from .response_format import compiled
@@ -39,6 +40,7 @@ from .response_replies import (
 from .response_requests import AnyText, ResponseRequest, TextOptions
 from .served import Served, json_response
 from .sse import EventStream, named_event
+from .truncation import drop_middle
 
 
 @dataclass(frozen=True)
@@ -57,16 +59,17 @@ class Responses:
         params = body.sampling_params(self.served.engine.default_params)
         namespace = self.served.namespace(request, body.cache_salt, body.prompt_cache_key)
         constraint = await compiled(self.served.engine, body.grammar())
+        messages, truncated = await self._history(body, params)
         ask = partial(
             self.served.engine.stream_chat,
-            body.messages(),
+            messages,
             params,
             namespace=namespace,
             cache_match=body.cache_match,
             constraint=constraint,
         )
         reply = await ReplyStream.open(lambda wake: ask(on_ready=wake), record_of(request))
-        response = _Response(self.served, body, params)
+        response = _Response(self.served, body, params, truncated)
         if body.stream:
             keep_alive_s = self.served.keep_alive_s
             return EventStream(response.events(reply), reply, encode=named_event, done=b"", keep_alive_s=keep_alive_s)
@@ -74,11 +77,35 @@ class Responses:
             completion = await while_connected(request.receive, reply.result())
         return json_response(response.ended(completion))
 
+    async def _history(
+        self, body: ResponseRequest, params: SamplingParams
+    ) -> tuple[Sequence[Mapping[str, object]], TruncationReply | msgspec.UnsetType]:
+        """The messages as templates know them, without those that the request lets go, and which these are."""
+        engine, messages = self.served.engine, body.messages()
+        if body.truncation != "auto":
+            return messages, msgspec.UNSET
+        left = await run_in_threadpool(
+            drop_middle,
+            messages,
+            count=lambda messages: len(engine.encode_chat(messages)),
+            context_length=engine.context_length,
+            max_tokens=params.max_tokens,
+        )
+        num_before = len(messages) - body.num_messages  # the instructions, which stay
+        dropped = tuple(place - num_before for place in left.dropped)
+        return left.messages, TruncationReply("middle", dropped, left.num_dropped_tokens)
+
 
 class _Response:
     """One response on its way: the same ids in every event of it."""
 
-    def __init__(self, served: Served, body: ResponseRequest, params: SamplingParams) -> None:
+    def __init__(
+        self,
+        served: Served,
+        body: ResponseRequest,
+        params: SamplingParams,
+        truncated: TruncationReply | msgspec.UnsetType,
+    ) -> None:
         self._served = served
         self._item_id = f"msg_{uuid.uuid4().hex}"
         self._logprobs: list[ChatLogprob] = []
@@ -99,6 +126,8 @@ class _Response:
             prompt_cache_key=body.prompt_cache_key,
             tool_choice=body.tool_choice or "auto",
             text=body.text if body.text and body.text.format else TextOptions(AnyText()),
+            truncation=body.truncation or "disabled",
+            truncated=truncated,
             parallel_tool_calls=body.parallel_tool_calls is not False,
         )
 

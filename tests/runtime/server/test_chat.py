@@ -219,3 +219,13 @@ def test_an_error_that_nobody_foresaw_keeps_its_text_to_the_log(client: TestClie
     response = ask(client)
     assert response.status_code == 500
     assert response.json()["error"]["message"] == "internal error; the server's log says more"
+
+
+def test_what_asks_for_nothing_may_be_there(client: TestClient) -> None:
+    nothing = {"modalities": ["text"], "service_tier": "auto", "store": False, "safety_identifier": "a"}
+    assert ask(client, **nothing, reasoning_effort=None, prediction=None, functions=None).status_code == 200
+
+
+@pytest.mark.parametrize("field", [{"modalities": ["audio"]}, {"prediction": {}}, {"functions": []}, {"audio": {}}])
+def test_what_asks_for_something_that_is_not_there_is_400(client: TestClient, field: dict[str, object]) -> None:
+    assert ask(client, **field).status_code == 400

@@ -162,3 +162,15 @@ def test_a_response_is_the_chats_reply_and_reuses_its_prompt(real: TestClient) -
     assert cached == reply["usage"]["input_tokens"] - 1 == chat["usage"]["prompt_tokens"] - 1
     streamed = events(real, **said)[-1]["response"]
     assert streamed["output"][0]["content"] == reply["output"][0]["content"]
+
+
+def test_an_input_that_outgrew_the_context_loses_its_middle_if_that_is_asked_for(real: TestClient) -> None:
+    said = [{"role": "user" if number % 2 == 0 else "assistant", "content": "word " * 40} for number in range(399)]
+    response = ask(real, input=said, max_output_tokens=2)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+    for instructions in (None, "Be brief."):
+        wish = {"instructions": instructions, "max_output_tokens": 2, "truncation": "auto"}
+        reply = ask(real, input=said, **wish).json()
+        assert (reply["truncation"], reply["truncated"]["num_dropped_tokens"] > 0) == ("auto", True)
+        assert reply["truncated"]["dropped_messages"][0] == 0, "places are the input's"
+    assert "truncated" not in ask(real).json()
