@@ -51,16 +51,17 @@ class RealServer:
     engine: Engine
     model: SlowModel
     address: tuple[str, int]
+    client: httpx.Client
 
     @property
     def url(self) -> str:
         return f"http://{self.address[0]}:{self.address[1]}"
 
     def chat(self, **fields: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}/v1/chat/completions", json=CHAT | fields, timeout=WAIT_S)
+        return self.client.post(f"{self.url}/v1/chat/completions", json=CHAT | fields)
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=WAIT_S)
+        return self.client.get(self.url + path)
 
     def send(self, **fields: Any) -> socket.socket:
         """A connection on which a chat request was sent, and nothing was read yet."""
@@ -124,7 +125,8 @@ def real_server(*, app: dict[str, Any] | None = None, **options: Any) -> Iterato
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:
-        yield RealServer(engine, model, listener.getsockname())
+        with httpx.Client(timeout=WAIT_S, verify=False) as client:  # certificates take longer to read than a reply
+            yield RealServer(engine, model, listener.getsockname(), client)
     finally:
         engine.close()
         server.should_exit = True

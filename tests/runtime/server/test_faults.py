@@ -57,8 +57,9 @@ def tokens(server: RealServer, **fields: Any) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("error", [RuntimeError("thrown on purpose"), MemoryError("no room")])
+@pytest.mark.parametrize(
+    ("error", "stream"), [(RuntimeError("thrown on purpose"), False), (MemoryError("no room"), True)]
+)
 @pytest.mark.parametrize("stage", list(STAGES))
 def test_a_fault_is_one_answer_and_the_next_request_works(
     server: RealServer, monkeypatch: pytest.MonkeyPatch, stage: str, error: Exception, stream: bool
