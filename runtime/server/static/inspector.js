@@ -15,6 +15,7 @@ export class Inspector {
     this.isBusy = false;
     this.timer = 0;
     this.asking = null;
+    this.isLocked = false;
     this.runs = [];
     this.tree = new TreeView();
     this.requests = new RequestList(() => this.tree.show(this.runs, this.requests.requests, this.requests.chosen));
@@ -45,6 +46,7 @@ export class Inspector {
     this.asking = this.look();
     await this.asking;
     this.asking = null;
+    if (this.isLocked) return; // until there is a key, or somebody comes back to the page
     const tookMs = performance.now() - startedAt;
     const wait = Math.max(this.isBusy ? BUSY_MS : IDLE_MS, 5 * tookMs); // a large tree costs the server, too
     clearTimeout(this.timer);
@@ -58,9 +60,11 @@ export class Inspector {
         this.api.json("/health", { isQuiet: true }).catch(() => null),
       ]);
       this.show(tree, health);
+      this.isLocked = false;
       this.fail("");
     } catch (error) {
-      this.fail(error.status === 401 ? "The cache is shown to who has a key." : error.message);
+      this.isLocked = error.status === 401;
+      this.fail(this.isLocked ? "The cache is shown to who has a key." : error.message);
     }
   }
 
