@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable
@@ -35,8 +36,8 @@ class SeamEncoding:
 
 @dataclass(frozen=True)
 class _Known:
-    ids: list[int]
-    ends: list[int]
+    ids: array[int]  # 4 bytes each, where a list of integers has 36
+    ends: array[int]
     used_at: float
 
 
@@ -75,10 +76,10 @@ class SeamEncoder:
         else:
             begin = cut + self._drops_space
             tail, tail_ends = self._encode(text[begin:], False)
-            ids = known.ids[:count] + tail
-            ends = known.ends[:count] + [begin + end for end in tail_ends]
+            ids = known.ids[:count].tolist() + tail
+            ends = known.ends[:count].tolist() + [begin + end for end in tail_ends]
         with self._lock:
-            self._remember(namespace, text, _Known(ids, ends, self._clock()))
+            self._remember(namespace, text, _Known(array("i", ids), array("i", ends), self._clock()))
         return SeamEncoding(ids, count)
 
     def forget(self, namespace: bytes | None = None) -> None:
