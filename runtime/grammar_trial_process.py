@@ -24,6 +24,7 @@ import llguidance
 MAX_MEMORY_BYTES = 512 << 20  # beyond what the vocabulary takes
 # The rest of the program runs with the usual 8 MiB or, without a limit on stacks, 2: what passes here has room there.
 STACK_BYTES = 1 << 20
+_EMPTY = 'start: ""'
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"  # an endless run of blanks is valid JSON, and small models love it
 
 
@@ -135,7 +136,8 @@ def _grammar(kind: str, text: str, *, is_strict: bool) -> str:
             options = {"lenient": not is_strict, "coerce_one_of": not is_strict, "whitespace_pattern": WHITESPACE}
             return matcher.grammar_from_json_schema(text, overrides=options)  # type: ignore[arg-type]
         case "regex":
-            return matcher.grammar_from_regex(text)
+            # digits are those of JSON and of vLLM, not of all scripts
+            return matcher.grammar_from_lark(f"start: /{llguidance.regex_to_lark(text, 'd')}/") if text else _EMPTY
         case "choice":
             return matcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, json.loads(text))))
         case "grammar":

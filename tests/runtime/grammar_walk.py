@@ -24,16 +24,19 @@ def say(
     """A random text of the grammar; None if it does not end. Ends as soon as it may, but for one time in four; takes
     the closing characters that a text needs to end more often than others."""
     ids: list[int] = []
-    closing = {token for char in '"}],' for token in tokenizer.encode(char)}
+    closing = np.array([token for char in '"}],' for token in tokenizer.encode(char)])
     for _ in range(max_tokens):
         if constraint.is_finished:
             break
-        allowed = allowed_ids(constraint, tokenizer)
-        text = [token for token in allowed if token not in eos]
-        if len(text) < len(allowed) and (not text or chance.random() < 0.75):
+        allowed = allowed_of(constraint.mask(), tokenizer.vocab_size)
+        may_end = bool(allowed[list(eos)].any())
+        allowed[list(eos)] = False
+        text = np.flatnonzero(allowed)
+        if may_end and (not len(text) or chance.random() < 0.75):
             break
-        near = [token for token in text if token in closing]
-        token = chance.choice(near) if near and chance.random() < 0.6 else chance.choice(text)
+        near = closing[allowed[closing]]
+        candidates = near if len(near) and chance.random() < 0.6 else text
+        token = int(candidates[chance.randrange(len(candidates))])
         constraint.accept(token)
         ids.append(token)
     else:

@@ -49,7 +49,7 @@ def test_structured_replies_are_the_same_alone_in_company_and_warm(engine: Engin
         Grammar.choice(["London", "Paris", "Rome"]),
         None,
     ]
-    drawn = SamplingParams(temperature=0.8, top_p=0.9, seed=11, max_tokens=50)
+    drawn = SamplingParams(temperature=0.8, top_p=0.9, seed=11, max_tokens=24)
     wishes = [(grammar, params) for grammar in grammars for params in (GREEDY, drawn)]
     alone = [engine.chat(ASK, params, constraint=grammar, namespace=b"alone") for grammar, params in wishes]
     streams = [engine.stream_chat(ASK, params, constraint=grammar, namespace=b"all") for grammar, params in wishes]

@@ -76,23 +76,23 @@ def said(client: TestClient, **body: object) -> str:
 
 
 def test_a_reply_keeps_to_a_strict_schema(client: TestClient) -> None:
-    replies = {said(client, response_format=STRICT, seed=seed, temperature=1.0) for seed in range(4)}
+    replies = {said(client, response_format=STRICT, seed=seed, temperature=1.0) for seed in range(2)}
     assert len(replies) > 1
     for reply in replies:
         jsonschema.validate(json.loads(reply), SCHEMA)
 
 
 def test_a_stream_and_several_choices_keep_to_it_each(client: TestClient) -> None:
-    response = ask(client, response_format=STRICT, seed=3, temperature=1.0, n=3, stream=True)
+    response = ask(client, response_format=STRICT, seed=3, temperature=1.0, n=2, stream=True)
     *lines, done = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
     assert done == "[DONE]"
-    texts = {0: "", 1: "", 2: ""}
+    texts = {0: "", 1: ""}
     for line in lines:
         for choice in json.loads(line)["choices"]:
             texts[choice["index"]] += choice["delta"].get("content") or ""
     whole = [
         c["message"]["content"]
-        for c in ask(client, response_format=STRICT, seed=3, n=3, temperature=1.0).json()["choices"]
+        for c in ask(client, response_format=STRICT, seed=3, n=2, temperature=1.0).json()["choices"]
     ]
     assert whole == list(texts.values()) and len(set(whole)) > 1
     for text in whole:
