@@ -19,6 +19,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..completion import Completion
+from .errors import respond
 
 _log = logging.getLogger("radixlm.requests")
 
@@ -39,6 +40,7 @@ class RequestRecord:
     request_id: str
     arrived_at: float
     status: int = STATUS_CLIENT_GONE
+    has_started: bool = False  # the answer
     namespace: bytes | None = None
     completions: list[Completion] = field(default_factory=list)
     error: str | None = None
@@ -116,7 +118,7 @@ class RequestLog:
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
-                record.status = message["status"]
+                record.status, record.has_started = message["status"], True
                 MutableHeaders(scope=message)["x-request-id"] = record.request_id
             elif record.status >= 400:
                 record.add_error_body(message.get("body", b""))
@@ -124,6 +126,11 @@ class RequestLog:
 
         try:
             await self._app(scope, receiving if self._has_prompts else receive, sending)
+        except Exception as error:  # a mistake of ours: the client gets an answer with its id all the same
+            record.error = type(error).__name__
+            if record.has_started:
+                raise
+            await respond(error)(scope, receive, sending)
         finally:
             self._count(scope, record.status)
             if record.status >= 400 or scope["path"] not in QUIET_PATHS:

@@ -83,6 +83,19 @@ def test_a_request_that_fails_says_how(
     assert fields(logged)["error"] == ("StepFailed" if stream else "server_error")
 
 
+def test_a_mistake_of_ours_is_500_with_the_requests_id(
+    client: TestClient, engine: FakeEngine, logged: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise TypeError("secret")
+
+    monkeypatch.setattr(engine, "stream_chat", broken)
+    response = client.post("/v1/chat/completions", json=CHAT, headers={"x-request-id": "mine-1"})
+    assert (response.status_code, response.headers["x-request-id"]) == (500, "mine-1")
+    assert response.json()["error"]["type"] == "server_error" and "secret" not in response.text
+    assert (fields(logged)["status"], fields(logged)["error"]) == (500, "TypeError")
+
+
 def test_health_and_metrics_are_not_worth_a_line(client: TestClient, logged: pytest.LogCaptureFixture) -> None:
     for path in ("/health", "/metrics"):
         assert client.get(path).status_code == 200
