@@ -76,7 +76,7 @@ def read_turns(data: bytes) -> list[Turn]:
 
 def _conversation(items: Sequence[dict[str, Any]]) -> list[Turn]:
     """A turn before each reply, and after each question that has none."""
-    from radixlm.runtime.server.requests import ChatMessage
+    from radixlm.runtime.server.messages import ChatMessage
 
     turns: list[Turn] = []
     history: list[dict[str, Any] | ReplyTo] = []

@@ -7,7 +7,7 @@ silently ignored answers a question that was not asked. Knows shapes and default
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -16,7 +16,8 @@ from ..errors import InvalidParameter
 from ..prefix_match import MatchPolicy
 from ..sampling_params import SamplingParams
 from ..tool_format import ToolChoice
-from .limits import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_MESSAGES, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID, require_at_most
+from .limits import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID, require_at_most
+from .messages import Conversation
 from .ranges import (
     LogitBias,
     MaxTokens,
@@ -34,7 +35,7 @@ from .ranges import (
     TopP,
 )
 from .response_format import GuidedRequest
-from .tools import CallOfMessage, FunctionTool, NamedChoice, ToolUse, tool_use
+from .tools import FunctionTool, NamedChoice, ToolUse, tool_use
 from .truncation import Truncation
 
 Prompt = str | list[int]
@@ -45,52 +46,6 @@ CacheText = Annotated[str, msgspec.Meta(max_length=MAX_LENGTH)]
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # of lengths, against who sees the wire: nothing is added here
-
-
-class TextPart(msgspec.Struct, forbid_unknown_fields=True):
-    text: str
-    type: Literal["text"] = "text"
-
-
-class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """One message; parts of text are joined, for templates expect one string.
-
-    The fields that can only be null are those of a reply: OpenAI's clients send a reply back as they got it.
-    """
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None  # None: a reply that only calls tools
-    name: str | None = None
-    refusal: None = None
-    annotations: None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: list[CallOfMessage] | None = None  # of a reply
-    tool_call_id: str | None = None  # of the call that a tool answers
-    parsed: Any = None  # what OpenAI's client made of a structured reply, and sends back: nothing is done with it
-
-    def __post_init__(self) -> None:
-        if self.content is None and not self.tool_calls:
-            raise ValueError("a message without tool_calls needs content; it is missing or null")
-        if self.tool_calls and self.role != "assistant":
-            raise ValueError(f"tool_calls is set, and role is {self.role!r}; only the assistant calls tools")
-        if (self.role == "tool") != (self.tool_call_id is not None):
-            raise ValueError("tool_call_id and the role 'tool' belong together; one of them is missing")
-
-    def to_template(self) -> dict[str, object]:
-        """The message as chat templates know it; they know `developer` as `system`."""
-        content = self.content or ""
-        content = content if isinstance(content, str) else "".join(part.text for part in content)
-        role = "system" if self.role == "developer" else self.role
-        message: dict[str, object] = {"role": role, "content": content}
-        if self.tool_calls:
-            message["tool_calls"] = [call.to_template() for call in self.tool_calls]
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
-        return message if self.name is None else message | {"name": self.name}
-
-
-Conversation = Annotated[list[ChatMessage], msgspec.Meta(max_length=MAX_MESSAGES)]
 
 
 class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
