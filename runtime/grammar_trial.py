@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from .errors import EngineError, InvalidGrammar
+from .errors import EngineClosed, EngineError, InvalidGrammar
 from .grammar import Grammar
 from .grammar_trial_process import Vocabulary
 
@@ -42,6 +42,7 @@ class GrammarTrial:
         self._hello = json.dumps(hello).encode() + b"\n"
         self._time_limit_s = time_limit_s
         self._lock = threading.Lock()
+        self._is_closed = False
         self._process: subprocess.Popen[bytes] | None = None
         self._stop: Callable[[], object] = lambda: None
 
@@ -59,7 +60,7 @@ class GrammarTrial:
 
         Raises:
             InvalidGrammar: it is wrong, nothing can be said that it describes, or it is too much work.
-            EngineError: the process that tries it could not be used.
+            EngineError: the process that tries it could not be used; EngineClosed after `close`.
         """
         wish = {"kind": grammar.kind, "text": grammar.text, "is_strict": grammar.is_strict}
         with self._lock:
@@ -70,7 +71,11 @@ class GrammarTrial:
         return answer["grammar"]
 
     def close(self) -> None:
-        """End the process; a later grammar starts another."""
+        """End the process, also under a grammar that it tries: who waits gets EngineClosed, as all who come later."""
+        self._is_closed = True
+        process = self._process
+        if process is not None:
+            process.kill()
         with self._lock:
             self._stop()
             self._process = None
@@ -82,9 +87,15 @@ class GrammarTrial:
         except (OSError, ValueError, TimeoutError) as error:
             self._stop()
             self._process = None
+            self._require_open()
             raise EngineError(f"the process that tries grammars failed: {error!r}; try again") from error
 
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise EngineClosed("the engine was closed; open it again")
+
     def _started(self) -> subprocess.Popen[bytes]:
+        self._require_open()
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._stop()

@@ -19,7 +19,7 @@ from typing import cast
 
 import llguidance
 
-from .errors import GrammarsOverloaded, InvalidGrammar
+from .errors import EngineClosed, GrammarsOverloaded, InvalidGrammar
 from .grammar import Grammar
 from .grammar_constraint import GrammarConstraint
 from .grammar_trial import GrammarTrial
@@ -76,7 +76,7 @@ class Grammars:
         self._lock = threading.Lock()  # guards the grammars,
         self._opening = threading.Lock()  # and this the first use of the tokenizer
         self._waiting = threading.BoundedSemaphore(MAX_WAITING)
-        self._is_open = False
+        self._is_open = self._is_closed = False
 
     def warm_up(self) -> None:
         """Make ready what the first grammar would wait for.
@@ -112,7 +112,8 @@ class Grammars:
         return found
 
     def close(self) -> None:
-        """End the process that tries grammars."""
+        """End the process that tries grammars; new ones raise EngineClosed from now on."""
+        self._is_closed = True
         if self._is_open:
             with self._opening:
                 self._trial.close()
@@ -133,6 +134,8 @@ class Grammars:
                 self._compiled.popitem(last=False)
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar | InvalidGrammar:
+        if self._is_closed:
+            raise EngineClosed("the engine was closed; open it again")
         if not self._is_open:
             self.warm_up()
         try:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from radixlm.runtime.errors import ConstraintFailed, GrammarsOverloaded, InvalidGrammar
+from radixlm.runtime.errors import ConstraintFailed, EngineClosed, GrammarsOverloaded, InvalidGrammar
 from radixlm.runtime.grammar import MAX_GRAMMAR_LENGTH, Grammar
 from radixlm.runtime.grammar_trial_process import Vocabulary
 from radixlm.runtime.grammar_vocabulary import GrammarVocabulary
@@ -358,6 +358,27 @@ def test_a_trial_process_that_dies_is_started_again(small: Bench) -> None:
     grammars.close()
     assert again.poll() is not None
     grammars.close()
+
+
+def test_closing_ends_a_trial_and_tells_who_waits(small: Bench) -> None:
+    grammars = small.open(time_limit_s=3.0)
+    grammars.warm_up()
+    slow = Grammar.json_schema({"type": "integer", "multipleOf": 1000081})
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(grammars.compile, slow), pool.submit(grammars.compile, Grammar("regex", "after it"))]
+        while grammars._waiting._value > MAX_WAITING - 2:  # type: ignore[attr-defined]
+            time.sleep(0.001)
+        time.sleep(0.05)  # into the trial, or not: the same is told
+        grammars.close()
+        for future in waiting:
+            with pytest.raises(EngineClosed):
+                future.result(timeout=30)
+    with pytest.raises(EngineClosed):
+        grammars.compile(Grammar("regex", "too late"))
+    never_used = small.open()
+    never_used.close()
+    with pytest.raises(EngineClosed):
+        never_used.compile(Grammar("regex", "too late"))
 
 
 def test_a_vocabulary_goes_over_the_pipe_unchanged(small: Bench) -> None:
