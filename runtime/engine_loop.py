@@ -114,8 +114,8 @@ class EngineLoop:
 
     @property
     def num_submitted(self) -> int:
-        """Requests and other commands that the thread has not looked at yet."""
-        return len(self._inbox)
+        """Requests that the thread has not looked at yet."""
+        return sum(isinstance(command, _Submission) for command in tuple(self._inbox))
 
     @property
     def num_rejected(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -58,17 +59,24 @@ def test_an_error_in_the_middle_is_the_last_event(engine: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream": True}, {"n": 3}, {"n": 3, "stream": True}])
-def test_who_leaves_gives_back_the_pages_at_once(server: RealServer, fields: dict[str, object]) -> None:
+def test_who_leaves_gives_back_the_pages_at_once(
+    server: RealServer, fields: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "radixlm.requests")
     server.model.step_s = 0.01
     connection = server.send(max_tokens=900, **fields)
     wait_until(lambda: server.engine.stats().num_used_pages > 4)
     connection.close()
     at_leaving = server.engine.stats().num_generated_tokens
-    wait_until(lambda: server.engine.stats().num_used_pages == 0)
+    wait_until(lambda: server.engine.stats().num_finished == fields.get("n", 1))
     stats = server.engine.stats()
-    assert stats.num_running + stats.num_waiting == 0
+    assert stats.num_used_pages == stats.num_running == stats.num_waiting == 0
     assert stats.num_generated_tokens - at_leaving < 300, "it was computed to the end"
     assert stats.finished_by_reason == {"cancelled": fields.get("n", 1)}
+    wait_until(lambda: any(record.name == "radixlm.requests" for record in caplog.records))
+    said = caplog.records[-1].fields  # type: ignore[attr-defined]
+    assert (said["error"], said["finish_reason"]) == ("client_gone", "cancelled")
+    assert said["generated_tokens"] == stats.num_generated_tokens
     server.check()
 
 
