@@ -108,15 +108,24 @@ class ToolFormat:
             rules.append("start: calls")
         rules += [f"calls: {first} call {more}", f"call: {bodies}"]
         for number, tool in enumerate(tools):
-            head = self.head(tool.name).removeprefix(self.trigger)
-            rules.append(f"call_{number}: {_quoted(head)} arguments_{number} {_quoted(self.tail)}")
+            rules.append(f"call_{number}: {self._head_rule(tool.name)} arguments_{number} {_quoted(self.tail)}")
             rules.append(f"arguments_{number}: %json {_json_schema(tool)}")
         return Grammar("lark", "\n".join(rules) + "\n")
+
+    def _head_rule(self, name: str) -> str:
+        """What comes between the trigger and the arguments, cut as the library cuts JSON: it takes the longest
+        lexeme, and with the head as one, a reply that begins with `{"name": ` could be nothing but a call."""
+        opening = f"{self.begin}{{".removeprefix(self.trigger)
+        lexemes = [opening, '"name"', ": ", json.dumps(name), ", ", json.dumps(self.arguments_key), ": "]
+        return " ".join(_quoted(lexeme) for lexeme in lexemes if lexeme)
 
     def _content_rules(self, content: Grammar | None) -> list[str]:
         if content is not None:
             assert content.kind == "json_schema"
-            return [f"content: %json {_with_options(json.loads(content.text), is_strict=content.is_strict)}"]
+            # Where a call begins as JSON does, white space that JSON may have behind its `{` would be allowed in the
+            # call as well, and it would not be recognised.
+            schema = _with_options(json.loads(content.text), is_strict=content.is_strict, **_AS_TEMPLATES_WRITE)
+            return [f"content: %json {schema}"]
         if self.is_tagged:
             return ["content: TEXT", "TEXT: /(.|\\n)*/"]
         return ["content: TEXT?", "TEXT: /[^{](.|\\n)*/"]

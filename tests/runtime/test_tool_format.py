@@ -117,6 +117,47 @@ def test_a_schema_for_replies_is_for_those_that_are_no_call(bench: Bench, format
     assert format.grammar([NOW], "none", content=content) == content
 
 
+MOOD = {
+    "type": "object",
+    "properties": {"mood": {"enum": ["good", "bad"]}, "in": {"type": "array", "items": {"type": "boolean"}}},
+    "required": ["mood", "in"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_a_reply_to_tools_and_a_schema_is_one_or_the_other(bench: Bench, format: ToolFormat) -> None:
+    """White space that the schema allows behind `{` was allowed in a call, which then was no call."""
+    grammar = wanted(format, [WEATHER, NOW], "auto", content=Grammar.json_schema(MOOD))
+    kinds = set()
+    for seed in range(16):
+        text = bench.said(grammar, seed)
+        if text is None:
+            continue
+        reply = read_whole(text, ToolCallReader(format, list(SCHEMAS)))
+        kinds.add(bool(reply.calls))
+        if reply.calls:
+            assert format.text_of([(call.name, call.arguments) for call in reply.calls]) == text
+        else:
+            jsonschema.validate(json.loads(reply.content), MOOD)
+        for call in reply.calls:
+            jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+    assert kinds == {True, False}
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_a_schema_that_begins_as_a_call_does_can_be_answered(bench: Bench, format: ToolFormat) -> None:
+    """What began with `{"name": ` had to go on as a call."""
+    properties = {"name": {"type": "string"}, "age": {"type": "integer"}}
+    content = Grammar.json_schema({"type": "object", "properties": properties, "required": ["name", "age"]})
+    grammar = wanted(format, [WEATHER, NOW], "auto", content=content)
+    for name in ("Bob", "now", "get_weather"):
+        text = json.dumps({"name": name, "age": 3})
+        assert bench.follows(grammar, text)
+        assert read_whole(text, ToolCallReader(format, list(SCHEMAS))).content == text
+    assert bench.follows(grammar, format.text_of([("now", "{}")]))
+
+
 def test_a_strict_tool_with_a_schema_that_cannot_be_enforced_is_refused(bench: Bench) -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     with pytest.raises(InvalidGrammar, match="uniqueItems"):
