@@ -85,7 +85,8 @@ def test_serve_answers_and_finds_the_second_prompt_in_the_cache(smollm2_artifact
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert server.stderr is not None
-        address = re.search(r"http://\S+", server.stderr.readline())
+        said = next(line for line in server.stderr if line.startswith("serving "))
+        address = re.search(r"http://\S+", said)
         assert address is not None
         body = {"model": "small", "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
         first, second = (httpx.post(f"{address[0]}/completions", json=body, timeout=60).json() for _ in "ab")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -17,6 +18,7 @@ import pytest
 
 COMMAND = [sys.executable, "-c", "from radixlm.cli.main import main; main()"]
 STAGES = {"read", "build", "weights", "verify", "publish"}  # lines that tell progress, without a terminal
+SERVER_PROGRESS = re.compile(r"loading |[-0-9]+ [:,0-9]+ INFO uvicorn")
 
 
 @pytest.fixture
@@ -236,9 +238,9 @@ def _refuses_to_compile(source: Path, output: Path) -> str:
 
 
 def _error(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line of an error, after lines that tell progress."""
+    """The one line of an error, after lines that tell progress: of a compile, or of a server's start and end."""
     assert done.returncode == 2, done.stderr
-    lines = [line for line in done.stderr.splitlines() if line not in STAGES]
+    lines = [line for line in done.stderr.splitlines() if line not in STAGES and not SERVER_PROGRESS.match(line)]
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("Error: ")
     return lines[0]

@@ -50,6 +50,8 @@ def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEn
             "num_threads": 2,
             "match": "seam",
             "cache_ttl_s": None,
+            "max_queue": None,
+            "kv_log": None,
             "open_runner": None,
         }
     ]
