@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -11,17 +12,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 import uvicorn
-from radixlm.runtime.server import create_app
+from radixlm.runtime.server import create_app, http_protocol
 from radixlm.runtime.server.http_protocol import MAX_HEADER_BYTES, HTTPProtocol
+from radixlm.runtime.server.step_reader import StepReader
+
+from .real_server import wait_until
 
 if TYPE_CHECKING:
     from .conftest import FakeEngine
 
 
 class Hasty(HTTPProtocol):
-    """Waits a fifth of a second for headers."""
+    """Waits a fifth of a second for headers, and as long for a client to read that its body is not wanted."""
 
     headers_s = 0.2
+    linger_s = 0.2
 
 
 @pytest.fixture
@@ -55,7 +60,12 @@ def rest_of(connection: socket.socket) -> bytes:
 
 def get(connection: socket.socket) -> bytes:
     """A request on a connection that stays open, and its answer."""
-    connection.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+    return ask(connection, b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+
+
+def ask(connection: socket.socket, request: bytes) -> bytes:
+    """An answer in JSON, on a connection that stays open."""
+    connection.sendall(request)
     received = b""
     while not received.endswith(b"}"):
         received += connection.recv(4096)
@@ -118,3 +128,97 @@ def test_what_is_no_http_or_too_much_of_it_is_400_in_openais_shape(address: tupl
     assert json.loads(body)["error"]["code"] == "invalid_http"
     with socket.create_connection(address) as connection:
         assert b"200 OK" in get(connection), "the next one is served"
+
+
+@pytest.mark.parametrize("framing", [b"content-length: 1000000", b"transfer-encoding: chunked"])
+@pytest.mark.parametrize(
+    ("line", "status"), [(b"POST /nothing", b"404"), (b"GET /health", b"200"), (b"PUT /v1/completions", b"405")]
+)
+def test_a_body_that_drips_after_its_answer_does_not_hold_the_connection(
+    address: tuple[str, int], line: bytes, status: bytes, framing: bytes
+) -> None:
+    with socket.create_connection(address, timeout=10) as connection:
+        connection.sendall(line + b" HTTP/1.1\r\nhost: x\r\n" + framing + b"\r\n\r\n")
+        head = connection.recv(65536).lower()
+        assert head.startswith(b"http/1.1 " + status)
+        assert b"connection: close" in head, "a client must not send its next request here"
+        with pytest.raises(OSError):
+            for _ in range(200):
+                connection.sendall(b"1\r\nx\r\n")
+                time.sleep(0.05)
+
+
+def test_what_is_sent_after_an_answer_is_not_read_as_http(address: tuple[str, int]) -> None:
+    """A million chunks of one byte took seconds of the event loop; broken ones show that nobody looks at them."""
+    with socket.create_connection(address, timeout=10) as connection:
+        connection.sendall(b"POST /nothing HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        answered = connection.recv(65536)
+        connection.sendall(b"this is no chunk\r\n\r\n")
+        assert b" 400 " not in answered + rest_of(connection)
+
+
+def test_an_answer_that_came_before_a_long_body_is_not_lost(address: tuple[str, int]) -> None:
+    """A connection that is closed with bytes unread is reset, and takes answers with it."""
+    with socket.create_connection(address, timeout=10) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n")
+        for _ in range(64):
+            connection.sendall(b"x" * 65536)
+        received = b""
+        while data := connection.recv(65536):  # a reset would raise here
+            received += data
+    assert received.startswith(b"HTTP/1.1 413")
+
+
+def test_a_request_whose_body_came_along_and_that_is_refused_leaves_the_connection_open(
+    address: tuple[str, int],
+) -> None:
+    with socket.create_connection(address, timeout=10) as connection:
+        assert b"404" in ask(connection, b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
+        assert b"200 OK" in get(connection)
+
+
+def chunked(body: bytes, size: int) -> bytes:
+    """A body in chunks of `size` bytes."""
+    parts = (body[at : at + size] for at in range(0, len(body), size))
+    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("size", [1, 7, 5000, 1 << 20])
+def test_a_body_in_chunks_is_read_whole(address: tuple[str, int], engine: FakeEngine, size: int) -> None:
+    prompt = "word " * (20 if size == 1 else 40_000)
+    body = json.dumps({"prompt": prompt}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    with socket.create_connection(address) as connection:
+        connection.sendall(head + chunked(body, size))
+        assert rest_of(connection).startswith(b"HTTP/1.1 200")
+    assert engine.asked[0][0] == prompt
+
+
+def test_a_body_that_is_mostly_the_borders_of_its_chunks_is_400(address: tuple[str, int], engine: FakeEngine) -> None:
+    body = json.dumps({"prompt": "x" * 100_000}).encode()
+    with socket.create_connection(address) as connection:
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        with contextlib.suppress(OSError):
+            connection.sendall(head + chunked(body, 1))
+        answered = rest_of(connection)
+    assert answered.startswith(b"HTTP/1.1 400")
+    assert b"chunks" in answered
+    assert engine.asked == []
+
+
+def test_others_are_served_while_small_chunks_are_read(address: tuple[str, int]) -> None:
+    """A connection's bytes are read a few at a time, and others have their turn between them."""
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    turns: list[int] = []
+
+    class Fed(StepReader):
+        def _take_turn(self) -> None:
+            turns.append(self.num_waiting_bytes)
+            super()._take_turn()
+
+    with pytest.MonkeyPatch.context() as patch, socket.create_connection(address) as connection:
+        patch.setattr(http_protocol, "StepReader", Fed)
+        with socket.create_connection(address) as other:
+            other.sendall(head + chunked(b" " * 40_000, 10)[:-5])
+            wait_until(lambda: len(turns) > 10)
+            assert b"200 OK" in get(connection)

@@ -1,0 +1,82 @@
+"""Bytes of a connection in steps, one a turn of the event loop, so that no client has a turn as long as it likes.
+
+What waits is bounded: nothing more is read from the socket meanwhile. Knows a transport, not what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class StepReader:
+    """Gives `feed` what is `received`, at most `step_bytes()` of it a turn, and nothing while reading is paused.
+
+    Stands where uvicorn's flow control expects the transport.
+    """
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        feed: Callable[[bytes], None],
+        step_bytes: Callable[[], int],
+    ) -> None:
+        self._transport, self._loop, self._feed, self._step_bytes = transport, loop, feed, step_bytes
+        self._waiting = bytearray()
+        self._is_paused = False
+        self._drops = False
+        self._turn: asyncio.Handle | None = None
+
+    @property
+    def num_waiting_bytes(self) -> int:
+        """What was received, and not fed yet."""
+        return len(self._waiting)
+
+    @property
+    def drops(self) -> bool:
+        """Whether nothing is fed any more."""
+        return self._drops
+
+    def received(self, data: bytes) -> None:
+        """These bytes came; the first step of them is fed at once, if none waits."""
+        if self._drops:
+            return
+        self._waiting += data
+        if self._turn is None and not self._is_paused:
+            self._take_turn()
+
+    def pause_reading(self) -> None:
+        """Feed nothing until `resume_reading`."""
+        self._is_paused = True
+        self._settle()
+
+    def resume_reading(self) -> None:
+        """Go on feeding, from the next turn on."""
+        self._is_paused = False
+        self._settle()
+
+    def drop(self) -> None:
+        """Feed nothing any more: what waits and what comes is read and forgotten."""
+        self._drops = True
+        self._waiting.clear()
+        self._settle()
+
+    def _take_turn(self) -> None:
+        self._turn = None
+        if self._is_paused or self._transport.is_closing():
+            return
+        num_bytes = self._step_bytes()
+        step = bytes(self._waiting[:num_bytes])
+        del self._waiting[:num_bytes]
+        self._feed(step)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Read from the socket exactly while nothing waits and nobody paused."""
+        if self._drops or not (self._is_paused or self._waiting):
+            self._transport.resume_reading()
+            return
+        self._transport.pause_reading()
+        if self._turn is None and not self._is_paused:
+            self._turn = self._loop.call_soon(self._take_turn)
