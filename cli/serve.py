@@ -111,8 +111,9 @@ def command(
 ) -> None:
     """Serve the model to OpenAI's clients: /v1/chat/completions, /v1/completions, /v1/models, /health.
 
-    Without an API key everybody is let in: listen on addresses that you trust. GET /v1/cache shows what is cached for
-    the caller, DELETE /v1/cache forgets it.
+    Without an API key everybody is let in: listen on addresses that you trust. On this machine's own, requests must be
+    sent to localhost then, lest web pages get in under names of theirs. GET /v1/cache shows what is cached for the
+    caller, DELETE /v1/cache forgets it.
 
     The server listens at once, and answers 503 until the model is loaded. /health is "ready", "degraded" with a reason
     when requests wait and no step gets on, or "loading".
@@ -127,14 +128,14 @@ def command(
     from radixlm.runtime.server import Loading, create_app
     from radixlm.runtime.server.api_keys import checked_keys, read_keys
     from radixlm.runtime.server.http_protocol import MAX_HEADER_BYTES, HTTPProtocol
-    from radixlm.runtime.server.origins import origin_middleware
+    from radixlm.runtime.server.origins import local_hosts, origin_middleware
 
     origin_middleware(cors_origins)  # what is wrong with these is known before the model is loaded, too
     api_keys = (*checked_keys(api_keys), *(key for path in api_key_files for key in read_keys(path)))
     share_one_arena()
     with _listen(host, port) as listener:  # first: an address in use is known before the model is loaded
         loading = Loading()
-        tells_cached_text = bool(api_keys) or _is_loopback(listener)
+        is_loopback = _is_loopback(listener)
         url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
 
         def serve(engine: Engine) -> None:
@@ -142,9 +143,10 @@ def command(
                 engine,
                 model_id=model_id,
                 api_keys=api_keys,
-                tells_cached_text=tells_cached_text,
+                tells_cached_text=bool(api_keys) or is_loopback,
                 logs_prompts=log_prompts,
                 cors_origins=cors_origins,
+                hosts=local_hosts(host) if is_loopback and not api_keys else (),
             )
             click.echo(f"serving {artifact} at {url}/v1", err=True)
             with contextlib.suppress(RadixLMError):  # then the first grammar is judged as fast as any, or says why not

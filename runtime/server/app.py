@@ -28,7 +28,7 @@ from .errors import answer
 from .health import MAX_STALL_S, Health
 from .metrics import Metrics
 from .openapi import OpenAPI
-from .origins import origin_middleware
+from .origins import KnownHosts, origin_middleware
 from .page import page_routes
 from .request_log import RequestLog
 from .responses import Responses
@@ -50,6 +50,7 @@ def create_app(
     keep_alive_s: float = KEEP_ALIVE_S,
     logs_prompts: bool = False,
     cors_origins: Sequence[str] = (),
+    hosts: Sequence[str] = (),
 ) -> Starlette:
     """An ASGI application that serves `engine`; closing the engine is its owner's part.
 
@@ -90,6 +91,7 @@ def create_app(
     metrics = Metrics(engine.stats, model_id, version("radixlm"), paths)
     middleware = [
         Middleware(RequestLog, count=metrics.count_response, has_prompts=logs_prompts),
+        Middleware(KnownHosts, hosts=hosts),
         *origin_middleware(cors_origins),
         Middleware(ApiKeys, keys=checked_keys(api_keys)),
     ]

@@ -35,7 +35,7 @@ _REF = "#/components/schemas/{name}"
 _ERRORS = {
     400: "The request is not as it must be; the message says which value and what is allowed.",
     401: "The server asks for a key, and this is none that it knows.",
-    403: "A page of another site sent the request.",
+    403: "A page of another site sent the request, or it was sent to a name that is not the server's.",
     404: "There is no such model here.",
     408: "The body did not come in time.",
     413: "The body is too long.",

@@ -1,7 +1,8 @@
 """Which web pages may have a browser send requests here: none but the server's own, unless asked.
 
 CORS alone keeps pages from reading answers, not from sending: a page anywhere could have its visitor's browser fill
-the queue of a server on their machine. Knows headers, not routes.
+the queue of a server on their machine. And a page may have its own name point to that machine (DNS rebinding): then
+the browser takes it for the server's own, and only the name in Host tells. Knows headers, not routes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from .errors import HTTPError, respond
 
 _HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
 _EXPOSED = ("retry-after", "x-request-id")
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 def origin_middleware(allowed: Sequence[str]) -> list[Middleware]:
@@ -37,6 +39,35 @@ def origin_middleware(allowed: Sequence[str]) -> list[Middleware]:
         expose_headers=_EXPOSED,
     )
     return [*([cors] if allowed else []), Middleware(SameOrigin, allowed=allowed)]
+
+
+def local_hosts(host: str) -> tuple[str, ...]:
+    """The names of a server that listens on `host`, where only this machine can connect."""
+    return (*_LOCAL_HOSTS, host)
+
+
+class KnownHosts:
+    """An ASGI middleware that refuses requests that were sent to another name than one of `hosts`; none: any will do.
+
+    A request without Host is none of a browser.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+        self._app = app
+        self._hosts = frozenset(host.lower() for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan" and self._hosts:
+            host = Headers(scope=scope).get("host")
+            if host is not None and _name_of(host) not in self._hosts:
+                if scope["type"] != "http":
+                    return await send({"type": "websocket.close", "code": 1008})
+                message = (
+                    f"this server asks for no key and answers only to localhost, not to {host!r:.100}: a web page may "
+                    "have made that name point here; start it with --api-key, or have a proxy send Host: localhost"
+                )
+                return await respond(HTTPError(403, message, code="host_not_allowed"))(scope, receive, send)
+        await self._app(scope, receive, send)
 
 
 class SameOrigin:
@@ -58,6 +89,17 @@ class SameOrigin:
             return True
         host = headers.get("host", "")
         return bool(host) and origin in (f"http://{host}", f"https://{host}")
+
+
+def _name_of(host: str) -> str:
+    """`host` without its port, in small letters; an IPv6 address without its brackets.
+
+    >>> [_name_of(host) for host in ("LocalHost:8000", "[::1]:8000", "127.0.0.1")]
+    ['localhost', '::1', '127.0.0.1']
+    """
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].lower()
 
 
 def _check(origin: str) -> None:

@@ -131,6 +131,16 @@ class Serving:
         return code
 
 
+def test_serving_this_machine_without_a_key_answers_to_no_name_that_a_web_page_may_have_made_up() -> None:
+    serving = Serving()
+    statuses = [
+        httpx.get(f"{serving.url}/cache", headers={"host": host}).status_code for host in ("evil.example", "localhost")
+    ]
+    serving.process.send_signal(signal.SIGTERM)
+    assert statuses == [403, 200]
+    assert serving.end() == 143
+
+
 def test_sigterm_in_the_middle_of_a_stream_lets_it_end_within_the_deadline() -> None:
     serving = Serving()
     events = []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.server import create_app
+from radixlm.runtime.server.origins import local_hosts
 from starlette.testclient import TestClient
 
 if TYPE_CHECKING:
@@ -64,3 +65,34 @@ def test_another_origin_than_the_one_that_was_asked_in_may_not(engine: FakeEngin
 def test_what_is_no_origin_is_refused_at_the_start(engine: FakeEngine, origin: str) -> None:
     with pytest.raises(InvalidParameter):
         create_app(engine, cors_origins=(origin,))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("host", ["evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "", "[::2]"])
+def test_a_page_that_made_its_own_name_point_here_may_nothing(engine: FakeEngine, host: str) -> None:
+    """DNS rebinding: to the browser it is the page's own server, and Origin and Host agree."""
+    client = client_of(engine, hosts=local_hosts("127.0.0.1"))
+    for method, path in (("GET", "/v1/cache"), ("DELETE", "/v1/cache"), ("GET", "/"), ("POST", "/v1/completions")):
+        headers = {"host": host, "origin": f"http://{host}"}
+        response = client.request(method, path, headers=headers, json={"prompt": "Hi"})
+        assert (response.status_code, response.json()["error"]["code"]) == (403, "host_not_allowed")
+        assert "--api-key" in response.json()["error"]["message"], "who has a proxy in front needs to know"
+    assert engine.asked == engine.namespaces_cleared == engine.namespaces_asked == []
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8000", "LocalHost:1", "127.0.0.1:8000", "[::1]:8000", "[::1]", "my-laptop:8000"]
+)
+def test_this_machines_own_names_may_everything(engine: FakeEngine, host: str) -> None:
+    client = client_of(engine, hosts=local_hosts("my-laptop"))
+    headers = {"host": host, "origin": f"http://{host}"}
+    assert client.get("/v1/cache", headers=headers).status_code == 200
+    assert client.post("/v1/completions", headers=headers, json={"prompt": "Hi"}).status_code == 200
+
+
+def test_an_address_is_one_of_its_names_in_brackets_or_not(engine: FakeEngine) -> None:
+    client = client_of(engine, hosts=local_hosts("::1"))
+    assert client.get("/v1/models", headers={"host": "[::1]:8000"}).status_code == 200
+
+
+def test_a_server_that_others_may_reach_has_any_name(client: TestClient) -> None:
+    assert client.get("/v1/models", headers={"host": "gpu.example.com"}).status_code == 200
