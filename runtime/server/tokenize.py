@@ -28,15 +28,18 @@ class Tokenization:
         """`POST /tokenize`: the ids of `prompt`, or of `messages` with the generation prompt behind them."""
         body = await self.served.read(request, TokenizeRequest)
         self.served.check_model(body.model)
-        ids = await run_in_threadpool(self._encode, body)
-        texts = [self.served.token_text(token_id) for token_id in ids] if body.return_token_strs else msgspec.UNSET
-        return json_response(TokenizeReply(len(ids), self.served.engine.context_length, ids, texts))
+        return await run_in_threadpool(self._tokenized, body)
 
     async def detokenize(self, request: Request) -> Response:
         """`POST /detokenize`: the text of `tokens`, special tokens included."""
         body = await self.served.read(request, DetokenizeRequest)
         self.served.check_model(body.model)
         return json_response(DetokenizeReply(await run_in_threadpool(self.served.engine.decode, body.tokens)))
+
+    def _tokenized(self, body: TokenizeRequest) -> Response:
+        ids = self._encode(body)
+        texts = [self.served.token_text(token_id) for token_id in ids] if body.return_token_strs else msgspec.UNSET
+        return json_response(TokenizeReply(len(ids), self.served.engine.context_length, ids, texts))
 
     def _encode(self, body: TokenizeRequest) -> list[int]:
         engine = self.served.engine

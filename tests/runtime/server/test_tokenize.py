@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from radixlm.runtime.engine import Engine
 from radixlm.runtime.server import create_app
+from radixlm.runtime.server.served import Served
 from starlette.testclient import TestClient
+
+if TYPE_CHECKING:
+    from .conftest import FakeEngine
 
 TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a tree?"}]
 
@@ -34,6 +39,20 @@ def test_a_conversation_has_ids_too(client: TestClient) -> None:
 def test_the_text_of_each_token_is_there_if_asked(client: TestClient) -> None:
     reply = client.post("/tokenize", json={"prompt": "a b", "return_token_strs": True}).json()
     assert reply["token_strs"] == ["Hello", " wörld", "!"]
+
+
+def test_the_event_loop_does_not_spell_the_tokens_of_a_long_text(
+    client: TestClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loops = []
+
+    def token_text(served: Served, token_id: int) -> str:
+        loops.append(asyncio._get_running_loop())
+        return str(engine.words[token_id])
+
+    monkeypatch.setattr(Served, "token_text", token_text)
+    reply = client.post("/tokenize", json={"prompt": "a b", "return_token_strs": True}).json()
+    assert reply["token_strs"] == ["Hello", " wörld", "!"] and loops == [None] * 3
 
 
 def test_ids_have_a_text(client: TestClient) -> None:
