@@ -23,7 +23,8 @@ from .errors import respond
 
 _log = logging.getLogger("radixlm.requests")
 
-QUIET_PATHS = frozenset({"/health", "/metrics"})  # asked for every few seconds: only worth a line if they fail
+# Asked for every second or few, by the page too: worth a line for who debugs, or if they fail.
+QUIET = frozenset({("GET", "/health"), ("GET", "/metrics"), ("GET", "/v1/cache")})
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _PROMPTS = ("messages", "prompt", "input")
 _MAX_ERROR_BYTES = 1 << 14
@@ -133,9 +134,11 @@ class RequestLog:
             await respond(error)(scope, receive, sending)
         finally:
             self._count(scope, record.status)
-            if record.status >= 400 or scope["path"] not in QUIET_PATHS:
+            is_quiet = record.status < 400 and (scope["method"], scope["path"]) in QUIET
+            level = logging.DEBUG if is_quiet else logging.INFO
+            if _log.isEnabledFor(level):
                 fields = record.fields(scope)
-                _log.info("%s", line_of(fields), extra={"fields": fields})
+                _log.log(level, "%s", line_of(fields), extra={"fields": fields})
 
 
 def record_of(connection: HTTPConnection | Scope) -> RequestRecord:

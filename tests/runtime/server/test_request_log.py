@@ -96,10 +96,18 @@ def test_a_mistake_of_ours_is_500_with_the_requests_id(
     assert (fields(logged)["status"], fields(logged)["error"]) == (500, "TypeError")
 
 
-def test_health_and_metrics_are_not_worth_a_line(client: TestClient, logged: pytest.LogCaptureFixture) -> None:
-    for path in ("/health", "/metrics"):
+def test_what_the_page_and_probes_poll_does_not_drown_the_log(
+    client: TestClient, logged: pytest.LogCaptureFixture
+) -> None:
+    for path in ("/health", "/metrics", "/v1/cache"):
         assert client.get(path).status_code == 200
     assert not logged.records
+    assert client.delete("/v1/cache").status_code == 200  # which changes something
+    assert fields(logged)["method"] == "DELETE"
+    logged.clear()
+    logged.set_level(logging.DEBUG, "radixlm.requests")
+    client.get("/v1/cache")
+    assert fields(logged)["path"] == "/v1/cache"
 
 
 @pytest.mark.parametrize(
