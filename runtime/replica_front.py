@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from itertools import count
 from typing import Any, Protocol
 
 import msgspec
@@ -32,6 +33,7 @@ from .server.errors import HTTPError, answer, describe
 
 REPLICA_HEADER = "x-radixlm-replica"  # who answered; in a request: who is to answer
 RETRY_S = 2  # what clients are told while no replica lives
+MAX_TRIES = 2  # replicas that a request is sent to: one that kills whoever takes it kills no third
 _METHODS = ["GET", "POST", "DELETE", "OPTIONS"]
 
 
@@ -117,20 +119,21 @@ class ReplicaFront:
     async def answer(
         self, scope: Mapping[str, Any], body: bytes, prompt: RoutedPrompt, wanted: str | None
     ) -> AsyncGenerator[Message]:
-        """The answer of a replica that lives; one that dies before it began to answer is replaced by another.
+        """The answer of a replica that lives; one that dies before it began to answer is replaced by another, once.
 
         Raises:
-            HTTPError: 503, there is none; 404, the one that is wanted is unknown.
+            HTTPError: 503, there is none, or `MAX_TRIES` died; 404, the one that is wanted is unknown.
             ReplicaGone: it died while it answered.
         """
         if wanted is not None and wanted not in self._replicas:
             raise HTTPError(404, f"there is no replica {wanted!r:.100}; /health names them", code="replica_not_found")
-        while True:
-            living = self._living()
-            loads = {name: self._loads[name] for name in living if wanted in (None, name)}
+        for num_tried in count():
+            loads = {name: self._loads[name] for name in self._living() if wanted in (None, name)}
             if not loads:
-                advice = f"no replica takes requests now; send it again in {RETRY_S} s"
-                raise HTTPError(503, advice, code="no_replica", headers={"Retry-After": str(RETRY_S)})
+                raise _no_replica()
+            if num_tried == MAX_TRIES:
+                message = f"{num_tried} replicas died or froze while they had this request; it is sent to no other"
+                raise HTTPError(503, message, code="replica_gone")
             name = self._router.choose(prompt.namespace, prompt.text, loads)
             self._router.record(name, prompt.namespace, prompt.text)
             has_begun = False
@@ -221,6 +224,11 @@ class _Forwarded(Response):
                 gone = HTTPError(503, "the replica died while it answered; send the request again", code="replica_gone")
                 event = b"data: " + msgspec.json.encode(describe(gone)[1]) + b"\n\n"
                 await send({"type": "http.response.body", "body": event, "more_body": False})
+
+
+def _no_replica() -> HTTPError:
+    advice = f"no replica takes requests now; send it again in {RETRY_S} s"
+    return HTTPError(503, advice, code="no_replica", headers={"Retry-After": str(RETRY_S)})
 
 
 async def _nobody_listens(request: Request, error: Exception) -> Response:

@@ -140,6 +140,20 @@ def test_without_replicas_clients_are_told_at_once(client: TestClient, replicas:
     assert client.get("/health").status_code == 503
 
 
+def test_a_request_that_kills_who_takes_it_kills_no_third_replica() -> None:
+    replicas = {name: FakeReplica() for name in ("one", "two", "three", "four")}
+    for replica in replicas.values():
+        replica.dies_after = 0
+    with TestClient(ReplicaFront(replicas).app(), raise_server_exceptions=False) as client:
+        answer = ask(client, TALK)
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "replica_gone"
+        living = [one["status"] for one in client.get("/health").json()["replicas"].values()]
+        assert sorted(living) == ["gone", "gone", "ready", "ready"]
+        for replica in replicas.values():
+            replica.dies_after = None
+        assert ask(client, TALK).status_code == 200, "others are served"
+
+
 def test_an_error_of_the_replicas_server_is_an_answer_and_no_death(client: TestClient) -> None:
     assert client.get("/fails").status_code == 500
     assert client.get("/health").json()["status"] == "ready"
