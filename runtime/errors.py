@@ -173,10 +173,11 @@ class EngineOverloaded(EngineError):
 
 
 class GrammarsOverloaded(EngineOverloaded):
-    """Too many grammars wait to be compiled; nothing was done with this one."""
+    """Too many grammars wait to be tried, or the machine is too busy; nothing was found out about this one."""
 
     def __init__(self, num_waiting: int, retry_after_s: int) -> None:
         EngineError.__init__(
-            self, f"{num_waiting} grammars are being compiled, which is the limit; send it again in {retry_after_s} s"
+            self,
+            f"the grammar could not be tried in time, {num_waiting} others wait; send it again in {retry_after_s} s",
         )
         self.retry_after_s = retry_after_s

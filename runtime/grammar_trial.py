@@ -25,6 +25,14 @@ _PATIENCE_S = 30.0  # beyond the limit, for a machine that is very busy; then th
 _MAX_MESSAGE = 500  # characters: the library prints a part of the grammar
 
 
+class OutOfTime(Exception):
+    """A trial took longer than it may; `is_busy`: that was the machine's fault, and says nothing of the grammar."""
+
+    def __init__(self, *, is_busy: bool) -> None:
+        super().__init__("the machine is busy" if is_busy else "the grammar is slow")
+        self.is_busy = is_busy
+
+
 class GrammarTrial:
     """One process that tries one grammar after the other; any thread may ask, and waits for those before it.
 
@@ -32,7 +40,7 @@ class GrammarTrial:
         vocabulary: that replies are made of.
         eos_token_ids: tokens that end a reply.
         limits: how much work a grammar may be; see `limits_of`.
-        time_limit_s: a grammar that takes longer is refused.
+        time_limit_s: of the processor's time, for each grammar.
     """
 
     def __init__(
@@ -59,12 +67,15 @@ class GrammarTrial:
         """The grammar as the library has it.
 
         Raises:
-            InvalidGrammar: it is wrong, nothing can be said that it describes, or it is too much work.
+            InvalidGrammar: it is wrong, nothing can be said that it describes, or it takes too much memory.
+            OutOfTime: it takes longer than the limit.
             EngineError: the process that tries it could not be used; EngineClosed after `close`.
         """
         wish = {"kind": grammar.kind, "text": grammar.text, "is_strict": grammar.is_strict}
         with self._lock:
             answer = self._ask(json.dumps(wish).encode() + b"\n")
+        if "late" in answer:
+            raise OutOfTime(is_busy=answer["late"] == "busy")
         if "error" in answer:
             error = " ".join(answer["error"].replace("<non-verbose/>", "").split())
             raise InvalidGrammar(f"the {grammar.noun} cannot be used: {error[:_MAX_MESSAGE]}")

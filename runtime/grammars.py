@@ -4,7 +4,9 @@ The library is llguidance. xgrammar was looked at first: its wheel (0.2.8) requi
 and its package imports torch even where masks are NumPy's, so that an install of radixlm would grow by gigabytes.
 llguidance requires nothing, compiles lazily in about a millisecond, and counts its work. Not everything, though: a
 chain of 5,000 `$ref`s overflows its stack and kills the process, `"multipleOf": 1000003` takes it seven seconds.
-Hence each new grammar is tried by `grammar_trial.py` first.
+Hence each new grammar is tried by `grammar_trial.py` first: shortly, and those few that need longer once more, in
+another process and queue, so that nobody waits for the slow ones who is not slow himself. (One process and queue with
+half a second for each were worse: behind 70 hostile schemas a good one waited 16 s.)
 
 Knows nothing of requests and HTTP; `compile` waits, so call it neither on an event loop nor on the engine's thread.
 """
@@ -12,22 +14,28 @@ Knows nothing of requests and HTTP; `compile` waits, so call it neither on an ev
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
 import llguidance
 
 from .errors import EngineClosed, GrammarsOverloaded, InvalidGrammar
+from .fair_turns import FairTurns
 from .grammar import Grammar
 from .grammar_constraint import GrammarConstraint
-from .grammar_trial import GrammarTrial
+from .grammar_trial import GrammarTrial, OutOfTime
 from .grammar_trial_process import Vocabulary, limits_of
 
 MAX_GRAMMARS = 128  # of which a large one's states take some tens of megabytes
-MAX_WAITING = 64  # threads that wait for a trial
-TIME_LIMIT_S = 0.5
+MAX_REFUSED = 128  # remembered with the reason
+MAX_WAITING = 64  # threads that wait for a trial of one kind
+WAIT_LIMIT_S = 0.5  # for trials; with the trials themselves, an answer comes within a second
+QUICK_LIMIT_S = 0.05  # of the processor; most grammars take 1 to 10 ms, the largest that OpenAI takes up to 60
+TIME_LIMIT_S = 0.25
 LIMITS = {"step_lexer_fuel": 100_000, "max_lexer_states": 50_000}  # 7 ms a mask, 100 MB
 _STARTS_PER_MATCHER = 64  # copies share the states that were met; anew now and then, they do not pile up
 
@@ -51,12 +59,22 @@ class CompiledGrammar:
             return GrammarConstraint(self._matcher.deep_copy(), self._vocab_size)
 
 
+@dataclass(frozen=True)
+class _Lane:
+    """A process that tries grammars, and the queue in front of it."""
+
+    trial: GrammarTrial
+    turns: FairTurns
+
+
 class Grammars:
     """The grammars of one model, the latest used of them compiled; any thread may use it.
 
     Args:
         open_vocabulary: the model's, asked for when the first grammar comes.
         eos_token_ids: tokens that end a reply, at least one.
+        time_limit_s: of the processor's time; a grammar that takes longer is refused.
+        wait_limit_s: whoever waits longer for the trials of others is told to come again.
     """
 
     def __init__(
@@ -66,83 +84,107 @@ class Grammars:
         *,
         max_grammars: int = MAX_GRAMMARS,
         time_limit_s: float = TIME_LIMIT_S,
+        wait_limit_s: float = WAIT_LIMIT_S,
     ) -> None:
         self._open_vocabulary = open_vocabulary
         self._eos_token_ids = eos_token_ids
         self._max_grammars = max_grammars
         self._time_limit_s = time_limit_s
         self._limits = limits_of(LIMITS)
-        self._compiled: OrderedDict[Grammar, CompiledGrammar | InvalidGrammar] = OrderedDict()
+        self._wait_limit_s = wait_limit_s
+        self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
+        self._refused: OrderedDict[Grammar, str] = OrderedDict()  # apart, lest they drive out the good ones
         self._lock = threading.Lock()  # guards the grammars,
         self._opening = threading.Lock()  # and this the first use of the tokenizer
-        self._waiting = threading.BoundedSemaphore(MAX_WAITING)
         self._is_open = self._is_closed = False
 
     def warm_up(self) -> None:
         """Make ready what the first grammar would wait for.
 
         Raises:
-            EngineError: the process that tries grammars does not start.
+            EngineError: a process that tries grammars does not start.
         """
         with self._opening:
             self._is_open = True
-            self._trial.start()
+            for lane in self._lanes:
+                lane.trial.start()
             matcher = self._matcher(llguidance.LLMatcher.grammar_from_regex("(.|\\n)*"))
             GrammarConstraint(matcher, self._tokenizer.vocab_size).mask()
 
-    def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """A grammar ready to be followed.
+    def compile(self, grammar: Grammar, *, client: str = "") -> CompiledGrammar:
+        """A grammar ready to be followed. One that is known is there at once; others are tried, of each client in turn.
 
         Raises:
             InvalidGrammar: it is wrong, or too much work.
-            GrammarsOverloaded: too many are being compiled.
-            EngineError: the process that tries grammars could not be used.
+            GrammarsOverloaded: too many are being tried.
+            EngineError: a process that tries grammars could not be used.
         """
         found = self._find(grammar)
         if found is None:
-            if not self._waiting.acquire(blocking=False):
-                raise GrammarsOverloaded(MAX_WAITING, retry_after_s=1)
-            try:
-                found = self._compile(grammar)
-            finally:
-                self._waiting.release()
-            self._keep(grammar, found)
-        if isinstance(found, InvalidGrammar):
-            raise InvalidGrammar(str(found))  # one of its own for each, as a traceback grows
+            self._require_open()
+            deadline = time.monotonic() + self._wait_limit_s
+            found = self._tried(grammar, client, deadline)
         return found
 
     def close(self) -> None:
-        """End the process that tries grammars; new ones raise EngineClosed from now on."""
+        """End the processes that try grammars; new ones raise EngineClosed from now on."""
         self._is_closed = True
         if self._is_open:
             with self._opening:
-                self._trial.close()
+                for lane in self._lanes:
+                    lane.trial.close()
 
     def __len__(self) -> int:
         return len(self._compiled)
 
-    def _find(self, grammar: Grammar) -> CompiledGrammar | InvalidGrammar | None:
-        with self._lock:
-            if grammar in self._compiled:
-                self._compiled.move_to_end(grammar)
-            return self._compiled.get(grammar)
-
-    def _keep(self, grammar: Grammar, found: CompiledGrammar | InvalidGrammar) -> None:
-        with self._lock:
-            self._compiled[grammar] = found
-            while len(self._compiled) > self._max_grammars:
-                self._compiled.popitem(last=False)
-
-    def _compile(self, grammar: Grammar) -> CompiledGrammar | InvalidGrammar:
+    def _require_open(self) -> None:
         if self._is_closed:
             raise EngineClosed("the engine was closed; open it again")
         if not self._is_open:
             self.warm_up()
-        try:
-            tried = self._trial.compiled(grammar)
-        except InvalidGrammar as error:
-            return InvalidGrammar(str(error))
-        return CompiledGrammar(lambda: self._matcher(tried), self._tokenizer.vocab_size)
+
+    def _tried(self, grammar: Grammar, client: str, deadline: float) -> CompiledGrammar:
+        is_busy = False
+        for lane in self._lanes:
+            with lane.turns.turn(client, deadline=deadline):
+                found = self._find(grammar)  # of those before, one may have asked for the same
+                if found is not None:
+                    return found
+                try:
+                    return self._keep(grammar, lane.trial.compiled(grammar))
+                except OutOfTime as error:
+                    is_busy = error.is_busy
+                except InvalidGrammar as error:
+                    raise self._refuse(grammar, str(error)) from None
+        if is_busy:
+            raise GrammarsOverloaded(self._lanes[-1].turns.num_waiting, retry_after_s=1)
+        reason = f"the {grammar.noun} cannot be used: it takes more than {self._time_limit_s:g} s to compile"
+        raise self._refuse(grammar, reason)
+
+    def _find(self, grammar: Grammar) -> CompiledGrammar | None:
+        """A grammar that is known to be good; of one that is known to be wrong, raise why."""
+        with self._lock:
+            if grammar in self._refused:
+                self._refused.move_to_end(grammar)
+                raise InvalidGrammar(self._refused[grammar])  # one of its own for each, as a traceback grows
+            if grammar in self._compiled:
+                self._compiled.move_to_end(grammar)
+            return self._compiled.get(grammar)
+
+    def _keep(self, grammar: Grammar, tried: str) -> CompiledGrammar:
+        compiled = CompiledGrammar(lambda: self._matcher(tried), self._tokenizer.vocab_size)
+        with self._lock:
+            self._compiled[grammar] = compiled
+            while len(self._compiled) > self._max_grammars:
+                self._compiled.popitem(last=False)
+        return compiled
+
+    def _refuse(self, grammar: Grammar, reason: str) -> InvalidGrammar:
+        with self._lock:
+            self._refused[grammar] = reason
+            while len(self._refused) > MAX_REFUSED:
+                self._refused.popitem(last=False)
+        return InvalidGrammar(reason)
 
     def _matcher(self, tried: str) -> llguidance.LLMatcher:
         return llguidance.LLMatcher(self._tokenizer, tried, log_level=0, limits=self._limits)
@@ -157,10 +199,12 @@ class Grammars:
         return llguidance.LLTokenizer(wrapper, eos_token=list(self._eos_token_ids))
 
     @cached_property
-    def _trial(self) -> GrammarTrial:
-        return GrammarTrial(
-            self._vocabulary,
-            eos_token_ids=list(self._eos_token_ids),
-            limits=LIMITS,
-            time_limit_s=self._time_limit_s,
-        )
+    def _lanes(self) -> tuple[_Lane, _Lane]:
+        """The quick one and the thorough one."""
+        quick_limit_s = min(QUICK_LIMIT_S, self._time_limit_s)
+        return self._lane(quick_limit_s), self._lane(self._time_limit_s)
+
+    def _lane(self, time_limit_s: float) -> _Lane:
+        eos_token_ids = list(self._eos_token_ids)
+        trial = GrammarTrial(self._vocabulary, eos_token_ids=eos_token_ids, limits=LIMITS, time_limit_s=time_limit_s)
+        return _Lane(trial, FairTurns(max_waiting=MAX_WAITING))

@@ -10,11 +10,13 @@ from typing import Annotated, Any
 
 import anyio
 import msgspec
+from starlette.requests import HTTPConnection
 
 from ..engine import Engine
 from ..errors import InvalidParameter
 from ..grammar import Grammar
 from ..token_constraint import ConstraintSource
+from .api_keys import api_key_of
 
 Schema = dict[str, Any]
 SchemaName = Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
@@ -102,21 +104,28 @@ class GuidedRequest(msgspec.Struct, kw_only=True):
         return None
 
 
-async def compiled(engine: Engine, grammar: Grammar | None) -> ConstraintSource | None:
+async def compiled(engine: Engine, grammar: Grammar | None, request: HTTPConnection) -> ConstraintSource | None:
     """What replies can follow, made in a thread of its own: those that tokenize are not to wait for it.
 
     Raises:
         InvalidGrammar: it is wrong, or too much work.
-        GrammarsOverloaded: too many are being compiled.
+        GrammarsOverloaded: too many are being tried.
     """
     if grammar is None:
         return None
-    compile = partial(_compile, engine, grammar)
+    compile = partial(_compile, engine, grammar, _client_of(request))
     return await anyio.to_thread.run_sync(compile, limiter=anyio.CapacityLimiter(1))
 
 
-def _compile(engine: Engine, grammar: Grammar) -> ConstraintSource:
-    return engine.grammars.compile(grammar)
+def _compile(engine: Engine, grammar: Grammar, client: str) -> ConstraintSource:
+    return engine.grammars.compile(grammar, client=client)
+
+
+def _client_of(request: HTTPConnection) -> str:
+    """Among whom trials take turns: keys, where there are any, else addresses. Not namespaces, of which a client may
+    make any number with its salts."""
+    address = "" if request.client is None else request.client.host
+    return api_key_of(request) or address
 
 
 def _schema(schema: Schema | str | None) -> Grammar | None:

@@ -58,7 +58,7 @@ class Responses:
             raise HTTPError(400, message, param="previous_response_id", code="previous_response_not_found")
         params = body.sampling_params(self.served.engine.default_params)
         namespace = self.served.namespace(request, body.cache_salt, body.prompt_cache_key)
-        constraint = await compiled(self.served.engine, body.grammar())
+        constraint = await compiled(self.served.engine, body.grammar(), request)
         messages, truncated = await self._history(body, params)
         ask = partial(
             self.served.engine.stream_chat,

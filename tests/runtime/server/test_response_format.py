@@ -142,7 +142,7 @@ def test_vllms_fields_are_understood_by_both_endpoints(
         ({"guided_regex": "a" * 200_000}, "at most 131072"),
         ({"guided_grammar": "nonsense"}, "grammar cannot be used"),
         ({"guided_json": "{"}, "JSON schema cannot be used"),
-        ({"guided_json": {"type": "integer", "multipleOf": 1000003}}, "0.5 s"),
+        ({"guided_json": {"type": "integer", "multipleOf": 1000003}}, "0.25 s"),
         ({"guided_choice": []}, "0 choices"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex and guided_choice"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}}, "name"),
@@ -167,15 +167,15 @@ def test_what_a_grammar_makes_impossible_ends_that_stream_with_an_error(client: 
 
 
 def test_a_bomb_stops_neither_the_event_loop_nor_the_engine(engine: Engine) -> None:
-    """While one grammar is tried for half a second, others are answered: their replies come first."""
+    """While one grammar is tried for a quarter of a second, others are answered: their replies come first."""
     bomb = {"type": "integer", "multipleOf": 1000033}
     order: list[str] = []
     started = threading.Event()
     compile = engine.grammars.compile
 
-    def compile_late(grammar: Any) -> Any:
+    def compile_late(grammar: Any, **options: Any) -> Any:
         started.set()
-        return compile(grammar)
+        return compile(grammar, **options)
 
     async def both() -> None:
         from httpx import ASGITransport, AsyncClient
@@ -203,6 +203,32 @@ def test_a_bomb_stops_neither_the_event_loop_nor_the_engine(engine: Engine) -> N
     finally:
         engine.grammars.compile = compile  # type: ignore[method-assign]
     assert order == ["reply", "bomb"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+def test_trials_are_taken_by_key_or_by_address_whatever_the_salt(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """A client makes namespaces as it likes with its salts, and took more than its turn."""
+    clients: list[str] = []
+    compile = engine.grammars.compile
+
+    def compile_for(grammar: Any, *, client: str) -> Any:
+        clients.append(client)
+        return compile(grammar, client=client)
+
+    monkeypatch.setattr(engine.grammars, "compile", compile_for)
+    form = {"type": "json_schema", "name": "n", "schema": {"const": 1}}
+    wish = {"text": {"format": form}} if path == "/v1/responses" else {"guided_json": {"const": 1}}
+    body = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
+    body = {"input": "a"} if path == "/v1/responses" else body
+    for keys, address in (((), "10.0.0.1"), ((), "10.0.0.2"), (("k1", "k2"), "10.0.0.3")):
+        headers = {"Authorization": f"Bearer {keys[-1]}"} if keys else {}
+        client = TestClient(create_app(engine, api_keys=keys), client=(address, 50000), headers=headers)
+        for salt in ("a", "b"):
+            response = client.post(path, json={**body, **wish, "cache_salt": salt})
+            assert response.status_code == 200, response.text
+    assert clients == ["10.0.0.1"] * 2 + ["10.0.0.2"] * 2 + ["k2"] * 2
 
 
 @pytest.mark.parametrize("stream", [False, True])

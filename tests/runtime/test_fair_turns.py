@@ -1,0 +1,69 @@
+"""Turns are taken one at a time, by client in turn, and whoever waits is served or told."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+
+import pytest
+from radixlm.runtime.errors import GrammarsOverloaded
+from radixlm.runtime.fair_turns import FairTurns
+
+
+def test_clients_take_turns_and_each_ones_requests_stay_in_order() -> None:
+    turns, order = FairTurns(max_waiting=16), []
+    threads = []
+
+    def take(client: str, number: int) -> None:
+        with turns.turn(client, deadline=time.monotonic() + 60):
+            order.append((client, number))
+
+    with turns.turn("x", deadline=time.monotonic() + 60):
+        for client, number in [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1), ("c", 0)]:
+            threads.append(threading.Thread(target=take, args=(client, number)))
+            threads[-1].start()
+            while turns.num_waiting < len(threads):
+                time.sleep(0.001)
+        turns.check()
+    for thread in threads:
+        thread.join(30)
+    assert order == [("a", 0), ("b", 0), ("c", 0), ("a", 1), ("b", 1), ("a", 2)]
+    turns.check()
+
+
+def test_a_turn_ends_also_by_an_error_and_a_refused_one_leaves_nothing() -> None:
+    turns = FairTurns(max_waiting=1)
+    with pytest.raises(ZeroDivisionError), turns.turn("a", deadline=0.0):
+        _ = 1 / 0
+    with turns.turn("a", deadline=0.0), pytest.raises(GrammarsOverloaded), turns.turn("b", deadline=0.0):
+        pass
+    assert turns.num_waiting == 0
+    with turns.turn("b", deadline=0.0):
+        turns.check()
+
+
+def test_random_clients_are_served_or_told_and_never_two_at_once() -> None:
+    turns, inside, counts = FairTurns(max_waiting=4), threading.Lock(), Counter[str]()
+
+    def run(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(50):
+            try:
+                with turns.turn(chance.choice("abc"), deadline=time.monotonic() + chance.choice([0.0, 0.001, 60.0])):
+                    assert inside.acquire(blocking=False)
+                    time.sleep(chance.choice([0.0, 0.0002]))
+                    inside.release()
+                    counts["served"] += 1
+            except GrammarsOverloaded:
+                counts["told"] += 1
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert counts["served"] + counts["told"] == 400 and min(counts["served"], counts["told"]) > 0
+    assert turns.num_waiting == 0
+    turns.check()
