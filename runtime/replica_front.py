@@ -132,8 +132,8 @@ class ReplicaFront:
             if not loads:
                 raise _no_replica()
             if num_tried == MAX_TRIES:
-                message = f"{num_tried} replicas died or froze while they had this request; it is sent to no other"
-                raise HTTPError(503, message, code="replica_gone")
+                advice = f"{num_tried} replicas died or froze while they had this request; it is sent to no other"
+                raise HTTPError(503, advice, code="replica_gone")
             name = self._router.choose(prompt.namespace, prompt.text, loads)
             self._router.record(name, prompt.namespace, prompt.text)
             has_begun = False
