@@ -337,6 +337,11 @@ class Engine:
         """
         return self._loop.call(lambda core: core.cache.num_elsewhere(prompt_ids, namespace))
 
+    @property
+    def max_num_requests(self) -> int | None:
+        """How many requests may run and wait together; None: any number."""
+        return self._loop.max_num_requests
+
     def stats(self) -> EngineStats:
         """Counters and the state now; never waits for a step."""
         core, counters, cache = self._core, self._core.counters, self._core.cache

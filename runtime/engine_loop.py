@@ -82,7 +82,7 @@ class EngineLoop:
         self._clock = clock
         self._on_exit = on_exit
         self._listeners: dict[str, Listener] = {}  # of requests in the core; the thread's own
-        self._max_num_requests = max_num_requests
+        self.max_num_requests = max_num_requests
         self._wake = threading.Condition()  # guards all below
         self._num_requests = 0  # submitted, and not ended yet
         self._num_rejected = 0
@@ -180,11 +180,11 @@ class EngineLoop:
 
     def _require_room(self) -> None:
         """The lock is held."""
-        if self._max_num_requests is None or self._num_requests < self._max_num_requests:
+        if self.max_num_requests is None or self._num_requests < self.max_num_requests:
             return
         self._num_rejected += 1
         retry_after_s = min(max(math.ceil(self._usual_s), MIN_RETRY_S), MAX_RETRY_S)
-        raise EngineOverloaded(self._num_requests, self._max_num_requests, retry_after_s)
+        raise EngineOverloaded(self._num_requests, self.max_num_requests, retry_after_s)
 
     # On the thread.
 

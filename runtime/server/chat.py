@@ -55,7 +55,8 @@ class ChatCompletions:
             constraint=constraint,
         )
         wishes = params_of_choices(params, body.num_choices)
-        choices = await Choices.open([partial(ask, wish) for wish in wishes], record_of(request))
+        asks = [partial(ask, wish) for wish in wishes]
+        choices = await Choices.open(asks, record_of(request), most=engine.max_num_requests)
         new_id = f"chatcmpl-{uuid.uuid4().hex}"
         start = partial(Reply, id=new_id, created=int(time.time()), model=self.served.model_id)
         if body.stream:

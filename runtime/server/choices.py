@@ -14,6 +14,7 @@ from typing import Protocol, Self
 
 from ..completion import Completion, Delta
 from ..engine import GenerationStream
+from ..errors import InvalidParameter
 from ..sampling_params import SamplingParams
 from .reply_stream import ReplyStream
 from .request_log import RequestRecord
@@ -49,12 +50,19 @@ class Choices:
         self._streams = streams
 
     @classmethod
-    async def open(cls, asks: Sequence[Ask], record: RequestRecord | None = None) -> Self:
+    async def open(cls, asks: Sequence[Ask], record: RequestRecord | None = None, *, most: int | None = None) -> Self:
         """Submit one request for each choice: all of them, or none. Their ends are told to `record`.
 
+        Args:
+            most: as many as the engine ever takes at once; None: any number.
+
         Raises:
+            InvalidParameter: there are more than that; to send the request again would never help.
             InvalidRequest, EngineError: the engine refuses one, and those before it are cancelled.
         """
+        if most is not None and len(asks) > most:
+            message = f"{len(asks)} replies are asked for, and this server takes {most} at once; ask for fewer"
+            raise InvalidParameter(message)  # of n, or of the prompts
         async with AsyncExitStack() as opened:
             streams = [await opened.enter_async_context(await _open(ask, record)) for ask in asks]
             opened.pop_all()

@@ -43,7 +43,7 @@ class Completions:
             self.served.engine.stream, namespace=namespace, cache_match=body.cache_match, constraint=constraint
         )
         submits = [partial(ask, *item) for item in zip(prompts, wishes, strict=True)]
-        choices = await Choices.open(submits, record_of(request))
+        choices = await Choices.open(submits, record_of(request), most=self.served.engine.max_num_requests)
         new_id = f"cmpl-{uuid.uuid4().hex}"
         start = partial(
             Reply, id=new_id, object="text_completion", created=int(time.time()), model=self.served.model_id

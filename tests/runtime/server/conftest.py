@@ -141,6 +141,7 @@ class FakeEngine:
     bytes_of_tokens: list[bytes] = field(default_factory=list)  # where they are not whole words
     default_params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.3))
     context_length: int = 512
+    max_num_requests: int | None = None
     manifest: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(name="fake"))
     tool_format: ToolFormat = PLAIN
 

@@ -13,7 +13,7 @@ from radixlm.runtime.server import Loading, create_app
 from radixlm.runtime.server.health import MAX_FAILED_STEPS, Verdict
 from starlette.testclient import TestClient
 
-from .real_server import WAIT_S, RealServer, real_server, wait_until
+from .real_server import CHAT, WAIT_S, RealServer, real_server, wait_until
 
 if TYPE_CHECKING:
     from .conftest import FakeEngine
@@ -112,6 +112,24 @@ def test_who_comes_too_late_is_429_with_retry_after_and_counted() -> None:
             thread.join(WAIT_S)
             assert answers[0].status_code == 200
         assert server.chat(max_tokens=2).status_code == 200
+        server.check()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT | {"n": 5, "max_tokens": 2}),
+        ("/v1/completions", {"prompt": "once", "n": 5, "max_tokens": 2}),
+        ("/v1/completions", {"prompt": ["once"] * 5, "max_tokens": 2}),
+    ],
+)
+def test_more_replies_than_the_queue_ever_takes_are_400_and_not_to_be_sent_again(path: str, body: Any) -> None:
+    with real_server(max_num_seqs=2, max_queue=2) as server:
+        refused = server.client.post(server.url + path, json=body)
+        assert refused.status_code == 400 and "retry-after" not in refused.headers
+        assert "5 replies are asked for, and this server takes 4" in refused.json()["error"]["message"]
+        assert server.engine.stats().num_rejected == 0, "nothing was handed to the engine"
+        assert len(server.chat(max_tokens=2, n=4).json()["choices"]) == 4
         server.check()
 
 
