@@ -25,7 +25,7 @@ from .errors import HTTPError, describe
 from .logprobs import chat_logprobs
 from .replies import ChatLogprob, TruncationReply
 from .reply_stream import ReplyStream
-from .request_log import record_of
+from .request_log import RequestRecord, record_of
 from .response_format import compiled
 from .response_replies import (
     IncompleteDetails,
@@ -72,7 +72,8 @@ class Responses:
         response = _Response(self.served, body, params, truncated)
         if body.stream:
             keep_alive_s = self.served.keep_alive_s
-            return EventStream(response.events(reply), reply, encode=named_event, done=b"", keep_alive_s=keep_alive_s)
+            events = response.events(reply, record_of(request))
+            return EventStream(events, reply, encode=named_event, done=b"", keep_alive_s=keep_alive_s)
         async with reply:
             completion = await while_connected(request.receive, reply.result())
         return json_response(response.ended(completion))
@@ -143,8 +144,8 @@ class _Response:
             incomplete_details=IncompleteDetails("max_output_tokens") if is_cut else None,
         )
 
-    async def events(self, reply: ReplyStream) -> AsyncGenerator[msgspec.Struct]:
-        """OpenAI's events, numbered; one that says what failed is the last."""
+    async def events(self, reply: ReplyStream, record: RequestRecord) -> AsyncGenerator[msgspec.Struct]:
+        """OpenAI's events, numbered; one that says what failed is the last, and `record` is told."""
         numbers = itertools.count()
 
         def event(name: str, **fields: Any) -> ResponseEvent:
@@ -171,6 +172,7 @@ class _Response:
             yield event("output_item.done", output_index=0, item=item)
             yield event("incomplete" if ended.incomplete_details else "completed", response=ended)
         except Exception as error:  # as `EventStream` would, in the words of this endpoint
+            record.error = type(error).__name__
             yield event("failed", response=self._failed(error))
 
     def _failed(self, error: Exception) -> ResponseReply:

@@ -74,12 +74,16 @@ def test_who_is_refused_is_logged_by_the_errors_code(
     assert "secret" not in logged.records[-1].getMessage()
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "a"}), ("/v1/responses", {"input": "a"})],
+)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_fails_says_how(
-    client: TestClient, engine: FakeEngine, logged: pytest.LogCaptureFixture, stream: bool
+    client: TestClient, engine: FakeEngine, logged: pytest.LogCaptureFixture, path: str, body: Any, stream: bool
 ) -> None:
     engine.words = ["Hello", StepFailed("secret")]
-    client.post("/v1/chat/completions", json=CHAT | {"stream": stream})
+    client.post(path, json=body | {"stream": stream})
     assert fields(logged)["error"] == ("StepFailed" if stream else "server_error")
 
 
