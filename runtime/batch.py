@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
+UInt8Array = npt.NDArray[np.uint8]
 BatchShape = tuple[int, int, int, int]
 """Tokens, sequences, pages of the longest, and rows of logits."""
 
@@ -143,6 +144,30 @@ class Forward(Protocol):
 
     def copy_rows(self, copies: Sequence[PageCopy]) -> None:
         """Do the copies, in order."""
+        ...
+
+
+@runtime_checkable
+class PageIO(Protocol):
+    """The door through which whole pages leave the pool and come back; `ModelRunner` has one.
+
+    A page is `page_bytes` bytes of all layers, as the manifest's `KVLayout` counts them.
+    """
+
+    def read_pages(self, page_ids: Sequence[int], out: UInt8Array) -> None:
+        """Copy pages to `out[:len(page_ids)]`, uint8 `[N, page_bytes]`.
+
+        Raises:
+            EngineError: a page is outside the pool, or `out` is of another shape.
+        """
+        ...
+
+    def write_pages(self, page_ids: Sequence[int], pages: UInt8Array) -> None:
+        """Copy `pages`, uint8 `[len(page_ids), page_bytes]`, into the pool.
+
+        Raises:
+            EngineError: as `read_pages`; nothing was written.
+        """
         ...
 
 

@@ -232,9 +232,7 @@ class PrefixCache:
         self.uses.forget(namespace)
         if namespace is not None:
             return self.tree.clear(namespace)
-        num_pages = self.pool.num_cached
-        self.tree.evict(num_pages)
-        return num_pages
+        return sum(map(self.tree.clear, self.tree.namespaces))
 
     def start_over(self) -> None:
         """Forget everything in whatever state it is, live sequences too: all pages are free, whoever had them."""
@@ -242,6 +240,7 @@ class PrefixCache:
         self.pool = PagePool(self.pool.num_pages)
         self.tree = RadixTree(self.pool, clock=self._clock, kv_log=self._kv_log)
         self.tree.version, self.tree.num_evicted_pages = before.version + 1, before.num_evicted_pages
+        self.tree.leaving = before.leaving
         self.aliases.forget(None)
         self._sequences.clear()
         if self._kv_log is not None:

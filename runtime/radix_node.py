@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,6 +55,15 @@ def num_common_tokens(run: Key, key: Key, run_start: int = 0, key_start: int = 0
     return length // TOKEN_BYTES
 
 
+class Path(NamedTuple):
+    """The tokens from a root on as a key, the pages that they are in, and one byte a token, 1 where a model made it."""
+
+    namespace: bytes
+    key: bytes
+    page_ids: list[int]
+    generated: bytes
+
+
 @dataclass(eq=False)
 class Node:
     """A run of full pages, or a tail: a leaf of one page of which only the first rows are valid.
@@ -92,6 +102,19 @@ class Node:
     def num_tokens(self) -> int:
         """Tokens of its run."""
         return len(self.run) // TOKEN_BYTES
+
+    def path(self) -> Path:
+        """What leads from the root to the end of its run, itself included."""
+        nodes = [self]
+        while (parent := nodes[-1].parent) is not None:
+            nodes.append(parent)
+        nodes.reverse()
+        return Path(
+            namespace=nodes[0].namespace,
+            key=b"".join(node.run for node in nodes),
+            page_ids=[page for node in nodes for page in node.pages],
+            generated=b"".join(node.generated for node in nodes),
+        )
 
     def tokens(self, start: int, most: int) -> tuple[int, ...]:
         """At most `most` tokens from token `start` of the run on, and then of the child used last, if they are few."""

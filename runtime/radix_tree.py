@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -39,6 +40,10 @@ class Found:
     was_evicted: bool
 
 
+Leaving = Callable[[Node, int], None]
+"""Told of a run and of how many of its last pages are about to make room for others; they still hold their rows."""
+
+
 class RadixTree:
     """Runs of tokens by prefix, one root a namespace.
 
@@ -51,6 +56,9 @@ class RadixTree:
     siblings that begin with the same rows. The rows of a page in the tree never change; whoever wants to
     write after them copies them first. Sequences that own a page own all pages above it, so what no sequence
     owns can go, leaves first.
+
+    Attributes:
+        leaving: called before `evict` frees pages; must not change the tree. None: nobody wants to know.
     """
 
     def __init__(
@@ -66,6 +74,7 @@ class RadixTree:
         self._clock = 0
         self._leaves = EvictionQueue(self._nodes)
         self.version = 0  # rises when what can be found changes
+        self.leaving: Leaving | None = None
         self.num_evicted_pages = 0
         self.num_unused_rows = 0  # of tails, whose pages are not full
 
@@ -210,6 +219,8 @@ class RadixTree:
         owned: list[Node] = []  # leaves whose last page a live sequence owns: at most one each
         while num_pages > 0:
             leaf = self._leaves.pop()
+            if self.leaving is not None and (num_leaving := self._num_unused(leaf, num_pages)):
+                self.leaving(leaf, num_leaving)
             num_pages -= self._trim(leaf, num_pages)
             if leaf.pages:
                 owned.append(leaf)
@@ -228,6 +239,18 @@ class RadixTree:
         for leaf in owned:
             self._leaves.push(leaf)
         return num_dropped
+
+    def remove(self, page_ids: Sequence[int]) -> list[int]:
+        """Take pages that no sequence owns out, with everything that goes on from them; all that left.
+
+        Pages that are not in the tree, perhaps because one before them took them along, are passed over.
+        """
+        removed: list[int] = []
+        for page in page_ids:
+            node = self.node_of(page)
+            if node is not None:
+                removed += self._cut(node, node.pages.index(page))
+        return removed
 
     def clear(self, namespace: bytes) -> int:
         """Free the pages of a namespace that no sequence owns, and do not remember them; how many they were."""
@@ -344,10 +367,7 @@ class RadixTree:
 
     def _trim(self, node: Node, num_pages: int) -> int:
         """Free up to `num_pages` last pages of a leaf that no sequence owns; how many it were."""
-        num_trimmed = 0
-        limit = min(num_pages, len(node.pages))
-        while num_trimmed < limit and self._pool.num_users(node.pages[-1 - num_trimmed]) == 0:
-            num_trimmed += 1
+        num_trimmed = self._num_unused(node, num_pages)
         if num_trimmed == 0:
             return 0
         start = (len(node.pages) - num_trimmed) * PAGE_BYTES
@@ -363,6 +383,31 @@ class RadixTree:
             self._settle(node.parent)
         self.num_evicted_pages += num_trimmed
         return num_trimmed
+
+    def _cut(self, node: Node, num_kept: int) -> list[int]:
+        """Take a run's pages from `num_kept` on and all that is below; which they were."""
+        below = [*node.children]
+        for child in below:
+            below += child.children
+        removed = node.pages[num_kept:] + [page for child in below for page in child.pages]
+        for child in reversed(below):
+            assert child.parent is not None
+            self._unlink(child, child.parent)
+        node.evicted.clear()  # it was remembered of the run's end, which is another now
+        if num_kept:
+            self._drop_pages(node, len(node.pages) - num_kept)
+            self._leaves.push(node)
+        else:
+            assert node.parent is not None
+            self._unlink(node, node.parent)
+            self._settle(node.parent)
+        return removed
+
+    def _num_unused(self, leaf: Node, num_pages: int) -> int:
+        """How many of the last `num_pages` pages of a leaf no sequence owns."""
+        limit = min(num_pages, len(leaf.pages))
+        users = (self._pool.num_users(leaf.pages[-1 - index]) for index in range(limit))
+        return sum(1 for _ in takewhile(lambda num_users: num_users == 0, users))
 
     def _unlink(self, leaf: Node, parent: Node) -> None:
         parent.remove(leaf)

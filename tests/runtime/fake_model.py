@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from radixlm.runtime.batch import Batch, Float32Array, PageCopy, TopLogits
+from radixlm.runtime.batch import Batch, Float32Array, PageCopy, TopLogits, UInt8Array
 from radixlm.runtime.engine_core import EngineCore
 from radixlm.runtime.kv_log import KVLog
 from radixlm.runtime.manifest import PAGE_SIZE, TOP_LOGITS
@@ -27,6 +27,7 @@ from radixlm.runtime.token_constraint import TokenConstraint
 VOCAB_SIZE = 40
 EOS = 39
 CONTEXT_LENGTH = 96
+FAKE_PAGE_BYTES = PAGE_SIZE * 8
 POLICY = SchedulerPolicy(max_num_seqs=8, max_num_batched_tokens=24)
 
 
@@ -112,6 +113,13 @@ class FakeModel:
     def copy_rows(self, copies: Sequence[PageCopy]) -> None:
         for copy in copies:
             self.kv[copy.dst_page, : copy.num_rows] = self.kv[copy.src_page, : copy.num_rows]
+
+    def read_pages(self, page_ids: Sequence[int], out: UInt8Array) -> None:
+        out[: len(page_ids)] = self.kv[list(page_ids)].view(np.uint8)
+
+    def write_pages(self, page_ids: Sequence[int], pages: UInt8Array) -> None:
+        assert pages.shape == (len(page_ids), FAKE_PAGE_BYTES) and pages.dtype == np.uint8
+        self.kv[list(page_ids)] = np.ascontiguousarray(pages).view(np.uint64)
 
     def close(self) -> None:
         self.is_closed = True

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from radixlm.compile import compile_model
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.batch import Batch, BatchArrays, PageCopy
 from radixlm.runtime.errors import CorruptArtifact, EngineError, InvalidParameter
-from radixlm.runtime.manifest import PAGE_SIZE
+from radixlm.runtime.manifest import PAGE_SIZE, KVDType
 from radixlm.runtime.model_runner import ModelRunner
 
 from .fake_model import top_of
@@ -127,6 +128,42 @@ def test_copied_rows_are_read_like_computed_ones(runner: ModelRunner) -> None:
     moved = np.array([[0, 1]], np.int32)
     last = changed(batch(1, start=3), page_table=moved, slots=np.array([3], np.int32))
     assert np.array_equal(runner.forward(last), expected)
+
+
+@pytest.mark.parametrize("kv_dtype", ["f16", "f32", "int8"])
+def test_pages_that_were_read_out_and_written_elsewhere_are_the_same_bits(
+    tiny_source: Path, tmp_path: Path, kv_dtype: KVDType
+) -> None:
+    compile_model(tiny_source, tmp_path / "tiny.radixlm", quantize="q4", kv_dtype=kv_dtype)
+    compiled = Artifact.open(tmp_path / "tiny.radixlm")
+    runner = ModelRunner(compiled, num_pages=NUM_PAGES, num_threads=1)
+    expected = runner.forward(batch(20)).copy()
+    pages = np.zeros((3, compiled.manifest.kv.page_bytes), np.uint8)
+    runner.read_pages([2, 1], pages)
+    assert pages[0].any() and pages[1].any() and not pages[2].any()
+    runner.write_pages([3, 0], pages[:2])
+    again = np.zeros_like(pages)
+    runner.read_pages([0, 3], again)
+    assert np.array_equal(again[:2], pages[1::-1])
+    moved = np.array([[3, 0]], np.int32)
+    last = changed(batch(1, start=19), page_table=moved, slots=np.array([3], np.int32))
+    assert np.array_equal(runner.forward(last), expected)
+    runner.close()
+
+
+def test_pages_outside_the_pool_or_of_another_shape_are_refused(runner: ModelRunner, tiny_artifact: Path) -> None:
+    page_bytes = Artifact.open(tiny_artifact).manifest.kv.page_bytes
+    pages = np.zeros((2, page_bytes), np.uint8)
+    for page in (-1, NUM_PAGES):
+        with pytest.raises(EngineError, match="outside the pool"):
+            runner.write_pages([0, page], pages)
+        with pytest.raises(EngineError, match="outside the pool"):
+            runner.read_pages([page], pages)
+    for wrong in (pages[:1], pages[:, :-1], pages.view(np.float16), pages[:, ::2]):
+        with pytest.raises(EngineError, match=r"is needed"):
+            runner.write_pages([0, 1], wrong)
+    with pytest.raises(EngineError, match=r"is needed"):
+        runner.read_pages([0, 1, 2], pages)
 
 
 @pytest.mark.parametrize("num_pages", [0, -1])

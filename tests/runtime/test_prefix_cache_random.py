@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from radixlm.runtime.errors import (
 )
 from radixlm.runtime.page_pool import PagePool
 from radixlm.runtime.prefix_cache import PrefixCache
+from radixlm.runtime.radix_node import Node
 from radixlm.runtime.sequence import Sequence
 
 from .fake_pages import FakePages
@@ -42,6 +44,15 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
         self.tokens: dict[int, list[int]] = {}  # the slow, obvious version: seq_id -> tokens
         self.kept: set[tuple[bytes, tuple[int, ...]]] = set()  # every run that was ever left to be found
         self.texts: list[list[int]] = [[0] * 40]
+        self.is_removed = False
+        self.cache.tree.leaving = self.leave
+
+    def leave(self, node: Node, num_pages: int) -> None:
+        """What makes room still holds its rows, and nobody needs it."""
+        path = node.path()
+        assert path.page_ids[-num_pages:] == node.pages[-num_pages:]
+        assert all(self.cache.pool.num_users(page) == 0 for page in path.page_ids[-num_pages:])
+        self.pages.check(path.namespace, np.frombuffer(path.key, ">u4").tolist(), path.page_ids)
 
     def pick(self, data: Any) -> Sequence:
         return self.cache.get(data.draw(st.sampled_from(sorted(self.tokens)), label="sequence"))
@@ -62,7 +73,7 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
         runs = [tokens for name, tokens, _ in self.cache.tree.paths() if name == namespace]
         longest = max((num_common(run, prompt[:limit]) for run in runs), default=0)
         assert match.num_tokens == longest
-        if self.cache.stats().num_evicted_pages == 0:
+        if self.cache.stats().num_evicted_pages == 0 and not self.is_removed:
             kept = [list(run) for name, run in self.kept if name == namespace]
             assert longest == max((num_common(run, prompt[:limit]) for run in kept), default=0)
         why = match.why_not_more
@@ -185,6 +196,20 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
             self.cache.close(sequence)
         with pytest.raises(UnknownSequence):
             sequence.append([1])
+
+    @precondition(lambda self: self.cache.stats().num_cached_pages > 0)
+    @rule(data=st.data())
+    def remove(self, data: Any) -> None:
+        paths = [pages for _, _, pages in self.cache.tree.paths()]
+        unused = sorted({page for pages in paths for page in pages if self.cache.pool.num_users(page) == 0})
+        chosen = data.draw(st.lists(st.sampled_from(unused), min_size=1, max_size=3), label="remove")
+        cuts = [min([pages.index(page) for page in chosen if page in pages], default=len(pages)) for pages in paths]
+        gone = {page for pages, cut in zip(paths, cuts, strict=True) for page in pages[cut:]}
+        left = {page for pages, cut in zip(paths, cuts, strict=True) for page in pages[:cut]}
+        removed = self.cache.tree.remove(chosen)
+        assert len(removed) == len(set(removed)) and set(removed) == gone
+        assert set(self.cache.tree.page_ids()) == left
+        self.is_removed = True
 
     @precondition(lambda self: self.cache.stats().num_cached_pages > 0)
     @rule()
