@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .artifact import Artifact
-from .batch import Batch, BatchArrays, BatchShape, Float32Array, Int32Array, PageCopy, TopLogits
+from .batch import Batch, BatchArrays, BatchShape, Float32Array, Int32Array, PageCopy, TopLogits, UInt8Array
 from .cpu import default_num_threads
 from .errors import CorruptArtifact, EngineError, InvalidParameter
 from .manifest import MAX_POSITION, PAGE_SIZE, TOP_LOGITS
@@ -51,6 +51,7 @@ class ModelRunner:
         artifact.check_cpu()
         manifest = artifact.manifest
         layout, module, vocab_size = manifest.kv, manifest.module, manifest.model.vocab_size
+        self._layout = layout
         self._module, self._vocab_size, self._num_pages = module, vocab_size, num_pages
         self._max_pages = -(-manifest.context_length // PAGE_SIZE)
         self._functions = _load_functions(artifact, num_threads)
@@ -123,10 +124,41 @@ class ModelRunner:
             arrays = (np.array([value], np.int32) for value in (*pages, copy.num_rows))
             self._functions["copy_pages"](self._state[0], *map(self._tensor, arrays))
 
+    def read_pages(self, page_ids: Sequence[int], out: UInt8Array) -> None:
+        """Copy pages to `out[:len(page_ids)]`, uint8 `[N, page_bytes]`, as they lie in the pool.
+
+        Raises:
+            EngineError: a page is outside the pool, or `out` is of another shape.
+        """
+        self._move_pages("read_pages", page_ids, out[: len(page_ids)])
+
+    def write_pages(self, page_ids: Sequence[int], pages: UInt8Array) -> None:
+        """Copy `pages`, uint8 `[len(page_ids), page_bytes]`, into the pool.
+
+        Raises:
+            EngineError: as `read_pages`; nothing was written.
+        """
+        self._move_pages("write_pages", page_ids, pages)
+
     def close(self) -> None:
         """Let go of pool, weights and workspace."""
         self._state, self._outputs, self._functions = [], [], {}
         self._arguments.clear()
+
+    def _move_pages(self, entry_point: str, page_ids: Sequence[int], data: UInt8Array) -> None:
+        """Move whole pages; the entry points check no index themselves."""
+        layout = self._layout
+        shape = (len(page_ids), layout.page_bytes)
+        if data.dtype != np.uint8 or data.shape != shape or not data.flags.c_contiguous:
+            raise EngineError(f"the pages are {data.dtype} {data.shape}; contiguous uint8 {shape} is needed")
+        pages = np.array(page_ids, np.int32)
+        if not pages.size:
+            return
+        if pages.min() < 0 or pages.max() >= self._num_pages:
+            raise EngineError(f"pages {pages.min()}..{pages.max()} are outside the pool of {self._num_pages}")
+        heads = (len(page_ids), layout.num_layers, 2, layout.num_kv_heads, layout.head_items)
+        buffer = data.view(_KV_DTYPES[layout.dtype]).reshape(heads)
+        self._functions[entry_point](self._state[0], *map(self._tensor, (pages, buffer)))
 
     def _make_arguments(self, shape: BatchShape) -> tuple[Any, ...]:
         """What `forward` takes for batches of this shape: made once, because it takes longer than the rest of a call.
