@@ -44,6 +44,11 @@ class PrefixRouter:
         self._policy = policy or RouterPolicy()
         self._held: dict[str, OrderedDict[bytes, bytes]] = {name: OrderedDict() for name in replicas}  # and namespaces
 
+    @property
+    def max_text_bytes(self) -> int:
+        """How much of a text counts."""
+        return self._policy.block_bytes * self._policy.max_blocks_of_text
+
     def choose(self, namespace: bytes, text: bytes, loads: Mapping[str, int]) -> str:
         """One of the replicas in `loads`, which has the requests that each is at work on and is not empty.
 

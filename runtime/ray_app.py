@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 ACCEPT_S = 10.0  # a replica that does not take a request within this time is dead, or as good as dead
 MAX_ONGOING_REQUESTS = 10_000  # of a replica: its engine has a queue of its own, and says when that is full
+MAX_QUEUE = 256  # of a replica, as `radixlm serve` has it
 MAX_STALL_S = 60.0
 
 OpenEngine = Callable[[], "Engine"]
@@ -41,17 +42,11 @@ OpenEngine = Callable[[], "Engine"]
 def app(arguments: Mapping[str, str]) -> Application:
     """What `serve run` calls. `artifact` must be given; `num_replicas`, `threads`, `kv_cache_gb`, `max_num_seqs`,
     `max_queue`, `api_keys` (with commas between them) and `num_cpus` (for Ray's books, of each replica) may be.
+
+    Raises:
+        ValueError: as `engine_options`.
     """
-    known = {"artifact", "num_replicas", "threads", "kv_cache_gb", "max_num_seqs", "max_queue", "api_keys", "num_cpus"}
-    if "artifact" not in arguments or not set(arguments) <= known:
-        raise ValueError(f"got {', '.join(sorted(arguments)) or 'nothing'}; give artifact=, and only {sorted(known)}")
-    options: dict[str, Any] = {
-        name: int(arguments[name]) for name in ("max_num_seqs", "max_queue") if name in arguments
-    }
-    if "threads" in arguments:
-        options["num_threads"] = int(arguments["threads"])
-    if "kv_cache_gb" in arguments:
-        options["kv_cache_bytes"] = int(float(arguments["kv_cache_gb"]) * 1e9)
+    options = engine_options(arguments)
     artifact = arguments["artifact"]
 
     def open_engine() -> Engine:
@@ -65,6 +60,25 @@ def app(arguments: Mapping[str, str]) -> Application:
         api_keys=tuple(key for key in arguments.get("api_keys", "").split(",") if key),
         num_cpus=float(arguments.get("num_cpus", 1)),
     )
+
+
+def engine_options(arguments: Mapping[str, str]) -> dict[str, Any]:
+    """Each replica's engine's, of what `app` gets.
+
+    Raises:
+        ValueError: an argument is missing, unknown, or no number where one is needed.
+    """
+    known = {"artifact", "num_replicas", "threads", "kv_cache_gb", "max_num_seqs", "max_queue", "api_keys", "num_cpus"}
+    if "artifact" not in arguments or not set(arguments) <= known:
+        raise ValueError(f"got {', '.join(sorted(arguments)) or 'nothing'}; give artifact=, and only {sorted(known)}")
+    options: dict[str, Any] = {"max_queue": int(arguments.get("max_queue", MAX_QUEUE))}
+    if "max_num_seqs" in arguments:
+        options["max_num_seqs"] = int(arguments["max_num_seqs"])
+    if "threads" in arguments:
+        options["num_threads"] = int(arguments["threads"])
+    if "kv_cache_gb" in arguments:
+        options["kv_cache_bytes"] = int(float(arguments["kv_cache_gb"]) * 1e9)
+    return options
 
 
 def build_app(

@@ -10,11 +10,13 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -30,10 +32,12 @@ from .server.api_keys import ApiKeys, api_key_of, checked_keys
 from .server.cache import PARAMETERS
 from .server.disconnect import ClientGone, while_connected
 from .server.errors import HTTPError, answer, describe
+from .server.request_body import read_body
 
 REPLICA_HEADER = "x-radixlm-replica"  # who answered; in a request: who is to answer
 RETRY_S = 2  # what clients are told while no replica lives
 MAX_TRIES = 2  # replicas that a request is sent to: one that kills whoever takes it kills no third
+MAX_BYTES_AT_ONCE = 64 << 10  # of a body that is read between two others; longer ones are, in a thread
 _METHODS = ["GET", "POST", "DELETE", "OPTIONS"]
 
 
@@ -75,7 +79,11 @@ class ReplicaFront:
         self._returning: dict[str, asyncio.Task[None]] = {}  # dead ones, until they take requests again
 
     def app(self, api_keys: Sequence[str] = ()) -> Starlette:
-        """The application; `api_keys` as `create_app` has them."""
+        """The application; `api_keys` as `create_app` has them.
+
+        What one replica tells of itself, as at `/metrics` and `GET /v1/cache`, is told of whichever is asked: the
+        answer's `REPLICA_HEADER` names it, and the request's chooses it.
+        """
         routes = [
             Route("/health", self._health, methods=["GET"]),
             Route("/v1/cache", self._forget_everywhere, methods=["DELETE"]),
@@ -101,9 +109,11 @@ class ReplicaFront:
     async def _forget_everywhere(self, request: Request) -> Response:
         """What one replica forgot, another may still hold: all are asked, and their numbers are added."""
         scope = plain_scope(request.scope)
-        answers = await asyncio.gather(*(self._whole(name, scope) for name in self._living()))
+        answers = [*filter(None, await asyncio.gather(*(self._whole(name, scope) for name in self._living())))]
+        if not answers:
+            raise _no_replica()
         sums: Counter[str] = Counter()
-        for status, body in filter(None, answers):
+        for status, body in answers:
             if status != 200:
                 return Response(body, status, media_type="application/json")
             sums.update({key: number for key, number in msgspec.json.decode(body).items() if key != "object"})
@@ -112,8 +122,9 @@ class ReplicaFront:
         return JSONResponse({**sums, "object": "cache.cleared"})
 
     async def _forward(self, request: Request) -> Response:
-        body = await self._read(request)
-        prompt = RoutedPrompt.of(body, api_key_of(request), self._namespaces)
+        body = bytes(await read_body(request, max_bytes=self._max_body_bytes))
+        read = partial(RoutedPrompt.of, body, api_key_of(request), self._namespaces, self._router.max_text_bytes)
+        prompt = read() if len(body) <= MAX_BYTES_AT_ONCE else await run_in_threadpool(read)
         return _Forwarded(self, plain_scope(request.scope), body, prompt, request.headers.get(REPLICA_HEADER))
 
     async def answer(
@@ -170,15 +181,6 @@ class ReplicaFront:
             self._bury(name)
             return None
         return start["status"], b"".join(part.get("body", b"") for part in parts)
-
-    async def _read(self, request: Request) -> bytes:
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > self._max_body_bytes:
-                message = f"the body has more than the {self._max_body_bytes} bytes that are allowed"
-                raise HTTPError(413, message, code="body_too_large")
-        return bytes(body)
 
     def _living(self) -> list[str]:
         return [name for name in self._replicas if name not in self._returning]

@@ -15,6 +15,8 @@ import msgspec
 from .cache_namespace import CacheNamespaces, CacheScope
 from .errors import InvalidParameter
 
+MAX_BODY_BYTES = 4 << 20  # more text than any context has room for; what is longer may go anywhere
+
 
 @dataclass(frozen=True)
 class RoutedPrompt:
@@ -24,17 +26,30 @@ class RoutedPrompt:
     text: bytes = b""
 
     @classmethod
-    def of(cls, body: bytes, api_key: str | None, namespaces: CacheNamespaces) -> RoutedPrompt:
-        """Never raises: what cannot be read may go anywhere."""
+    def of(
+        cls, body: bytes, api_key: str | None, namespaces: CacheNamespaces, max_bytes: int = 1 << 20
+    ) -> RoutedPrompt:
+        """With the first `max_bytes` of the text. Never raises: what cannot be read may go anywhere."""
+        if len(body) > MAX_BODY_BYTES:
+            return cls()
         try:
             fields = msgspec.json.decode(body)
             if not isinstance(fields, dict):
                 return cls()
             scope = CacheScope(api_key, *(_text(fields.get(name)) for name in ("cache_salt", "prompt_cache_key")))
-            text = b"".join(part.encode(errors="replace") for part in _parts(fields))
-            return cls(namespaces.of(scope), text)
+            return cls(namespaces.of(scope), _first(max_bytes, _parts(fields)))
         except (msgspec.DecodeError, InvalidParameter, UnicodeDecodeError, RecursionError):
             return cls()
+
+
+def _first(max_bytes: int, parts: Iterator[str]) -> bytes:
+    """What parts begin with, joined; those after it are not made."""
+    text = bytearray()
+    for part in parts:
+        text += part[:max_bytes].encode(errors="replace")
+        if len(text) >= max_bytes:
+            break
+    return bytes(text[:max_bytes])
 
 
 def _parts(fields: dict[str, Any]) -> Iterator[str]:

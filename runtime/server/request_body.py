@@ -30,18 +30,27 @@ async def read_json(request: Request, type: type[T], *, max_bytes: int, deadline
         ClientGone: the client left before it had sent it.
     """
     _check_headers(request)
+    return decode_json(await read_body(request, max_bytes=max_bytes, deadline_s=deadline_s), type)
+
+
+async def read_body(request: Request, *, max_bytes: int, deadline_s: float = DEADLINE_S) -> bytearray:
+    """The bytes of it.
+
+    Raises:
+        HTTPError: 413, 408, as `read_json`.
+        ClientGone: the client left before it had sent them.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and declared.isascii():
         _check_length(int(declared[:20]), max_bytes)  # a number of more digits is too long as well
     try:
         async with asyncio.timeout(deadline_s):
-            body = await _read(request, max_bytes)
+            return await _read(request, max_bytes)
     except TimeoutError as error:
         message = f"the body was not there after {deadline_s:g} s; send it faster"
         raise HTTPError(408, message, code="request_timeout", headers={"connection": "close"}) from error
     except ClientDisconnect as error:
         raise ClientGone from error
-    return decode_json(body, type)
 
 
 def decode_json(body: bytes | bytearray, type: type[T]) -> T:

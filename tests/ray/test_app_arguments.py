@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from radixlm.runtime.ray_app import app
+from radixlm.runtime.ray_app import app, engine_options
 from ray.serve import Application
 
 
@@ -16,6 +16,14 @@ def test_every_option_of_the_engines_can_be_given() -> None:
     assert isinstance(
         app({"artifact": "a.radixlm", "num_replicas": "3", "api_keys": "one,two", **options}), Application
     )
+
+
+def test_a_queue_has_an_end_unless_asked_otherwise() -> None:
+    assert engine_options({"artifact": "a"}) == {"max_queue": 256}
+    assert engine_options({"artifact": "a", "max_queue": "9", "kv_cache_gb": "0.5"}) == {
+        "max_queue": 9,
+        "kv_cache_bytes": 500_000_000,
+    }
 
 
 @pytest.mark.parametrize("arguments", [{}, {"num_replicas": "2"}, {"artifact": "a", "replicas": "2"}])

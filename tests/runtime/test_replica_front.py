@@ -6,12 +6,16 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import pytest
+from radixlm.runtime import replica_front
 from radixlm.runtime.asgi_messages import answer_of, plain_scope
 from radixlm.runtime.prefix_router import RouterPolicy
 from radixlm.runtime.replica_front import REPLICA_HEADER, ReplicaFront, ReplicaGone
+from radixlm.runtime.routed_prompt import RoutedPrompt
+from radixlm.runtime.server import request_body
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -152,6 +156,60 @@ def test_a_request_that_kills_who_takes_it_kills_no_third_replica() -> None:
         for replica in replicas.values():
             replica.dies_after = None
         assert ask(client, TALK).status_code == 200, "others are served"
+
+
+def test_without_replicas_nothing_is_said_to_be_forgotten(client: TestClient, replicas: dict[str, FakeReplica]) -> None:
+    for replica in replicas.values():
+        replica.dies_after = 0
+    for _ in range(2):  # they die of it, and then there is none
+        answer = client.delete("/v1/cache")
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "no_replica"
+        assert int(answer.headers["retry-after"]) > 0
+
+
+def test_a_body_that_does_not_come_is_not_waited_for_for_ever(
+    replicas: dict[str, FakeReplica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hasty = partial(request_body.read_body, deadline_s=0.05)
+    monkeypatch.setattr(replica_front, "read_body", hasty)
+    sent: list[Message] = []
+
+    async def ask_slowly() -> None:
+        first: list[Message] = [{"type": "http.request", "body": b"{", "more_body": True}]
+
+        async def receive() -> Message:
+            if first:
+                return first.pop()
+            await asyncio.sleep(3600)
+            raise AssertionError
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+        await ReplicaFront(replicas).app()(scope, receive, send)
+
+    asyncio.run(ask_slowly())
+    assert sent[0]["status"] == 408
+
+
+def test_a_long_body_is_read_beside_the_loop(
+    client: TestClient, replicas: dict[str, FakeReplica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[bool] = []
+
+    def of(*arguments: Any) -> RoutedPrompt:
+        try:
+            asyncio.get_running_loop()
+            threads.append(False)
+        except RuntimeError:
+            threads.append(True)
+        return RoutedPrompt()
+
+    monkeypatch.setattr(replica_front.RoutedPrompt, "of", of)
+    with TestClient(ReplicaFront(replicas).app()) as roomy:
+        assert ask(roomy, "short").status_code == ask(roomy, "x" * 100_000).status_code == 200
+    assert threads == [False, True]
 
 
 def test_an_error_of_the_replicas_server_is_an_answer_and_no_death(client: TestClient) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from radixlm.runtime.cache_namespace import CacheNamespaces, ModelIdentity
-from radixlm.runtime.routed_prompt import RoutedPrompt
+from radixlm.runtime.routed_prompt import MAX_BODY_BYTES, RoutedPrompt
 
 NAMESPACES = CacheNamespaces(ModelIdentity(), b"secret")
 JSON = st.recursive(
@@ -79,3 +79,17 @@ def test_deep_json_and_lone_surrogates_may_too() -> None:
     assert RoutedPrompt.of(b"[" * 100_000, None, NAMESPACES) == RoutedPrompt()
     assert RoutedPrompt.of(b'{"prompt": "\\ud800"}', None, NAMESPACES) == RoutedPrompt()
     assert routed({"prompt": "x", "cache_salt": "y" * 5000}) == RoutedPrompt()
+
+
+def test_only_the_beginning_of_a_long_prompt_is_written_down() -> None:
+    """A million token ids took a second of the loop that all clients share."""
+    routed = RoutedPrompt.of(json.dumps({"prompt": [7] * 1000}).encode(), None, NAMESPACES, 64)
+    assert routed.text == b"7\0" * 32
+    assert (
+        RoutedPrompt.of(json.dumps({"prompt": "é" * 100}).encode(), None, NAMESPACES, 65).text
+        == "é".encode() * 32 + b"\xc3"
+    )
+
+
+def test_a_body_longer_than_any_context_may_go_anywhere() -> None:
+    assert RoutedPrompt.of(b'{"prompt": "%b"}' % (b"x" * MAX_BODY_BYTES), "key", NAMESPACES) == RoutedPrompt()
