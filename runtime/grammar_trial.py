@@ -41,13 +41,20 @@ class GrammarTrial:
         eos_token_ids: tokens that end a reply.
         limits: how much work a grammar may be; see `limits_of`.
         time_limit_s: of the processor's time, for each grammar.
+        niceness: how far the process stands back for others, 0 to 19.
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, *, eos_token_ids: list[int], limits: dict[str, int], time_limit_s: float
+        self,
+        vocabulary: Vocabulary,
+        *,
+        eos_token_ids: list[int],
+        limits: dict[str, int],
+        time_limit_s: float,
+        niceness: int = 0,
     ) -> None:
-        hello = vocabulary.packed() | {"eos_token_ids": eos_token_ids, "limits": limits, "time_limit_s": time_limit_s}
-        self._hello = json.dumps(hello).encode() + b"\n"
+        hello = {"eos_token_ids": eos_token_ids, "limits": limits, "time_limit_s": time_limit_s, "niceness": niceness}
+        self._hello = json.dumps(vocabulary.packed() | hello).encode() + b"\n"
         self._time_limit_s = time_limit_s
         self._lock = threading.Lock()
         self._is_closed = False

@@ -39,6 +39,7 @@ def main() -> None:
     tokenizer = llguidance.LLTokenizer(wrapper, eos_token=hello["eos_token_ids"])
     limits = limits_of(hello["limits"])
     _try(tokenizer, limits, {"kind": "regex", "text": "(.|\\n)*", "is_strict": True})  # builds what all share
+    os.nice(hello["niceness"])
     _say({})
     for line in sys.stdin.buffer:
         _say(_in_fork(tokenizer, limits, json.loads(line), hello["time_limit_s"]))

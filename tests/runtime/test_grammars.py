@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import re
 import threading
@@ -428,6 +429,13 @@ def test_a_slow_grammar_delays_no_quick_one(small: Bench, monkeypatch: pytest.Mo
     finally:
         go_on.set()
         grammars.close()
+
+
+def test_slow_trials_stand_back_for_replies(small: Bench) -> None:
+    small.grammars.warm_up()
+    processes = [lane.trial._process for lane in small.grammars._lanes]
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert [os.getpriority(os.PRIO_PROCESS, process.pid) for process in processes if process] == [own, 19]
 
 
 def test_a_busy_machine_is_not_the_grammars_fault(small: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
