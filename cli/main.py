@@ -45,7 +45,7 @@ class _LazyGroup(click.Group):
             click.echo(err=True)
             raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
         except Exception as error:
-            if ctx.params["debug"] or not _is_foreseen(error):
+            if ctx.params["debug"] or not is_foreseen(error):
                 raise
             raise BadInput(str(error)) from error
 
@@ -73,7 +73,7 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
     sys.exit(EXIT_TERMINATED)
 
 
-def _is_foreseen(error: Exception) -> bool:
+def is_foreseen(error: Exception) -> bool:
     """Whether `error` is about what the user gave: our own errors, refused values, files that fail."""
     from radixlm.runtime.errors import RadixLMError
 

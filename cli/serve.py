@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import math
 import socket
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .json_errors import JSONErrors
 from .log_config import log_config
 from .opening import Opening
 from .options import EngineOptions, engine_options
@@ -26,7 +28,7 @@ GRACE_S = 5.0  # for running replies, once the server is told to stop
 CLOSING_S = 5  # for the last step, and for what clients are told then
 
 
-@click.command("serve")
+@click.command("serve", cls=JSONErrors)
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
@@ -75,7 +77,7 @@ CLOSING_S = 5  # for the last step, and for what clients are told then
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="How the log is written to stderr: one line a request, with counts, times and errors.",
+    help="How stderr is written: a line a request, with counts, times and errors; as json, nothing but JSON.",
 )
 @click.option("--log-prompts", is_flag=True, help="Write into the log what was asked, too.")
 @click.option(
@@ -123,7 +125,6 @@ def command(
     curl localhost:8000/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     """
     import uvicorn
-    from radixlm.runtime.errors import RadixLMError
     from radixlm.runtime.malloc_arenas import share_one_arena
     from radixlm.runtime.server import Loading, create_app
     from radixlm.runtime.server.api_keys import checked_keys, read_keys
@@ -132,6 +133,7 @@ def command(
 
     origin_middleware(cors_origins)  # what is wrong with these is known before the model is loaded, too
     api_keys = (*checked_keys(api_keys), *(key for path in api_key_files for key in read_keys(path)))
+    say = logging.getLogger("radixlm.serve").info if log_format == "json" else partial(click.echo, err=True)
     share_one_arena()
     with _listen(host, port) as listener:  # first: an address in use is known before the model is loaded
         loading = Loading()
@@ -148,9 +150,8 @@ def command(
                 cors_origins=cors_origins,
                 hosts=local_hosts(host) if is_loopback and not api_keys else (),
             )
-            click.echo(f"serving {artifact} at {url}/v1", err=True)
-            with contextlib.suppress(RadixLMError):  # then the first grammar is judged as fast as any, or says why not
-                engine.grammars.warm_up()
+            say(f"serving {artifact} at {url}/v1")
+            warm_up(engine)
 
         def stop() -> None:
             serving.should_exit = True
@@ -164,7 +165,7 @@ def command(
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         )
         serving = server(config, lambda: opening.close_value(), shutdown_timeout)
-        click.echo(f"loading {artifact}; {url}/health tells when it is ready", err=True)
+        say(f"loading {artifact}; {url}/health tells when it is ready")
         open_engine = partial(
             EngineOptions(**options).open, artifact, cache_ttl_s=cache_ttl, max_queue=max_queue, kv_log=log_kv
         )
@@ -173,6 +174,14 @@ def command(
             serving.run(sockets=[listener])
         finally:
             opening.close()
+
+
+def warm_up(engine: Engine) -> None:
+    """Let the first grammar be judged as fast as any; what goes wrong, whoever sends a grammar is told then."""
+    from radixlm.runtime.errors import RadixLMError
+
+    with contextlib.suppress(RadixLMError, OSError):
+        engine.grammars.warm_up()
 
 
 def server(config: uvicorn.Config, close_engine: Callable[[], None], grace_s: float = GRACE_S) -> uvicorn.Server:

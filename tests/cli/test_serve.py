@@ -99,6 +99,21 @@ def test_what_cannot_be_opened_ends_the_process_with_the_reason(arguments: list[
     assert "serving" not in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "--log-format", "json"], "nowhere"),
+        (["fake", "--log-format=json", "--max-queue", "many"], "'many' is not a valid integer"),
+        (["fake", "--log-format", "json", "--host", "no.such.host.invalid"], "cannot listen"),
+    ],
+)
+def test_who_reads_json_is_told_in_json_why_serving_does_not_begin(arguments: list[str], message: str) -> None:
+    ended = subprocess.run(command(*arguments), cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    *_, last = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert (last["level"], last["logger"]) == ("error", "radixlm.serve") and message in last["message"]
+
+
 class Serving:
     """The command in a process of its own, which serves now."""
 
@@ -110,9 +125,9 @@ class Serving:
         self.lines: list[str] = []
         for line in self.process.stderr:
             self.lines.append(line)
-            if line.startswith("serving "):
+            if line.startswith("serving ") or '"serving ' in line:
                 break
-        self.url = self.lines[-1].split()[-1]
+        self.url = self.lines[-1].split()[-1].rstrip('"}')
         self.reader = threading.Thread(target=self.lines.extend, args=(self.process.stderr,), daemon=True)
         self.reader.start()
 
@@ -165,7 +180,9 @@ def test_sigterm_cancels_a_stream_at_the_deadline_and_says_so(tmp_path: Path) ->
     assert len(events) < 150
     assert serving.end() == 143
     assert not any("Traceback" in line for line in serving.lines)
-    said = [json.loads(line) for line in serving.lines if '"radixlm.requests"' in line]
+    lines = [json.loads(line) for line in serving.lines]
+    assert {"radixlm.serve", "uvicorn.error"} < {line["logger"] for line in lines}
+    said = [line for line in lines if line["logger"] == "radixlm.requests"]
     assert [(each["path"], each["error"], each["finish_reason"]) for each in said] == [
         ("/v1/chat/completions", "EngineClosed", "cancelled")
     ]

@@ -1,10 +1,13 @@
-"""Options of `radixlm serve` that are refused before anything is loaded."""
+"""What `radixlm serve` refuses before anything is loaded, and what it begins without."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from click.testing import CliRunner
-from radixlm.cli.serve import command
+from radixlm.cli.serve import command, warm_up
+from radixlm.runtime.errors import EngineError
 
 
 @pytest.mark.parametrize(
@@ -20,3 +23,22 @@ def test_serve_says_what_is_wrong_before_it_loads_anything(arguments: list[str],
     assert result.exit_code != 0
     assert says in str(result.exception)
     assert "loading" not in result.output
+
+
+@pytest.mark.parametrize("error", [OSError(12, "Cannot allocate memory"), EngineError("no process for trials")])
+def test_a_server_serves_though_its_first_grammar_will_be_slow(error: Exception) -> None:
+    """A process that cannot be started, as out of memory, would have stopped it."""
+    num_asked = 0
+
+    class Grammars:
+        def warm_up(self) -> None:
+            nonlocal num_asked
+            num_asked += 1
+            raise error
+
+    class Engine:
+        grammars = Grammars()
+
+    engine: Any = Engine()
+    warm_up(engine)
+    assert num_asked == 1
