@@ -209,7 +209,8 @@ class Engine:
         """
         self._loop.require_room()
         policy = self._match if cache_match is None else _checked_match(cache_match)
-        prepared = self.prompts.completion(prompt, seam_of=None if policy == "exact" else namespace)
+        seam_of = None if policy == "exact" else namespace
+        prepared = self.prompts.completion(prompt, seam_of=seam_of, context_length=self.context_length)
         return self._submit(prepared, params, namespace, policy, None, constraint, on_ready)
 
     def chat(
@@ -247,7 +248,8 @@ class Engine:
         """Like `chat`, but returns at once; see `stream`."""
         self._loop.require_room()
         policy = self._match if cache_match is None else _checked_match(cache_match)
-        prepared = self.prompts.chat(messages, tools, seam_of=None if policy == "exact" else namespace)
+        seam_of = None if policy == "exact" else namespace
+        prepared = self.prompts.chat(messages, tools, seam_of=seam_of, context_length=self.context_length)
         return self._submit(prepared, params, namespace, policy, self.prompts.render_reply, constraint, on_ready)
 
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:

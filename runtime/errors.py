@@ -6,6 +6,8 @@ them; `InvalidRequest` is the caller's mistake (HTTP 400, exit code 2), `EngineE
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class RadixLMError(Exception):
     """Base of every error raised on purpose."""
@@ -91,9 +93,22 @@ class EmptyPrompt(InvalidRequest):
 class ContextLengthExceeded(InvalidRequest):
     """Prompt and reply do not fit the model's context length."""
 
+    @classmethod
+    def of_prompt(cls, num_tokens: int, context_length: int, *, is_exact: bool = True) -> Self:
+        """A prompt has `num_tokens`, or at least so many."""
+        return cls(
+            # begins as OpenAI's, by which litellm knows what it is
+            f"This model's maximum context length is {context_length} tokens, of which the reply needs one; the "
+            f"prompt has {'' if is_exact else 'at least '}{num_tokens}: shorten it to {context_length - 1}"
+        )
+
 
 class InvalidGrammar(InvalidRequest):
-    """A schema, regular expression or grammar is wrong, or too much work to follow."""
+    """A schema, regular expression or grammar is wrong, or too much work to follow; `line` of it, where one is."""
+
+    def __init__(self, message: str, *, line: int | None = None) -> None:
+        super().__init__(message)
+        self.line = line
 
 
 class ConstraintFailed(InvalidRequest):

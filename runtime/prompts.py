@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
-from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer, TokenizerError, TokenizerProfile
+from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer, TokenizerError, TokenizerProfile, TooManyTokens
 
 from .artifact import Artifact
 from .chat_template import ChatTemplate
-from .errors import CorruptArtifact, EmptyPrompt, InvalidParameter, InvalidRequest
+from .errors import ContextLengthExceeded, CorruptArtifact, EmptyPrompt, InvalidParameter, InvalidRequest
 from .tool_format import PLAIN, Tool, ToolFormat, format_of
 from .tool_messages import for_template
 from .why_not_more import WhyNotMore
@@ -46,26 +46,37 @@ class Prompts:
         """How the model writes that it calls a tool."""
         return PLAIN if self.chat_template is None else format_of(self.chat_template)
 
-    def completion(self, prompt: Prompt, *, seam_of: bytes | None = None) -> PreparedPrompt:
+    def completion(
+        self, prompt: Prompt, *, seam_of: bytes | None = None, context_length: int | None = None
+    ) -> PreparedPrompt:
         """A raw prompt, fed as it is.
 
         Raises:
             EmptyPrompt: there is nothing in it.
+            ContextLengthExceeded: it has more tokens than `context_length`. One that is far too long is not encoded.
             InvalidRequest: the text cannot be encoded, or what should be ids is not.
         """
         if not prompt:
             raise EmptyPrompt("the prompt is empty; send at least one token")
         if not isinstance(prompt, str):
+            if context_length is not None and len(prompt) > context_length:
+                raise ContextLengthExceeded.of_prompt(len(prompt), context_length)
             prompt = _as_ids(prompt)
         with _refusing():
-            return self.tokenizer.prepare_completion(prompt, seam_of=seam_of)
+            return self.tokenizer.prepare_completion(prompt, seam_of=seam_of, max_tokens=context_length)
 
     def chat(
-        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, seam_of: bytes | None = None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        seam_of: bytes | None = None,
+        context_length: int | None = None,
     ) -> PreparedPrompt:
         """A conversation and the generation prompt.
 
         Raises:
+            ContextLengthExceeded: as `completion`.
             EmptyPrompt, InvalidRequest: as `render`, or the text cannot be encoded.
         """
         with _refusing():
@@ -75,7 +86,9 @@ class Prompts:
         rendered = self._rendered(marked, marked_tools)
         has_marks = marked is not messages or marked_tools is not described
         with _refusing():
-            return self.tokenizer.prepare_chat(rendered, seam_of=seam_of, has_marks=has_marks)
+            return self.tokenizer.prepare_chat(
+                rendered, seam_of=seam_of, has_marks=has_marks, max_tokens=context_length
+            )
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """The text of a conversation and the generation prompt.
@@ -148,6 +161,8 @@ def _refusing() -> Iterator[None]:
     """What the tokenizer refuses is the client's mistake."""
     try:
         yield
+    except TooManyTokens as error:
+        raise ContextLengthExceeded.of_prompt(error.num_tokens, error.max_tokens, is_exact=False) from error
     except TokenizerError as error:
         raise InvalidRequest(str(error)) from error
 

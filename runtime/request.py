@@ -56,11 +56,7 @@ class RequestLimits:
         if not prompt.ids:
             raise EmptyPrompt("the prompt has no tokens; it needs at least one")
         if len(prompt.ids) >= self.context_length:
-            raise ContextLengthExceeded(
-                # begins as OpenAI's, by which litellm knows what it is
-                f"This model's maximum context length is {self.context_length} tokens, of which the reply needs "
-                f"one; the prompt has {len(prompt.ids)}: shorten it to {self.context_length - 1}"
-            )
+            raise ContextLengthExceeded.of_prompt(len(prompt.ids), self.context_length)
         self.require_known("the prompt", prompt.ids)
         self.require_known("stop_token_ids", params.stop_token_ids)
         self.require_known("logit_bias", params.logit_bias)

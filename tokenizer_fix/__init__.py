@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .appended_suffix import PreparedPrompt
-from .errors import InvalidProfile, InvalidText, InvalidTokenId, InvalidTokenizer, TokenizerError
+from .errors import InvalidProfile, InvalidText, InvalidTokenId, InvalidTokenizer, TokenizerError, TooManyTokens
 from .probe import profile_tokenizer
 from .profile import AddedToken, TokenizerProfile
 from .spelled_prompt import SpelledPrompt, is_mark
@@ -22,6 +22,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerError",
     "TokenizerProfile",
+    "TooManyTokens",
     "is_mark",
     "profile_tokenizer",
 ]

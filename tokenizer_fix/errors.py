@@ -21,3 +21,11 @@ class InvalidText(TokenizerError):
 
 class InvalidTokenId(TokenizerError):
     """The id is outside the vocabulary."""
+
+
+class TooManyTokens(TokenizerError):
+    """A text has more tokens than it may; `num_tokens` is a number that it has at least."""
+
+    def __init__(self, num_tokens: int, max_tokens: int) -> None:
+        super().__init__(f"the text has at least {num_tokens} tokens, at most {max_tokens} are allowed; shorten it")
+        self.num_tokens, self.max_tokens = num_tokens, max_tokens

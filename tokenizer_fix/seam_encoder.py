@@ -14,16 +14,29 @@ from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .errors import TooManyTokens
 
 MIN_CHARACTERS = 256  # shorter texts are encoded faster than looked up
 MAX_CHARACTERS = 16 << 20  # remembered, of all namespaces
+_SHARE = 2  # of them one namespace has one part at most: what it sends, it forgets itself
+_SAMPLE = 8  # characters of a token, more than texts have: so many of those that fit are looked at first
 
 _LEFT = ("word", "1st a", "it's", "x\n\n a", "(a", "é b", "A,B", "  a", "a_b", "don't")
 _RIGHT = ("be", "b's", "b1", "b\n\n", "b  c", "bé", "B.", "the end", "s", "b ")
 
-Encode = Callable[[str, bool], tuple[list[int], list[int]]]
-"""Ids of a text, and after how many of its characters each ends; the flag says that the text begins the prompt."""
+
+class Encode(Protocol):
+    """Ids of a text, and after how many of its characters each ends; the flag says that the text begins the prompt.
+
+    May raise TooManyTokens if there are more than `max_tokens`.
+    """
+
+    def __call__(
+        self, text: str, is_start: bool, /, *, max_tokens: int | None = None
+    ) -> tuple[list[int], list[int]]: ...
 
 
 @dataclass(frozen=True)
@@ -39,6 +52,15 @@ class _Known:
     ids: array[int]  # 4 bytes each, where a list of integers has 36
     ends: array[int]
     used_at: float
+
+
+@dataclass
+class _Texts:
+    """Of one namespace."""
+
+    texts: list[str] = field(default_factory=list)  # sorted
+    known: OrderedDict[str, _Known] = field(default_factory=OrderedDict)  # the oldest first
+    num_characters: int = 0
 
 
 class SeamEncoder:
@@ -60,22 +82,30 @@ class SeamEncoder:
         self._encode, self._drops_space, self._max_characters = encode, drops_space, max_characters
         self._clock = clock
         self._lock = threading.Lock()
-        self._texts: dict[bytes, list[str]] = {}  # sorted
-        self._known: OrderedDict[tuple[bytes, str], _Known] = OrderedDict()
+        self._namespaces: dict[bytes, _Texts] = {}
+        self._used: OrderedDict[tuple[bytes, str], None] = OrderedDict()  # of all, the oldest first
         self._num_characters = 0
 
-    def encode(self, text: str, namespace: bytes = b"") -> SeamEncoding:
-        """The ids of a rendered prompt."""
+    def encode(self, text: str, namespace: bytes = b"", *, max_tokens: int | None = None) -> SeamEncoding:
+        """The ids of a rendered prompt.
+
+        Raises:
+            TooManyTokens: there are more than `max_tokens`; such a text is not remembered.
+        """
         if len(text) < MIN_CHARACTERS:
-            return SeamEncoding(self._encode(text, True)[0], 0)
+            return SeamEncoding(self._encode_within(text, True, max_tokens)[0], 0)
         with self._lock:
             known, num_common = self._nearest(namespace, text)
         cut, count = self._cut(known, text, num_common)
         if known is None or count == 0:
-            ids, ends = self._encode(text, True)
+            ids, ends = self._encode_within(text, True, max_tokens)
         else:
             begin = cut + self._drops_space
-            tail, tail_ends = self._encode(text[begin:], False)
+            room = None if max_tokens is None else max_tokens - count
+            try:
+                tail, tail_ends = self._encode_within(text[begin:], False, room)
+            except TooManyTokens as error:
+                raise TooManyTokens(count + error.num_tokens, count + error.max_tokens) from None
             ids = known.ids[:count].tolist() + tail
             ends = known.ends[:count].tolist() + [begin + end for end in tail_ends]
         with self._lock:
@@ -85,57 +115,83 @@ class SeamEncoder:
     def forget(self, namespace: bytes | None = None) -> None:
         """Forget a namespace's texts, or all."""
         with self._lock:
-            for key in [key for key in self._known if namespace in (None, key[0])]:
-                self._drop(key)
+            for name in [name for name in self._namespaces if namespace in (None, name)]:
+                for text in list(self._namespaces[name].known):
+                    self._drop(name, text)
 
     def forget_unused(self, since: float) -> None:
         """Forget the texts that nobody sent since then, on the encoder's clock."""
         with self._lock:
-            while self._known and next(iter(self._known.values())).used_at < since:
-                self._drop(next(iter(self._known)))
+            while self._used:
+                namespace, text = next(iter(self._used))
+                if self._namespaces[namespace].known[text].used_at >= since:
+                    break
+                self._drop(namespace, text)
+
+    def _encode_within(self, text: str, is_start: bool, max_tokens: int | None) -> tuple[list[int], list[int]]:
+        """As `Encode`; a text that is much too long is refused for its beginning, which costs no more than one that
+        fits."""
+        if max_tokens is not None and len(text) > _SAMPLE * max_tokens:
+            cut = _last_cut(text, _SAMPLE * max_tokens)
+            if cut:
+                self._encode_checked(text[:cut], is_start, max_tokens)
+        return self._encode_checked(text, is_start, max_tokens)
+
+    def _encode_checked(self, text: str, is_start: bool, max_tokens: int | None) -> tuple[list[int], list[int]]:
+        ids, ends = self._encode(text, is_start, max_tokens=max_tokens)
+        if max_tokens is not None and len(ids) > max_tokens:
+            raise TooManyTokens(len(ids), max_tokens)
+        return ids, ends
 
     def _nearest(self, namespace: bytes, text: str) -> tuple[_Known | None, int]:
         """Of sorted texts, one of the two beside this one begins most like it; it, and in how many characters."""
-        texts = self._texts.get(namespace, [])
-        place = bisect_left(texts, text)
+        own = self._namespaces.get(namespace)
         best, most = None, 0
-        for candidate in texts[max(place - 1, 0) : place + 1]:
+        if own is None:
+            return best, most
+        place = bisect_left(own.texts, text)
+        for candidate in own.texts[max(place - 1, 0) : place + 1]:
             num_common = _num_common(candidate, text)
             if num_common > most:
-                best, most = self._known[namespace, candidate], num_common
+                best, most = own.known[candidate], num_common
         return best, most
 
     def _cut(self, known: _Known | None, text: str, num_common: int) -> tuple[int, int]:
         """The last safe place in what is common, and how many ids are before it; zeros if there is none."""
-        cut = text.rfind(" ", 1, max(num_common - 1, 1))
+        cut = _last_cut(text, num_common)
         while known is not None and cut > 0:
-            if _is_letter(text[cut - 1]) and _is_letter(text[cut + 1]):
-                count = bisect_right(known.ends, cut)
-                if count and known.ends[count - 1] == cut:
-                    return cut, count
-            cut = text.rfind(" ", 1, cut)
+            count = bisect_right(known.ends, cut)
+            if count and known.ends[count - 1] == cut:
+                return cut, count
+            cut = _last_cut(text, cut + 1)
         return 0, 0
 
     def _remember(self, namespace: bytes, text: str, known: _Known) -> None:
-        key = (namespace, text)
-        if key in self._known:
-            self._known[key] = known
-            self._known.move_to_end(key)
+        most = self._max_characters // _SHARE
+        if len(text) > most:
             return
-        self._known[key] = known
-        insort(self._texts.setdefault(namespace, []), text)
-        self._num_characters += len(text)
+        own = self._namespaces.setdefault(namespace, _Texts())
+        if text not in own.known:
+            insort(own.texts, text)
+            own.num_characters += len(text)
+            self._num_characters += len(text)
+        own.known[text] = known
+        own.known.move_to_end(text)
+        self._used[namespace, text] = None
+        self._used.move_to_end((namespace, text))
+        while own.num_characters > most:
+            self._drop(namespace, next(iter(own.known)))
         while self._num_characters > self._max_characters:
-            self._drop(next(iter(self._known)))
+            self._drop(*next(iter(self._used)))
 
-    def _drop(self, key: tuple[bytes, str]) -> None:
-        namespace, text = key
-        del self._known[key]
-        texts = self._texts[namespace]
-        del texts[bisect_left(texts, text)]
-        if not texts:
-            del self._texts[namespace]
+    def _drop(self, namespace: bytes, text: str) -> None:
+        own = self._namespaces[namespace]
+        del own.known[text], self._used[namespace, text]
+        del own.texts[bisect_left(own.texts, text)]
+        own.num_characters -= len(text)
         self._num_characters -= len(text)
+        if not own.texts:
+            del self._namespaces[namespace]
 
 
 def is_safe(encode: Encode, *, drops_space: bool) -> bool:
@@ -146,6 +202,14 @@ def is_safe(encode: Encode, *, drops_space: bool) -> bool:
             if encode(f"{left} {right}", True)[0] != before + after:
                 return False
     return True
+
+
+def _last_cut(text: str, length: int) -> int:
+    """The last place in so many characters where a single space is between two letters; 0 if there is none."""
+    cut = text.rfind(" ", 1, max(length - 1, 1))
+    while cut > 0 and not (_is_letter(text[cut - 1]) and _is_letter(text[cut + 1])):
+        cut = text.rfind(" ", 1, cut)
+    return max(cut, 0)
 
 
 def _is_letter(character: str) -> bool:

@@ -13,13 +13,15 @@ from typing import cast
 import tokenizers
 
 from .appended_suffix import PreparedPrompt, keep_suffix, strip_suffix
-from .errors import InvalidText, InvalidTokenizer
+from .encoder import Encoder, LongTextTurns
+from .errors import InvalidText, InvalidTokenizer, TooManyTokens
 from .pieces import Pieces, byte_alphabet
 from .probe import load_tokenizer, profile_tokenizer
 from .profile import TokenizerProfile
 from .seam_encoder import SeamEncoder, has_cut, is_safe
 from .spelled_prompt import MARK, SpelledPrompt, special_mark
 from .stream_decoder import StreamDecoder, decode_all
+from .text_bound import TextBound
 from .typed_specials import TypedSpecials
 
 
@@ -50,6 +52,8 @@ class Tokenizer:
         self._tokenizer_json = tokenizer_json
         self._clock = clock
         self._parsing = load_tokenizer(tokenizer_json)
+        self._turns = LongTextTurns()
+        self._encoder = Encoder(self._parsing, self._turns)
         self.profile = profile if profile is not None else profile_tokenizer(tokenizer_json)
         if self.profile.kind == "other":
             raise InvalidTokenizer(
@@ -71,17 +75,21 @@ class Tokenizer:
         """All ids are below; a model may have more rows of logits than that, which spell nothing."""
         return self.profile.vocab_size
 
-    def encode(self, text: str, *, add_bos: bool | None = None, parse_special: bool = False) -> list[int]:
+    def encode(
+        self, text: str, *, add_bos: bool | None = None, parse_special: bool = False, max_tokens: int | None = None
+    ) -> list[int]:
         """The ids of `text`; `add_bos` overrides what the model asks for, and never doubles a bos that is
         there.
 
-        Text that looks like a special token stays text unless `parse_special`.
+        Text that looks like a special token stays text unless `parse_special`. Other threads go on meanwhile.
 
         Raises:
             InvalidText: the text has lone surrogates, or plain text would become a special token.
+            TooManyTokens: it has more than `max_tokens`; one that is far too long is not encoded.
         """
-        tokenizer = self._parsing if parse_special else self._plain
-        ids: list[int] = tokenizer.encode(_checked(text), add_special_tokens=False).ids
+        self._require_within(_checked(text), max_tokens)
+        encoder = self._encoder if parse_special else Encoder(self._plain, self._turns)
+        ids = encoder.ids(text, max_tokens=max_tokens)
         if not parse_special:
             self._check_plain(ids)
         return self._with_bos(ids, add_bos)
@@ -161,7 +169,14 @@ class Tokenizer:
         """
         return cast(Sequence[Mapping[str, object]], self._typed.mark(messages))
 
-    def prepare_chat(self, rendered: str, *, seam_of: bytes | None = None, has_marks: bool = False) -> PreparedPrompt:
+    def prepare_chat(
+        self,
+        rendered: str,
+        *,
+        seam_of: bytes | None = None,
+        has_marks: bool = False,
+        max_tokens: int | None = None,
+    ) -> PreparedPrompt:
         """A chat as its template rendered it: special tokens parsed, bos not doubled, suffix stripped.
 
         Args:
@@ -171,29 +186,38 @@ class Tokenizer:
 
         Raises:
             InvalidText: the text has lone surrogates, or what is marked cannot be encoded as text.
+            TooManyTokens: as `encode`, before the suffix is stripped.
         """
         if has_marks:
-            ids, num_known = self._with_bos(self._typed.encode(_checked(rendered))), 0
-            rendered = self._typed.unmark(rendered)
+            marked, rendered = _checked(rendered), self._typed.unmark(rendered)
+            self._require_within(rendered, max_tokens)
+            ids, num_known = self._with_bos(self._typed.encode(marked, max_tokens=max_tokens)), 0
         else:
-            ids, num_known = self._encode_rendered(rendered, seam_of)
+            ids, num_known = self._encode_rendered(rendered, seam_of, max_tokens)
         return strip_suffix(ids, rendered, self.profile.suffix_ids, num_known=num_known)
 
     def prepare_completion(
-        self, text_or_ids: str | Sequence[int], *, parse_special: bool = True, seam_of: bytes | None = None
+        self,
+        text_or_ids: str | Sequence[int],
+        *,
+        parse_special: bool = True,
+        seam_of: bytes | None = None,
+        max_tokens: int | None = None,
     ) -> PreparedPrompt:
         """A raw prompt, fed as written: bos added to text where the model asks for it, and nothing to ids.
 
         Raises:
-            InvalidText: as `encode`.
+            InvalidText, TooManyTokens: as `encode`.
             InvalidTokenId: an id is outside the vocabulary.
         """
         if isinstance(text_or_ids, str):
             if parse_special:
-                ids, num_known = self._encode_rendered(text_or_ids, seam_of)
+                ids, num_known = self._encode_rendered(text_or_ids, seam_of, max_tokens)
             else:
-                ids, num_known = self.encode(text_or_ids), 0
+                ids, num_known = self.encode(text_or_ids, max_tokens=max_tokens), 0
             return keep_suffix(ids, text_or_ids, self.profile.suffix_ids, num_known=num_known)
+        if max_tokens is not None and len(text_or_ids) > max_tokens:
+            raise TooManyTokens(len(text_or_ids), max_tokens)
         ids = [self._pieces.check(token_id) for token_id in text_or_ids]
         return keep_suffix(ids, None, self.profile.suffix_ids)
 
@@ -214,11 +238,23 @@ class Tokenizer:
             raise InvalidTokenizer("add_bos is set, but the model names no bos_token_id")
         return ids if ids[:1] == [self.bos_token_id] else [self.bos_token_id, *ids]
 
-    def _encode_rendered(self, text: str, seam_of: bytes | None) -> tuple[list[int], int]:
+    def _encode_rendered(self, text: str, seam_of: bytes | None, max_tokens: int | None) -> tuple[list[int], int]:
         if seam_of is None or self._seam is None:
-            return self.encode(text, parse_special=True), 0
-        encoding = self._seam.encode(_checked(text), seam_of)
+            return self.encode(text, parse_special=True, max_tokens=max_tokens), 0
+        self._require_within(_checked(text), max_tokens)
+        encoding = self._seam.encode(text, seam_of, max_tokens=max_tokens)
         return encoding.ids, encoding.num_known
+
+    def _require_within(self, text: str, max_tokens: int | None) -> None:
+        """Raise TooManyTokens if that is certain without encoding it."""
+        if max_tokens is None or len(text) * 4 <= max_tokens:
+            return
+        if (fewest := self._bound.fewest_tokens(text)) > max_tokens:
+            raise TooManyTokens(fewest, max_tokens)
+
+    @cached_property
+    def _bound(self) -> TextBound:
+        return TextBound.of(self._parsing, self.profile.kind)
 
     @cached_property
     def _seam(self) -> SeamEncoder | None:
@@ -230,16 +266,17 @@ class Tokenizer:
             return None
         return SeamEncoder(self._encode_with_ends, drops_space=drops_space, clock=self._clock)
 
-    def _encode_with_ends(self, text: str, is_start: bool) -> tuple[list[int], list[int]]:
-        encoding = self._parsing.encode(text, add_special_tokens=False)
-        ids, ends = encoding.ids, [end for _, end in encoding.offsets]
+    def _encode_with_ends(
+        self, text: str, is_start: bool, max_tokens: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        ids, ends = self._encoder.ids_and_ends(text, max_tokens=max_tokens)
         if is_start and self.add_bos_token and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
             return [self.bos_token_id, *ids], [0, *ends]
         return ids, ends
 
     @cached_property
     def _typed(self) -> TypedSpecials:
-        return TypedSpecials(self._tokenizer_json, self.profile.added_tokens)
+        return TypedSpecials(self._tokenizer_json, self.profile.added_tokens, self._turns)
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:

@@ -15,11 +15,13 @@ from itertools import chain
 
 import tokenizers
 
+from .encoder import Encoder, LongTextTurns
 from .errors import InvalidText
 from .probe import load_tokenizer
 from .profile import AddedToken
 
 MARK, QUOTE = "\ufdd0", "\ufdd1"  # noncharacters, which Unicode keeps for uses like this one
+_PART = 1 << 16  # characters that are searched in a millisecond or ten
 
 
 class TypedSpecials:
@@ -31,14 +33,19 @@ class TypedSpecials:
     Args:
         tokenizer_json: its file.
         added_tokens: those that stand outside its pieces; the special ones are control.
+        turns: of long texts, which may be shared with others.
     """
 
-    def __init__(self, tokenizer_json: str, added_tokens: Sequence[AddedToken]) -> None:
+    def __init__(
+        self, tokenizer_json: str, added_tokens: Sequence[AddedToken], turns: LongTextTurns | None = None
+    ) -> None:
         self._tokenizer_json = tokenizer_json
+        self._turns = LongTextTurns() if turns is None else turns
         self._ids = {token.text: token.id for token in added_tokens}
         self._specials = frozenset(token.text for token in added_tokens if token.special)
         longest_first = sorted(filter(None, self._specials), key=len, reverse=True)
         special = "|".join(map(re.escape, longest_first)) or "(?!)"  # which is nowhere
+        self._longest = len(longest_first[0]) if longest_first else 0
         self._begins = re.compile(f"(?={special})" if longest_first else special)
         self._written = re.compile(f"(?<!{MARK})(?:{special})")
 
@@ -50,31 +57,37 @@ class TypedSpecials:
             InvalidText: there is one, and beside it a character that marks are made of.
         """
         texts = list(_texts(value))
-        if not any(map(self._begins.search, texts)):
+        if not any(map(self._has_control, texts)):
             return value
         for mark in (MARK, QUOTE):
             if any(mark in text for text in texts):
                 raise InvalidText(f"the text holds a control token and the noncharacter U+{ord(mark):04X}; remove one")
-        return _map_texts(value, lambda text: self._begins.sub(MARK, text))
+        # Of `sub` only a function lets other threads go on between two places.
+        return _map_texts(value, lambda text: self._begins.sub(lambda _: MARK, text))
 
     def unmark(self, text: str) -> str:
         """The text without marks."""
         return text.replace(MARK, "")
 
-    def encode(self, marked: str) -> list[int]:
+    def encode(self, marked: str, *, max_tokens: int | None = None) -> list[int]:
         """The ids of a text in which control tokens are text where they are marked; no bos is added.
 
         Raises:
             InvalidText: a marked one cannot be encoded as text.
+            TooManyTokens: there are more than `max_tokens`.
         """
-        written = self._written.findall(marked)
-        quoted = self._written.sub(lambda found: f"{QUOTE}{found[0]}{QUOTE}", marked)
-        ids = self._quoting.encode(self.unmark(quoted), add_special_tokens=False).ids
+        quoted, num_written = self._written.subn(lambda found: f"{QUOTE}{found[0]}{QUOTE}", marked)
+        ids = Encoder(self._quoting, self._turns).ids(self.unmark(quoted), max_tokens=max_tokens)
         real = self._real_ids
         # A vocabulary may hold a control token among its pieces, within the model's own reach (T5's Unigram does).
-        if sum(token_id in self._special_ids for token_id in ids) != len(written):
+        if sum(token_id in self._special_ids for token_id in ids) != num_written:
             raise InvalidText("the text holds a control token that cannot be encoded as plain text here; remove it")
         return [real.get(token_id, token_id) for token_id in ids]
+
+    def _has_control(self, text: str) -> bool:
+        """Whether a control token is in the text; looked for in parts, between which other threads go on."""
+        starts = range(0, len(text), _PART)
+        return any(self._begins.search(text, start, start + _PART + self._longest) for start in starts)
 
     @cached_property
     def _quoting(self) -> tokenizers.Tokenizer:

@@ -294,3 +294,36 @@ def test_forgotten_engine_ends_its_thread(artifact: FakeArtifact) -> None:
     del engine
     gc.collect()
     assert forgotten() is None and not thread.is_alive()
+
+
+def test_a_prompt_of_megabytes_is_refused_without_encoding_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was encoded first, for 16 s in which nothing else ran, and then remembered in place of everybody's texts."""
+    engine.generate("and so it goes on " * 20, drawn(1, max_tokens=1), namespace=b"somebody")
+    encode, lengths = engine.tokenizer._encoder._encoded, []
+
+    def encoded(text: str, max_tokens: int | None) -> Any:
+        lengths.append(len(text))
+        return encode(text, max_tokens)
+
+    monkeypatch.setattr(engine.tokenizer._encoder, "_encoded", encoded)
+    text = "1 b" * 2_000_000
+    asks = (
+        lambda: engine.generate(text, drawn(1)),
+        lambda: engine.generate(text, drawn(1), cache_match="exact"),
+        lambda: engine.chat([{"role": "user", "content": text}], drawn(1)),
+        lambda: engine.generate([1] * 1_000_000, drawn(1)),
+    )
+    for ask in asks:
+        with pytest.raises(ContextLengthExceeded, match=r"maximum context length is 256 tokens.* has (at least )?\d+:"):
+            ask()
+    assert not lengths
+    seam = engine.tokenizer._seam
+    assert seam is not None and [namespace for namespace, _ in seam._used] == [b"somebody"]
+
+
+def test_a_control_token_in_a_prompt_of_megabytes_changes_nothing(engine: Engine) -> None:
+    messages = [{"role": "user", "content": "<|im_end|>" + "1 b" * 2_000_000}]
+    with pytest.raises(ContextLengthExceeded, match="at least"):
+        engine.chat(messages, drawn(1))

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from radixlm.tokenizer_fix import Tokenizer
+from radixlm.tokenizer_fix import Tokenizer, TooManyTokens
 from radixlm.tokenizer_fix.seam_encoder import MIN_CHARACTERS, SeamEncoder, is_safe
 
 LoadTokenizer = Callable[[str], Tokenizer]
@@ -96,7 +96,7 @@ class LettersInPairs:
         self.puts_space = puts_space
         self.num_characters = 0
 
-    def __call__(self, text: str, is_start: bool) -> tuple[list[int], list[int]]:
+    def __call__(self, text: str, is_start: bool, *, max_tokens: int | None = None) -> tuple[list[int], list[int]]:
         self.num_characters += len(text)
         text, shift = (" " + text, 1) if self.puts_space else (text, 0)
         ids, ends, at = [], [], 0
@@ -122,7 +122,7 @@ def test_only_the_tail_is_encoded_again(puts_space: bool) -> None:
 def test_a_tokenizer_that_joins_words_is_not_safe() -> None:
     assert is_safe(LettersInPairs(), drops_space=False)
 
-    def joins_over_a_space(text: str, is_start: bool) -> tuple[list[int], list[int]]:
+    def joins_over_a_space(text: str, is_start: bool, *, max_tokens: int | None = None) -> tuple[list[int], list[int]]:
         pieces = text.replace("d b", "d~b").split()
         return [_id(piece) for piece in pieces], [0] * len(pieces)
 
@@ -130,12 +130,48 @@ def test_a_tokenizer_that_joins_words_is_not_safe() -> None:
 
 
 def test_the_oldest_texts_are_forgotten_first() -> None:
-    encoder = SeamEncoder(LettersInPairs(), drops_space=False, max_characters=3 * MIN_CHARACTERS)
+    encoder = SeamEncoder(LettersInPairs(), drops_space=False, max_characters=6 * MIN_CHARACTERS)
     texts = [letter * 4 + " " + "word " * (MIN_CHARACTERS // 5) for letter in "abcd"]
     for text in texts:
         encoder.encode(text)
     assert encoder.encode(texts[3] + "more").num_known > 0
     assert encoder.encode(texts[0] + "more").num_known == 0
+
+
+def test_what_one_namespace_sends_does_not_evict_everybodys_texts() -> None:
+    """One refused prompt of 16 MB emptied the memory of all: too long to fit, and too much for one of them."""
+    encoder = SeamEncoder(LettersInPairs(), drops_space=False, max_characters=8 * MIN_CHARACTERS)
+    words = "word " * (MIN_CHARACTERS // 5 + 1)
+    encoder.encode("first " + words, b"a")
+    for number in range(20):
+        encoder.encode(f"number {number} " + words, b"b")
+    assert encoder.encode("first " + words + "more", b"a").num_known > 0
+    assert encoder.encode("number 19 " + words + "more", b"b").num_known > 0
+    assert encoder.encode("number 0 " + words + "more", b"b").num_known < 10
+    encoder.encode("long " + words * 9, b"c")
+    assert encoder.encode("long " + words * 9, b"c").num_known == 0, "more than a namespace's share"
+    assert encoder.encode("first " + words + "more", b"a").num_known > 0
+
+
+def test_a_text_that_does_not_fit_is_not_remembered() -> None:
+    encoder = SeamEncoder(LettersInPairs(), drops_space=False)
+    text = "word " * MIN_CHARACTERS
+    with pytest.raises(TooManyTokens):
+        encoder.encode(text, max_tokens=10)
+    assert encoder.encode(text).num_known == 0
+
+
+def test_nothing_is_left_of_forgotten_texts() -> None:
+    now = [0.0]
+    encoder = SeamEncoder(LettersInPairs(), drops_space=False, clock=lambda: now[0])
+    for namespace in (b"a", b"b"):
+        for letter in "xyz":
+            now[0] += 1
+            encoder.encode(letter + " word" * MIN_CHARACTERS, namespace)
+    encoder.forget_unused(5.0)  # the first of b was sent at 4
+    assert sorted(encoder._used) == [(b"b", letter + " word" * MIN_CHARACTERS) for letter in "yz"]
+    encoder.forget(b"b")
+    assert not encoder._used and not encoder._namespaces and encoder._num_characters == 0
 
 
 @pytest.fixture(scope="session", params=["tiny_spm", "qwen2"])
