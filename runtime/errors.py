@@ -161,6 +161,25 @@ class UnknownSequence(KVError):
     """No sequence has this id."""
 
 
+# Pages on disk.
+
+
+class StoreError(RadixLMError):
+    """A directory of stored pages, or a bundle of them, cannot be used."""
+
+
+class StoreBusy(StoreError):
+    """Another process has this directory open."""
+
+
+class StoreCorrupt(StoreError):
+    """What is there is not what was written."""
+
+
+class StoreMismatch(StoreError):
+    """Pages of another model, or of another version of radixlm."""
+
+
 # The engine itself.
 
 

@@ -1,0 +1,135 @@
+"""Name a stored page: a chain of hashes over the model, the client's namespace and every token up to the page's end.
+
+Knows ids and digests; not files, nor what the page holds. Two pages have one key only if all that they depend on is
+equal, and whoever finds a page by its key compares namespace, parent and tokens besides.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ..errors import StoreError
+from ..manifest import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from ..manifest import Manifest
+
+KEY_BYTES = 32
+NO_PARENT = bytes(KEY_BYTES)  # of the first page of a prompt
+MAX_NAMESPACE_BYTES = 256
+MAX_PAGE_BYTES = 1 << 30
+_TOKENS = struct.Struct(f"<{PAGE_SIZE}I")
+
+
+@dataclass(frozen=True)
+class StoreIdentity:
+    """What a stored page depends on besides namespace and tokens: with another one, none of it can be used.
+
+    Raises:
+        StoreError: a page would be empty or larger than 1 GiB.
+    """
+
+    model_digest: str  # of the artifact's manifest, which covers weights, module and target
+    tokenizer_digest: str
+    quantization: str
+    kv_layout: str
+    page_bytes: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.page_bytes <= MAX_PAGE_BYTES:
+            raise StoreError(f"a page has {self.page_bytes} bytes; the store keeps pages of 1 to {MAX_PAGE_BYTES}")
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> StoreIdentity:
+        """The identity of an artifact."""
+        tokenizer = manifest.files.get("tokenizer.json")
+        return cls(
+            model_digest=manifest.digest,
+            tokenizer_digest="" if tokenizer is None else tokenizer.sha256,
+            quantization=msgspec.json.encode(manifest.quantization, order="sorted").decode(),
+            kv_layout=msgspec.json.encode(manifest.kv, order="sorted").decode(),
+            page_bytes=manifest.kv.page_bytes,
+        )
+
+    @cached_property
+    def digest(self) -> bytes:
+        """32 bytes over all fields, each with its length before it."""
+        hashed = blake2b(digest_size=KEY_BYTES, person=b"radixlm/store/1")
+        for field in fields(self):
+            value = str(getattr(self, field.name)).encode()
+            hashed.update(len(value).to_bytes(8, "little") + value)
+        return hashed.digest()
+
+    def to_json(self) -> bytes:
+        """All fields, the same bytes each time."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> StoreIdentity:
+        """The identity that `to_json` wrote.
+
+        Raises:
+            StoreError: it is something else.
+        """
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise StoreError(f"this is no identity of a model: {error}") from None
+
+
+@dataclass(frozen=True)
+class PageHead:
+    """All that is known of a stored page without its payload."""
+
+    key: bytes  # 32 bytes, over everything below but `generated`
+    parent_key: bytes  # of the page before it; `NO_PARENT` at the start of a prompt
+    namespace: bytes
+    token_ids: tuple[int, ...]  # 16
+    generated: bytes  # 16: 1 where the model generated the token, 0 where a client wrote it
+
+    @classmethod
+    def of(
+        cls,
+        identity: StoreIdentity,
+        namespace: bytes,
+        parent_key: bytes,
+        token_ids: Sequence[int],
+        generated: bytes,
+    ) -> PageHead:
+        """The head of a page of `token_ids` behind the page `parent_key`.
+
+        Raises:
+            StoreError: a length or a token id is none that a page can have.
+        """
+        if len(parent_key) != KEY_BYTES or len(generated) != PAGE_SIZE or len(namespace) > MAX_NAMESPACE_BYTES:
+            raise StoreError(
+                f"a page has a parent of {KEY_BYTES} bytes, {PAGE_SIZE} flags and a namespace of at most "
+                f"{MAX_NAMESPACE_BYTES} bytes, got {len(parent_key)}, {len(generated)} and {len(namespace)}"
+            )
+        packed = pack_tokens(token_ids)
+        hashed = blake2b(identity.digest, digest_size=KEY_BYTES, person=b"radixlm/page/1")
+        hashed.update(len(namespace).to_bytes(8, "little") + namespace)
+        hashed.update(parent_key)
+        hashed.update(packed)
+        return cls(hashed.digest(), parent_key, namespace, tuple(token_ids), generated)
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """The ids of a page as 64 bytes; raise StoreError if they are not 16 ids below 2**32."""
+    try:
+        return _TOKENS.pack(*token_ids)
+    except struct.error:
+        raise StoreError(f"a page holds {PAGE_SIZE} token ids below 2**32, not {list(token_ids)!s:.200}") from None
+
+
+def unpack_tokens(packed: bytes) -> tuple[int, ...]:
+    """The ids of a page out of their 64 bytes."""
+    return _TOKENS.unpack(packed)

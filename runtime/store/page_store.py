@@ -1,0 +1,329 @@
+"""Pages of keys and values on disk, found again by everything that they depend on; never a wrong one.
+
+Knows bytes, keys and files; no engine, tree or pool. A page that cannot be had, for whatever reason, is a miss, counted
+by kind; when the disk fails the store turns itself off, says so once, and its owner goes on without it.
+
+Three threads may use one store: one puts, discards and collects; one reads; any touches and asks for `stats`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import takewhile
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import StoreCorrupt, StoreError
+from .bandwidth import Bandwidth
+from .files import Files, OSFiles
+from .index import Index
+from .page_head import PageHead, StoreIdentity
+from .page_reader import PageReader
+from .page_writer import PageWriter, Written
+from .record import MissKind, Place
+from .recovery import INDEX, Recovery, open_index
+from .secret import read_secret
+from .segment import Segment
+from .segment_log import SegmentLog
+from .store_lock import StoreLock
+from .store_stats import PutResult, RecoveryReport, StoreStats
+
+_LOGGER = logging.getLogger(__name__)
+_MAX_SEGMENT_BYTES: Final = 256 << 20
+_MIN_SEGMENTS: Final = 8  # that a full store has, so that one of them is not much of it
+
+
+class PageStore:
+    """A directory of pages of one model; those of others in it take room, and are evicted like any.
+
+    Make one with `open`.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        identity: StoreIdentity,
+        *,
+        lock: StoreLock,
+        secret: bytes,
+        writer: PageWriter,
+        recovery: RecoveryReport,
+        files: Files,
+    ) -> None:
+        self.directory = directory
+        self.identity = identity
+        self.secret = secret  # 32 bytes of this directory, for CacheNamespaces
+        self._lock = lock
+        self._writer = writer
+        self._recovery = recovery
+        self._write = threading.RLock()
+        self._read = threading.Lock()
+        self._index = Index.open_to_read(directory / INDEX)  # of the thread that reads
+        self._reader = PageReader(directory, files, identity)
+        self._state = threading.Lock()  # of all below; held for moments only
+        self._off_because: str | None = None
+        self._is_closed = False
+        self._touched: set[bytes] = set()
+        self._bad: set[bytes] = set()  # keys of pages that were not right; they leave the index with the next put
+        self._removed: list[int] = []  # segments whose files the reader may still have open
+        self._misses: Counter[MissKind] = Counter()
+        self._num_pages = writer.num_pages()
+        self._num_read = self._read_bytes = self._num_written = self._num_evicted = 0
+        self._bandwidth = Bandwidth()
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | Path,
+        identity: StoreIdentity,
+        *,
+        max_bytes: int,
+        files: Files | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> PageStore:
+        """The store of a directory, which is made if it is not there; what a crash left is mended first.
+
+        Args:
+            max_bytes: of all segments together; the index, a thousandth of them, comes on top.
+            files: where pages are read and written; None: `OSFiles`.
+            clock: seconds since 1970, for people to read; nothing depends on it.
+
+        Raises:
+            StoreBusy: another process has it open.
+            StoreCorrupt: the directory cannot be used at all.
+            StoreError: not one page fits into `max_bytes`.
+        """
+        path, files = Path(directory), OSFiles() if files is None else files
+        smallest = Segment(1, identity)
+        if max_bytes < smallest.offset(1):
+            raise StoreError(
+                f"a store of {max_bytes} bytes holds no page, one takes {smallest.offset(1)} with its segment; "
+                f"raise --store-gb"
+            )
+        lock = None
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = StoreLock.take(path)
+            secret = read_secret(path)
+            index, is_new = open_index(path)
+            segment_bytes = max(smallest.offset(1), min(_MAX_SEGMENT_BYTES, max_bytes // _MIN_SEGMENTS))
+            log = SegmentLog(path, files, segment_bytes=segment_bytes, clock=clock)
+            recovery = Recovery(log, index, files, was_index_rebuilt=is_new, clock=clock).run()
+            writer = PageWriter(identity, index, log, files, max_bytes=max_bytes)
+            return cls(path, identity, lock=lock, secret=secret, writer=writer, recovery=recovery, files=files)
+        except (OSError, sqlite3.Error) as error:
+            if lock is not None:
+                lock.release()
+            raise StoreCorrupt(f"{path} cannot hold a store: {error}; give another --store") from error
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
+
+    def heads(self) -> Iterator[PageHead]:
+        """All pages of this model, each after the one before it in its prompt."""
+        if self._off_because is not None:
+            return
+        index = None
+        try:
+            index = Index.open_to_read(self.directory / INDEX)
+            ours = self._writer.segments()
+            for key, row in index.pages():
+                if row is None:
+                    self._is_bad(key, "index")
+                elif row.place.segment in ours:
+                    yield row.head
+        except sqlite3.Error as error:
+            self._turn_off(error)
+        finally:
+            if index is not None:
+                index.close()
+
+    def put(self, heads: Sequence[PageHead], payload: NDArray[np.uint8]) -> PutResult:
+        """Store pages; readers find all of them at once, when they outlive a loss of power.
+
+        Pages whose parent is neither stored nor before them here are left out: nobody could find them. After a crash
+        the first few of them may be there.
+
+        Args:
+            heads: of this store's identity, each parent before its children.
+            payload: `[len(heads), page_bytes]`.
+        """
+        assert payload.shape == (len(heads), self.identity.page_bytes) and payload.dtype == np.uint8
+        with self._write, self._guarded():
+            if self._off_because is None:
+                return self._after(self._writer.put(heads, np.ascontiguousarray(payload), *self._take_notes()))
+        return PutResult((), ())
+
+    def read(self, heads: Sequence[PageHead], out: NDArray[np.uint8]) -> int:
+        """Read a chain, or a part of one, and count it as used; how many of its first pages are right.
+
+        The page after them is a miss. If it was wrong or broken, it and what comes after it are found no more.
+
+        Args:
+            out: `[at least len(heads), page_bytes]`; rows behind the right ones are rubbish.
+        """
+        assert out.shape[0] >= len(heads) and out.shape[1:] == (self.identity.page_bytes,) and out.dtype == np.uint8
+        if not heads:
+            return 0
+        with self._read, self._guarded():
+            if self._off_because is None:
+                return self._read_chain(heads, out)
+            self._missed("off")
+            return 0
+        self._missed("io")
+        return 0
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """Count pages, and those before them in their prompts, as used now: they are evicted later."""
+        with self._state:
+            self._touched.update(keys)
+
+    def drop(self, keys: Iterable[bytes]) -> list[bytes]:
+        """Take out pages that somebody knows to be wrong, and all that come after them; their keys. By the thread that
+        puts."""
+        with self._write, self._guarded():
+            if self._off_because is None:
+                return list(self._after(self._writer.drop(set(keys), *self._take_notes())).evicted)
+        return []
+
+    def discard(self, namespace: bytes) -> list[bytes]:
+        """Take out all pages of a namespace, and overwrite them on disk; their keys. By the thread that puts."""
+        with self._write, self._guarded():
+            if self._off_because is None:
+                return list(self._after(self._writer.discard(namespace, *self._take_notes())).evicted)
+        return []
+
+    def stats(self) -> StoreStats:
+        """Counts as of now."""
+        with self._state:
+            return StoreStats(
+                num_pages=self._num_pages,
+                num_segments=self._writer.num_segments,
+                num_bytes=self._writer.num_bytes,
+                max_bytes=self._writer.max_bytes,
+                num_pages_read=self._num_read,
+                read_bytes=self._read_bytes,
+                num_pages_written=self._num_written,
+                num_pages_evicted=self._num_evicted,
+                misses=dict(self._misses),
+                read_bytes_per_s=self._bandwidth.bytes_per_s,
+                recovery=self._recovery,
+                off_because=self._off_because,
+            )
+
+    def close(self) -> None:
+        """Note what was used, and let others have the directory."""
+        with self._write, self._read:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if self._off_because is None:
+                with self._guarded():
+                    self._after(self._writer.settle(*self._take_notes()))
+            for part in (self._reader, self._index, self._writer):
+                try:
+                    part.close()
+                except (OSError, sqlite3.Error) as error:
+                    _LOGGER.warning("the store in %s did not close: %s", self.directory, error)
+            self._lock.release()
+            self._off_because = self._off_because or "it was closed"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # What a read does.
+
+    def _read_chain(self, heads: Sequence[PageHead], out: NDArray[np.uint8]) -> int:
+        begun = time.perf_counter()
+        with self._state:
+            removed, self._removed = self._removed, []
+        for segment in removed:
+            self._reader.forget(segment)
+        num_read, num_bytes, places = 0, 0, self._places(heads)
+        while True:
+            result = self._reader.read(heads[num_read:], places, out[num_read:])
+            num_read, num_bytes = num_read + result.num_read, num_bytes + result.num_bytes
+            if result.miss is None or result.miss == "absent":
+                break
+            was = places[result.num_read]
+            places = self._places(heads[num_read:])
+            if not places:
+                result.miss = "gone"  # evicted or discarded while we read
+                break
+            if places[0] == was:
+                self._is_bad(heads[num_read].key, result.miss)
+                break
+        with self._state:
+            self._touched.update(head.key for head in heads[:num_read])
+            self._num_read += num_read
+            self._read_bytes += num_bytes
+            self._bandwidth.add(num_bytes, time.perf_counter() - begun)
+            if result.miss in ("absent", "gone"):
+                self._misses[result.miss] += 1
+        return num_read
+
+    def _places(self, heads: Sequence[PageHead]) -> list[Place]:
+        """Where the first of `heads` lie, up to one that is not there."""
+        found = self._index.find([head.key for head in heads])
+        with self._state:
+            places = [None if head.key in self._bad else found.get(head.key) for head in heads]
+        return [place for place in takewhile(lambda place: place is not None, places) if place is not None]
+
+    # What all do.
+
+    def _take_notes(self) -> tuple[set[bytes], set[bytes]]:
+        """What was used, and what was found bad, since the last time."""
+        with self._state:
+            touched, bad = self._touched, self._bad
+            self._touched, self._bad = set(), set()
+        return touched, bad
+
+    def _after(self, written: Written) -> PutResult:
+        """Count what the writer did."""
+        with self._state:
+            self._num_pages += written.num_new - len(written.removed)
+            self._num_written += written.num_new
+            self._num_evicted += written.num_evicted
+            self._removed += written.segments_removed
+        stored = set(written.stored)
+        return PutResult(written.stored, tuple(key for key in written.removed if key not in stored))
+
+    def _missed(self, kind: MissKind) -> None:
+        with self._state:
+            self._misses[kind] += 1
+
+    def _is_bad(self, key: bytes, kind: MissKind) -> None:
+        with self._state:
+            self._misses[kind] += 1
+            self._bad.add(key)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Turn the store off where the disk fails, instead of raising."""
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            self._turn_off(error)
+
+    def _turn_off(self, error: Exception) -> None:
+        with self._state:
+            if self._off_because is not None:
+                return
+            self._off_because = f"{type(error).__name__}: {error}"
+        _LOGGER.error("the store in %s is off from here on: %s; restart when the disk is well", self.directory, error)

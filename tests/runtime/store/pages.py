@@ -1,0 +1,43 @@
+"""Pages to store: chains of random tokens, with keys and values that follow from their heads."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from radixlm.runtime.store import NO_PARENT, PageHead, StoreIdentity
+
+PAGE_BYTES = 5000  # no multiple of a block
+IDENTITY = StoreIdentity("model", "tokenizer", "q4", "f16", PAGE_BYTES)
+OTHER = StoreIdentity("another model", "tokenizer", "q4", "f16", PAGE_BYTES)
+ALICE, BOB = b"alice", b"bob"
+
+
+def chain(
+    num_pages: int,
+    seed: int = 0,
+    *,
+    namespace: bytes = ALICE,
+    parent_key: bytes = NO_PARENT,
+    identity: StoreIdentity = IDENTITY,
+) -> list[PageHead]:
+    """Pages one behind the other."""
+    chance, heads = random.Random(seed), list[PageHead]()
+    for _ in range(num_pages):
+        tokens = [chance.randrange(50_000) for _ in range(16)]
+        heads.append(PageHead.of(identity, namespace, parent_key, tokens, bytes(chance.choices((0, 1), k=16))))
+        parent_key = heads[-1].key
+    return heads
+
+
+def payload(heads: Sequence[PageHead], page_bytes: int = PAGE_BYTES) -> NDArray[np.uint8]:
+    """What is stored for those pages, always the same for the same key: `[len(heads), page_bytes]`."""
+    rows = [np.random.default_rng(list(head.key)).integers(0, 256, page_bytes, dtype=np.uint8) for head in heads]
+    return np.array(rows, dtype=np.uint8).reshape(len(heads), page_bytes)
+
+
+def keys(heads: Sequence[PageHead]) -> tuple[bytes, ...]:
+    """Their keys."""
+    return tuple(head.key for head in heads)

@@ -1,0 +1,167 @@
+"""What is put is found again, whole, by everything that it depends on and by nothing else."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from radixlm.runtime.errors import StoreBusy, StoreCorrupt, StoreError
+from radixlm.runtime.store import PageHead, PageStore
+
+from .pages import ALICE, BOB, IDENTITY, OTHER, PAGE_BYTES, chain, keys, payload
+
+MAX_BYTES = 4 << 20
+
+
+def read(store: PageStore, heads: list[PageHead]) -> int:
+    """How many pages are found; those are right."""
+    out = np.full((len(heads), PAGE_BYTES), 0xEE, np.uint8)
+    num_read = store.read(heads, out)
+    assert (out[:num_read] == payload(heads[:num_read])).all()
+    return num_read
+
+
+def test_what_was_put_is_read_back_before_and_after_a_restart(tmp_path: Path) -> None:
+    heads, branch = chain(20), chain(5, 1, namespace=BOB)
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
+        secret = store.secret
+        assert store.put(heads, payload(heads)).stored == keys(heads)
+        store.put(branch, payload(branch))
+        assert (read(store, heads), read(store, branch), read(store, heads[7:])) == (20, 5, 13)
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
+        assert store.secret == secret
+        assert set(store.heads()) == {*heads, *branch}
+        assert (read(store, heads), read(store, branch)) == (20, 5)
+        assert store.stats().num_pages == 25
+        more = chain(3, 2, parent_key=heads[-1].key)
+        store.put(more, payload(more))
+        assert read(store, [*heads, *more]) == 23
+
+
+def test_heads_come_after_those_before_them(tmp_path: Path) -> None:
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
+        trunk = chain(6)
+        branches = [chain(4, seed, parent_key=trunk[2 + seed].key) for seed in range(3)]
+        for heads in (trunk, *branches):
+            store.put(heads, payload(heads))
+        seen = {bytes(32)}
+        for head in store.heads():
+            assert head.parent_key in seen
+            seen.add(head.key)
+        assert len(seen) == 1 + 6 + 12
+
+
+def test_pages_without_their_parent_are_left_out_and_pages_that_are_there_are_not_written_twice(tmp_path: Path) -> None:
+    heads = chain(6)
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
+        assert store.put(heads[1:], payload(heads[1:])).stored == ()
+        store.put(heads[:3], payload(heads[:3]))
+        assert store.put(heads, payload(heads)).stored == keys(heads)
+        assert store.put(heads, payload(heads)).stored == keys(heads)
+        assert store.stats().num_pages_written == store.stats().num_pages == 6
+
+
+def test_no_other_model_namespace_parent_or_token_finds_a_page(tmp_path: Path) -> None:
+    heads = chain(3)
+    others = [chain(3, namespace=BOB), chain(3, parent_key=b"p" * 32), chain(3, 1)]
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
+        store.put(heads, payload(heads))
+        assert [read(store, other) for other in others] == [0, 0, 0]
+        assert store.stats().misses == {"absent": 3}
+    with PageStore.open(tmp_path, OTHER, max_bytes=MAX_BYTES) as store:
+        assert list(store.heads()) == []
+        assert read(store, chain(3, identity=OTHER)) == 0
+        mine = chain(3, identity=OTHER)
+        store.put(mine, payload(mine))
+        assert read(store, mine) == 3
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
+        assert list(store.heads()) == heads
+        assert read(store, heads) == 3
+
+
+@pytest.mark.parametrize("field", ["namespace", "parent_key", "token_ids"])
+def test_a_key_alone_is_not_believed(tmp_path: Path, field: str) -> None:
+    heads = chain(3)
+    wrong = {"namespace": BOB, "parent_key": b"p" * 32, "token_ids": (1,) * 16}[field]
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
+        store.put(heads, payload(heads))
+        assert read(store, [heads[0], replace(heads[1], **{field: wrong}), heads[2]]) == 1  # type: ignore[arg-type]
+        kind = {"parent_key": "parent", "token_ids": "tokens"}.get(field, field)
+        assert store.stats().misses == {kind: 1}
+        assert read(store, heads) == 1  # neither is the page believed that could be taken for another
+
+
+def test_marks_of_who_wrote_a_token_do_not_matter_to_keys_and_values(tmp_path: Path) -> None:
+    heads = chain(2)
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
+        store.put(heads, payload(heads))
+        assert read(store, [replace(head, generated=bytes(16)) for head in heads]) == 2
+        assert [head.generated for head in store.heads()] == [head.generated for head in heads]
+
+
+def test_a_discarded_namespace_is_nowhere_on_the_disk(tmp_path: Path) -> None:
+    heads, other = chain(6), chain(4, namespace=BOB)
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
+        store.put(heads, payload(heads))
+        store.put(other, payload(other))
+        assert sorted(store.discard(ALICE)) == sorted(keys(heads))
+        assert (read(store, heads), read(store, other)) == (0, 4)
+        assert list(store.heads()) == other
+    on_disk = b"".join(path.read_bytes() for path in tmp_path.glob("segment-*"))
+    for head, row in zip(heads, payload(heads), strict=True):
+        assert head.key not in on_disk
+        assert row.tobytes()[:64] not in on_disk
+    (tmp_path / "index.sqlite").unlink()
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
+        assert list(store.heads()) == other
+
+
+def test_dropped_pages_and_those_after_them_do_not_come_back_with_a_new_index(tmp_path: Path) -> None:
+    heads = chain(6)
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
+        store.put(heads, payload(heads))
+        assert sorted(store.drop([heads[3].key])) == sorted(keys(heads[3:]))
+        assert read(store, heads) == 3
+    (tmp_path / "index.sqlite").unlink()
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
+        assert list(store.heads()) == heads[:3]
+        store.put(heads, payload(heads))
+        assert read(store, heads) == 6
+
+
+def test_a_second_process_is_refused_and_told_which_is_the_first(tmp_path: Path) -> None:
+    first = PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES)
+    with pytest.raises(StoreBusy, match=f"is open in process {os.getpid()}"):
+        PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES)
+    first.close()
+    PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES).close()
+
+
+def test_a_store_that_holds_no_page_and_a_directory_that_is_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="holds no page"):
+        PageStore.open(tmp_path, IDENTITY, max_bytes=PAGE_BYTES)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreCorrupt, match="give another --store"):
+        PageStore.open(tmp_path / "file", IDENTITY, max_bytes=MAX_BYTES)
+
+
+def test_nobody_else_may_read_what_is_stored(tmp_path: Path) -> None:
+    heads = chain(2)
+    with PageStore.open(tmp_path / "store", IDENTITY, max_bytes=MAX_BYTES) as store:
+        store.put(heads, payload(heads))
+        for path in (tmp_path / "store", *(tmp_path / "store").iterdir()):
+            assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+def test_a_closed_store_finds_nothing_and_takes_nothing(tmp_path: Path) -> None:
+    heads = chain(2)
+    store = PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES)
+    store.close()
+    store.close()
+    assert store.put(heads, payload(heads)).stored == ()
+    assert (read(store, heads), store.discard(ALICE), store.drop(keys(heads)), list(store.heads())) == (0, [], [], [])
+    assert store.stats().is_off
