@@ -94,6 +94,7 @@ def _case(target: Target, layout: KVLayout, pool: np.ndarray, num_pages: int, le
         units,
         aligned(np.zeros(slots_floats(shape, LIMITS), np.float32)),
         aligned(np.zeros(num_rows * WIDTH, np.float32)),
+        aligned(np.zeros(num_rows * HEADS * 2, np.float32)),
         0,
         num_pages,
         width,
@@ -107,6 +108,6 @@ def _case(target: Target, layout: KVLayout, pool: np.ndarray, num_pages: int, le
             longest * layout.page_bytes / PAGE_SIZE + 8 * num_rows * WIDTH,
             float_operations=4.0 * WIDTH * float(lengths.sum()),
         ),
-        (0, 0, width, 0, 0, 0, 0, 0, 0, 0, 0),
+        (0, 0, width, 0, 0, 0, 0, 0, 0, 0, 0, 0),
         sequences,
     )

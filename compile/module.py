@@ -1,7 +1,8 @@
 """From a program to the artifact's library: `forward`, `top_logits` and the functions that move KV.
 
 `forward` is one PrimFunc that calls the kernels directly: no virtual machine, no allocation, every state tensor an
-argument. Where a weight lies is compiled in. Types, shapes and, in `forward`, all indices are checked before a kernel
+argument. `forward_scored` is another, which calls the same kernels and between them those that score KV rows. Where a
+weight lies is compiled in. Types, shapes and, in `forward`, all indices are checked before a kernel
 runs: what is wrong raises, and nothing is written.
 """
 
@@ -26,14 +27,15 @@ from .targets import Target
 from .tvm_build import build_library
 from .weight_plan import WeightPlan
 
-ENTRY_POINTS = ("forward", "top_logits", "copy_pages", "read_pages", "write_pages")
+ENTRY_POINTS = ("forward", "forward_scored", "top_logits", "copy_pages", "read_pages", "write_pages")
 
 
 def build_module(program: Program, plan: WeightPlan, config: ModelConfig, layout: KVLayout, target: Target) -> Any:
     """The compiled library with `ENTRY_POINTS`, ready to export."""
     kernels = {key: GlobalVar(f"kernel_{i}") for i, key in enumerate(program.kernels)}
     functions: dict[Any, Any] = {kernels[key]: kernel for key, kernel in program.kernels.items()}
-    functions["forward"] = _forward(program, plan, config, layout, kernels)
+    for name, is_scored in (("forward", False), ("forward_scored", True)):
+        functions[name] = _forward(name, program, plan, config, layout, kernels, is_scored=is_scored)
     kernel_top_logits = GlobalVar("kernel_top_logits")
     functions[kernel_top_logits] = top_k(TOP_LOGITS)
     functions["top_logits"] = _top_logits(config, kernel_top_logits)
@@ -90,7 +92,14 @@ def _pool_shape(layout: KVLayout) -> tuple[int | str, ...]:
 
 
 def _forward(
-    program: Program, plan: WeightPlan, config: ModelConfig, layout: KVLayout, kernels: Mapping[Any, Any]
+    name: str,
+    program: Program,
+    plan: WeightPlan,
+    config: ModelConfig,
+    layout: KVLayout,
+    kernels: Mapping[Any, Any],
+    *,
+    is_scored: bool,
 ) -> Any:
     tokens: tuple[int | str, ...] = ("num_tokens",)
     arguments: _Arguments = {
@@ -106,6 +115,8 @@ def _forward(
         "workspace": ("uint8", (program.workspace_bytes,)),
         "logits": ("float32", ("num_logits", round_up(config.vocab_size, ROW_BLOCK))),
     }
+    if is_scored:
+        arguments["mass"] = ("float32", (layout.num_layers, layout.num_kv_heads, "num_pages", PAGE_SIZE))
 
     def body(entry: _Entry) -> None:
         sizes = dict(entry.sizes)
@@ -125,6 +136,8 @@ def _forward(
             return T.address_of(workspace[0]) if is_pointer else T.int64(argument)
 
         for call in program.calls:
+            if call.is_scoring and not is_scored:
+                continue
             parameters = program.kernels[call.key].params
             values = [
                 value(argument, not _is_integer(parameter))
@@ -132,7 +145,7 @@ def _forward(
             ]
             T.evaluate(TVMCall(kernels[call.key], values, ret_ty="int32"))
 
-    return _entry("forward", arguments, body)
+    return _entry(name, arguments, body)
 
 
 def _check_indices(entry: _Entry, vocab_size: int) -> None:

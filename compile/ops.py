@@ -13,6 +13,7 @@ from radixlm.runtime.manifest import KVLayout, ModelConfig
 
 from .kernels.activation import ActivationSpec, Function, activation, gather_rows
 from .kernels.attention import attention, slots_floats, units_ints
+from .kernels.attention_mass import attention_mass
 from .kernels.attention_shape import AttentionShape
 from .kernels.attention_units import AttentionLimits, find_units
 from .kernels.embedding import embedding
@@ -112,7 +113,10 @@ class Ops:
         return x
 
     def attention(self, qkv: Rows) -> Activation:
-        """Rotate queries and keys, append keys and values to the pool, attend; one call for each decoder layer."""
+        """Rotate queries and keys, append keys and values to the pool, attend; one call for each decoder layer.
+
+        When `forward_scored` is run, how much weight each KV row got is added up, too.
+        """
         config, layout, layer = self.config, self.layout, self._layer
         self._layer += 1
         width = config.num_attention_heads * config.head_dim
@@ -132,20 +136,33 @@ class Ops:
         )
         shape, limits = self._attention_shape(), self._attention_limits()
         y = self._token_rows("attention", width, (0,))
-        self.program.call(
-            "attention",
-            lambda: attention(shape, y.stride, limits),
+        normalizers = self.program.place("normalizers", self.limits.num_tokens * config.num_attention_heads * 2 * 4)
+        before: tuple[Argument, ...] = (
             q.memory,
             Input("kv_pool"),
             Input("page_table"),
             Input("row_of_token"),
             Input("kv_lengths"),
             self._units(),
+        )
+        sizes: tuple[Argument, ...] = (layer, Size("num_pages"), Size("table_stride"))
+        self.program.call(
+            "attention",
+            lambda: attention(shape, y.stride, limits),
+            *before,
             self.program.place("slots", slots_floats(shape, limits) * 4),
             y.memory,
-            layer,
-            Size("num_pages"),
-            Size("table_stride"),
+            normalizers,
+            *sizes,
+        )
+        self.program.call(
+            "attention_mass",
+            lambda: attention_mass(shape, limits),
+            *before,
+            normalizers,
+            Input("mass"),
+            *sizes,
+            is_scoring=True,
         )
         return Activation("identity", y, width, 0, 0.0)
 

@@ -14,7 +14,7 @@ from .kernels.layout import ALIGNMENT, round_up
 
 @dataclass(frozen=True)
 class Input:
-    """One of `forward`'s arguments, by name."""
+    """One of the arguments of `forward`, or of `forward_scored`, by name."""
 
     name: str
 
@@ -49,6 +49,7 @@ class Call:
 
     key: Hashable
     arguments: tuple[Argument, ...]
+    is_scoring: bool = False  # only `forward_scored` calls it
 
 
 @dataclass
@@ -60,11 +61,11 @@ class Program:
     workspace_bytes: int = 0
     _places: dict[Hashable, tuple[Place, int]] = field(default_factory=dict)  # with their bytes
 
-    def call(self, key: Hashable, build: Callable[[], Any], *arguments: Argument) -> None:
+    def call(self, key: Hashable, build: Callable[[], Any], *arguments: Argument, is_scoring: bool = False) -> None:
         """Append a call; `build` makes the kernel if no call with this key came before."""
         if key not in self.kernels:
             self.kernels[key] = build()
-        self.calls.append(Call(key, arguments))
+        self.calls.append(Call(key, arguments, is_scoring))
 
     def place(self, role: Hashable, num_bytes: int) -> Place:
         """Scratch memory for a role; calls with the same role get the same bytes, layer after layer.

@@ -38,14 +38,22 @@ class ModelRunner:
     Args:
         num_threads: of TVM's pool, by default `TVM_NUM_THREADS`, or every processor that this process may use. What
             is given stays the default of later runners.
+        keep_mass: have `mass` beside the pool, for `forward_scored`.
+
+    Attributes:
+        mass: float32 `[layers, kv_heads, num_pages, PAGE_SIZE]`, how much softmax weight attention has put on each KV
+            row of the pool in all calls of `forward_scored`, over tokens and query heads; None unless it is kept.
+            Callers may change it: rows of a page that is taken anew still have what they had.
 
     Raises:
         UnsupportedCPU: the module needs features that this machine lacks.
         CorruptArtifact: the module cannot be loaded, or is not the one that the manifest describes.
-        EngineError: the memory for the KV pool cannot be had.
+        EngineError: the memory for the KV pool cannot be had, or the module has no `forward_scored` to keep mass.
     """
 
-    def __init__(self, artifact: Artifact, *, num_pages: int, num_threads: int | None = None) -> None:
+    def __init__(
+        self, artifact: Artifact, *, num_pages: int, num_threads: int | None = None, keep_mass: bool = False
+    ) -> None:
         if num_pages < 1:
             raise InvalidParameter(f"num_pages is {num_pages}, must be at least 1")
         artifact.check_cpu()
@@ -54,13 +62,17 @@ class ModelRunner:
         self._layout = layout
         self._module, self._vocab_size, self._num_pages = module, vocab_size, num_pages
         self._max_pages = -(-manifest.context_length // PAGE_SIZE)
+        if keep_mass and "forward_scored" not in module.entry_points:
+            raise EngineError(f"{artifact.module_path} cannot score KV rows; compile it again")
         self._functions = _load_functions(artifact, num_threads)
         weights = _map_weights(artifact)
         pool_shape = (layout.num_layers, num_pages, 2, layout.num_kv_heads, layout.head_items)
+        mass_shape = (layout.num_layers, layout.num_kv_heads, num_pages, PAGE_SIZE)
         num_logits, padded = module.max_num_logits, -(-vocab_size // _PADDED_VOCABULARY) * _PADDED_VOCABULARY
         try:
             pool = _zeros(pool_shape, _KV_DTYPES[layout.dtype])
             workspace = _zeros((module.workspace_bytes,), np.uint8)
+            self.mass: Float32Array | None = _zeros(mass_shape, np.float32) if keep_mass else None
             self._logits: Float32Array = _zeros((num_logits, padded), np.float32)
             scratch = _zeros((num_logits, module.top_logits_scratch), np.float32)
             top = TopLogits(
@@ -74,6 +86,7 @@ class ModelRunner:
             ) from None
         self._tensor = _tvm_ffi().from_dlpack
         self._state = [self._tensor(array) for array in (pool, weights, workspace)]
+        self._mass = None if self.mass is None else self._tensor(self.mass)
         # by number of rows, made once: a tensor takes longer than to find the largest logits of a row
         self._tops = [
             TopLogits(top.values[:num_rows], top.token_ids[:num_rows], top.is_finite[:num_rows])
@@ -93,10 +106,23 @@ class ModelRunner:
         Raises:
             EngineError: the batch does not fit the module or the pool; nothing was written.
         """
+        return self._forward("forward", batch)
+
+    def forward_scored(self, batch: Batch) -> Float32Array:
+        """The same logits and KV to the last bit; the softmax weights of all its tokens are added to `mass`.
+
+        Raises:
+            EngineError: as `forward`, or no mass is kept.
+        """
+        if self._mass is None:
+            raise EngineError("this runner keeps no mass; make it with keep_mass=True")
+        return self._forward("forward_scored", batch, self._mass)
+
+    def _forward(self, name: str, batch: Batch, *more: Any) -> Float32Array:
         arguments = self._arguments.get(batch.shape) or self._make_arguments(batch.shape)
         self._values[: batch.values.size] = batch.values
         try:
-            self._functions["forward"](*arguments)
+            self._functions[name](*arguments, *more)
         except Exception as error:  # the module checks all indices before it writes anything
             self._explain(batch)
             raise EngineError(f"the module failed: {error}") from error
@@ -143,6 +169,7 @@ class ModelRunner:
     def close(self) -> None:
         """Let go of pool, weights and workspace."""
         self._state, self._outputs, self._functions = [], [], {}
+        self.mass = self._mass = None
         self._arguments.clear()
 
     def _move_pages(self, entry_point: str, page_ids: Sequence[int], data: UInt8Array) -> None:

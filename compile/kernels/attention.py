@@ -21,32 +21,36 @@ from .query_rows import QueryRows
 
 
 def attention(shape: AttentionShape, y_stride: int, limits: AttentionLimits) -> Any:
-    """A PrimFunc `(q, pool, page_table, row_of_token, kv_lengths, units, slots, y, layer, num_pages, table_stride) ->
-    0`.
+    """A PrimFunc `(q, pool, page_table, row_of_token, kv_lengths, units, slots, y, normalizers, layer, num_pages,
+    table_stride) -> 0`.
 
     `q` float32 `[M, num_heads * head_dim]`, `y` `[M, y_stride]`; token m sees `kv_lengths[m]` rows of the pages in row
     `row_of_token[m]` of `page_table` int32 `[B, table_stride]`. `units` are what `find_units` found for the same
-    tokens, `slots` is scratch of `slots_floats`.
+    tokens, `slots` is scratch of `slots_floats`. `normalizers` float32 `[M, num_heads, 2]` get what `attention_mass`
+    needs.
     """
     layout = shape.layout
     with Kernel() as k:
-        q, pool, table, row_of_token, kv_lengths, unit_memory, slots, y, layer, num_pages, table_stride = k.arguments(
-            q="float32",
-            pool=KV_DTYPES[layout.dtype],
-            page_table="int32",
-            row_of_token="int32",
-            kv_lengths="int32",
-            units="int32",
-            slots="float32",
-            y="float32",
-            layer=SIZE,
-            num_pages=SIZE,
-            table_stride=SIZE,
+        q, pool, table, row_of_token, kv_lengths, unit_memory, slots, y, normalizers, layer, num_pages, table_stride = (
+            k.arguments(
+                q="float32",
+                pool=KV_DTYPES[layout.dtype],
+                page_table="int32",
+                row_of_token="int32",
+                kv_lengths="int32",
+                units="int32",
+                slots="float32",
+                y="float32",
+                normalizers="float32",
+                layer=SIZE,
+                num_pages=SIZE,
+                table_stride=SIZE,
+            )
         )
         units = AttentionUnits(unit_memory, limits)
         paged = PagedPool(layout, pool, layer, num_pages)
         sequences = KVSequences(paged, table, table_stride, row_of_token, kv_lengths)
-        rows = QueryRows(shape, q, y, y_stride)
+        rows = QueryRows(shape, q, y, y_stride, normalizers)
         heads = layout.num_kv_heads
         with parallel(units.num_units * heads) as item:
             unit, head = units.unit(item // heads), bound(item % heads)
@@ -73,7 +77,7 @@ def attention(shape: AttentionShape, y_stride: int, limits: AttentionLimits) -> 
 def slots_floats(shape: AttentionShape, limits: AttentionLimits) -> int:
     """float32 of all slots: each holds a token's state after one span, of all heads."""
     nothing = Memory(None)
-    state = QueryRows(shape, nothing, nothing, 0).state(1, nothing)
+    state = QueryRows(shape, nothing, nothing, 0, nothing).state(1, nothing)
     return limits.num_slots * shape.layout.num_kv_heads * state.floats
 
 

@@ -63,17 +63,18 @@ class AttentionSteps:
                 self._scores_of_block(tile, kv, block, None)
             with serial(pages % BLOCK_PAGES) as i:
                 p = bound(pages // BLOCK_PAGES * BLOCK_PAGES + i)
-                self._scores_of(tile, [kv.page(p)], p)
+                self.scores_of(tile, [kv.page(p)], p)
 
     def _scores_of_block(self, tile: MicroTile, kv: KVSpan, block: Expr, last: Expr | None) -> None:
         def part(index: Expr, start: Expr, size: int) -> None:
             first = bound(block * BLOCK_PAGES + start)
             pages = [first + i for i in range(size)]
-            self._scores_of(tile, [kv.page(p if last is None else T.min(p, last)) for p in pages], first)
+            self.scores_of(tile, [kv.page(p if last is None else T.min(p, last)) for p in pages], first)
 
         self.shape.chunks(tile.num_rows, BLOCK_PAGES).each(part)
 
-    def _scores_of(self, tile: MicroTile, pages: Sequence[KVPage], first_page: Expr) -> None:
+    def scores_of(self, tile: MicroTile, pages: Sequence[KVPage], first_page: Expr) -> None:
+        """Products of queries and the keys of whole pages, which are the span's from `first_page` on."""
         acc = [registers(len(pages) * LANES, "float32") for _ in range(tile.num_rows)]
         queries = bound(self.scratch.query(tile.first))
         for sums in acc:

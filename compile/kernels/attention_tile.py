@@ -36,30 +36,33 @@ def attend_tile(rows: QueryRows, sequences: KVSequences, unit: AttentionUnit, he
             steps.scores(tile, loaded)
             steps.weigh(tile, loaded)
 
+        def seen(m: Expr) -> Expr:
+            return sequences.seen(m, span)
+
         loaded.load_keys(stored, num_pages)
-        _each_micro_tile(rows, sequences, unit, span, weigh)
+        each_micro_tile(rows, unit, seen, weigh)
         loaded.load_values(stored, num_pages, shape.n)
-        _each_micro_tile(rows, sequences, unit, span, lambda tile: steps.join(tile, loaded))
+        each_micro_tile(rows, unit, seen, lambda tile: steps.join(tile, loaded))
     rows.store(scratch, unit.first, unit.num_tokens, head, MAX_TILE)
 
 
-def _each_micro_tile(
-    rows: QueryRows, sequences: KVSequences, unit: AttentionUnit, span: Expr, emit: Callable[[MicroTile], None]
+def each_micro_tile(
+    rows: QueryRows, unit: AttentionUnit, sees: Callable[[Expr], Expr], emit: Callable[[MicroTile], None]
 ) -> None:
-    """Whole ones, then the tokens that are left, one by one."""
+    """Whole ones, then the tokens that are left, one by one; `sees(m)` is how many keys token m sees."""
     tokens = rows.shape.tokens
 
     def part(index: Expr, start: Expr, size: int) -> None:
         micro = bound(index * rows.num_micros(MAX_TILE))
         with serial(unit.num_tokens // tokens) as i:
             row = bound(rows.first_row(start, size, i * tokens, MAX_TILE))
-            seen = [bound(sequences.seen(unit.first + i * tokens + j, span)) for j in range(tokens)]
+            seen = [bound(sees(unit.first + i * tokens + j)) for j in range(tokens)]
             emit(MicroTile(bound(micro + i), row, size, seen))
         if tokens > 1:
             with serial(unit.num_tokens % tokens) as i:
                 token = bound(unit.num_tokens // tokens * tokens + i)
                 row = bound(rows.first_row(start, size, token, MAX_TILE))
-                seen = [bound(sequences.seen(unit.first + token, span))]
+                seen = [bound(sees(unit.first + token))]
                 emit(MicroTile(bound(micro + unit.num_tokens // tokens + i), row, size, seen))
 
     rows.shape.heads.each(part)

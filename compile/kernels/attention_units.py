@@ -86,7 +86,11 @@ class AttentionUnits:
 
     def unit(self, i: Expr) -> AttentionUnit:
         """The i-th in the order of work."""
-        start = bound(self._unit(self.memory[self._order(i)]))
+        return self.found(self.memory[self._order(i)])
+
+    def found(self, i: Expr) -> AttentionUnit:
+        """The i-th in the order of tokens."""
+        start = bound(self._unit(i))
         return AttentionUnit(*(bound(T.Cast("int64", self.memory[start + j])) for j in range(_UNIT)))
 
     def merge(self, i: Expr) -> tuple[Expr, Expr, Expr]:

@@ -36,6 +36,10 @@ class KVSequences:
 
     def span(self, m: Expr, head: Expr, span: Expr) -> StoredSpan:
         """A span of the sequence of token m."""
+        return self.pages(m, head, span * SPAN_PAGES)
+
+    def pages(self, m: Expr, head: Expr, page: Expr) -> StoredSpan:
+        """The same, from any page of the sequence on."""
         row = bound(T.Cast("int64", self.row_of_token[m]) * self.table_stride)
-        first, last = bound(row + span * SPAN_PAGES), bound(row + self.table_stride - 1)
+        first, last = bound(row + page), bound(row + self.table_stride - 1)
         return StoredSpan(self.pool, self.table, first, last, head)

@@ -1,4 +1,4 @@
-"""Sequences in scattered pages and queries to them: what the attention kernel makes of these, and what NumPy does."""
+"""Sequences in scattered pages and queries to them: what the attention kernels make of these, and what NumPy does."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from radixlm.compile.kernels.attention import attention, slots_floats, units_ints
+from radixlm.compile.kernels.attention_mass import attention_mass
 from radixlm.compile.kernels.attention_shape import AttentionShape
 from radixlm.compile.kernels.attention_units import AttentionLimits, find_units
 from radixlm.compile.kernels.layout import ROW_BLOCK, round_up
@@ -14,7 +15,7 @@ from radixlm.compile.targets import Target
 from radixlm.runtime.manifest import PAGE_SIZE, KVDType
 
 from .harness import built
-from .pool import PARTS, Pool, layout_of
+from .pool import KEYS, PARTS, VALUES, Part, Pool, layout_of
 
 LAYER, NUM_LAYERS = 1, 2
 LIMITS = AttentionLimits(num_tokens=200, context_length=700)
@@ -60,8 +61,23 @@ class AttentionCase:
         q = 3 * self.rng.standard_normal((len(rows), self.num_heads, self.layout.head_dim))
         return Tokens(q.astype(np.float32), np.array(rows, np.int32), np.array(lengths, np.int32))
 
-    def run(self, target: Target, tokens: Tokens, extra_pages: int = 0, pool: np.ndarray | None = None) -> np.ndarray:
-        """Outputs `[M, heads, head_dim]`; the page table is `extra_pages` wider than it must be."""
+    def share_pages(self, count: int) -> None:
+        """Give all sequences the first `count` pages of sequence 0."""
+        for owned in self.pages[1:]:
+            owned[:count] = self.pages[0][:count]
+
+    def run(
+        self,
+        target: Target,
+        tokens: Tokens,
+        extra_pages: int = 0,
+        pool: np.ndarray | None = None,
+        mass: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Outputs `[M, heads, head_dim]`; the page table is `extra_pages` wider than it must be.
+
+        To `mass` `[layers, kv_heads, num_pages, PAGE_SIZE]` is added what each KV row weighs.
+        """
         width = max(len(self.pages[row]) for row in tokens.rows) + extra_pages
         table = np.zeros((len(self.pages), width), np.int32)
         for row, owned in enumerate(self.pages):
@@ -72,33 +88,46 @@ class AttentionCase:
         units = np.full(units_ints(LIMITS), -1, np.int32)
         built(target, find_units, LIMITS, shape.tokens)(tokens.rows, tokens.lengths, units, len(tokens))
         y = np.full((len(tokens), stride), np.nan, np.float32)
-        built(target, attention, shape, stride, LIMITS)(
-            tokens.q,
-            self.pool.array if pool is None else pool,
-            table,
-            tokens.rows,
-            tokens.lengths,
-            units,
-            np.full(slots_floats(shape, LIMITS), np.nan, np.float32),
-            y,
-            LAYER,
-            self.pool.num_pages,
-            width,
-        )
+        normalizers = np.full((len(tokens), self.num_heads, 2), np.nan, np.float32)
+        before = tokens.q, self.pool.array if pool is None else pool, table, tokens.rows, tokens.lengths, units
+        sizes = LAYER, self.pool.num_pages, width
+        slots = np.full(slots_floats(shape, LIMITS), np.nan, np.float32)
+        built(target, attention, shape, stride, LIMITS)(*before, slots, y, normalizers, *sizes)
         assert np.isnan(y[:, num_outputs:]).all()
+        if mass is not None:
+            built(target, attention_mass, shape, LIMITS)(*before, normalizers, mass, *sizes)
         return y[:, :num_outputs].reshape(tokens.q.shape)
 
     def expected(self, tokens: Tokens) -> np.ndarray:
         """Softmax in float64."""
-        group = self.num_heads // self.layout.num_kv_heads
         outputs = []
-        for q, row, length in zip(tokens.q.astype(np.float64), tokens.rows, tokens.lengths, strict=True):
-            keys, values = (
-                np.concatenate([self.pool.rows(part, page, LAYER) for page in self.pages[row]], axis=1)[:, :length]
-                for part in PARTS
-            )
-            keys, values = np.repeat(keys, group, axis=0), np.repeat(values, group, axis=0)
-            scores = np.einsum("hd,htd->ht", q, keys) / np.sqrt(self.layout.head_dim)
-            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-            outputs.append(np.einsum("ht,htd->hd", weights / weights.sum(axis=1, keepdims=True), values))
+        for m, row in enumerate(tokens.rows):
+            values = np.repeat(self._rows(VALUES, row)[:, : tokens.lengths[m]], self._group, axis=0)
+            outputs.append(np.einsum("ht,htd->hd", self._weights(tokens, m), values))
         return np.array(outputs)
+
+    def expected_mass(self, tokens: Tokens) -> np.ndarray:
+        """The weights of all tokens and query heads on each KV row, float64 `[layers, kv_heads, num_pages,
+        PAGE_SIZE]`."""
+        heads = self.layout.num_kv_heads
+        mass = np.zeros((NUM_LAYERS, heads, self.pool.num_pages, PAGE_SIZE))
+        for m, (row, length) in enumerate(zip(tokens.rows, tokens.lengths, strict=True)):
+            weights = self._weights(tokens, m).reshape(heads, self._group, length).sum(axis=1)
+            for t in range(length):
+                mass[LAYER, :, self.pages[row][t // PAGE_SIZE], t % PAGE_SIZE] += weights[:, t]
+        return mass
+
+    @property
+    def _group(self) -> int:
+        return self.num_heads // self.layout.num_kv_heads
+
+    def _weights(self, tokens: Tokens, m: int) -> np.ndarray:
+        """Of token m, `[heads, rows that it sees]`."""
+        keys = np.repeat(self._rows(KEYS, tokens.rows[m])[:, : tokens.lengths[m]], self._group, axis=0)
+        scores = np.einsum("hd,htd->ht", tokens.q[m].astype(np.float64), keys) / np.sqrt(self.layout.head_dim)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+
+    def _rows(self, part: Part, row: int) -> np.ndarray:
+        """All keys or values of a sequence, `[kv_heads, tokens, head_dim]`."""
+        return np.concatenate([self.pool.rows(part, page, LAYER) for page in self.pages[row]], axis=1)

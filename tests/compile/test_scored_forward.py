@@ -1,0 +1,81 @@
+"""`forward_scored` is `forward` to the last bit, and its mass is what NumPy's softmax puts on each KV row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from radixlm.compile import compile_model, reference
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.batch import Batch
+from radixlm.runtime.errors import EngineError
+from radixlm.runtime.manifest import PAGE_SIZE, KVDType, ModelConfig
+from radixlm.runtime.model_runner import ModelRunner
+
+from ..goldens.tiny_models import TINY_MODELS
+
+NUM_TOKENS, NUM_PAGES = 70, 6
+PAGES = np.array([4, 0, 5, 1, 2], np.int32)  # of the sequence
+
+
+def batch(token_ids: np.ndarray, start: int, stop: int) -> Batch:
+    """Tokens `[start, stop)`, with all their logits."""
+    positions = np.arange(start, stop, dtype=np.int32)
+    rows = positions - np.int32(start)
+    slots = PAGES[positions // PAGE_SIZE] * np.int32(PAGE_SIZE) + positions % np.int32(PAGE_SIZE)
+    ids = token_ids[start:stop].astype(np.int32)
+    return Batch(ids, positions, slots, np.zeros_like(rows), PAGES[None], positions + np.int32(1), rows)
+
+
+def expected_mass(config: ModelConfig, token_ids: np.ndarray, kv_dtype: KVDType) -> np.ndarray:
+    """float64 `[layers, kv_heads, NUM_PAGES, PAGE_SIZE]`: the reference's weights, head by head, layer by layer."""
+    found: list[np.ndarray] = []
+
+    def attend(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+        scores = np.where(np.tri(len(query), dtype=bool), query @ key.T * query.shape[-1] ** -0.5, -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        found.append(weights.sum(axis=0))
+        return np.asarray(weights @ value)
+
+    weight = TINY_MODELS["llama3"].tensors.__getitem__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference, "_attend", attend)
+        reference.reference_logits(config, weight, token_ids, kv_dtype=kv_dtype, dtype=np.float64)
+    heads = np.array(found).reshape(config.num_hidden_layers, config.num_key_value_heads, -1, len(token_ids))
+    mass = np.zeros((*heads.shape[:2], NUM_PAGES, PAGE_SIZE))
+    positions = np.arange(len(token_ids))
+    mass[:, :, PAGES[positions // PAGE_SIZE], positions % PAGE_SIZE] = heads.sum(axis=2)
+    return mass
+
+
+@pytest.mark.parametrize("kv_dtype", ["f32", "int8"])
+def test_scored_forward_is_forward_and_its_mass_is_the_softmax(
+    tiny_source: Path, tmp_path: Path, kv_dtype: KVDType
+) -> None:
+    output = compile_model(tiny_source, tmp_path / "tiny.radixlm", quantize="f32", kv_dtype=kv_dtype).path
+    artifact = Artifact.open(output)
+    config = artifact.manifest.model
+    token_ids = np.random.default_rng(1).integers(0, config.vocab_size, NUM_TOKENS)
+    plain = ModelRunner(artifact, num_pages=NUM_PAGES, num_threads=2)
+    scored = ModelRunner(artifact, num_pages=NUM_PAGES, num_threads=2, keep_mass=True)
+    assert scored.mass is not None
+    for start, stop in ((0, 40), (40, 41), (41, 69), (69, 70)):
+        step = batch(token_ids, start, stop)
+        assert np.array_equal(plain.forward(step), scored.forward_scored(step))
+    tolerance = 1e-2 if kv_dtype == "int8" else 1e-3  # of int8, numbers near ties are rounded either way
+    np.testing.assert_allclose(scored.mass, expected_mass(config, token_ids, kv_dtype), 0, tolerance)
+    before = scored.mass.copy()
+    assert np.array_equal(scored.forward(step), plain.forward(step))
+    assert np.array_equal(scored.mass, before)
+    plain.close()
+    scored.close()
+
+
+def test_mass_is_only_kept_when_asked_for(tiny_artifact: Path) -> None:
+    runner = ModelRunner(Artifact.open(tiny_artifact), num_pages=NUM_PAGES, num_threads=1)
+    assert runner.mass is None
+    with pytest.raises(EngineError, match="keep_mass=True"):
+        runner.forward_scored(batch(np.arange(20), 0, 20))
+    runner.close()
