@@ -57,9 +57,10 @@ class Served:
         record_of(request).namespace = namespace
         return namespace
 
-    async def read(self, request: Request, type: type[T]) -> T:
-        """The request's body as `type`; see `read_json`."""
-        return await read_json(request, type, max_bytes=self.max_body_bytes)
+    async def read(self, request: Request, type: type[T], *, max_bytes: int | None = None) -> T:
+        """The request's body as `type`; see `read_json`. `max_bytes` is a bound of its own, below everybody's."""
+        most = self.max_body_bytes if max_bytes is None else min(max_bytes, self.max_body_bytes)
+        return await read_json(request, type, max_bytes=most)
 
     def token_text(self, token_id: int) -> str:
         """The text of one token by itself; half a character is U+FFFD."""

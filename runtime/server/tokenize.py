@@ -17,6 +17,8 @@ from .replies import DetokenizeReply, TokenizeReply
 from .requests import DetokenizeRequest, TokenizeRequest
 from .served import Served, json_response
 
+MAX_BODY_BYTES = 4 << 20  # no context ends these texts: a million tokens, which take some seconds
+
 
 @dataclass(frozen=True)
 class Tokenization:
@@ -26,13 +28,13 @@ class Tokenization:
 
     async def tokenize(self, request: Request) -> Response:
         """`POST /tokenize`: the ids of `prompt`, or of `messages` with the generation prompt behind them."""
-        body = await self.served.read(request, TokenizeRequest)
+        body = await self.served.read(request, TokenizeRequest, max_bytes=MAX_BODY_BYTES)
         self.served.check_model(body.model)
         return await run_in_threadpool(self._tokenized, body)
 
     async def detokenize(self, request: Request) -> Response:
         """`POST /detokenize`: the text of `tokens`, special tokens included."""
-        body = await self.served.read(request, DetokenizeRequest)
+        body = await self.served.read(request, DetokenizeRequest, max_bytes=MAX_BODY_BYTES)
         self.served.check_model(body.model)
         return json_response(DetokenizeReply(await run_in_threadpool(self.served.engine.decode, body.tokens)))
 

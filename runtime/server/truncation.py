@@ -5,18 +5,26 @@ Knows messages and how many tokens they make together, not what they say.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
+
+import msgspec
 
 from ..errors import ContextLengthExceeded
 
 Message = Mapping[str, object]
+Count = Callable[[Sequence[Message]], int]
+"""Tokens of a prompt made of messages."""
 Truncation = Literal["none", "middle"]
 """`none`: a history that does not fit is an error. `middle`: its oldest turns go, what comes before them stays."""
 
 _REPLY_SHARE = 4  # of the context one part is left for a reply that has no max_tokens
 _BLOCK_SHARE = 4  # one part of the context is dropped at a time
+_NUM_TRIES = 2
+MAX_HISTORY_BYTES = 4 << 20  # as JSON: a million tokens, which take some seconds to count
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,7 @@ class Truncated:
 def drop_middle(
     messages: Sequence[Message],
     *,
-    count: Callable[[Sequence[Message]], int],
+    count: Count,
     context_length: int,
     max_tokens: int | None,
 ) -> Truncated:
@@ -42,50 +50,86 @@ def drop_middle(
     and find the prefix of this one cached.
 
     Args:
-        count: tokens of a prompt made of messages.
         max_tokens: of the reply, for which there is to be room; None: for a quarter of the context.
 
     Raises:
         ContextLengthExceeded: the newest turn does not fit, with what stands before the first, even with one token of
-            reply.
+            reply; or the history is too long to look through.
     """
+    num_bytes = len(msgspec.json.encode(messages))
+    if num_bytes > MAX_HISTORY_BYTES:
+        raise ContextLengthExceeded(
+            f"the history has {num_bytes} bytes, at most {MAX_HISTORY_BYTES} are looked through for what to drop; "
+            "send fewer of its turns"
+        )
     num_tokens = count(messages)
     limit = context_length - min(max_tokens or context_length // _REPLY_SHARE, context_length - 1)
     if num_tokens <= limit:
         return Truncated(messages)
-    starts = [place for place, message in enumerate(messages) if message["role"] == "user"]
-    kept_first = starts[0] if starts else len(messages)
-    counts = {0: num_tokens}
-
-    def without(num_turns: int) -> Sequence[Message]:
-        return [*messages[:kept_first], *messages[starts[num_turns] :]]
-
-    def count_without(num_turns: int) -> int:
-        if num_turns not in counts:
-            counts[num_turns] = count(without(num_turns))
-        return counts[num_turns]
-
-    most = len(starts) - 1  # the newest turn stays
+    turns = _Turns(messages, count)
     block = max(1, context_length // _BLOCK_SHARE)
     too_many = -(-(num_tokens - limit) // block) * block
-    num_turns = _first(most, lambda turns: num_tokens - count_without(turns) >= too_many)
-    if num_turns is None:
-        num_turns = max(most, 0)
-    if count_without(num_turns) >= context_length:
+    num_turns, num_left = turns.drop(too_many)
+    for _ in range(_NUM_TRIES):
+        if num_left <= limit:
+            break
+        # They were shorter in the history than by themselves: some templates leave out what was thought in old turns.
+        too_many = -(-too_many * (num_tokens - limit) // max(num_tokens - num_left, 1)) + 1
+        num_turns, num_left = turns.drop(too_many)
+    if num_left > limit:
+        num_turns, num_left = turns.drop(None)
+    if num_left >= context_length:
         raise ContextLengthExceeded(
-            f"the newest turn and what stands before the first have {count_without(num_turns)} tokens, the context "
+            f"the newest turn and what stands before the first have {num_left} tokens, the context "
             f"holds {context_length} and needs one for the reply; nothing else can be dropped: shorten them"
         )
-    dropped = range(kept_first, starts[num_turns]) if num_turns else range(0)
-    return Truncated(without(num_turns) if num_turns else messages, dropped, num_tokens - count_without(num_turns))
+    return Truncated(turns.without(num_turns), turns.places(num_turns), num_tokens - num_left)
 
 
-def _first(most: int, holds: Callable[[int], bool]) -> int | None:
-    """The least number from 1 to `most` for which `holds`, as it does for all above; None if for none."""
-    if most < 1 or not holds(most):
-        return None
-    low, high = 1, most
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return low
+class _Turns:
+    """A history's turns, each of which is counted once at most, by itself: counting all that stays for each try took
+    thirteen times as long as answering."""
+
+    def __init__(self, messages: Sequence[Message], count: Count) -> None:
+        self._messages, self._count = messages, count
+        self._starts = [place for place, message in enumerate(messages) if message["role"] == "user"]
+        self._num_before = self._starts[0] if self._starts else len(messages)
+        self._most = max(len(self._starts) - 1, 0)  # the newest turn stays
+        self._ends: list[int] = []  # how many tokens the first turns have together
+        self._left: dict[int, int] = {}
+
+    def drop(self, num_tokens: int | None) -> tuple[int, int]:
+        """How many turns have about so many tokens, and the tokens of what is left without them; None: all but the
+        newest."""
+        num_turns = self._most if num_tokens is None else self._first(num_tokens)
+        if num_turns not in self._left:
+            self._left[num_turns] = self._count(self.without(num_turns))
+        return num_turns, self._left[num_turns]
+
+    def without(self, num_turns: int) -> Sequence[Message]:
+        """The history without its first turns."""
+        if not num_turns:
+            return self._messages
+        return [*self._messages[: self._num_before], *self._messages[self._starts[num_turns] :]]
+
+    def places(self, num_turns: int) -> Sequence[int]:
+        """Where the first turns are in the history."""
+        return range(self._num_before, self._starts[num_turns]) if num_turns else range(0)
+
+    def _first(self, num_tokens: int) -> int:
+        """How many turns, from the first on, have so many tokens; all but the newest if they have fewer."""
+        while len(self._ends) < self._most and (not self._ends or self._ends[-1] < num_tokens):
+            turn = self._count(self._turn(len(self._ends))) - self._overhead
+            self._ends.append(turn + (self._ends[-1] if self._ends else 0))
+        return min(bisect_left(self._ends, num_tokens) + 1, self._most)
+
+    @cached_property
+    def _overhead(self) -> int:
+        """Tokens that every conversation has, however short: a system prompt of the template, what begins the reply."""
+        if self._most < 2:
+            return 0
+        first, second = self._turn(0), self._turn(1)
+        return self._count(first) + self._count(second) - self._count([*first, *second])
+
+    def _turn(self, number: int) -> Sequence[Message]:
+        return self._messages[self._starts[number] : self._starts[number + 1]]

@@ -101,3 +101,9 @@ def test_an_id_that_no_token_has_is_400(real: TestClient) -> None:
     response = real.post("/detokenize", json={"tokens": [2**31 - 1]})
     assert response.status_code == 400
     assert "2147483647" in response.json()["error"]["message"]
+
+
+def test_texts_of_many_megabytes_are_refused_although_nothing_is_computed(real: TestClient) -> None:
+    for path, body in (("/tokenize", {"prompt": "a " * (2 << 20)}), ("/detokenize", {"tokens": [1] * (2 << 20)})):
+        response = real.post(path, json=body)
+        assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")

@@ -74,6 +74,40 @@ def test_a_newest_turn_that_does_not_fit_is_an_error() -> None:
     assert count(fitted([*history(5)[:-1], message("user", 389)]).messages) == 399
 
 
+def test_a_long_history_is_not_counted_thirteen_times() -> None:
+    """Small turns and, at the end, long ones: all of it was counted again for each step of a bisection."""
+    num_counted = 0
+
+    def counted(messages: Sequence[Any]) -> int:
+        nonlocal num_counted
+        num_counted += count(messages)
+        return count(messages)
+
+    messages = [*history(2000, user=1, assistant=1), *history(3, user=4000, assistant=4000)[1:]]
+    left = drop_middle(messages, count=counted, context_length=5000, max_tokens=None)
+    assert list(left.messages) == [messages[0], messages[-1]]
+    assert num_counted < 3 * count(messages)
+
+
+def test_turns_that_are_shorter_in_a_history_than_alone_are_dropped_until_the_rest_fits() -> None:
+    """As with templates that leave out what was thought in old turns; with tokens that every conversation has."""
+
+    def counted(messages: Sequence[Any]) -> int:
+        shortened = [each["num_tokens"] // 5 if each["role"] == "assistant" else 10 for each in messages[:-2]]
+        return 25 + sum(shortened) + count(messages[-2:])
+
+    messages = history(60, assistant=100)
+    left = drop_middle(messages, count=counted, context_length=400, max_tokens=None)
+    assert 150 < counted(left.messages) <= 300 and left.messages[0] == messages[0]
+    assert counted(left.messages) + left.num_dropped_tokens == counted(messages)
+
+
+def test_a_history_of_megabytes_is_refused_before_it_is_counted() -> None:
+    with pytest.raises(ContextLengthExceeded, match=r"history has \d+ bytes, at most 4194304"):
+        message = {"role": "user", "content": "a" * (4 << 20)}
+        drop_middle([message], count=lambda _: pytest.fail(), context_length=9, max_tokens=1)
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[RealServer]:
     with real_server(context_length=1024, num_pages=300) as server:
