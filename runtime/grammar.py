@@ -13,10 +13,17 @@ from typing import Literal, get_args
 from .errors import InvalidGrammar
 
 GrammarKind = Literal["json_schema", "regex", "choice", "grammar", "lark"]
-"""`grammar` is GBNF as llama.cpp has it, or Lark; `lark` is Lark for sure."""
+"""`grammar` is GBNF as llama.cpp has it, or Lark; `lark` is ours around the JSON schemas of tools and replies."""
 
 MAX_GRAMMAR_LENGTH = 1 << 17  # characters; OpenAI's schemas may have 120,000
 MAX_CHOICES = 1000
+_NOUNS: dict[GrammarKind, str] = {
+    "json_schema": "JSON schema",
+    "regex": "regular expression",
+    "choice": "list of choices",
+    "grammar": "grammar",
+    "lark": "JSON schema",
+}
 
 
 @dataclass(frozen=True)
@@ -49,9 +56,7 @@ class Grammar:
     @property
     def noun(self) -> str:
         """What clients call it."""
-        return {"json_schema": "JSON schema", "regex": "regular expression", "choice": "list of choices"}.get(
-            self.kind, "grammar"
-        )
+        return _NOUNS[self.kind]
 
     @classmethod
     def json_object(cls) -> Grammar:

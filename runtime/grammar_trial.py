@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -84,8 +85,7 @@ class GrammarTrial:
         if "late" in answer:
             raise OutOfTime(is_busy=answer["late"] == "busy")
         if "error" in answer:
-            error = " ".join(answer["error"].replace("<non-verbose/>", "").split())
-            raise InvalidGrammar(f"the {grammar.noun} cannot be used: {error[:_MAX_MESSAGE]}")
+            raise _refusal(grammar, answer["error"].replace("<non-verbose/>", ""))
         return answer["grammar"]
 
     def close(self) -> None:
@@ -129,6 +129,18 @@ class GrammarTrial:
             self._process = None
             raise EngineError(f"the process that tries grammars does not start: {error!r}") from error
         return process
+
+
+def _refusal(grammar: Grammar, error: str) -> InvalidGrammar:
+    """What the library says, in one line; of a grammar that is ours, nothing is printed, as clients do not know it."""
+    line = None
+    if grammar.kind == "lark":
+        where = re.match(r"at (\d+)\(\d+\): (failed to compile JSON schema: )?", error)
+        if where is not None:
+            line, error = int(where[1]), error[where.end() :]
+        error = re.split(r"\n *\d+ \| ", error, maxsplit=1)[0]
+    error = " ".join(error.split())
+    return InvalidGrammar(f"the {grammar.noun} cannot be used: {error[:_MAX_MESSAGE]}", line=line)
 
 
 def _exchange(process: subprocess.Popen[bytes], line: bytes, timeout_s: float) -> dict[str, str]:

@@ -93,7 +93,7 @@ class Grammars:
         self._limits = limits_of(LIMITS)
         self._wait_limit_s = wait_limit_s
         self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
-        self._refused: OrderedDict[Grammar, str] = OrderedDict()  # apart, lest they drive out the good ones
+        self._refused: OrderedDict[Grammar, InvalidGrammar] = OrderedDict()  # apart, lest they drive out the good ones
         self._lock = threading.Lock()  # guards the grammars,
         self._opening = threading.Lock()  # and this the first use of the tokenizer
         self._is_open = self._is_closed = False
@@ -155,18 +155,21 @@ class Grammars:
                 except OutOfTime as error:
                     is_busy = error.is_busy
                 except InvalidGrammar as error:
-                    raise self._refuse(grammar, str(error)) from None
+                    self._refuse(grammar, error)
+                    raise
         if is_busy:
             raise GrammarsOverloaded(self._lanes[-1].turns.num_waiting, retry_after_s=1)
         reason = f"the {grammar.noun} cannot be used: it takes more than {self._time_limit_s:g} s to compile"
-        raise self._refuse(grammar, reason)
+        self._refuse(grammar, InvalidGrammar(reason))
+        raise InvalidGrammar(reason)
 
     def _find(self, grammar: Grammar) -> CompiledGrammar | None:
         """A grammar that is known to be good; of one that is known to be wrong, raise why."""
         with self._lock:
             if grammar in self._refused:
                 self._refused.move_to_end(grammar)
-                raise InvalidGrammar(self._refused[grammar])  # one of its own for each, as a traceback grows
+                refused = self._refused[grammar]
+                raise InvalidGrammar(str(refused), line=refused.line)  # one for each, as a traceback grows
             if grammar in self._compiled:
                 self._compiled.move_to_end(grammar)
             return self._compiled.get(grammar)
@@ -179,12 +182,11 @@ class Grammars:
                 self._compiled.popitem(last=False)
         return compiled
 
-    def _refuse(self, grammar: Grammar, reason: str) -> InvalidGrammar:
+    def _refuse(self, grammar: Grammar, error: InvalidGrammar) -> None:
         with self._lock:
-            self._refused[grammar] = reason
+            self._refused[grammar] = InvalidGrammar(str(error), line=error.line)
             while len(self._refused) > MAX_REFUSED:
                 self._refused.popitem(last=False)
-        return InvalidGrammar(reason)
 
     def _matcher(self, tried: str) -> llguidance.LLMatcher:
         return llguidance.LLMatcher(self._tokenizer, tried, log_level=0, limits=self._limits)

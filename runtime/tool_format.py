@@ -7,6 +7,7 @@ reads replies back.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -163,6 +164,12 @@ def format_of(template: ChatTemplate) -> ToolFormat:
         if knows_tools and format.text_of([("xyzzy", '{"plugh": 1}')]) in rendered:
             return format
     return PLAIN
+
+
+def tool_at(grammar: Grammar, line: int) -> int | None:
+    """Which of the tools that `ToolFormat.grammar` was made for a line of it describes, from 0; None: none."""
+    found = re.match(r"arguments_(\d+): ", grammar.text.split("\n")[line - 1])
+    return None if found is None else int(found[1])
 
 
 def _json_schema(tool: Tool) -> str:

@@ -81,8 +81,9 @@ class ToolCallReader:
 
     def __init__(self, format: ToolFormat, names: Sequence[str], *, is_content: bool = False) -> None:
         self._format = format
-        self._heads = {name: format.head(name) for name in names}
+        self._heads = {name: format.head(name) + "{" for name in names}  # arguments are an object
         self._held = ""
+        self._blanks = ""  # before what may be a call: the format's if it is, else the reply's
         self._read: Callable[[], list[Piece] | None] = self._read_rest if is_content else self._read_content
         self._num_calls = 0
         self._value = _JsonValue()
@@ -91,6 +92,11 @@ class ToolCallReader:
     def num_calls(self) -> int:
         """Calls that began."""
         return self._num_calls
+
+    @property
+    def has_whole_calls(self) -> bool:
+        """Whether there are calls, and the last one's arguments are all there."""
+        return self._num_calls > 0 and self._value.is_whole
 
     def push(self, text: str) -> list[Piece]:
         """Take the next of the reply, and return what is certain."""
@@ -101,9 +107,9 @@ class ToolCallReader:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """What was held back: no more comes. A call that was cut off stays so."""
+        """What was held back: no more comes. A call that was cut off stays so, and is none before its arguments."""
         held, self._held = self._held, ""
-        is_said = self._read in (self._read_content, self._read_head, self._read_rest)
+        is_said = self._read in (self._read_content, self._read_rest)
         return [Content(held)] if held and is_said else []
 
     # Each reads what it can of what is held; None: it needs more.
@@ -124,12 +130,13 @@ class ToolCallReader:
     def _read_head(self) -> list[Piece] | None:
         for name, head in self._heads.items():
             if self._held.startswith(head):
-                self._held = self._held[len(head) :]
+                self._held, self._blanks = self._held[len(head) - 1 :], ""
                 self._read, self._value = self._read_arguments, _JsonValue()
                 self._num_calls += 1
                 return [CallStart(self._num_calls - 1, f"call_{uuid.uuid4().hex[:24]}", name)]
         if any(head.startswith(self._held) for head in self._heads.values()):
             return None
+        self._held, self._blanks = self._blanks + self._held, ""
         self._read = self._read_rest  # it only looked like a call
         return []
 
@@ -167,7 +174,8 @@ class ToolCallReader:
         self, num_characters: int, then: Callable[[], list[Piece] | None], *, is_before_call: bool = False
     ) -> list[Piece]:
         text, self._held = self._held[:num_characters], self._held[num_characters:]
-        text = text.rstrip() if is_before_call else text  # the line break between words and a call is the format's
+        if is_before_call:
+            text, self._blanks = text.rstrip(), text[len(text.rstrip()) :]
         self._read = then
         return [Content(text)] if text else []
 

@@ -34,8 +34,8 @@ def deltas_of(delta: Delta, reader: ToolCallReader | None) -> list[ChatDelta]:
 
 
 def finish_reason_of(reason: FinishReason, reader: ToolCallReader | None) -> ChatFinishReason:
-    """Why a reply ended, in OpenAI's words: one that was not cut and calls says so."""
-    return "tool_calls" if reason == "stop" and reader is not None and reader.num_calls else reason
+    """Why a reply ended, in OpenAI's words: one that calls says so, unless it was cut, be it by a stop string."""
+    return "tool_calls" if reason == "stop" and reader is not None and reader.has_whole_calls else reason
 
 
 def _delta_of(piece: Piece) -> ChatDelta:

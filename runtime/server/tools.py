@@ -5,15 +5,17 @@ Knows fields; how a model writes a call is `tool_format.py`'s, and `tool_calls.p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ..errors import InvalidParameter
+from ..errors import InvalidGrammar, InvalidParameter
 from ..grammar import Grammar
-from ..tool_format import Tool, ToolChoice, ToolFormat
+from ..tool_format import Tool, ToolChoice, ToolFormat, tool_at
 from .limits import require_at_most
 from .tool_calls import ToolCallReader
 
@@ -90,6 +92,26 @@ class ToolUse:
             raise InvalidParameter(f"tools and a {content.noun} for the reply are both set; send one of them")
         return format.grammar(self.callable, self.choice, is_parallel=self.is_parallel, content=content)
 
+    @contextmanager
+    def naming(self, grammar: Grammar | None) -> Iterator[None]:
+        """Say of an error of what `grammar` returned in which field it is.
+
+        Raises:
+            InvalidParameter: a tool's parameters cannot be used.
+        """
+        try:
+            yield
+        except InvalidGrammar as error:
+            if grammar is None or grammar.kind != "lark":
+                raise
+            number = None if error.line is None else tool_at(grammar, error.line)
+            if number is not None:
+                param = _parameters_of(self.tools.index(self.callable[number]))
+                raise InvalidParameter(f"{param}: {error}", param=param) from error
+            if error.line is not None:  # the reply's own
+                raise
+            raise InvalidParameter(f"tools: {error}", param="tools") from error
+
     def reader(self, format: ToolFormat) -> ToolCallReader | None:
         """Finds the calls in a reply; None where none can be."""
         return ToolCallReader(format, [tool.name for tool in self.callable]) if self.callable else None
@@ -101,10 +123,17 @@ def tool_use(
     """What the model is told, and what it may do.
 
     Raises:
-        InvalidParameter: a tool is there twice, the chosen one is not there, or there are too many, or none.
+        InvalidParameter: a tool is there twice or wants no object, the chosen one is not there, or there are too many,
+            or none.
     """
     require_at_most("tools", asked, MAX_TOOLS)
     tools = tuple(tool.function.tool() for tool in asked or ())
+    for index, tool in enumerate(tools):
+        kind = tool.parameters.get("type", "object")
+        if kind != "object":
+            param = _parameters_of(index)
+            message = f'{param} has the type {json.dumps(kind):.80}; arguments are an object: send "object", or no type'
+            raise InvalidParameter(message, param=param)
     names = [tool.name for tool in tools]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -118,3 +147,7 @@ def tool_use(
     if not chosen:
         raise InvalidParameter(f"tool_choice names {choice.function.name!r:.80}; tools has {', '.join(names)}")
     return ToolUse(tools, chosen, "required", is_parallel=False)
+
+
+def _parameters_of(index: int) -> str:
+    return f"tools[{index}].function.parameters"

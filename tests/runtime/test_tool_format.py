@@ -283,6 +283,38 @@ def test_a_call_that_is_cut_off_has_the_arguments_so_far() -> None:
     assert (reply.calls[0].arguments, reply.content) == ('{"city": "O', "")
 
 
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_a_call_that_is_cut_off_within_its_head_is_not_content(format: ToolFormat) -> None:
+    head = format.head("now")
+    for end in range(len(format.trigger), len(head) + 1):
+        reader = ToolCallReader(format, ["now"])
+        reply = read_whole(head[:end], reader)
+        assert (reply.content, reply.calls, reader.has_whole_calls) == ("", [], False)
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_calls_are_whole_when_the_last_ones_arguments_are(format: ToolFormat) -> None:
+    text = format.text_of([("now", '{"a": {"b": "}"}}')])
+    start = text.index('{"a"')
+    for end in range(start + 1, len(text) + 1):
+        reader = ToolCallReader(format, ["now"])
+        read_whole(text[:end], reader)
+        assert reader.has_whole_calls == (end >= start + len('{"a": {"b": "}"}}'))
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        (PLAIN, '{"name": "now", "arguments": [1]}'),
+        (LLAMA3, '{"name": "now", "parameters": 7}'),
+        (HERMES, '{"tag": "white space  <tool_call>"}'),
+    ],
+)
+def test_json_that_only_looks_like_a_call_is_content_as_it_is(format: ToolFormat, text: str) -> None:
+    reply = read_whole(text, ToolCallReader(format, ["now"]))
+    assert (reply.content, reply.calls) == (text, [])
+
+
 def test_where_nothing_may_be_called_all_is_content() -> None:
     text = PLAIN.text_of([("now", "{}")])
     assert read_whole(text, ToolCallReader(PLAIN, ["now"], is_content=True)).content == text

@@ -182,6 +182,32 @@ def test_a_call_that_is_cut_off_ends_by_length(model: Scripted) -> None:
     assert OSLO[1].startswith(arguments) and arguments != OSLO[1]
 
 
+def test_a_call_that_a_stop_string_cuts_off_is_none_to_act_on(model: Scripted) -> None:
+    """`finish_reason` was `tool_calls`, and the arguments no JSON."""
+    says = model.format.text_of([OSLO])
+    choice = model.reply(says, stop=["Oslo"])
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "'
+    assert events(model.ask(says, stop=["Oslo"], stream=True))[-1]["choices"][0]["finish_reason"] == "stop"
+    whole = model.reply(says, stop=["</tool_call>"])
+    assert whole["finish_reason"] == "tool_calls"
+    assert whole["message"]["tool_calls"][0]["function"]["arguments"] == OSLO[1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_cut_off_within_its_head_is_not_content(model: Scripted, stream: bool) -> None:
+    says = model.format.text_of([OSLO])
+    num_tokens = len(model.engine.tokenizer.encode_inside(says[: says.index("weather")]))
+    body = {"max_tokens": num_tokens, "tool_choice": "required"}
+    if stream:
+        choices = [chunk["choices"][0] for chunk in events(model.ask(says, stream=True, **body))]
+        assert choices[-1]["finish_reason"] == "length"
+        assert not any(choice["delta"].get("content") or choice["delta"].get("tool_calls") for choice in choices)
+    else:
+        choice = model.reply(says, **body)
+        assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "")
+
+
 def test_none_calls_nothing(model: Scripted) -> None:
     choice = model.reply("Only words.", tool_choice="none")
     assert choice["message"]["content"] == "Only words." and "tool_calls" not in choice["message"]
@@ -272,7 +298,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "now", "arguments": 
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "name"),
         ({"tools": [{"type": "browser"}]}, "browser"),
         ({"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(129)]}, "129 entries"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "odd"}}}]}, "cannot be used"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": [1]}}}]}, "cannot be used"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}, "strict": True}}]},
             "not",
@@ -296,6 +322,50 @@ def test_what_is_wrong_is_a_400_that_says_so(hermes: Scripted, fields: dict[str,
     response = hermes.ask("Hm.", **fields)
     assert response.status_code == 400
     assert words in response.json()["error"]["message"]
+
+
+def function(name: str, **fields: object) -> dict[str, object]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+@pytest.mark.parametrize("kind", ["string", "integer", ["object", "null"], None, "odd"])
+def test_parameters_that_are_no_object_are_refused_by_name(model: Scripted, kind: object) -> None:
+    """Their arguments were read as if they were, and came back as `1}`."""
+    tools = [TOOLS[0], function("f", parameters={"type": kind})]
+    response = model.ask("Hm.", tools=tools, tool_choice="required")
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "tools[1].function.parameters" and json.dumps(kind) in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"properties": {"a": {"type": "odd"}}}, "Invalid type: odd"),
+        ({"properties": {"a": {"pattern": "(("}}}, "unclosed group"),
+        ({"properties": {"a": {"$ref": "#/nowhere"}}}, "does not exist"),
+        ({"enum": [1]}, "incompatible types"),
+    ],
+)
+@pytest.mark.parametrize("choice", ["auto", {"type": "function", "function": {"name": "f"}}])
+def test_a_tool_that_cannot_be_used_is_named_and_our_grammar_kept_to_us(
+    model: Scripted, parameters: dict[str, object], words: str, choice: object
+) -> None:
+    for _ in range(2):  # the second time it is known
+        response = model.ask("Hm.", tools=[*TOOLS, function("f", parameters=parameters)], tool_choice=choice)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["param"] == "tools[2].function.parameters"
+        assert words in error["message"] and error["message"].startswith("tools[2].function.parameters: ")
+        assert "%json" not in error["message"] and "x-guidance" not in error["message"]
+
+
+def test_a_tool_that_is_too_much_work_and_a_wrong_form_of_replies_are_told_apart(model: Scripted) -> None:
+    bomb = function("f", parameters={"properties": {"a": {"type": "integer", "multipleOf": 1000003}}})
+    error = model.ask("Hm.", tools=[bomb]).json()["error"]
+    assert error["param"] == "tools" and "takes more than" in error["message"]
+    error = model.ask("Hm.", guided_json={"type": "odd"}).json()["error"]
+    assert error["message"] == "the JSON schema cannot be used: Invalid type: odd"
 
 
 def test_an_answer_to_a_schema_may_still_be_a_call(model: Scripted) -> None:
