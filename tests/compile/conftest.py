@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,8 +15,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
+from radixlm.compile import compile_model
 from radixlm.compile.models import weight_shapes
-from radixlm.runtime.manifest import ModelConfig
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.manifest import KVDType, ModelConfig
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *map(chr, range(ord("a"), ord("z") + 1)), "th", "he"]
@@ -218,3 +221,15 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
     text = json.dumps(header).encode()
     data = b"".join(tensor.tobytes() for tensor in tensors.values())
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+@pytest.fixture(scope="session")
+def tiny_in_floats(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[KVDType], Artifact]:
+    """The random model of tests/conftest.py with its weights in float32, by how KV is stored; compiled once each."""
+
+    @functools.cache
+    def compiled(kv_dtype: KVDType) -> Artifact:
+        output = tmp_path_factory.mktemp("artifacts") / f"tiny-{kv_dtype}.radixlm"
+        return Artifact.open(compile_model(tiny_source, output, quantize="f32", kv_dtype=kv_dtype).path)
+
+    return compiled

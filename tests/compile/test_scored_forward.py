@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from radixlm.compile import compile_model, reference
+from radixlm.compile import reference
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.batch import Batch
 from radixlm.runtime.errors import EngineError
@@ -52,10 +53,9 @@ def expected_mass(config: ModelConfig, token_ids: np.ndarray, kv_dtype: KVDType)
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "int8"])
 def test_scored_forward_is_forward_and_its_mass_is_the_softmax(
-    tiny_source: Path, tmp_path: Path, kv_dtype: KVDType
+    tiny_in_floats: Callable[[KVDType], Artifact], kv_dtype: KVDType
 ) -> None:
-    output = compile_model(tiny_source, tmp_path / "tiny.radixlm", quantize="f32", kv_dtype=kv_dtype).path
-    artifact = Artifact.open(output)
+    artifact = tiny_in_floats(kv_dtype)
     config = artifact.manifest.model
     token_ids = np.random.default_rng(1).integers(0, config.vocab_size, NUM_TOKENS)
     plain = ModelRunner(artifact, num_pages=NUM_PAGES, num_threads=2)
