@@ -37,6 +37,7 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # cached tokens: {"exact": 96}
+    disk_tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # of those, the ones loaded from disk for it
 
 
 @dataclass(frozen=True)

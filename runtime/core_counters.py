@@ -29,6 +29,7 @@ class CoreCounters:
     finished_by_reason: Counter[str] = field(default_factory=Counter)
     failed_by_type: Counter[str] = field(default_factory=Counter)
     cached_tokens_by_kind: Counter[str] = field(default_factory=Counter)
+    disk_tokens_by_kind: Counter[str] = field(default_factory=Counter)  # of those, loaded for the request
     to_first_token: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(SLOW_S))
     between_tokens: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(FAST_S))
     to_end: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(SLOW_S))
@@ -69,6 +70,7 @@ class CoreCounters:
         self.num_prompt_tokens += usage.prompt_tokens
         self.num_cached_tokens += usage.cached_tokens
         self.cached_tokens_by_kind.update(usage.tokens_by_kind)
+        self.disk_tokens_by_kind.update(usage.disk_tokens_by_kind)
 
     def count_failed(self, error: Exception) -> None:
         """A request ended with an error."""

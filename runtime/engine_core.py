@@ -13,17 +13,20 @@ from .batch import Float32Array, Forward, make_batch
 from .cache_uses import CacheUse
 from .completion import Delta
 from .core_counters import CoreCounters
+from .disk_tier import DiskTier
 from .errors import EngineError, InvalidParameter, InvalidRequest, OutOfPages, RadixLMError, StepFailed
 from .kv_transaction import KVTransaction
 from .prefix_cache import PrefixCache
 from .request import Request, RequestLimits
 from .request_output import RequestOutput
 from .sampler import Refusal, Sampled, SampledToken, sample
-from .scheduler import RequestBroken, Scheduler, SchedulerPolicy
+from .scheduler import RequestBroken, Scheduler, SchedulerPolicy, find_prefix
 from .sequence import num_pages_for
 from .step_plan import ScheduledRequest, StepPlan
 
 _LOGGER = logging.getLogger(__name__)
+
+_PREFILL_PER_DECODE = 16  # tokens of prompts beside each of a reply, for a step to measure prefill
 
 
 class EngineCore:
@@ -36,6 +39,7 @@ class EngineCore:
             rows of a
             page that is reused in part lie there twice for a moment.
         clock: seconds; only differences count.
+        tier: what keeps pages on disk, if anything does; a request that it loads for waits outside of the queues.
 
     Raises:
         InvalidParameter: the cache is too small for the context length.
@@ -49,6 +53,7 @@ class EngineCore:
         *,
         policy: SchedulerPolicy | None = None,
         clock: Callable[[], float],
+        tier: DiskTier | None = None,
     ) -> None:
         num_needed = num_pages_for(limits.context_length) + 1
         if num_needed > cache.pool.num_pages:
@@ -61,17 +66,29 @@ class EngineCore:
         self._forward = forward
         self._cache = cache
         self._clock = clock
+        self._tier = tier
+        self._loading: dict[str, Request] = {}  # by id
         self._scheduler = Scheduler(cache, policy or SchedulerPolicy(), context_length=limits.context_length)
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do anything."""
-        return self._scheduler.has_work
+        """Whether `step` would do anything; without it there may still be requests that wait for the disk."""
+        return self._scheduler.has_work or (self._tier is not None and self._tier.is_ready)
+
+    @property
+    def wait_s(self) -> float | None:
+        """Without work: seconds until there is some again in any case; None: there may never be."""
+        return None if self._tier is None else self._tier.wait_s
+
+    @property
+    def tier(self) -> DiskTier | None:
+        """What keeps pages on disk."""
+        return self._tier
 
     @property
     def num_waiting(self) -> int:
         """Requests that hold no pages."""
-        return self._scheduler.num_waiting
+        return self._scheduler.num_waiting + len(self._loading)
 
     @property
     def num_running(self) -> int:
@@ -90,7 +107,8 @@ class EngineCore:
 
     def live_uses(self, namespace: bytes) -> list[CacheUse]:
         """What the namespace's requests use now, the newest first; between two steps."""
-        live = [request for request in self._scheduler.requests() if request.namespace == namespace]
+        everybody = [*self._scheduler.requests(), *self._loading.values()]
+        live = [request for request in everybody if request.namespace == namespace]
         live.sort(key=lambda request: request.arrived_at, reverse=True)
         return [request.cache_use(self._clock()) for request in live]
 
@@ -101,15 +119,23 @@ class EngineCore:
             InvalidRequest: it cannot be served as it is, or its id is taken; nothing is changed.
         """
         self.limits.validate(request.prompt, request.params)
-        if request.request_id in self._scheduler:
+        if request.request_id in self._scheduler or request.request_id in self._loading:
             raise InvalidParameter(f"request id {request.request_id!r} is in use; choose another")
-        self._scheduler.add(request)
+        if self._begin_load(request):
+            self._loading[request.request_id] = request
+        else:
+            self._scheduler.add(request)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request where it is, with finish reason `cancelled`; None if it has ended already."""
-        if request_id not in self._scheduler:
+        if request_id in self._loading:
+            request = self._loading.pop(request_id)
+            if self._tier is not None:
+                self._tier.abandon(request_id)
+        elif request_id in self._scheduler:
+            request = self._scheduler.remove(request_id)
+        else:
             return None
-        request = self._scheduler.remove(request_id)
         try:
             delta = request.cancel()
         except Exception as error:
@@ -120,6 +146,9 @@ class EngineCore:
         """Compute one batch, and return what is new; empty if nobody has a token yet, or nothing is to be
         done.
         """
+        self._advance_tier()
+        if not self._scheduler.has_work:
+            return []
         with self._cache.begin() as step:
             try:
                 plan = self._scheduler.schedule(step, self._clock())
@@ -131,6 +160,7 @@ class EngineCore:
             except Exception as error:
                 return self._fail_step(step, self._scheduler.requests(), error)
             scheduled = plan.scheduled
+            begun = self._clock()
             try:
                 sampled = self._compute(step, scheduled)
                 damaged = [item for item, token in sampled if token is None]
@@ -140,6 +170,7 @@ class EngineCore:
             except Exception as error:
                 return self._fail_step(step, [item.request for item in scheduled], error)
         self.counters.count_step(sum(item.reservation.num_tokens for item in scheduled))
+        self._observe(scheduled, self._clock() - begun)
         return self._hand_out(plan, sampled)
 
     def check(self) -> None:
@@ -150,6 +181,55 @@ class EngineCore:
         assert self._cache.stats().num_sequences == len(sequences), "a sequence belongs to no request"
         for sequence in sequences:
             assert self._cache.get(sequence.seq_id) is sequence
+        for request in self._loading.values():
+            assert request.sequence is None, f"{request!r} waits for the disk and has a sequence"
+        if self._tier is not None:
+            self._tier.check()
+
+    # The disk.
+
+    def _begin_load(self, request: Request) -> bool:
+        """Whether the request is to wait for what the disk has of its prompt."""
+        if self._tier is None:
+            return False
+        context_length = self.limits.context_length
+        return self._tier.begin(request.request_id, lambda cache: find_prefix(cache, request, context_length))
+
+    def _advance_tier(self) -> None:
+        """Let those go on that waited for the disk, whatever became of it."""
+        if self._tier is None:
+            return
+        try:
+            names = self._tier.advance()
+        except Exception:
+            _LOGGER.exception("loading from the store failed")
+            names = self._tier.give_up()
+        for name in names:
+            request = self._loading.pop(name)
+            request.loaded = self._tier.loaded(name)
+            self._scheduler.add(request)
+
+    def _distrust(self, damaged: list[Request]) -> None:
+        """Take off the disk what requests whose numbers went wrong have reused and computed."""
+        for request in damaged:
+            if self._tier is not None:
+                self._tier.distrust(request.namespace, request.admitted.token_ids)
+
+    def _observe(self, scheduled: list[ScheduledRequest], seconds: float) -> None:
+        """Tell who decides on loads how long a step of prompts took; decode costs more a token and is no measure."""
+        prefill = [item.reservation for item in scheduled if item.reservation.num_tokens > 1]
+        num_tokens = sum(reservation.num_tokens for reservation in prefill)
+        if self._tier is None or num_tokens < _PREFILL_PER_DECODE * (len(scheduled) - len(prefill)) or not num_tokens:
+            return
+        positions = sum(item.num_tokens * (item.start + item.stop) / 2 for item in prefill)
+        self._tier.planner.observe_compute(num_tokens=num_tokens, position=positions / num_tokens, seconds=seconds)
+
+    def _save(self, request: Request) -> None:
+        """Keep what is computed of a request on disk, too."""
+        sequence = request.sequence
+        if self._tier is not None and sequence is not None:
+            num_tokens = sequence.num_computed
+            self._tier.save(sequence.namespace, sequence.token_ids[:num_tokens], sequence.generated[:num_tokens])
 
     # One step.
 
@@ -173,9 +253,7 @@ class EngineCore:
         tokens = sample(logits[:, :vocab_size], top, [item.request.sampler for item in sampling])
         return list(zip(sampling, tokens, strict=True))
 
-    def _hand_out(
-        self, plan: StepPlan, sampled: list[tuple[ScheduledRequest, Sampled]]
-    ) -> list[RequestOutput]:
+    def _hand_out(self, plan: StepPlan, sampled: list[tuple[ScheduledRequest, Sampled]]) -> list[RequestOutput]:
         """Give each request its token, and say of those that cannot go on why."""
         now = self._clock()
         outputs = [self._accept(item.request, token, now) for item, token in sampled if token is not None]
@@ -183,6 +261,7 @@ class EngineCore:
         outputs += [self._fail_damaged(request) for request in damaged]
         if damaged:
             self._cache.clear()  # the numbers may have been wrong in earlier pages already
+            self._distrust(damaged)
         if plan.unservable is not None:
             outputs.append(self._fail_unservable(plan.unservable))
         return outputs
@@ -203,6 +282,8 @@ class EngineCore:
             return self._fail(request, _internal_error(request, error))
         self.counters.count_token(now, request.arrived_at, before)
         if delta.finish_reason is None:
+            if before is None:
+                self._save(request)
             return RequestOutput(request.request_id, delta)
         self._scheduler.remove(request.request_id)
         return self._finish(request, delta)
@@ -214,6 +295,7 @@ class EngineCore:
             alias = request.alias() if request.sequence is not None else None
             self._cache.uses.record(request.namespace, request.cache_use(self._clock()))
             if request.sequence is not None:
+                self._save(request)
                 self._cache.close(request.sequence)
             if alias is not None:
                 self._cache.aliases.record(request.namespace, request.prompt.ids, alias)

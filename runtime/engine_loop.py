@@ -88,6 +88,7 @@ class EngineLoop:
         self._num_rejected = 0
         self._usual_s = 0.0  # what requests took of late, waiting included
         self._inbox: deque[_Command] = deque()
+        self._is_woken = False
         self._is_closing = False
         self._crash: EngineError | None = None
         # begin of the work, or end of the last step that got on, then set without the lock; None when idle
@@ -156,6 +157,12 @@ class EngineLoop:
         self._post(_Call(work, result))
         return result.result()
 
+    def wake(self) -> None:
+        """Look whether the core has work, which came from elsewhere."""
+        with self._wake:
+            self._is_woken = True
+            self._wake.notify()
+
     def close(self) -> None:
         """Cancel what runs, end the thread and wait for it. May be called twice."""
         with self._wake:
@@ -214,8 +221,10 @@ class EngineLoop:
             return not self._is_closing
         with self._wake:
             self._busy_since = self._clock() if self._inbox else None
-            if not (self._is_closing or self._inbox):
-                self._wake.wait(None if self._expiry is None else self._expiry.wait_s)
+            if not (self._is_closing or self._inbox or self._is_woken):
+                waits = (self._core.wait_s, None if self._expiry is None else self._expiry.wait_s)
+                self._wake.wait(min((wait_s for wait_s in waits if wait_s is not None), default=None))
+            self._is_woken = False
             return not self._is_closing
 
     def _expire(self) -> None:

@@ -32,6 +32,15 @@ def encode_key(token_ids: Iterable[int]) -> bytes:
     return np.array(token_ids if isinstance(token_ids, list) else list(token_ids), dtype=">u4").tobytes()
 
 
+def tokens_of(key: Key) -> tuple[int, ...]:
+    """The tokens of a key.
+
+    >>> tokens_of(encode_key([1, 256]))
+    (1, 256)
+    """
+    return tuple(np.frombuffer(bytes(key), ">u4").tolist())
+
+
 def token_at(key: Key, index: int) -> int:
     """Token `index` of a key."""
     return int.from_bytes(key[index * TOKEN_BYTES : (index + 1) * TOKEN_BYTES], "big")

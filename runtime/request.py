@@ -6,14 +6,15 @@ Knows nothing of other requests, pages or threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from .cache_uses import CacheUse, PageMark
 from .completion import CacheMatch, Completion, Delta, FinishReason, Timings, TokenLogprob, Usage
 from .errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter
-from .prefix_match import PrefixMatch
+from .loaded_prefix import LoadedPrefix
+from .prefix_match import MatchKind, PrefixMatch
 from .reply_alias import ReplyAlias, rendered_reply
 from .sampler import Refusal, SampledToken, SamplerState
 from .sampling_params import SamplingParams
@@ -65,9 +66,7 @@ class RequestLimits:
         """Raise InvalidParameter if a token id is not in the vocabulary; `where` names its place."""
         for token_id in token_ids:
             if not 0 <= token_id < self.vocab_size:
-                raise InvalidParameter(
-                    f"{where} has token id {token_id}; the vocabulary is 0 to {self.vocab_size - 1}"
-                )
+                raise InvalidParameter(f"{where} has token id {token_id}; the vocabulary is 0 to {self.vocab_size - 1}")
 
 
 class Request:
@@ -108,6 +107,7 @@ class Request:
         self.spelled = spelled
         self.candidate: PrefixMatch | None = None  # what was found while it waits,
         self.is_candidate_final = False  # and whether by all kinds of match
+        self.loaded: LoadedPrefix | None = None  # from disk, before it was admitted
         self._render_reply = render_reply
         self._explain = explain
         self.sequence: Sequence | None = None
@@ -119,9 +119,7 @@ class Request:
         self._sampler = SamplerState(params, prompt.ids, vocab_size, constraint)
         self._decoder = decoder
         self._stops = StopStrings(params.stop)
-        self._stop_ids = frozenset(params.stop_token_ids) | frozenset(
-            () if params.ignore_eos else eos_token_ids
-        )
+        self._stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_token_ids)
         self._text: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._finish_reason: FinishReason | None = None
@@ -280,13 +278,15 @@ class Request:
         return Delta(text, token_ids, logprobs, reason)
 
     def _usage(self) -> Usage:
-        by_kind = self._match.tokens_by_kind.items() if self._match else ()
-        tokens_by_kind: dict[str, int] = {kind: count for kind, count in by_kind}
+        by_kind: Mapping[MatchKind, int] = self._match.tokens_by_kind if self._match else {}
+        num_cached = sum(by_kind.values())
+        disk_by_kind = {} if self.loaded is None else self.loaded.by_kind(by_kind, num_cached)
         return Usage(
             prompt_tokens=len(self.prompt.ids),
             completion_tokens=self.num_generated,
-            cached_tokens=sum(tokens_by_kind.values()),
-            tokens_by_kind=tokens_by_kind,
+            cached_tokens=num_cached,
+            tokens_by_kind={kind: count for kind, count in by_kind.items()},
+            disk_tokens_by_kind={kind: count for kind, count in disk_by_kind.items()},
         )
 
     def _cache_match(self) -> CacheMatch:

@@ -41,6 +41,21 @@ class SchedulerPolicy:
     num_candidates: int = 32
 
 
+def find_prefix(cache: PrefixCache, request: Request, context_length: int) -> PrefixMatch:
+    """The longest reuse that the request allows; ids that leave no room for a reply are not taken."""
+    prompt = request.prompt
+    match = cache.match(
+        prompt.ids,
+        num_match=prompt.num_match,
+        namespace=request.namespace,
+        num_known=prompt.num_known,
+        spelled=request.spelled,
+    )
+    if len(match.prompt_ids) < context_length or request.spelled is None:
+        return match
+    return cache.match(prompt.ids, num_match=prompt.num_match, namespace=request.namespace, num_known=prompt.num_known)
+
+
 class Scheduler:
     """Continuous batching with chunked prefill over one prefix cache.
 
@@ -202,7 +217,7 @@ class Scheduler:
         sequence: Sequence | None = None
         try:
             if not request.is_candidate_final:
-                match = self._match(request)
+                match = find_prefix(self._cache, request, self._context_length)
             sequence = self._cache.open(match, context_length=self._context_length)
             request.admit(sequence, match)
         except Exception as error:
@@ -232,29 +247,13 @@ class Scheduler:
         """What was found of a waiting request, as far as it is still there: to look by text each time is too slow."""
         before = request.candidate
         if before is None:
-            before = self._match(request)
+            before = find_prefix(self._cache, request, self._context_length)
             request.is_candidate_final = True
         elif before.version != self._cache.tree.version:
             before = self._cache.match(before.prompt_ids, num_match=before.num_match, namespace=request.namespace)
             request.is_candidate_final = False
         request.candidate = before
         return before
-
-    def _match(self, request: Request) -> PrefixMatch:
-        """The longest reuse that the request allows; ids that leave no room for a reply are not taken."""
-        prompt = request.prompt
-        match = self._cache.match(
-            prompt.ids,
-            num_match=prompt.num_match,
-            namespace=request.namespace,
-            num_known=prompt.num_known,
-            spelled=request.spelled,
-        )
-        if len(match.prompt_ids) < self._context_length or request.spelled is None:
-            return match
-        return self._cache.match(
-            prompt.ids, num_match=prompt.num_match, namespace=request.namespace, num_known=prompt.num_known
-        )
 
     def _is_being_computed(self, match: PrefixMatch) -> bool:
         """Whether a running request is at work on more of this prompt: then that one computes it for both."""

@@ -30,6 +30,8 @@ CACHE = {
     *("page_pool", "sequence", "kv_transaction", "prefix_match"),
     *("radix_node", "radix_tree", "prefix_cache", "eviction_queue"),
     *("text_walk", "spelled_children", "reply_alias", "why_not_more", "cache_namespace", "cache_tree", "cache_uses"),
+    *("disk_tier", "disk_index", "disk_reader", "disk_writer", "page_loader", "page_saver", "load_planner"),
+    *("loaded_prefix", "tier_stats"),
 }
 ENGINE = {
     "prompts",
@@ -59,6 +61,7 @@ FORBIDDEN_IN_RUNTIME = {
     **{module: {*ENGINE, "server", "model_runner", "artifact"} for module in CACHE},
     **{module: {"server"} for module in ENGINE},
     **{module: {*ENGINE, *CACHE, "server"} for module in ("artifact", "manifest", "model_runner", "batch", "cpu")},
+    "store": {*ENGINE, *CACHE, "server", "model_runner", "artifact", "batch"},
     "scheduler": {"server", "engine", "engine_core", "model_runner", "sampler", "artifact"},
     "chat_template": {*ENGINE, *CACHE, "server", "model_runner", "artifact"},
     **{module: {*ENGINE, *CACHE, "server", "model_runner"} for module in GRAMMAR},

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from radixlm.runtime.batch import Batch, Float32Array, PageCopy, TopLogits, UInt8Array
+from radixlm.runtime.disk_tier import DiskTier
 from radixlm.runtime.engine_core import EngineCore
 from radixlm.runtime.kv_log import KVLog
 from radixlm.runtime.manifest import PAGE_SIZE, TOP_LOGITS
@@ -167,12 +168,16 @@ class Bench:
     now: float = 0.0
     outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
     kv_log: KVLog | None = None
+    open_tier: Callable[[PrefixCache, FakeModel], DiskTier] | None = None
 
     def __post_init__(self) -> None:
         self.model = self.make_model(self.num_pages, self.vocab_size)
         self.cache = PrefixCache(PagePool(self.num_pages), kv_log=self.kv_log)
         limits = RequestLimits(self.vocab_size, self.context_length)
-        self.core = EngineCore(self.model, self.cache, limits, policy=self.policy, clock=lambda: self.now)
+        self.tier = None if self.open_tier is None else self.open_tier(self.cache, self.model)
+        self.core = EngineCore(
+            self.model, self.cache, limits, policy=self.policy, clock=lambda: self.now, tier=self.tier
+        )
 
     def request(
         self,

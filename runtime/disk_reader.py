@@ -1,0 +1,140 @@
+"""Read pages from the store behind the engine's back: one thread, and a few buffers that go round.
+
+Knows heads and bytes; not where pages go. It never reads ahead of the buffers that come back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .batch import UInt8Array
+
+if TYPE_CHECKING:
+    from .store import PageHead, PageStore
+
+_LOGGER = logging.getLogger(__name__)
+
+PIECE_BYTES = 8 << 20  # read at once: disks reach their speed, and others' steps are not held up by what comes back
+NUM_BUFFERS = 3  # one is read into, one is copied to the pool, one waits
+
+
+@dataclass(eq=False)
+class ReadJob:
+    """A chain of pages to read, in pieces from its beginning; `is_cancelled` may be set by anybody at any time."""
+
+    heads: tuple[PageHead, ...]
+    num_read: int = 0  # pages asked for so far; the reader's own
+    is_cancelled: bool = False
+
+
+@dataclass(frozen=True)
+class ReadPiece:
+    """Pages `[start, start + len(pages))` of a job, uint8 `[N, page_bytes]`: of them the first `num_right` are right.
+
+    `pages` is the reader's; give it back.
+    """
+
+    job: ReadJob
+    start: int
+    pages: UInt8Array
+    num_right: int
+    seconds: float  # that the disk took
+
+
+class DiskReader:
+    """Reads jobs one after the other, in a thread of its own.
+
+    Args:
+        notify: called in the reader's thread when `results` has something new.
+
+    Attributes:
+        results: what was read, for the engine's thread to take out.
+        piece_pages: pages read at once.
+    """
+
+    def __init__(self, store: PageStore, page_bytes: int, *, notify: Callable[[], None]) -> None:
+        self._store, self._page_bytes, self._notify = store, page_bytes, notify
+        self.piece_pages = max(1, PIECE_BYTES // page_bytes)
+        self.results: deque[ReadPiece] = deque()
+        self._wake = threading.Condition()  # guards all below
+        self._jobs: deque[ReadJob] = deque()
+        self._num_buffers = 0  # that exist; they are made when they are needed
+        self._free: list[UInt8Array] = []
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="radixlm-store-reader", daemon=True)
+        self._thread.start()
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that are to be read before anything that is submitted now."""
+        with self._wake:
+            jobs = [job for job in self._jobs if not job.is_cancelled]
+            return sum(len(job.heads) - job.num_read for job in jobs) * self._page_bytes
+
+    def submit(self, job: ReadJob) -> None:
+        """Read a chain; its pieces come in order, and no more of them after one that is not right to its end."""
+        with self._wake:
+            self._jobs.append(job)
+            self._wake.notify()
+
+    def give_back(self, piece: ReadPiece) -> None:
+        """Let the buffer of a piece be read into again."""
+        base = piece.pages.base
+        assert isinstance(base, np.ndarray)
+        with self._wake:
+            self._free.append(base)
+            self._wake.notify()
+
+    def close(self) -> None:
+        """End after the read that runs. May be called twice."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            job, start, buffer = work
+            stop = min(start + self.piece_pages, len(job.heads))
+            pages = buffer[: stop - start]
+            begun = time.perf_counter()
+            try:
+                num_right = self._store.read(job.heads[start:stop], pages)
+            except Exception:  # the store handles what disks do; this is a mistake of ours
+                _LOGGER.exception("reading from the store failed")
+                num_right = 0
+            if num_right < stop - start:
+                job.is_cancelled = True
+            self.results.append(ReadPiece(job, start, pages, num_right, time.perf_counter() - begun))
+            del job, buffer, pages, work
+            self._notify()
+
+    def _next(self) -> tuple[ReadJob, int, UInt8Array] | None:
+        """A job, the page to go on from, and a buffer to read into."""
+        with self._wake:
+            while not self._is_closing:
+                while self._jobs and (self._jobs[0].is_cancelled or self._jobs[0].num_read == len(self._jobs[0].heads)):
+                    self._jobs.popleft()
+                if self._jobs and (buffer := self._take_buffer()) is not None:
+                    job = self._jobs[0]
+                    start = job.num_read
+                    job.num_read = min(start + self.piece_pages, len(job.heads))
+                    return job, start, buffer
+                self._wake.wait()
+            return None
+
+    def _take_buffer(self) -> UInt8Array | None:
+        if self._free:
+            return self._free.pop()
+        if self._num_buffers == NUM_BUFFERS:
+            return None
+        self._num_buffers += 1
+        return np.empty((self.piece_pages, self._page_bytes), np.uint8)

@@ -1,0 +1,220 @@
+"""The second tier of the cache: what memory has no room for, and what the process before this one computed, on disk.
+
+Puts together what finds, loads and saves pages. Exact: what it finds is the page of these very tokens, or a miss.
+Knows prompts and pages, not requests. The engine's thread owns it; two threads of its own read and write.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from .batch import PageIO
+from .disk_index import DiskIndex
+from .disk_reader import DiskReader
+from .disk_writer import DiskWriter, remaining_s
+from .load_planner import LoadPlanner
+from .loaded_prefix import LoadedPrefix
+from .manifest import PAGE_SIZE
+from .page_loader import FindPrefix, PageLoader
+from .page_saver import PageSaver
+from .prefix_cache import PrefixCache
+from .radix_node import Node
+from .store.page_head import NO_PARENT, PageHead
+from .tier_stats import TierStats
+
+if TYPE_CHECKING:
+    from .store import PageStore
+
+_LOGGER = logging.getLogger(__name__)
+
+QUEUE_BYTES = 128 << 20  # of pages that wait to be written
+CLOSE_S = 10.0  # to write what waits, at the end
+
+
+class DiskTier:
+    """A store below a cache. `begin` says whether a request waits for the disk, `advance` who may go on.
+
+    Args:
+        num_records: pages that the store holds at most.
+        clock: seconds; the cache's own.
+
+    Attributes:
+        planner: decides what is worth loading; told how long steps take.
+        wake: called in any thread when `advance` has something to do.
+    """
+
+    def __init__(
+        self,
+        store: PageStore,
+        cache: PrefixCache,
+        io: PageIO,
+        *,
+        num_records: int,
+        clock: Callable[[], float],
+        queue_bytes: int = QUEUE_BYTES,
+        planner: LoadPlanner | None = None,
+    ) -> None:
+        self.planner = LoadPlanner() if planner is None else planner
+        self.wake: Callable[[], None] = lambda: None
+        self._store, self._cache = store, cache
+        page_bytes = store.identity.page_bytes
+        self._index = DiskIndex(num_records, clock=clock)
+        self._index.cache.aliases = cache.aliases  # what a reply is rendered as does not depend on where it lies
+        self._index.add(store.heads())
+        self._writer = DiskWriter(store, max_bytes=max(queue_bytes, page_bytes), notify=self._notify)
+        self._reader = DiskReader(store, page_bytes, notify=self._notify)
+        self._saver = PageSaver(cache, self._index, self._writer, io, store.identity, store.touch)
+        self._loader = PageLoader(
+            cache,
+            self._index,
+            self._reader,
+            io,
+            self.planner,
+            page_bytes=page_bytes,
+            clock=clock,
+            lost=self._forget,
+        )
+        self._num_waiting = 0
+        self._is_closed = False
+        cache.tree.leaving = self._save_leaving
+        self._loader.probe()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `advance` would get on with something now."""
+        return bool(self._writer.results) or self._saver.is_ready or self._loader.is_ready
+
+    @property
+    def wait_s(self) -> float | None:
+        """Seconds until a load is late; None: there is none."""
+        return self._loader.wait_s
+
+    def begin(self, name: str, find: FindPrefix) -> bool:
+        """Load what the disk has of a prompt and memory has not, where that is quicker than computing it; whether to
+        wait until `advance` names it.
+        """
+        if not self._loader.begin(name, find):
+            return False
+        self._num_waiting += 1
+        return True
+
+    def abandon(self, name: str) -> None:
+        """Nobody waits under this name any more."""
+        self._loader.abandon(name)
+        self._num_waiting -= 1
+
+    def advance(self) -> list[str]:
+        """Take in what was read and written, save a little more; the names of who may go on."""
+        while self._writer.results:
+            written = self._writer.results.popleft()
+            self._saver.settle(written)
+            self._index.remove(written.gone_keys)
+            self._index.add(head for head in written.heads if head.key in written.stored_keys)
+        names = self._loader.advance()
+        self._num_waiting -= len(names)
+        self._saver.advance()
+        return names
+
+    def loaded(self, name: str) -> LoadedPrefix | None:
+        """What came from disk for who was named; asked once."""
+        return self._loader.loaded(name)
+
+    def save(self, namespace: bytes, token_ids: Sequence[int], generated: bytes) -> None:
+        """Keep the full pages of these tokens, which are in the tree, on disk too; when there is time."""
+        self._saver.save(namespace, token_ids, generated)
+
+    def distrust(self, namespace: bytes, token_ids: Sequence[int]) -> None:
+        """Take what was computed of these tokens off the disk, with all that goes on from it: it may be wrong."""
+        self._saver.forget()
+        self._loader.end()
+        keys, parent_key = [], NO_PARENT
+        for start in range(0, len(token_ids) - PAGE_SIZE + 1, PAGE_SIZE):
+            page = token_ids[start : start + PAGE_SIZE]
+            parent_key = PageHead.of(self._store.identity, namespace, parent_key, page, bytes(PAGE_SIZE)).key
+            keys.append(parent_key)
+        self._forget(keys)
+
+    def discard(self, namespace: bytes) -> tuple[int, Future[None]]:
+        """Take a namespace off the disk: how many pages nobody finds from here on, and when their bytes are gone."""
+        self._saver.forget(namespace)
+        self._loader.end(namespace)
+        keys = self._index.clear(namespace)
+        return len(keys), self._writer.discard(namespace)
+
+    def drop_unused(self, since: float) -> None:
+        """Take off the disk what nobody used since then, on the cache's clock; not before this process began."""
+        keys = self._index.drop_unused(since)
+        if keys:
+            self._writer.drop(keys)
+
+    def give_up(self) -> list[str]:
+        """After a mistake of ours: end all loads, save nothing more of what waits; who may go on."""
+        self._saver.forget()
+        self._loader.end()
+        names = self._loader.advance()
+        self._num_waiting -= len(names)
+        return names
+
+    def stats(self) -> TierStats:
+        """Counts as of now, from any thread."""
+        store, loads, saver = self._store.stats(), self._loader.counts, self._saver
+        return TierStats(
+            off_because=store.off_because,
+            num_pages=len(self._index),
+            num_bytes=store.num_bytes,
+            max_bytes=store.max_bytes,
+            num_waiting=self._num_waiting,
+            num_loads=loads.num_loads,
+            num_loads_late=loads.num_late,
+            num_loads_cut=loads.num_cut,
+            num_loads_broken=loads.num_broken,
+            num_loads_refused=loads.num_refused,
+            num_loaded_pages=loads.num_pages,
+            num_read_bytes=store.read_bytes,
+            num_saved_pages=saver.num_saved_pages,
+            num_dropped_pages=saver.num_dropped_pages,
+            num_written_bytes=store.num_pages_written * self._store.identity.page_bytes,
+            num_queued_bytes=self._writer.queued_bytes,
+            num_evicted_pages=store.num_pages_evicted,
+            disk_bytes_per_s=self.planner.disk_bytes_per_s,
+            misses_by_kind={kind: count for kind, count in store.misses.items()},
+        )
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Write what waits, for so long, and close the store. May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._cache.tree.leaving = None
+        deadline = time.monotonic() + timeout_s
+        self._reader.close()
+        try:
+            while self._saver.has_pending and remaining_s(deadline):
+                if not self._saver.is_ready:
+                    time.sleep(0.01)  # for the writer to make room
+                self._saver.advance()
+        except Exception:
+            _LOGGER.exception("what was computed last could not be saved")
+        self._writer.close(remaining_s(deadline))
+        self._store.close()
+
+    def check(self) -> None:
+        """Raise AssertionError unless the index agrees with itself."""
+        self._index.check()
+
+    def _forget(self, keys: list[bytes]) -> None:
+        """Take pages out of the index and the store, and what cannot be found without them."""
+        self._writer.drop([*keys, *self._index.remove(keys)])
+
+    def _save_leaving(self, node: Node, num_leaving: int) -> None:
+        try:
+            self._saver.save_leaving(node, num_leaving)
+        except Exception:  # what is not saved is computed again
+            _LOGGER.exception("pages that make room could not be saved")
+
+    def _notify(self) -> None:
+        self.wake()

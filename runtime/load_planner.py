@@ -1,0 +1,107 @@
+"""Decide whether the disk or the model has a prefix sooner: measured bytes a second against measured prefill.
+
+Knows rates and sizes, not pages or threads. A hit that is slower than a miss is no hit (SGLang issue 26305).
+
+Computing costs more for each token the further back it looks, loading costs the same for all. So of a range that may be
+loaded from its beginning, some of it is never better than the better of nothing and all: the planner says only which.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .manifest import PAGE_SIZE
+
+_KEPT = 0.9  # of what was measured before, with each new measurement
+_MIN_COMPUTED_TOKENS = 32  # of a step that measures prefill: fewer are decode, which costs far more a token
+_MIN_GAIN = 1.1  # computing must take so much longer than loading: measurements scatter
+_SLACK_S = 0.05  # for the threads to get their turn
+_PATIENCE = 2.0  # times what was planned, before a load is late
+_UNKNOWN_S = 1.0  # to wait for a load of which nothing is known
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """What a load should take in seconds, and after how many it is too late."""
+
+    expected_s: float | None  # None: the disk was never measured
+    deadline_s: float
+
+
+@dataclass
+class LinearRate:
+    """Seconds a token as `base + slope * position`, fitted to what was measured lately."""
+
+    _weight: float = 0.0
+    _x: float = 0.0
+    _y: float = 0.0
+    _xx: float = 0.0
+    _xy: float = 0.0
+
+    def observe(self, position: float, seconds: float, weight: float) -> None:
+        """Note that tokens at this mean position took so many seconds each."""
+        for name, value in (("_weight", 1.0), ("_x", position), ("_y", seconds)):
+            setattr(self, name, _KEPT * getattr(self, name) + weight * value)
+        self._xx = _KEPT * self._xx + weight * position * position
+        self._xy = _KEPT * self._xy + weight * position * seconds
+
+    def seconds(self, position: float) -> float | None:
+        """Of one token at a position; None before the first measurement."""
+        if self._weight == 0.0:
+            return None
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        spread = self._xx / self._weight - mean_x * mean_x
+        slope = 0.0
+        if spread > PAGE_SIZE * PAGE_SIZE:  # all at one place tell nothing of others
+            slope = max(0.0, (self._xy / self._weight - mean_x * mean_y) / spread)
+        return max(mean_y + slope * (position - mean_x), mean_y / 4)
+
+
+@dataclass
+class LoadPlanner:
+    """What disk and model were measured to do, and what follows for a load; in seconds, bytes and tokens.
+
+    >>> planner = LoadPlanner()
+    >>> planner.observe_read(num_bytes=50_000_000, seconds=1.0)
+    >>> planner.observe_compute(num_tokens=500, position=250, seconds=0.25)
+    >>> planner.plan(0, 1000, num_bytes=10_000_000)  # loading 0.2 s, computing 0.5 s
+    LoadPlan(expected_s=0.2, deadline_s=0.45)
+    >>> planner.plan(0, 1000, num_bytes=40_000_000) is None  # 0.8 s
+    True
+    """
+
+    disk_bytes_per_s: float | None = None
+    _compute: LinearRate = field(default_factory=LinearRate)
+
+    def observe_read(self, *, num_bytes: int, seconds: float) -> None:
+        """The disk took so long."""
+        rate = num_bytes / max(seconds, 1e-9)
+        before = self.disk_bytes_per_s
+        # seconds a byte are averaged, not bytes a second: what counts is how long it takes
+        self.disk_bytes_per_s = rate if before is None else 2 / (1 / rate + 1 / before)
+
+    def observe_compute(self, *, num_tokens: int, position: float, seconds: float) -> None:
+        """A step of so many tokens, at this mean position, took so long; steps of few tokens tell nothing."""
+        if seconds > 0 and num_tokens >= _MIN_COMPUTED_TOKENS:
+            self._compute.observe(position, seconds / num_tokens, float(num_tokens))
+
+    def compute_s(self, start: int, stop: int) -> float | None:
+        """How long the model takes for the tokens `[start, stop)`; None: it was never measured."""
+        seconds = self._compute.seconds((start + stop) / 2)
+        return None if seconds is None else seconds * (stop - start)
+
+    def plan(self, start: int, stop: int, *, num_bytes: int, queued_bytes: int = 0) -> LoadPlan | None:
+        """Whether to load the tokens `[start, stop)`, which are so many bytes behind those that are queued.
+
+        None: computing them is as quick. What was never measured is taken for better than it may be, within limits.
+        """
+        compute_s = self.compute_s(start, stop)
+        if self.disk_bytes_per_s is None:
+            return LoadPlan(None, _UNKNOWN_S if compute_s is None else compute_s / 2 + _SLACK_S)
+        expected_s = (num_bytes + queued_bytes) / self.disk_bytes_per_s
+        late_s = _PATIENCE * expected_s + _SLACK_S
+        if compute_s is None:
+            return LoadPlan(expected_s, late_s + _UNKNOWN_S)
+        if expected_s * _MIN_GAIN > compute_s:
+            return None
+        return LoadPlan(expected_s, min(late_s, compute_s + _SLACK_S))

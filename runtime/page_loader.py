@@ -1,0 +1,242 @@
+"""Bring prefixes back from disk for requests that wait, where that is quicker than to compute them.
+
+Knows waiters by name, not requests. While a load is in flight nobody holds a page for it: what was read is put into the
+tree between two steps, piece by piece from the prompt's beginning, and found there like anything else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from .batch import PageIO, UInt8Array
+from .disk_index import DiskIndex, StoredPrefix
+from .disk_reader import DiskReader, ReadJob
+from .errors import OutOfPages
+from .load_planner import LoadPlanner
+from .loaded_prefix import LoadedPrefix
+from .manifest import PAGE_SIZE
+from .prefix_cache import PrefixCache
+from .prefix_match import MatchKind, PrefixMatch
+
+FindPrefix = Callable[[PrefixCache], PrefixMatch]
+"""What a request may reuse of a cache: of the one in memory, and of the one on disk."""
+
+MAX_TRIES = 3  # loads that a request waits for, one after the other
+_PROBE_EVERY_S = 30.0  # a disk that is not worth reading from is measured again so often
+
+
+@dataclass
+class LoadCounts:
+    """What became of loads since the start."""
+
+    num_loads: int = 0  # begun
+    num_late: int = 0  # that were not there in time: the rest was computed
+    num_cut: int = 0  # that turned out slower than computing
+    num_broken: int = 0  # that met a page which was not right, or found no room
+    num_refused: int = 0  # prefixes on disk that computing had as quickly
+    num_pages: int = 0  # put into memory
+
+
+@dataclass(eq=False)
+class _Waiter:
+    name: str
+    find: FindPrefix
+    start: int  # pages that memory had
+    stop: int  # pages that the disk has
+    memory_by_kind: Mapping[MatchKind, int]
+    num_tries: int
+    first_start: int
+
+
+@dataclass(eq=False)
+class _Load:
+    prefix: StoredPrefix
+    start: int  # the page that it begins with
+    job: ReadJob
+    deadline: float
+    done: int  # pages [start, done) are in memory
+    waiters: list[_Waiter] = field(default_factory=list)
+
+
+class PageLoader:
+    """`begin` a load for whoever would gain by it; `advance` says who may go on."""
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        index: DiskIndex,
+        reader: DiskReader,
+        io: PageIO,
+        planner: LoadPlanner,
+        *,
+        page_bytes: int,
+        clock: Callable[[], float],
+        lost: Callable[[list[bytes]], None],
+    ) -> None:
+        """A loader into `cache`.
+
+        Args:
+            lost: told of the keys of pages that are on disk no more, and of all behind them.
+        """
+        self._cache, self._index, self._reader, self._io, self._planner = cache, index, reader, io, planner
+        self._page_bytes, self._clock, self._lost = page_bytes, clock, lost
+        self._loads: dict[ReadJob, _Load] = {}
+        self._ready: deque[_Waiter] = deque()
+        self._loaded: dict[str, LoadedPrefix] = {}
+        self._probed_at = clock()
+        self.counts = LoadCounts()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `advance` would do anything now."""
+        return bool(self._ready or self._reader.results) or self.wait_s == 0.0
+
+    @property
+    def wait_s(self) -> float | None:
+        """Seconds until a load is late; None: there is none."""
+        if not self._loads:
+            return None
+        return max(0.0, min(load.deadline for load in self._loads.values()) - self._clock())
+
+    def begin(self, name: str, find: FindPrefix) -> bool:
+        """Load what the disk has and memory has not, if that is worth it; whether to wait for it."""
+        return self._begin(_Waiter(name, find, 0, 0, {}, 0, 0))
+
+    def advance(self) -> list[str]:
+        """Put what was read into memory; who waited long enough."""
+        while self._reader.results:
+            piece = self._reader.results.popleft()
+            try:
+                self._planner.observe_read(num_bytes=piece.pages.nbytes, seconds=piece.seconds)
+                load = self._loads.get(piece.job)
+                if load is not None:
+                    self._take(load, piece.start, piece.pages, piece.num_right)
+            finally:
+                self._reader.give_back(piece)
+        now = self._clock()
+        for load in [load for load in self._loads.values() if load.deadline <= now]:
+            self.counts.num_late += 1
+            self._end(load)
+        names = []
+        while self._ready:
+            waiter = self._ready.popleft()
+            if waiter.num_tries >= MAX_TRIES or not self._begin(waiter):
+                names.append(waiter.name)
+        return names
+
+    def loaded(self, name: str) -> LoadedPrefix | None:
+        """What came from disk for who was said to go on; asked once."""
+        return self._loaded.pop(name, None)
+
+    def abandon(self, name: str) -> None:
+        """Nobody waits under this name any more."""
+        self._loaded.pop(name, None)
+        self._ready = deque(waiter for waiter in self._ready if waiter.name != name)
+        for load in list(self._loads.values()):
+            load.waiters = [waiter for waiter in load.waiters if waiter.name != name]
+            if not load.waiters:
+                self._end(load)
+
+    def end(self, namespace: bytes | None = None) -> None:
+        """End all loads, or a namespace's; those who wait go on with the next `advance`."""
+        for load in list(self._loads.values()):
+            if namespace is None or load.prefix.namespace == namespace:
+                self._end(load)
+
+    def probe(self) -> None:
+        """Measure the disk with a piece of anything that is on it, for later; nobody waits for that."""
+        self._probed_at = self._clock()
+        heads = self._index.any_chain(self._reader.piece_pages)
+        if heads:
+            self._reader.submit(ReadJob(heads))
+
+    def _begin(self, waiter: _Waiter) -> bool:
+        memory, disk = waiter.find(self._cache), waiter.find(self._index.cache)
+        stop = len(disk.pages)
+        if stop * PAGE_SIZE <= memory.num_tokens:
+            return False
+        start = len(self._cache.tree.find(disk.namespace, disk.prompt_ids[: stop * PAGE_SIZE]).pages)
+        waiter.num_tries += 1
+        waiter.start, waiter.stop = start, stop
+        if waiter.num_tries == 1:
+            waiter.first_start, waiter.memory_by_kind = start, {**memory.tokens_by_kind}
+        prefix = self._index.prefix(disk.namespace, disk.prompt_ids, stop)
+        for load in self._loads.values():  # which another waits for already
+            if load.start <= start < len(load.prefix.heads) and load.prefix.heads[start].key == prefix.heads[start].key:
+                load.waiters.append(waiter)
+                return True
+        num_bytes = (stop - start) * self._page_bytes
+        now, queued = self._clock(), self._reader.queued_bytes
+        plan = self._planner.plan(start * PAGE_SIZE, stop * PAGE_SIZE, num_bytes=num_bytes, queued_bytes=queued)
+        if plan is None:
+            self.counts.num_refused += 1
+            if not queued and now - self._probed_at > _PROBE_EVERY_S:
+                self.probe()
+            return False
+        job = ReadJob(prefix.heads[start:])
+        self._loads[job] = _Load(prefix, start, job, now + plan.deadline_s, start, [waiter])
+        self._reader.submit(job)
+        self.counts.num_loads += 1
+        return True
+
+    def _take(self, load: _Load, offset: int, pages: UInt8Array, num_right: int) -> None:
+        """Pages of a load came; see whether the rest is still worth it."""
+        start, stop = load.start + offset, len(load.prefix.heads)
+        is_in = num_right > 0 and self._insert(load.prefix, start, pages[:num_right])
+        if is_in:
+            load.done = start + num_right
+            self.counts.num_pages += num_right
+        if not is_in or num_right < len(pages):
+            self.counts.num_broken += 1
+            if num_right < len(pages):
+                self._lost([load.prefix.heads[start + num_right].key])
+            self._end(load)
+        elif load.done == stop:
+            self._end(load)
+        elif not self._is_worth_it(load.done, stop):
+            self.counts.num_cut += 1
+            self._end(load)
+
+    def _is_worth_it(self, start: int, stop: int) -> bool:
+        num_bytes = (stop - start) * self._page_bytes
+        return self._planner.plan(start * PAGE_SIZE, stop * PAGE_SIZE, num_bytes=num_bytes) is not None
+
+    def _insert(self, prefix: StoredPrefix, start: int, pages: UInt8Array) -> bool:
+        """Put pages `[start, start + len(pages))` of a prefix into the tree; False if those before are there no more,
+        or there is no room.
+        """
+        stop = start + len(pages)
+        num_tokens = stop * PAGE_SIZE
+        token_ids = prefix.token_ids[: num_tokens + 1]
+        match = self._cache.match(token_ids, num_match=num_tokens, namespace=prefix.namespace)
+        sequence = self._cache.open(match, context_length=len(token_ids))
+        try:
+            first = sequence.num_computed // PAGE_SIZE
+            if first < start or first == stop:  # or another request has computed them meanwhile
+                return first == stop
+            sequence.inherit_generated(prefix.generated[:num_tokens])
+            with self._cache.begin() as step:
+                reservation = step.reserve(sequence, num_tokens - sequence.num_computed)
+                assert len(reservation.new_page_ids) == stop - first
+                self._io.write_pages(reservation.new_page_ids, pages[first - start :])
+                step.commit()
+            return True
+        except OutOfPages:
+            return False
+        finally:
+            self._cache.close(sequence, keep=False)
+
+    def _end(self, load: _Load) -> None:
+        load.job.is_cancelled = True
+        del self._loads[load.job]
+        for waiter in load.waiters:
+            stop = max(load.done, waiter.first_start) * PAGE_SIZE
+            start = max(waiter.first_start, load.start) * PAGE_SIZE
+            before = self._loaded.get(waiter.name)
+            start = start if before is None else min(start, before.start)
+            self._loaded[waiter.name] = LoadedPrefix(start, max(stop, start), waiter.memory_by_kind)
+            if load.done < len(load.prefix.heads):
+                waiter.num_tries = MAX_TRIES  # it was waited for in vain
+            self._ready.append(waiter)

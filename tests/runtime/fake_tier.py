@@ -1,0 +1,123 @@
+"""A disk tier under the fake model: a real store in a directory, whose reads and writes can be held up or spoiled."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from radixlm.runtime.disk_tier import DiskTier
+from radixlm.runtime.prefix_cache import PrefixCache
+from radixlm.runtime.store import PageHead, PageStore, PutResult, StoreIdentity, StoreStats
+
+from .fake_model import FAKE_PAGE_BYTES, Bench, FakeModel
+
+IDENTITY = StoreIdentity("model", "tokenizer", "q4", "layout", FAKE_PAGE_BYTES)
+NUM_RECORDS = 512
+WAIT_S = 30.0  # only a hang takes that long
+
+
+class SlowStore:
+    """The store of a directory; `may_read` and `may_write` let it go on, `spoil` changes what was read."""
+
+    def __init__(self, directory: Path, num_records: int = NUM_RECORDS) -> None:
+        record_bytes = 4096 + 4096
+        self.store = PageStore.open(directory, IDENTITY, max_bytes=num_records * record_bytes)
+        self.identity, self.secret = self.store.identity, self.store.secret
+        self.may_read, self.may_write = threading.Event(), threading.Event()
+        self.may_read.set()
+        self.may_write.set()
+        self.spoil: Callable[[int, np.ndarray], int] = lambda num_right, pages: num_right
+        self.num_reads = 0
+        self.num_asked = 0
+
+    def heads(self) -> Iterator[PageHead]:
+        return self.store.heads()
+
+    def put(self, heads: Sequence[PageHead], payload: np.ndarray) -> PutResult:
+        assert self.may_write.wait(WAIT_S)
+        return self.store.put(heads, payload)
+
+    def read(self, heads: Sequence[PageHead], out: np.ndarray) -> int:
+        self.num_reads += 1
+        self.num_asked += len(heads)
+        assert self.may_read.wait(WAIT_S)
+        return self.spoil(self.store.read(heads, out), out)
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        self.store.touch(keys)
+
+    def drop(self, keys: Iterable[bytes]) -> None:
+        self.store.drop(keys)
+
+    def discard(self, namespace: bytes) -> list[bytes]:
+        return self.store.discard(namespace)
+
+    def stats(self) -> StoreStats:
+        return self.store.stats()
+
+    def close(self) -> None:
+        self.store.close()
+
+
+@dataclass
+class Served:
+    """An engine core over a directory; opened again, only the directory is what it was."""
+
+    directory: Path
+    num_pages: int = 32
+    queue_bytes: int = 1 << 20
+    context_length: int = 96
+    num_records: int = NUM_RECORDS
+    bench: Bench = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.store = SlowStore(self.directory, self.num_records)
+        self.bench = Bench(self.num_pages, self.context_length, open_tier=self._open_tier)
+        assert self.bench.tier is not None
+        self.tier = self.bench.tier
+
+    def _open_tier(self, cache: PrefixCache, model: FakeModel) -> DiskTier:
+        return DiskTier(
+            self.store,
+            cache,
+            model,
+            num_records=self.num_records,
+            clock=lambda: self.bench.now if hasattr(self, "bench") else 0.0,
+            queue_bytes=self.queue_bytes,
+        )
+
+    def run(self) -> None:
+        """Until every request has ended, as the loop does."""
+        deadline = time.monotonic() + WAIT_S
+        while self.bench.core.has_work or self.bench.core.num_waiting:
+            if self.bench.core.has_work:
+                self.bench.step()
+            else:
+                time.sleep(0.001)
+            assert time.monotonic() < deadline, "a request waits for ever"
+
+    def settle(self) -> None:
+        """Until everything that is to be saved is on disk."""
+        deadline = time.monotonic() + WAIT_S
+        while self.tier.stats().num_queued_bytes or self.bench.core.has_work:
+            self.bench.step()
+            time.sleep(0.001)
+            assert time.monotonic() < deadline, "saving does not end"
+        self.bench.step()
+
+    def close(self) -> None:
+        self.store.may_read.set()
+        self.store.may_write.set()
+        self.tier.close(WAIT_S)
+
+    def num_loaded(self, name: str) -> int:
+        """Tokens of a finished request that came from disk."""
+        completion = self.bench.outputs[name][-1].completion
+        assert completion is not None, self.bench.outputs[name][-1].error
+        usage = completion.usage
+        assert sum(usage.disk_tokens_by_kind.values()) <= usage.cached_tokens
+        return sum(usage.disk_tokens_by_kind.values())

@@ -1,0 +1,65 @@
+"""A hit is never planned to be slower than a miss."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from radixlm.runtime.load_planner import LoadPlanner
+
+RATES = st.floats(1e5, 1e10)
+TOKENS_PER_S = 2000.0
+TOKEN_BYTES = 20_000
+
+
+def measured(disk_bytes_per_s: float, tokens_per_s: float = TOKENS_PER_S) -> LoadPlanner:
+    planner = LoadPlanner()
+    planner.observe_read(num_bytes=10_000_000, seconds=10_000_000 / disk_bytes_per_s)
+    planner.observe_compute(num_tokens=512, position=256, seconds=512 / tokens_per_s)
+    return planner
+
+
+@given(rate=RATES, tokens_per_s=st.floats(10, 1e5), num_tokens=st.integers(16, 1 << 16), queued=st.integers(0, 1 << 32))
+def test_what_is_loaded_is_expected_before_it_would_be_computed(
+    rate: float, tokens_per_s: float, num_tokens: int, queued: int
+) -> None:
+    planner = measured(rate, tokens_per_s)
+    num_bytes = num_tokens * TOKEN_BYTES
+    plan = planner.plan(0, num_tokens, num_bytes=num_bytes, queued_bytes=queued)
+    load_s, compute_s = (num_bytes + queued) / rate, num_tokens / tokens_per_s
+    if plan is None:
+        assert load_s * 1.2 > compute_s, "worth loading, and was not"
+    else:
+        assert plan.expected_s == pytest.approx(load_s)
+        assert load_s < compute_s and load_s < plan.deadline_s <= compute_s + 0.06
+
+
+def test_a_disk_that_becomes_slow_is_no_longer_read_from() -> None:
+    planner = measured(500e6)
+    assert planner.plan(0, 8000, num_bytes=8000 * TOKEN_BYTES) is not None
+    for _ in range(3):
+        planner.observe_read(num_bytes=1_000_000, seconds=0.1)
+    assert planner.plan(0, 8000, num_bytes=8000 * TOKEN_BYTES) is None
+
+
+def test_tokens_far_back_cost_more_to_compute_if_they_were_measured_to() -> None:
+    planner = LoadPlanner()
+    for position in (256, 1000, 4000, 7000):
+        planner.observe_compute(num_tokens=512, position=position, seconds=512 * (0.0004 + 1e-7 * position))
+    first, last = planner.compute_s(0, 1024), planner.compute_s(7168, 8192)
+    assert first == pytest.approx(1024 * (0.0004 + 1e-7 * 512), rel=1e-6)
+    assert last == pytest.approx(1024 * (0.0004 + 1e-7 * 7680), rel=1e-6)
+
+
+def test_steps_of_a_few_tokens_are_no_measure() -> None:
+    planner = LoadPlanner()
+    planner.observe_compute(num_tokens=8, position=4000, seconds=0.1)
+    assert planner.compute_s(0, 1000) is None
+
+
+def test_what_was_never_measured_is_tried_for_a_while() -> None:
+    unknown, half = LoadPlanner(), LoadPlanner()
+    half.observe_compute(num_tokens=512, position=256, seconds=0.256)
+    plans = [planner.plan(0, 1000, num_bytes=1) for planner in (unknown, half)]
+    assert plans[0] is not None and plans[0].expected_s is None and plans[0].deadline_s == 1.0
+    assert plans[1] is not None and plans[1].deadline_s == pytest.approx(0.3)
