@@ -239,7 +239,7 @@ _BAD_FIELDS: Mapping[str, Mapping[str, Any]] = {
     "huge id": {"prompt": [10**30]},
     "temperature": {"temperature": -1},
     "no tokens": {"max_tokens": 0},
-    "top_p": {"top_p": 0.0},
+    "top_p": {"top_p": 1.5},
     "many choices": {"n": 10**9},
     "seed": {"seed": 2**70},
     "stop": {"stop": ["x" * 5000]},

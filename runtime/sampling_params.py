@@ -29,9 +29,9 @@ class SamplingParams:
 
     >>> SamplingParams(temperature=0.7, top_p=0.9, stop=("\\n\\n",), seed=7).greedy
     False
-    >>> SamplingParams(top_p=0.0)
+    >>> SamplingParams(top_p=1.5)
     Traceback (most recent call last):
-    radixlm.runtime.errors.InvalidParameter: top_p is 0.0; it must be above 0 and at most 1
+    radixlm.runtime.errors.InvalidParameter: top_p is 1.5; it must be from 0 to 1
 
     Raises:
         InvalidParameter: a value is outside its range; the message has the name, the value and the range.
@@ -40,7 +40,7 @@ class SamplingParams:
     max_tokens: int | None = None  # None: up to the context length
     temperature: float = 1.0
     top_k: int = 0  # 0: all
-    top_p: float = 1.0
+    top_p: float = 1.0  # 0: the most likely token
     min_p: float = 0.0
     repetition_penalty: float = 1.0  # over prompt and reply; 1.0: none
     presence_penalty: float = 0.0  # over the reply
@@ -56,7 +56,7 @@ class SamplingParams:
         _check_int("max_tokens", self.max_tokens, 1, optional=True)
         _check_float("temperature", self.temperature, 0.0, 100.0)
         _check_int("top_k", self.top_k, 0)
-        _check_float("top_p", self.top_p, 0.0, 1.0, above=True)
+        _check_float("top_p", self.top_p, 0.0, 1.0)
         _check_float("min_p", self.min_p, 0.0, 1.0)
         # Logits divided by less could overflow.
         _check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
@@ -114,9 +114,7 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
 
 
-def _check_int(
-    name: str, value: object, low: int, high: int | None = None, *, optional: bool = False
-) -> None:
+def _check_int(name: str, value: object, low: int, high: int | None = None, *, optional: bool = False) -> None:
     """Raise InvalidParameter unless `value` is an integer in `[low, high]`, both included."""
     if value is None and optional:
         return
@@ -127,12 +125,12 @@ def _check_int(
         raise InvalidParameter(f"{name} is {value}; it must be {allowed}", param=_field(name))
 
 
-def _check_float(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
-    """Raise InvalidParameter unless `value` is a finite number in `[low, high]`; `above` excludes `low`."""
-    allowed = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
+def _check_float(name: str, value: object, low: float, high: float) -> None:
+    """Raise InvalidParameter unless `value` is a finite number in `[low, high]`."""
+    allowed = f"from {low:g} to {high:g}"
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise InvalidParameter(f"{name} is {value!r:.60}; it must be {allowed}", param=_field(name))
-    if not math.isfinite(value) or value < low or value > high or (above and value == low):
+    if not math.isfinite(value) or value < low or value > high:
         raise InvalidParameter(f"{name} is {value}; it must be {allowed}", param=_field(name))
 
 

@@ -32,11 +32,11 @@ class ApiKeys:
         self._keys = [(key, _digest(key.encode())) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan" and scope["path"] not in OPEN_PATHS and self._keys:
+        if scope["type"] != "lifespan" and self._keys:
             key = self._known(HTTPConnection(scope))
             if key is None and scope["type"] != "http":
                 return await send({"type": "websocket.close", "code": 1008})
-            if key is None:
+            if key is None and scope["path"] not in OPEN_PATHS:
                 # begins as OpenAI's, by which litellm knows what it is
                 message = "Incorrect API key provided: send one that this server knows, as Authorization: Bearer KEY"
                 refusal = respond(HTTPError(401, message, code="invalid_api_key"), {"WWW-Authenticate": "Bearer"})

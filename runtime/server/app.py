@@ -80,22 +80,21 @@ def create_app(
         Route("/v1/models", about.models, methods=["GET"]),
         Route("/v1/models/{model_id:path}", about.model, methods=["GET"]),
         Route("/v1/cache", Cache(served).answer, methods=["GET", "DELETE"]),
-        Route("/health", Health(engine.stats, max_stall_s).answer, methods=["GET"]),
+        Route("/health", Health(engine.stats, max_stall_s, has_keys=bool(api_keys)).answer, methods=["GET"]),
         Route("/tokenize", tokenization.tokenize, methods=["POST"]),
         Route("/detokenize", tokenization.detokenize, methods=["POST"]),
         Route("/version", about.version, methods=["GET"]),
         Route("/openapi.json", OpenAPI(has_keys=bool(api_keys)).answer, methods=["GET"]),
         *page_routes(),
     ]
-    paths = frozenset(route.path for route in routes if isinstance(route, Route))
-    metrics = Metrics(engine.stats, model_id, version("radixlm"), paths)
+    metrics = Metrics(engine.stats, model_id, version("radixlm"), routes)
+    routes.append(Route("/metrics", metrics.answer, methods=["GET"]))  # which it counts, too
     middleware = [
         Middleware(RequestLog, count=metrics.count_response, has_prompts=logs_prompts),
         Middleware(KnownHosts, hosts=hosts),
         *origin_middleware(cors_origins),
         Middleware(ApiKeys, keys=checked_keys(api_keys)),
     ]
-    routes.append(Route("/metrics", metrics.answer, methods=["GET"]))
     app = Starlette(routes=routes, middleware=middleware)
     for kind in (RadixLMError, msgspec.MsgspecError, Exception):
         app.add_exception_handler(kind, answer)

@@ -44,9 +44,10 @@ class ChatCompletions:
         params = body.sampling_params(engine.default_params)
         namespace = self.served.namespace(request, body.cache_salt, body.prompt_cache_key)
         use = body.tool_use()
-        grammar = use.grammar(engine.tool_format, body.grammar())
-        with use.naming(grammar):
-            constraint = await compiled(engine, grammar, request)
+        with body.naming():
+            grammar = use.grammar(engine.tool_format, body.grammar())
+            with use.naming(grammar):
+                constraint = await compiled(engine, grammar, request)
         history, truncation = await self._history(body, params, use)
         ask = partial(
             engine.stream_chat,

@@ -38,7 +38,8 @@ class Completions:
         prompts = [prompt for prompt in body.prompts for _ in range(body.num_choices)]
         wishes = params_of_choices(params, body.num_choices) * len(body.prompts)
         namespace = self.served.namespace(request, body.cache_salt, body.prompt_cache_key)
-        constraint = await compiled(self.served.engine, body.grammar(), request)
+        with body.naming():
+            constraint = await compiled(self.served.engine, body.grammar(), request)
         ask = partial(
             self.served.engine.stream, namespace=namespace, cache_match=body.cache_match, constraint=constraint
         )

@@ -67,7 +67,7 @@ def describe(error: Exception) -> tuple[int, ErrorReply]:
         case HTTPException():
             return error.status_code, _reply(error.status_code, str(error.detail))
         case EngineOverloaded():
-            return 429, _reply(429, str(error), code="engine_overloaded")
+            return 429, ErrorReply(ErrorBody(str(error), "requests", code="rate_limit_exceeded"))  # OpenAI's words
         case EngineClosed():
             return 503, _reply(503, str(error))
         case EngineError():

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..engine_stats import EngineStats
+from .api_keys import api_key_of
 
 MAX_STALL_S = 60.0  # a step of the largest model takes seconds, not a minute
 MAX_FAILED_STEPS = 3  # in a row: then it is not the requests' fault
@@ -45,15 +46,17 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Health:
-    """The endpoint; `stats` must not wait for the engine."""
+    """The endpoint; `stats` must not wait for the engine. Where there are keys, counts are for who has one."""
 
     stats: Callable[[], EngineStats]
     max_stall_s: float
+    has_keys: bool = False
 
     async def answer(self, request: Request) -> Response:
         """`ready`, or `degraded` with a `reason`: 503 if no request is served, 200 if the next one may be."""
         stats = self.stats()
         verdict = Verdict.of(stats, self.max_stall_s)
-        counts = {name: value for name, value in asdict(stats).items() if name not in _ELSEWHERE}
+        tells_all = not self.has_keys or api_key_of(request) is not None
+        counts = {n: value for n, value in asdict(stats).items() if n not in _ELSEWHERE} if tells_all else {}
         body = {"status": "degraded" if verdict.reason else "ready", "reason": verdict.reason, **counts}
         return Response(msgspec.json.encode(body), 200 if verdict.serves else 503, media_type="application/json")

@@ -56,4 +56,4 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
         return message if self.name is None else message | {"name": self.name}
 
 
-Conversation = Annotated[list[ChatMessage], msgspec.Meta(max_length=MAX_MESSAGES)]
+Conversation = Annotated[list[ChatMessage], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]

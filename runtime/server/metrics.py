@@ -6,7 +6,7 @@ Knows names and units. Counts nothing itself but the responses that it is told o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Scope
 
 from ..engine_stats import EngineStats
@@ -31,19 +32,19 @@ class Metrics(Collector):
     """The endpoint of one application, with a registry of its own; `stats` must not wait for the engine.
 
     Args:
-        paths: routes that are counted by name; requests to others are counted together.
+        routes: those that are counted each by its path; requests to others are counted together.
     """
 
-    def __init__(self, stats: Callable[[], EngineStats], model_id: str, version: str, paths: frozenset[str]) -> None:
-        self._stats, self._model_id, self._version, self._paths = stats, model_id, version, paths
+    def __init__(self, stats: Callable[[], EngineStats], model_id: str, version: str, routes: Sequence[Route]) -> None:
+        self._stats, self._model_id, self._version, self._routes = stats, model_id, version, routes
         self._responses: Counter[tuple[str, str]] = Counter()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
     def count_response(self, scope: Scope, status: int) -> None:
         """A request has ended."""
-        path = scope["path"] if scope["path"] in self._paths else "other"
-        self._responses[path, str(status)] += 1
+        found = (route.path_format for route in self._routes if route.path_regex.match(scope["path"]))
+        self._responses[next(found, "other"), str(status)] += 1
 
     async def answer(self, request: Request) -> Response:
         """In Prometheus' text format, or OpenMetrics if that is asked for."""

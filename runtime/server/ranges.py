@@ -20,8 +20,8 @@ def said(**schema: int | float) -> msgspec.Meta:
 
 MaxTokens = Annotated[int, said(minimum=1)]
 Temperature = Annotated[float, said(minimum=0, maximum=100)]
-TopP = Annotated[float, said(exclusiveMinimum=0, maximum=1)]
-TopK = Annotated[int, said(minimum=0)]
+TopP = Annotated[float, said(minimum=0, maximum=1)]
+TopK = Annotated[int, said(minimum=-1)]  # vLLM's -1 is 0: all
 MinP = Annotated[float, said(minimum=0, maximum=1)]
 RepetitionPenalty = Annotated[float, said(minimum=0.01, maximum=100)]
 Penalty = Annotated[float, said(minimum=-2, maximum=2)]

@@ -101,6 +101,7 @@ class ChatLogprob(msgspec.Struct):
 
 class ChatLogprobs(msgspec.Struct):
     content: list[ChatLogprob]
+    refusal: None = None  # nor its tokens
 
 
 ChatFinishReason = FinishReason | Literal["tool_calls"]

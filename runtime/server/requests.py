@@ -7,7 +7,8 @@ silently ignored answers a question that was not asked. Knows shapes and default
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -107,11 +108,33 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
         wishes = {name: getattr(self, name) for name in _PLAIN_FIELDS}
         wishes["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop
         wishes |= self._own_wishes()
-        return dataclasses.replace(defaults, **{k: v for k, v in wishes.items() if v is not None})
+        return wished(defaults, wishes, self._own_names())
+
+    def _own_names(self) -> Mapping[str, str]:
+        """The request's names of fields of `SamplingParams`, where they are others."""
+        return {}
 
     def _own_wishes(self) -> dict[str, object]:
         """Fields of `SamplingParams` that only one kind of completion sets."""
         raise NotImplementedError
+
+
+def wished(defaults: SamplingParams, wishes: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
+    """`defaults` with the wishes that are not None; an error has the client's name of what is wrong.
+
+    Raises:
+        InvalidParameter: a value is outside its range.
+    """
+    wishes = {name: value for name, value in wishes.items() if value is not None}
+    if wishes.get("top_k") == -1:  # as vLLM says that there is no limit
+        wishes["top_k"] = 0
+    try:
+        return dataclasses.replace(defaults, **wishes)
+    except InvalidParameter as error:
+        if error.param is None or error.param not in names:
+            raise
+        name = names[error.param]
+        raise InvalidParameter(str(error).replace(error.param, name, 1), param=name) from error
 
 
 _PLAIN_FIELDS = (
@@ -154,7 +177,7 @@ class ChatRequest(SamplingRequest, kw_only=True):
         return tool_use(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
 
     def _own_wishes(self) -> dict[str, object]:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise InvalidParameter(
                 "top_logprobs is set, logprobs is not; set logprobs to true as well", param="top_logprobs"
             )
@@ -162,6 +185,10 @@ class ChatRequest(SamplingRequest, kw_only=True):
         if self.max_completion_tokens is not None:
             wishes["max_tokens"] = self.max_completion_tokens
         return wishes
+
+    def _own_names(self) -> Mapping[str, str]:
+        names = {"logprobs": "top_logprobs"}
+        return names if self.max_completion_tokens is None else names | {"max_tokens": "max_completion_tokens"}
 
 
 class CompletionRequest(SamplingRequest, kw_only=True):

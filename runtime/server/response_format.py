@@ -5,6 +5,8 @@ Knows fields, not how a grammar is followed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any
 
@@ -13,13 +15,14 @@ import msgspec
 from starlette.requests import HTTPConnection
 
 from ..engine import Engine
-from ..errors import InvalidParameter
+from ..errors import InvalidGrammar, InvalidParameter
 from ..grammar import Grammar
 from ..token_constraint import ConstraintSource
 from .api_keys import api_key_of
 
 Schema = dict[str, Any]
-SchemaName = Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+# `$` alone lets a line end follow in Python's way to read it, and JSON Schema's has no other end.
+SchemaName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
 
 
 class TextFormat(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -93,6 +96,20 @@ class GuidedRequest(msgspec.Struct, kw_only=True):
             raise InvalidParameter(f"{' and '.join(found)} are all set; a reply can keep to one of them")
         return next(iter(found.values()), None)
 
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Say of an error of what `grammar` returned in which field it is.
+
+        Raises:
+            InvalidParameter: in place of InvalidGrammar.
+        """
+        with named_grammar(next((name for name in _FIELDS if self._asks_by(name)), None)):
+            yield
+
+    def _asks_by(self, name: str) -> bool:
+        value = getattr(self, name)
+        return value is not None and not isinstance(value, TextFormat)
+
     def _format_grammar(self) -> Grammar | None:
         match self.response_format:
             case JsonObjectFormat():
@@ -102,6 +119,18 @@ class GuidedRequest(msgspec.Struct, kw_only=True):
             case JsonSchemaFormat(json_schema=JsonSchema(schema=schema, strict=strict)) if schema is not None:
                 return Grammar.json_schema(schema, is_strict=bool(strict))
         return None
+
+
+_FIELDS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+
+@contextmanager
+def named_grammar(param: str | None) -> Iterator[None]:
+    """What is wrong with a grammar is wrong with the field `param`; InvalidParameter is raised for InvalidGrammar."""
+    try:
+        yield
+    except InvalidGrammar as error:
+        raise InvalidParameter(str(error), param=param) from error
 
 
 async def compiled(engine: Engine, grammar: Grammar | None, request: HTTPConnection) -> ConstraintSource | None:

@@ -6,18 +6,17 @@ as long as it asks for nothing: `"tools": []`, `"reasoning": {"effort": null}`.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ..errors import EmptyPrompt, InvalidParameter
+from ..errors import InvalidParameter
 from ..grammar import Grammar
 from ..prefix_match import MatchPolicy
 from ..sampling_params import SamplingParams
 from .limits import MAX_MESSAGES
 from .ranges import MaxTokens, MinP, NumLogprobs, Seed, Temperature, TopK, TopP
-from .requests import CacheText
+from .requests import CacheText, wished
 from .response_format import Schema, SchemaName
 
 Nothing = Annotated[list[None], msgspec.Meta(max_length=0)]
@@ -127,7 +126,7 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tools: Nothing | None = None
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = None
+    max_tool_calls: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
     @property
     def wants_logprobs(self) -> bool:
@@ -156,7 +155,7 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """The conversation as chat templates know it.
 
         Raises:
-            EmptyPrompt: there is none.
+            InvalidParameter: there is none.
         """
         said: list[dict[str, object]]
         if isinstance(self.input, str):
@@ -164,7 +163,7 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         else:
             said = [message.to_template() for message in self.input]
         if not said:
-            raise EmptyPrompt("input is empty; send a text, or at least one message")
+            raise InvalidParameter("input is empty; send a text, or at least one message", param="input")
         return said if self.instructions is None else [{"role": "system", "content": self.instructions}, *said]
 
     def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
@@ -184,4 +183,4 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             "seed": self.seed,
             "logprobs": (self.top_logprobs or 0) if self.wants_logprobs else None,
         }
-        return dataclasses.replace(defaults, **{k: v for k, v in wishes.items() if v is not None})
+        return wished(defaults, wishes, {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"})

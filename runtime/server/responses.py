@@ -26,7 +26,7 @@ from .logprobs import chat_logprobs
 from .replies import ChatLogprob, TruncationReply
 from .reply_stream import ReplyStream
 from .request_log import RequestRecord, record_of
-from .response_format import compiled
+from .response_format import compiled, named_grammar
 from .response_replies import (
     IncompleteDetails,
     OutputMessage,
@@ -58,7 +58,8 @@ class Responses:
             raise HTTPError(400, message, param="previous_response_id", code="previous_response_not_found")
         params = body.sampling_params(self.served.engine.default_params)
         namespace = self.served.namespace(request, body.cache_salt, body.prompt_cache_key)
-        constraint = await compiled(self.served.engine, body.grammar(), request)
+        with named_grammar("text.format.schema"):
+            constraint = await compiled(self.served.engine, body.grammar(), request)
         messages, truncated = await self._history(body, params)
         ask = partial(
             self.served.engine.stream_chat,

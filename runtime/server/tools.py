@@ -22,7 +22,7 @@ from .tool_calls import ToolCallReader
 MAX_TOOLS = 128
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
-FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$(?!\n)")]  # as `SchemaName`
 
 
 class FunctionDefinition(msgspec.Struct, forbid_unknown_fields=True):

@@ -22,7 +22,7 @@ from radixlm.runtime.sampling_params import SamplingParams
         ("temperature", "hot"),
         ("temperature", None),
         ("top_k", -1),
-        ("top_p", 0.0),
+        ("top_p", -0.1),
         ("top_p", 1.1),
         ("min_p", -0.1),
         ("min_p", 2),

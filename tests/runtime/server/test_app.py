@@ -23,7 +23,11 @@ def test_an_unknown_model_is_404_and_names_the_one_there_is(client: TestClient, 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_a_request_for_another_model_is_404(client: TestClient, path: str) -> None:
-    body = {"model": "other", "messages": []} if "chat" in path else {"model": "other", "prompt": "Hi"}
+    body = (
+        {"model": "other", "messages": [{"role": "user", "content": "Hi"}]}
+        if "chat" in path
+        else {"model": "other", "prompt": "Hi"}
+    )
     response = client.post(path, json=body)
     assert response.status_code == 404
     assert response.json()["error"]["param"] == "model"

@@ -125,6 +125,17 @@ def test_logprobs_have_tokens_bytes_and_alternatives(client: TestClient) -> None
     assert content[0]["top_logprobs"] == [{"token": "Hello", "logprob": -0.5, "bytes": list(b"Hello")}]
 
 
+def test_what_other_servers_take_for_no_limit_is_none_here(client: TestClient, engine: FakeEngine) -> None:
+    """vLLM's top_k of -1 is off; top_p of 0 takes the most likely token; no alternatives need no logprobs."""
+    assert ask(client, top_k=-1, top_p=0, top_logprobs=0).status_code == 200
+    params = engine.asked[0][1]
+    assert (params.top_k, params.top_p, params.logprobs) == (0, 0.0, None)
+
+
+def test_logprobs_say_that_nothing_was_refused(client: TestClient) -> None:
+    assert ask(client, logprobs=True).json()["choices"][0]["logprobs"]["refusal"] is None
+
+
 def test_logprob_bytes_of_a_split_character_join_to_it(client: TestClient, engine: FakeEngine) -> None:
     engine.words, engine.bytes_of_tokens = ["", "", "🎉"], ["🎉".encode()[:1], "🎉".encode()[1:3], "🎉".encode()[3:]]
     content = ask(client, logprobs=True, top_logprobs=1).json()["choices"][0]["logprobs"]["content"]
@@ -164,7 +175,11 @@ def test_logprobs_are_streamed_with_their_text(client: TestClient) -> None:
         ({"prompt_cache_key": 7}, "prompt_cache_key", "Expected `str | null`"),
         ({"top_logprobs": 2}, "top_logprobs", "set logprobs to true"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream_options is for streams"),
-        ({"messages": []}, None, "the prompt has no tokens"),
+        ({"messages": []}, "messages", "Expected `array` of length >= 1"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens is 0"),
+        ({"max_tokens": 5, "max_completion_tokens": -1}, "max_completion_tokens", "max_completion_tokens is -1"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs is 21"),
+        ({"top_k": -2}, "top_k", "top_k is -2"),
     ],
 )
 def test_bad_input_is_400_in_openais_shape(

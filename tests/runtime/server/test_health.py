@@ -105,7 +105,8 @@ def test_who_comes_too_late_is_429_with_retry_after_and_counted() -> None:
         wait_until(lambda: server.engine.stats().num_running + server.engine.stats().num_waiting == 2)
         refused = server.chat(max_tokens=2)
         assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
-        assert refused.json()["error"]["code"] == "engine_overloaded"
+        said = refused.json()["error"]
+        assert (said["type"], said["code"]) == ("requests", "rate_limit_exceeded"), "as OpenAI has it"
         assert server.engine.stats().num_rejected == server.get("/health").json()["num_rejected"] == 1
         go_on.set()
         for thread, answers in asked:
@@ -131,6 +132,16 @@ def test_more_replies_than_the_queue_ever_takes_are_400_and_not_to_be_sent_again
         assert server.engine.stats().num_rejected == 0, "nothing was handed to the engine"
         assert len(server.chat(max_tokens=2, n=4).json()["choices"]) == 4
         server.check()
+
+
+def test_where_there_are_keys_health_counts_only_for_who_has_one(engine: FakeEngine) -> None:
+    client = TestClient(create_app(engine, api_keys=("sk-one",)))  # type: ignore[arg-type]
+    assert client.get("/health").json() == {"status": "ready", "reason": None}
+    assert client.get("/health", headers={"authorization": "Bearer wrong"}).json() == {
+        "status": "ready",
+        "reason": None,
+    }
+    assert "num_prompt_tokens" in client.get("/health", headers={"authorization": "Bearer sk-one"}).json()
 
 
 def test_while_the_model_loads_everything_is_503(engine: FakeEngine) -> None:

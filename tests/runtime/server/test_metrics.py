@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -11,6 +12,9 @@ from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
 
 from .real_server import RealServer, real_engine, real_server, wait_until
+
+if TYPE_CHECKING:
+    from .conftest import FakeEngine
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +118,21 @@ def test_two_applications_count_apart() -> None:
     assert ("http_responses_total", "/v1/models", "200") not in values(second.get("/metrics").text)
     for engine in engines:
         engine.close()
+
+
+def test_every_route_is_counted_by_its_own_path(engine: FakeEngine) -> None:
+    """`/metrics` was among the others, and so was every model."""
+    client = TestClient(create_app(engine))  # type: ignore[arg-type]
+    for path in ("/metrics", "/v1/models/fake", "/v1/models/nobody/s", "/health", "/nothing", "/static/main.js"):
+        client.get(path)
+    found = {
+        key[1:]: value for key, value in values(client.get("/metrics").text).items() if key[0] == "http_responses_total"
+    }
+    assert found == {
+        ("/metrics", "200"): 1,
+        ("/v1/models/{model_id}", "200"): 1,
+        ("/v1/models/{model_id}", "404"): 1,
+        ("/health", "200"): 1,
+        ("other", "404"): 1,
+        ("/static/main.js", "200"): 1,
+    }

@@ -246,3 +246,37 @@ def test_a_response_that_cannot_keep_to_its_format_is_400(client: TestClient) ->
     wish = {"type": "json_schema", "name": "mood", "schema": {"type": "strung"}, "strict": True}
     answer = client.post("/v1/responses", json={"input": "How is it?", "text": {"format": wish}})
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("chat/completions", {"guided_regex": "("}, "guided_regex"),
+        ("completions", {"guided_json": {"type": "no such"}}, "guided_json"),
+        (
+            "chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "no such"}}}},
+            "response_format",
+        ),
+        (
+            "responses",
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "no such"}}}},
+            "text.format.schema",
+        ),
+    ],
+)
+def test_the_field_of_a_grammar_that_is_wrong_is_named(
+    client: TestClient, path: str, body: dict[str, Any], param: str
+) -> None:
+    asked = {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in path else {"prompt": "Hi"}
+    response = client.post(f"/v1/{path}", json=body | ({"input": "Hi"} if path == "responses" else asked))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def test_a_name_ends_where_its_line_does(client: TestClient) -> None:
+    """Python's `$` matches before a line end as well."""
+    named = {"type": "json_schema", "json_schema": {"name": "a\n", "schema": {}}}
+    tool = {"type": "function", "function": {"name": "f\n"}}
+    for body in ({"response_format": named}, {"tools": [tool]}):
+        response = ask(client, **body)
+        assert response.status_code == 400 and "regex" in response.json()["error"]["message"]
