@@ -6,7 +6,7 @@ llguidance requires nothing, compiles lazily in about a millisecond, and counts 
 chain of 5,000 `$ref`s overflows its stack and kills the process, `"multipleOf": 1000003` takes it seven seconds.
 Hence each new grammar is tried by `grammar_trial.py` first: shortly, and those few that need longer once more, in
 another process and queue, so that nobody waits for the slow ones who is not slow himself. (One process and queue with
-half a second for each were worse: behind 70 hostile schemas a good one waited 16 s.)
+half a second for each were worse: behind 70 hostile schemas a good one waited 32 s; bench/LOG.md has more.)
 
 Knows nothing of requests and HTTP; `compile` waits, so call it neither on an event loop nor on the engine's thread.
 """

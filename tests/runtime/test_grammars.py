@@ -408,7 +408,7 @@ def test_a_grammar_that_many_ask_for_at_once_is_tried_once(held: Held) -> None:
 
 
 def test_a_slow_grammar_delays_no_quick_one(small: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind 70 hostile schemas, a good one waited 16 seconds."""
+    """Behind 70 hostile schemas, a good one waited half a minute."""
     grammars = small.open(wait_limit_s=60.0)
     grammars.warm_up()
     go_on, entered = threading.Event(), threading.Event()
