@@ -135,7 +135,7 @@ def compile_model(
         report("read", 1, 1)
 
         report("build", 0, 2)
-        library = build_module(ops.program, plan, config, layout, chosen_target)
+        library = build_module(ops.program, plan, config, layout, limits.num_tokens, chosen_target)
         report("build", 1, 2)
         _export(library, directory / MODULE)
         report("build", 2, 2)

@@ -30,12 +30,14 @@ from .weight_plan import WeightPlan
 ENTRY_POINTS = ("forward", "forward_scored", "top_logits", "copy_pages", "read_pages", "write_pages")
 
 
-def build_module(program: Program, plan: WeightPlan, config: ModelConfig, layout: KVLayout, target: Target) -> Any:
+def build_module(
+    program: Program, plan: WeightPlan, config: ModelConfig, layout: KVLayout, max_num_tokens: int, target: Target
+) -> Any:
     """The compiled library with `ENTRY_POINTS`, ready to export."""
     kernels = {key: GlobalVar(f"kernel_{i}") for i, key in enumerate(program.kernels)}
     functions: dict[Any, Any] = {kernels[key]: kernel for key, kernel in program.kernels.items()}
     for name, is_scored in (("forward", False), ("forward_scored", True)):
-        functions[name] = _forward(name, program, plan, config, layout, kernels, is_scored=is_scored)
+        functions[name] = _forward(name, program, plan, config, layout, max_num_tokens, kernels, is_scored=is_scored)
     kernel_top_logits = GlobalVar("kernel_top_logits")
     functions[kernel_top_logits] = top_k(TOP_LOGITS)
     functions["top_logits"] = _top_logits(config, kernel_top_logits)
@@ -97,6 +99,7 @@ def _forward(
     plan: WeightPlan,
     config: ModelConfig,
     layout: KVLayout,
+    max_num_tokens: int,
     kernels: Mapping[Any, Any],
     *,
     is_scored: bool,
@@ -117,6 +120,8 @@ def _forward(
     }
     if is_scored:
         arguments["mass"] = ("float32", (layout.num_layers, layout.num_kv_heads, "num_pages", PAGE_SIZE))
+        heads = (config.num_attention_heads, config.head_dim)
+        arguments["queries"] = ("float32", (layout.num_layers, max_num_tokens, *heads))
 
     def body(entry: _Entry) -> None:
         sizes = dict(entry.sizes)

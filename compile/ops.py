@@ -13,7 +13,7 @@ from radixlm.runtime.manifest import KVLayout, ModelConfig
 
 from .kernels.activation import ActivationSpec, Function, activation, gather_rows
 from .kernels.attention import attention, slots_floats, units_ints
-from .kernels.attention_mass import attention_mass
+from .kernels.attention_mass import attention_mass, keep_queries
 from .kernels.attention_shape import AttentionShape
 from .kernels.attention_units import AttentionLimits, find_units
 from .kernels.embedding import embedding
@@ -115,7 +115,7 @@ class Ops:
     def attention(self, qkv: Rows) -> Activation:
         """Rotate queries and keys, append keys and values to the pool, attend; one call for each decoder layer.
 
-        When `forward_scored` is run, how much weight each KV row got is added up, too.
+        When `forward_scored` is run, how much weight each KV row got is added up, too, and the queries are kept.
         """
         config, layout, layer = self.config, self.layout, self._layer
         self._layer += 1
@@ -162,6 +162,15 @@ class Ops:
             normalizers,
             Input("mass"),
             *sizes,
+            is_scoring=True,
+        )
+        self.program.call(
+            "keep_queries",
+            lambda: keep_queries(width, self.limits.num_tokens),
+            q.memory,
+            Input("queries"),
+            layer,
+            qkv.num_rows,
             is_scoring=True,
         )
         return Activation("identity", y, width, 0, 0.0)

@@ -110,7 +110,8 @@ class KVRows:
 
 def inverse_order(order: Order) -> Order:
     """What takes rows in `order`, a permutation of all of them in each layer and head, back to where they were."""
-    return np.argsort(order, axis=-1)
+    inverse: Order = np.argsort(order, axis=-1)
+    return inverse
 
 
 def _heads_of(layout: KVLayout, pages: UInt8Array) -> Items:

@@ -44,6 +44,8 @@ class ModelRunner:
         mass: float32 `[layers, kv_heads, num_pages, PAGE_SIZE]`, how much softmax weight attention has put on each KV
             row of the pool in all calls of `forward_scored`, over tokens and query heads; None unless it is kept.
             Callers may change it: rows of a page that is taken anew still have what they had.
+        queries: float32 `[layers, max_num_tokens, heads, head_dim]`, what each layer looked for in the last call of
+            `forward_scored`, with RoPE, in the order of its tokens; None unless mass is kept.
 
     Raises:
         UnsupportedCPU: the module needs features that this machine lacks.
@@ -67,12 +69,16 @@ class ModelRunner:
         self._functions = _load_functions(artifact, num_threads)
         weights = _map_weights(artifact)
         pool_shape = (layout.num_layers, num_pages, 2, layout.num_kv_heads, layout.head_items)
-        mass_shape = (layout.num_layers, layout.num_kv_heads, num_pages, PAGE_SIZE)
+        heads = manifest.model.num_attention_heads
+        scores_shapes = (
+            (layout.num_layers, layout.num_kv_heads, num_pages, PAGE_SIZE),
+            (layout.num_layers, module.max_num_tokens, heads, layout.head_dim),
+        )
         num_logits, padded = module.max_num_logits, -(-vocab_size // _PADDED_VOCABULARY) * _PADDED_VOCABULARY
         try:
             pool = _zeros(pool_shape, _KV_DTYPES[layout.dtype])
             workspace = _zeros((module.workspace_bytes,), np.uint8)
-            self.mass: Float32Array | None = _zeros(mass_shape, np.float32) if keep_mass else None
+            scores = [_zeros(shape, np.float32) for shape in scores_shapes] if keep_mass else []
             self._logits: Float32Array = _zeros((num_logits, padded), np.float32)
             scratch = _zeros((num_logits, module.top_logits_scratch), np.float32)
             top = TopLogits(
@@ -86,7 +92,9 @@ class ModelRunner:
             ) from None
         self._tensor = _tvm_ffi().from_dlpack
         self._state = [self._tensor(array) for array in (pool, weights, workspace)]
-        self._mass = None if self.mass is None else self._tensor(self.mass)
+        self.mass: Float32Array | None = scores[0] if keep_mass else None
+        self.queries: Float32Array | None = scores[1] if keep_mass else None
+        self._scores = [self._tensor(array) for array in scores]
         # by number of rows, made once: a tensor takes longer than to find the largest logits of a row
         self._tops = [
             TopLogits(top.values[:num_rows], top.token_ids[:num_rows], top.is_finite[:num_rows])
@@ -109,14 +117,15 @@ class ModelRunner:
         return self._forward("forward", batch)
 
     def forward_scored(self, batch: Batch) -> Float32Array:
-        """The same logits and KV to the last bit; the softmax weights of all its tokens are added to `mass`.
+        """The same logits and KV to the last bit; the softmax weights of all its tokens are added to `mass`, and
+        `queries` are those of the step.
 
         Raises:
             EngineError: as `forward`, or no mass is kept.
         """
-        if self._mass is None:
+        if not self._scores:
             raise EngineError("this runner keeps no mass; make it with keep_mass=True")
-        return self._forward("forward_scored", batch, self._mass)
+        return self._forward("forward_scored", batch, *self._scores)
 
     def _forward(self, name: str, batch: Batch, *more: Any) -> Float32Array:
         arguments = self._arguments.get(batch.shape) or self._make_arguments(batch.shape)
@@ -168,8 +177,8 @@ class ModelRunner:
 
     def close(self) -> None:
         """Let go of pool, weights and workspace."""
-        self._state, self._outputs, self._functions = [], [], {}
-        self.mass = self._mass = None
+        self._state, self._outputs, self._functions, self._scores = [], [], {}, []
+        self.mass = self.queries = None
         self._arguments.clear()
 
     def _move_pages(self, entry_point: str, page_ids: Sequence[int], data: UInt8Array) -> None:

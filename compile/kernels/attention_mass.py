@@ -66,6 +66,16 @@ def attention_mass(shape: AttentionShape, limits: AttentionLimits) -> Any:
     return k.function
 
 
+def keep_queries(width: int, max_num_tokens: int) -> Any:
+    """A PrimFunc `(q, queries, layer, num_rows) -> 0`: `q` `[M, width]` to its layer of `queries` `[layers,
+    max_num_tokens, width]`, float32, for whoever wants to know which keys the step would look for."""
+    with Kernel() as k:
+        q, queries, layer, num_rows = k.arguments(q="float32", queries="float32", layer=SIZE, num_rows=SIZE)
+        with serial(num_rows * width) as i:
+            queries[layer * (max_num_tokens * width) + i] = q[i]
+    return k.function
+
+
 class _UnitMass:
     """Adds the weights of a unit's rows to `mass`, whose pages of this layer and head begin at page `first_page`."""
 

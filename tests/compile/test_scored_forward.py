@@ -1,4 +1,5 @@
-"""`forward_scored` is `forward` to the last bit, and its mass is what NumPy's softmax puts on each KV row."""
+"""`forward_scored` is `forward` to the last bit; its mass is what NumPy's softmax puts on each KV row, and its queries
+are NumPy's."""
 
 from __future__ import annotations
 
@@ -29,15 +30,18 @@ def batch(token_ids: np.ndarray, start: int, stop: int) -> Batch:
     return Batch(ids, positions, slots, np.zeros_like(rows), PAGES[None], positions + np.int32(1), rows)
 
 
-def expected_mass(config: ModelConfig, token_ids: np.ndarray, kv_dtype: KVDType) -> np.ndarray:
-    """float64 `[layers, kv_heads, NUM_PAGES, PAGE_SIZE]`: the reference's weights, head by head, layer by layer."""
-    found: list[np.ndarray] = []
+def expected_scores(config: ModelConfig, token_ids: np.ndarray, kv_dtype: KVDType) -> tuple[np.ndarray, np.ndarray]:
+    """float64 `[layers, kv_heads, NUM_PAGES, PAGE_SIZE]`, the reference's weights, and `[layers, tokens, heads,
+    head_dim]`, its queries."""
+    found: list[np.ndarray] = []  # head by head, layer by layer
+    queries: list[np.ndarray] = []
 
     def attend(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
         scores = np.where(np.tri(len(query), dtype=bool), query @ key.T * query.shape[-1] ** -0.5, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         found.append(weights.sum(axis=0))
+        queries.append(query)
         return np.asarray(weights @ value)
 
     weight = TINY_MODELS["llama3"].tensors.__getitem__
@@ -48,7 +52,8 @@ def expected_mass(config: ModelConfig, token_ids: np.ndarray, kv_dtype: KVDType)
     mass = np.zeros((*heads.shape[:2], NUM_PAGES, PAGE_SIZE))
     positions = np.arange(len(token_ids))
     mass[:, :, PAGES[positions // PAGE_SIZE], positions % PAGE_SIZE] = heads.sum(axis=2)
-    return mass
+    shape = (config.num_hidden_layers, config.num_attention_heads, len(token_ids), config.head_dim)
+    return mass, np.array(queries).reshape(shape).swapaxes(1, 2)
 
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "int8"])
@@ -60,12 +65,15 @@ def test_scored_forward_is_forward_and_its_mass_is_the_softmax(
     token_ids = np.random.default_rng(1).integers(0, config.vocab_size, NUM_TOKENS)
     plain = ModelRunner(artifact, num_pages=NUM_PAGES, num_threads=2)
     scored = ModelRunner(artifact, num_pages=NUM_PAGES, num_threads=2, keep_mass=True)
-    assert scored.mass is not None
+    assert scored.mass is not None and scored.queries is not None
     for start, stop in ((0, 40), (40, 41), (41, 69), (69, 70)):
         step = batch(token_ids, start, stop)
         assert np.array_equal(plain.forward(step), scored.forward_scored(step))
     tolerance = 1e-2 if kv_dtype == "int8" else 1e-3  # of int8, numbers near ties are rounded either way
-    np.testing.assert_allclose(scored.mass, expected_mass(config, token_ids, kv_dtype), 0, tolerance)
+    mass, queries = expected_scores(config, token_ids, kv_dtype)
+    np.testing.assert_allclose(scored.mass, mass, 0, tolerance)
+    np.testing.assert_allclose(scored.queries[:, :1], queries[:, -1:], 0, tolerance)  # of the last step, one token
+    np.testing.assert_allclose(scored.queries[:, 1:28], queries[:, 42:69], 0, tolerance)  # what is left of one before
     before = scored.mass.copy()
     assert np.array_equal(scored.forward(step), plain.forward(step))
     assert np.array_equal(scored.mass, before)
@@ -75,7 +83,7 @@ def test_scored_forward_is_forward_and_its_mass_is_the_softmax(
 
 def test_mass_is_only_kept_when_asked_for(tiny_artifact: Path) -> None:
     runner = ModelRunner(Artifact.open(tiny_artifact), num_pages=NUM_PAGES, num_threads=1)
-    assert runner.mass is None
+    assert runner.mass is None and runner.queries is None
     with pytest.raises(EngineError, match="keep_mass=True"):
         runner.forward_scored(batch(np.arange(20), 0, 20))
     runner.close()
