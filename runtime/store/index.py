@@ -110,12 +110,13 @@ class Index:
         try:
             sql.execute("PRAGMA journal_mode = WAL")
             sql.execute("PRAGMA synchronous = NORMAL")
+            sql.execute("PRAGMA secure_delete = ON")  # the tokens of pages are what people said
             version = sql.execute("PRAGMA user_version").fetchone()[0]
             if version == 0:
                 sql.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
             elif version != FORMAT_VERSION:
                 raise StoreCorrupt(f"{path} has version {version}, this radixlm reads {FORMAT_VERSION}; remove it")
-            if sql.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+            if sql.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok":
                 raise StoreCorrupt(f"{path} is broken; remove it, and it is made again")
             sql.execute("CREATE TEMP TABLE named (key BLOB PRIMARY KEY) WITHOUT ROWID")
             _check_tables(sql)
@@ -143,6 +144,10 @@ class Index:
     def close(self) -> None:
         """End the connection."""
         self._sql.close()
+
+    def forget(self) -> None:
+        """Leave nothing on disk of the rows that were removed, and lose none of that with the power."""
+        self._sql.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

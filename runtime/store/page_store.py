@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +32,7 @@ from .page_head import PageHead, StoreIdentity
 from .page_reader import PageReader
 from .page_writer import PageWriter, Written
 from .record import MissKind, Place
-from .recovery import INDEX, Recovery, open_index
+from .recovery import INDEX, recover, remove_index
 from .secret import read_secret
 from .segment import Segment
 from .segment_log import SegmentLog
@@ -115,10 +116,9 @@ class PageStore:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = StoreLock.take(path)
             secret = read_secret(path)
-            index, is_new = open_index(path)
             segment_bytes = max(smallest.offset(1), min(_MAX_SEGMENT_BYTES, max_bytes // _MIN_SEGMENTS))
-            log = SegmentLog(path, files, segment_bytes=segment_bytes, clock=clock)
-            recovery = Recovery(log, index, files, was_index_rebuilt=is_new, clock=clock).run()
+            new_log = partial(SegmentLog, path, files, segment_bytes=segment_bytes, clock=clock)
+            index, log, recovery = recover(path, files, new_log, clock)
             writer = PageWriter(identity, index, log, files, max_bytes=max_bytes)
             return cls(path, identity, lock=lock, secret=secret, writer=writer, recovery=recovery, files=files)
         except (OSError, sqlite3.Error) as error:
@@ -255,7 +255,7 @@ class PageStore:
             removed, self._removed = self._removed, []
         for segment in removed:
             self._reader.forget(segment)
-        num_read, num_bytes, places = 0, 0, self._places(heads)
+        num_read, num_bytes, places, bad = 0, 0, self._places(heads), set[bytes]()
         while True:
             result = self._reader.read(heads[num_read:], places, out[num_read:])
             num_read, num_bytes = num_read + result.num_read, num_bytes + result.num_bytes
@@ -266,15 +266,16 @@ class PageStore:
             if not places:
                 result.miss = "gone"  # evicted or discarded while we read
                 break
-            if places[0] == was:
-                self._is_bad(heads[num_read].key, result.miss)
+            if places[0] == was:  # not moved: the page itself is wrong
+                bad = {heads[num_read].key}
                 break
         with self._state:
             self._touched.update(head.key for head in heads[:num_read])
             self._num_read += num_read
             self._read_bytes += num_bytes
             self._bandwidth.add(num_bytes, time.perf_counter() - begun)
-            if result.miss in ("absent", "gone"):
+            self._bad |= bad
+            if result.miss is not None:
                 self._misses[result.miss] += 1
         return num_read
 
@@ -326,4 +327,6 @@ class PageStore:
             if self._off_because is not None:
                 return
             self._off_because = f"{type(error).__name__}: {error}"
+        if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+            remove_index(self.directory)  # it broke while it was used; the segments are whole
         _LOGGER.error("the store in %s is off from here on: %s; restart when the disk is well", self.directory, error)

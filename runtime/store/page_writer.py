@@ -79,14 +79,12 @@ class PageWriter:
         self, heads: Sequence[PageHead], payload: NDArray[np.uint8], touched: set[bytes], bad: set[bytes]
     ) -> Written:
         """Store pages that are not there yet and whose parents are; those that do not fit are left out."""
-        there = self.index.find([head.key for head in heads])
-        parents = {head.parent_key for head in heads}
-        before = self.settle(touched | set(there) | parents, bad)
-        num_new = sum(head.key not in there for head in heads)
-        num_new = min(num_new, Segment(1, self.identity).num_records(self.max_bytes))
+        needed = {key for head in heads for key in (head.key, head.parent_key)}
+        before = self.settle(touched | needed, bad)
+        num_new = min(len(self._choose(heads)), Segment(1, self.identity).num_records(self.max_bytes))
         made = self._make_room(num_new)
+        chosen = self._choose(heads)[:num_new]
         there = self.index.find([head.key for head in heads])
-        chosen = self._choose(heads, there.keys())[:num_new]
         rows = self._append([heads[i] for i in chosen], payload[chosen] if len(chosen) < len(heads) else payload)
         with self.index.transaction():
             self.index.put(rows)
@@ -131,6 +129,7 @@ class PageWriter:
         ours = [key for key, page in pages.items() if page is None or self._is_ours(page.place.segment)]
         with self.index.transaction():
             removed = set(self.index.remove(pages))
+        self.index.forget()
         return Written(removed=before.removed + tuple(key for key in ours if key in removed))
 
     def close(self) -> None:
@@ -138,10 +137,10 @@ class PageWriter:
         self.log.close()
         self.index.close()
 
-    def _choose(self, heads: Sequence[PageHead], there: Iterable[bytes]) -> list[int]:
+    def _choose(self, heads: Sequence[PageHead]) -> list[int]:
         """Which of `heads` are new, and can be found once they are there."""
-        known = {NO_PARENT, *there, *self.index.find([head.parent_key for head in heads])}
-        chosen = []
+        needed = {key for head in heads for key in (head.key, head.parent_key)}
+        known, chosen = {NO_PARENT, *self.index.find(list(needed))}, []
         for i, head in enumerate(heads):
             if head.key not in known and head.parent_key in known:
                 known.add(head.key)

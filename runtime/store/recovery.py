@@ -7,6 +7,7 @@ pages whose record is gone leave the index, and all that come after them with th
 from __future__ import annotations
 
 import logging
+import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,21 +26,45 @@ _LOGGER = logging.getLogger(__name__)
 INDEX: Final = "index.sqlite"
 
 
-def open_index(directory: Path) -> tuple[Index, bool]:
-    """The index of a directory, and whether it is a new one instead of one that is broken.
+def recover(
+    directory: Path, files: Files, log_of: Callable[[], SegmentLog], clock: Callable[[], float] = time.time
+) -> tuple[Index, SegmentLog, RecoveryReport]:
+    """The index of a directory and its segments, after they were made to agree.
+
+    Args:
+        log_of: a new log of the directory.
 
     Raises:
-        StoreCorrupt: not even a new one can be used.
-        sqlite3.Error: the disk failed.
+        StoreCorrupt, OSError, sqlite3.Error: the disk failed.
     """
-    path = directory / INDEX
     try:
-        return Index.open(path), False
-    except StoreCorrupt as error:
-        _LOGGER.warning("%s", error)
+        return _recover(directory, files, log_of(), clock, was_index_rebuilt=False)
+    except (StoreCorrupt, sqlite3.DatabaseError) as error:
+        if isinstance(error, sqlite3.OperationalError):
+            raise
+        _LOGGER.warning("the index in %s is made again: %s", directory, error)
+        remove_index(directory)
+        return _recover(directory, files, log_of(), clock, was_index_rebuilt=True)
+
+
+def remove_index(directory: Path) -> None:
+    """Let the next one who opens the directory make a new index."""
     for name in (INDEX, f"{INDEX}-wal", f"{INDEX}-shm"):
         (directory / name).unlink(missing_ok=True)
-    return Index.open(path), True
+
+
+def _recover(
+    directory: Path, files: Files, log: SegmentLog, clock: Callable[[], float], *, was_index_rebuilt: bool
+) -> tuple[Index, SegmentLog, RecoveryReport]:
+    if not (directory / INDEX).exists():
+        remove_index(directory)  # what SQLite kept beside one that is no more
+    index = Index.open(directory / INDEX)
+    try:
+        recovery = Recovery(log, index, files, was_index_rebuilt=was_index_rebuilt, clock=clock)
+        return index, log, recovery.run()
+    except BaseException:
+        index.close()
+        raise
 
 
 class Recovery:
@@ -74,7 +99,8 @@ class Recovery:
             for number in known.keys() - self._log.segments.keys():
                 self._cut(self._index.num_pages().get(number, 0))
                 self._index.remove_segment(number)
-            self._count(num_unreachable=self._index.remove_unreachable())
+            if self.report != RecoveryReport():
+                self._count(num_unreachable=self._index.remove_unreachable())
             for row in self._log.take_changed():
                 self._index.put_segment(row)
         return self.report

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from radixlm.runtime.errors import StoreBusy, StoreCorrupt, StoreError
 from radixlm.runtime.store import PageHead, PageStore
+from radixlm.runtime.store.page_head import pack_tokens
 
 from .pages import ALICE, BOB, IDENTITY, OTHER, PAGE_BYTES, chain, keys, payload
 
@@ -104,17 +105,18 @@ def test_marks_of_who_wrote_a_token_do_not_matter_to_keys_and_values(tmp_path: P
 
 
 def test_a_discarded_namespace_is_nowhere_on_the_disk(tmp_path: Path) -> None:
-    heads, other = chain(6), chain(4, namespace=BOB)
+    heads, other = chain(6), chain(4, 1, namespace=BOB)
     with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
         store.put(heads, payload(heads))
         store.put(other, payload(other))
         assert sorted(store.discard(ALICE)) == sorted(keys(heads))
         assert (read(store, heads), read(store, other)) == (0, 4)
         assert list(store.heads()) == other
-    on_disk = b"".join(path.read_bytes() for path in tmp_path.glob("segment-*"))
-    for head, row in zip(heads, payload(heads), strict=True):
-        assert head.key not in on_disk
-        assert row.tobytes()[:64] not in on_disk
+        on_disk = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+        for head, row in zip(heads, payload(heads), strict=True):
+            assert head.key not in on_disk
+            assert pack_tokens(head.token_ids) not in on_disk
+            assert row.tobytes()[:64] not in on_disk
     (tmp_path / "index.sqlite").unlink()
     with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
         assert list(store.heads()) == other

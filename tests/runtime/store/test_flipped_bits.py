@@ -1,0 +1,168 @@
+"""A bit that flips anywhere on the disk costs pages; it never gives a wrong one, and never a wrong list of them."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from radixlm.runtime.store import PageHead, PageStore
+from radixlm.runtime.store.files import OSFiles
+from radixlm.runtime.store.page_reader import PageReader
+from radixlm.runtime.store.record import BLOCK, Place, RecordHeader
+from radixlm.runtime.store.segment import Segment
+
+from .pages import IDENTITY, PAGE_BYTES, chain, keys, payload
+
+MAX_BYTES = 4 << 20
+HEADS = chain(8)
+NUM_INDEX_FLIPS = 60
+NUM_FIELD_BYTES = 464  # of a record's header; zeros up to the checksum follow
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of eight pages."""
+    directory = tmp_path_factory.mktemp("stores") / "sound"
+    with PageStore.open(directory, IDENTITY, max_bytes=MAX_BYTES) as store:
+        assert store.put(HEADS, payload(HEADS)).stored == keys(HEADS)
+    return directory
+
+
+@pytest.fixture
+def directory(stored: Path, tmp_path: Path) -> Path:
+    """One's own."""
+    return Path(shutil.copytree(stored, tmp_path / "store"))
+
+
+def flip(path: Path, offset: int, bit: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+def num_listed(directory: Path) -> int:
+    """Pages that are listed were put, come after those before them, and are read right; how many there are."""
+    with PageStore.open(directory, IDENTITY, max_bytes=MAX_BYTES) as store:
+        listed = list(store.heads())
+        assert listed == HEADS[: len(listed)]
+        assert read(store, listed) == len(listed)
+        return len(listed)
+
+
+def read(store: PageStore, heads: list[PageHead]) -> int:
+    out = np.empty((len(heads), PAGE_BYTES), np.uint8)
+    num_read = store.read(heads, out)
+    assert (out[:num_read] == payload(heads[:num_read])).all()
+    return num_read
+
+
+def test_every_byte_of_a_header_and_any_of_a_payload_are_checked(directory: Path) -> None:
+    segment, chance, number = Segment(1, IDENTITY), random.Random(0), 3
+    path, reader, out = directory / segment.name, PageReader(directory, OSFiles(), IDENTITY), payload(HEADS)
+    places, start = [Place(1, i) for i in range(8)], segment.offset(number)
+    in_header = [*range(NUM_FIELD_BYTES), *range(BLOCK - 16, BLOCK), *chance.sample(range(NUM_FIELD_BYTES, BLOCK), 30)]
+    in_payload = [BLOCK, BLOCK + PAGE_BYTES - 1, *(BLOCK + chance.randrange(PAGE_BYTES) for _ in range(100))]
+    for offset in in_header + in_payload:
+        bit = chance.randrange(8)
+        flip(path, start + offset, bit)
+        result = reader.read(HEADS, places, out)
+        assert (result.num_read, result.miss) == (number, "header" if offset < BLOCK else "payload"), offset
+        flip(path, start + offset, bit)
+    assert reader.read(HEADS, places, out).num_read == 8
+    reader.close()
+
+
+@pytest.mark.parametrize("field", ["identity", "namespace", "parent", "tokens", "key", "place", "kind"])
+def test_a_whole_record_of_another_page_in_this_place_is_a_miss_of_its_kind(directory: Path, field: str) -> None:
+    segment = Segment(1, IDENTITY)
+    path = directory / segment.name
+    data = bytearray(path.read_bytes())
+    block = slice(segment.offset(3), segment.offset(3) + BLOCK)
+    header = RecordHeader.decode(data[block])
+    assert header is not None
+    head, wrong = header.head, {"key": b"k" * 32, "parent": b"p" * 32, "namespace": b"bob"}
+    changed = PageHead(
+        wrong["key"] if field == "key" else head.key,
+        wrong["parent"] if field == "parent" else head.parent_key,
+        wrong["namespace"] if field == "namespace" else head.namespace,
+        (7,) * 16 if field == "tokens" else head.token_ids,
+        head.generated,
+    )
+    data[block] = RecordHeader(
+        2 if field == "kind" else header.kind,
+        Place(1, 4) if field == "place" else header.place,
+        header.payload_bytes,
+        b"i" * 32 if field == "identity" else header.identity_digest,
+        changed,
+        header.payload_checksum,
+    ).encode()
+    path.write_bytes(data)
+    with PageStore.open(directory, IDENTITY, max_bytes=MAX_BYTES) as store:
+        assert read(store, HEADS) == 3
+        assert store.stats().misses == {"gone" if field == "kind" else field: 1}
+        assert read(store, HEADS) == 3
+        assert store.stats().misses["absent"] == 1  # found no more
+        store.put(HEADS, payload(HEADS))
+        assert read(store, HEADS) == 8
+
+
+def test_a_broken_header_of_a_segment_costs_the_segment(directory: Path) -> None:
+    flip(directory / Segment(1, IDENTITY).name, 40, 2)
+    with PageStore.open(directory, IDENTITY, max_bytes=MAX_BYTES) as store:
+        assert (list(store.heads()), read(store, HEADS)) == ([], 0)
+        assert store.stats().recovery.num_segments_dropped == 1
+        store.put(HEADS, payload(HEADS))
+        assert read(store, HEADS) == 8
+
+
+def test_a_flipped_bit_anywhere_in_the_index_gives_nothing_wrong(stored: Path, tmp_path: Path) -> None:
+    chance, size = random.Random(1), (stored / "index.sqlite").stat().st_size
+    found = []
+    for number in range(NUM_INDEX_FLIPS):
+        directory = Path(shutil.copytree(stored, tmp_path / str(number)))
+        flip(directory / "index.sqlite", chance.randrange(size), chance.randrange(8))
+        found.append(num_listed(directory))
+        shutil.rmtree(directory)
+    assert found.count(8) > NUM_INDEX_FLIPS / 2  # most bits are of no row, or the segments have what it said
+
+
+@pytest.mark.parametrize("column", ["key", "parent", "namespace", "token_ids", "generated", "segment", "number"])
+def test_a_row_that_changed_is_not_believed(directory: Path, column: str) -> None:
+    import sqlite3
+
+    with sqlite3.connect(directory / "index.sqlite") as sql:
+        value = sql.execute(f"SELECT {column} FROM pages WHERE number = 5").fetchone()[0]
+        wrong = value + 1 if isinstance(value, int) else bytes([value[0] ^ 1, *value[1:]])
+        sql.execute(f"UPDATE pages SET {column} = ? WHERE number = 5", (wrong,))
+    sql.close()
+    assert num_listed(directory) == 5
+
+
+@pytest.mark.parametrize("content", [b"", b"rubbish" * 1000, b"SQLite format 3\0" + bytes(5000)])
+def test_an_index_that_is_lost_or_broken_is_made_again_from_the_segments(directory: Path, content: bytes) -> None:
+    (directory / "index.sqlite").write_bytes(content)
+    assert num_listed(directory) == 8
+
+
+def test_a_broken_record_in_an_older_segment_costs_what_comes_after_it_alone(tmp_path: Path) -> None:
+    chains = [chain(5, seed) for seed in range(12)]
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=2_000_000) as store:
+        for heads in chains:
+            store.put(heads, payload(heads))
+        assert store.stats().num_segments > 2
+    (tmp_path / "index.sqlite").unlink()
+    segment = Segment(1, IDENTITY)
+    flip(tmp_path / segment.name, segment.offset(6) + 100, 0)  # the second page of the second chain
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=2_000_000) as store:
+        assert [read(store, heads) for heads in chains] == [5, 1, *[5] * 10]
+
+
+def test_a_secret_of_another_length_is_made_anew(directory: Path) -> None:
+    (directory / "SECRET").write_bytes(b"short")
+    with PageStore.open(directory, IDENTITY, max_bytes=MAX_BYTES) as store:
+        assert len(store.secret) == 32
