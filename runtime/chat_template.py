@@ -1,20 +1,19 @@
 """Render a conversation with the template that the model came with.
 
 A template is a program by someone else: it runs in Jinja's immutable sandbox, with what `transformers` gives
-templates (loop controls, `tojson`, `raise_exception`, `strftime_now`) and bounds on its size and its output.
+templates (loop controls, `tojson`, `raise_exception`, `strftime_now`) and bounds on its size, its output, its time and
+what it makes on the way.
 Knows text, not tokens: `tokenizer_fix` encodes what is rendered here.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
-import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from .errors import InvalidRequest
+from .render_budget import RenderBudget, TooCostly
+from .template_sandbox import TemplateSandbox
 
 __all__ = ["MAX_RENDERED_LENGTH", "MAX_TEMPLATE_LENGTH", "ChatTemplate"]
 
@@ -45,9 +44,10 @@ class ChatTemplate:
                 "compile the model with a shorter one"
             )
         self._special_tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._sandbox = _sandbox()
         try:
-            self._template = _environment().from_string(source)
-        except (jinja2.TemplateSyntaxError, RecursionError) as error:
+            self._template = self._sandbox.from_string(source)
+        except Exception as error:  # Python's own, too: too deep for its parser, say
             raise InvalidRequest(f"the model's chat template is not valid Jinja: {_reason(error)}") from error
 
     def render(
@@ -61,17 +61,19 @@ class ChatTemplate:
         `messages` and `tools` are handed over as they are and not changed. Many templates know no tools.
 
         Raises:
-            InvalidRequest: the template refuses the messages or fails on them, or the text is too long.
+            InvalidRequest: the template refuses the messages or fails on them, or the text is too long or too much
+                work.
         """
         pieces: list[str] = []
         length = 0
         try:
-            for piece in self._template.generate(
-                messages=[dict(message) for message in messages],
-                tools=list(tools) or None,
-                add_generation_prompt=add_generation_prompt,
+            variables = {
+                "messages": [dict(message) for message in messages],
+                "tools": list(tools) or None,
+                "add_generation_prompt": add_generation_prompt,
                 **self._special_tokens,
-            ):
+            }
+            for piece in self._sandbox.render_pieces(self._template, variables, RenderBudget()):
                 length += len(piece)
                 if length > MAX_RENDERED_LENGTH:
                     raise InvalidRequest(
@@ -81,13 +83,14 @@ class ChatTemplate:
                 pieces.append(piece)
         except _Refused as error:
             raise InvalidRequest(f"the chat template refuses these messages: {error}") from error
+        except TooCostly as error:
+            raise InvalidRequest(f"the chat template does too much with these messages: {error}") from error
         except InvalidRequest:
             raise
         # A template computes on what clients send: any exception in it is one of the request, not of ours.
         except Exception as error:
             raise InvalidRequest(f"the chat template fails on these messages: {_reason(error)}") from error
         return "".join(pieces)
-
 
     def reply_renderer(self) -> Callable[[str], str] | None:
         """How a reply stands behind the prompt that it answers, in the prompts of later turns.
@@ -122,26 +125,12 @@ class _Refused(Exception):
     """The template called `raise_exception`."""
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _sandbox() -> TemplateSandbox:
     """The environment that `transformers` renders chat templates in."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own `tojson` escapes for HTML; a prompt is not HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    sandbox = TemplateSandbox()
+    sandbox.globals["raise_exception"] = _raise_exception
+    sandbox.globals["strftime_now"] = _strftime_now
+    return sandbox
 
 
 def _raise_exception(message: str) -> None:

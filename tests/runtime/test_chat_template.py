@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import tracemalloc
+
 import pytest
 from radixlm.runtime import chat_template
 from radixlm.runtime.chat_template import MAX_TEMPLATE_LENGTH, ChatTemplate
 from radixlm.runtime.errors import InvalidRequest
+from radixlm.runtime.render_budget import RenderBudget, TooCostly
 
 CHATML = """{% for message in messages %}
 {% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
@@ -102,3 +106,96 @@ def test_rendering_stops_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "MAX_RENDERED_LENGTH", 1000)
     with pytest.raises(InvalidRequest, match="more than 1000 characters"):
         ChatTemplate("{% for i in range(99999) %}{{ 'x' * 100 }}{% endfor %}").render([])
+
+
+BOMBS = (
+    # one operation
+    "{{ 'a' * 500000000 }}",
+    "{{ 500000000 * 'a' }}",
+    "{% set a = [0] * 500000000 %}",
+    "{{ 10 ** (10 ** 10) }}",
+    "{{ '%500000000d' % 1 }}",
+    "{{ '%*d' % (500000000, 1) }}",
+    "{{ '%(a).500000000f' % {'a': 1} }}",
+    "{{ '{:>500000000}'.format(1) }}",
+    "{{ '{:>{}}'.format(1, 500000000) }}",
+    "{{ '%500000000d' | format(1) }}",
+    "{{ 'a'.ljust(500000000) }}",
+    "{{ 'a'.zfill(500000000) }}",
+    "{{ 'a' | center(500000000) }}",
+    "{{ ('\t' * 100000).expandtabs(100000) }}",
+    "{{ ('a' * 100000).replace('', 'b' * 100000) }}",
+    "{{ ('a' * 100000) | replace(new='b' * 100000, old='a') }}",
+    "{{ ('a' * 100000).translate({97: 'b' * 100000}) }}",
+    "{{ ('a' * 100000).join('b' * 100000) }}",
+    "{{ (['a' * 1000] * 30000) | join('b' * 10000) }}",
+    "{{ ('a\n' * 100000) | indent(100000) }}",
+    "{{ [1] | tojson(indent=500000000) }}",
+    "{{ 1 | round(500000000, 'ceil') }}",
+    "{{ [1] | batch(500000000, 0) | list }}",
+    "{{ [1] | slice(500000000) | list }}",
+    "{% set a = [[[0] * 1000] * 1000] | sum(start=[]) %}",
+    "{{ lipsum(n=1000000) }}",
+    "{{ ('\u00e9' * 1000000).encode('punycode') }}",
+    "{{ (1).to_bytes(500000000, 'big') }}",
+    "{{ ('<!--' * 1000000) | striptags }}",
+    # many small ones
+    "{% set n = namespace(a='a') %}{% for i in range(99) %}{% set n.a = n.a + n.a %}{% endfor %}",
+    "{% set n = namespace(a='a') %}{% for i in range(99) %}{% set n.a = n.a ~ n.a %}{% endfor %}",
+    "{% set n = namespace(a=3) %}{% for i in range(99) %}{% set n.a = n.a * n.a %}{% endfor %}",
+    "{% set n = namespace(a=[0]) %}{% for i in range(99) %}{% set n.a = [n.a, n.a] %}{% endfor %}{{ n.a }}",
+    "{% set n = namespace(a=(0,)) %}{% for i in range(99) %}{% set n.a = (n.a, n.a) %}{% endfor %}{{ n.a | tojson }}",
+    "{% set n = namespace(a={}) %}{% for i in range(99) %}{% set n.a = {1: n.a, 2: n.a} %}{% endfor %}{{ n.a == n.a }}",
+    "{% set n = namespace(a=[0]) %}{% for i in range(99) %}{% set n.a = dict(a=n.a, b=n.a) %}{% endfor %}{{ n.a }}",
+    "{% set n = namespace(a=[0]) %}{% for i in range(99) %}{% set n.a = n.a + n.a %}{% endfor %}",
+    "{% macro m() %}{% if varargs | string | length %}{{ m(varargs, varargs) }}{% endif %}{% endmacro %}{{ m(1) }}",
+    "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
+    "{% for i in range(99999) %}{% set a = range(99999) | list %}{% endfor %}",
+    "{% for i in range(99999) %}{% set a = range(99999) | map('string') | select | list %}{% endfor %}",
+    "{% set a %}{% for i in range(99999) %}" + "x" * 9999 + "{% endfor %}{% endset %}",
+    "{% set b = 'x' * 1000000 %}{% set a %}{% for i in range(99999) %}{{ b }}{% endfor %}{% endset %}",
+    "{% set b = 'x' * 1000000 %}{% for i in range(99999) %}{% set a = b[1:] %}{% endfor %}",
+    "{% set b = 'x' * 1000000 %}{% for i in range(99999) %}{% set a = b | upper %}{% endfor %}",
+    "{% set b = 'x ' * 1000000 %}{% set a = b.split() %}{% set c = b | list %}{% set d = b.split(' ', -1) %}",
+    # what was paid may change only within a namespace
+    "{% set n = namespace() %}{% set n.a = [n, n] %}{{ 'a' * 500000000 if n | string | length < 99 }}",
+)
+
+
+@pytest.mark.parametrize("source", BOMBS)
+def test_a_template_has_no_way_to_take_all_memory_or_time(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`{{ 'a' * 500000000 }}` took 2 GB before its length was looked at, and nothing looked at the time."""
+    monkeypatch.setattr(chat_template, "RenderBudget", lambda: RenderBudget(max_seconds=0.2))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest, match=r"the chat template (fails|does too much)|No filter named"):
+            ChatTemplate(source).render([USER])
+        assert tracemalloc.get_traced_memory()[1] < 400_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_rendering_stops_when_its_time_is_over() -> None:
+    now = itertools.count()
+    budget = RenderBudget(max_seconds=10, clock=lambda: float(next(now)))
+    with pytest.raises(TooCostly, match="more than 10 s"):
+        list(budget.each(range(10_000)))
+    assert 10 < next(now) < 20
+
+
+def test_what_templates_do_is_far_from_the_limits() -> None:
+    source = (
+        "{% macro say(m) %}{{ '<' ~ m.role ~ '>' }}{{ varargs | length }}{% endmacro %}{% set n = namespace(out='') %}"
+        "{% for m in messages[::-1] if m.content is string %}{{ say(m, 1) }}{{ m.content.split('</a>')[-1] | trim }}"
+        "{% set n.out = n.out + '%s: %5d|' % (m.role, loop.length) %}{{ '{:>3}'.format(loop.index) }}{% endfor %}"
+        "{{ n.out | length }}{{ tools | tojson(indent=4) | indent(2) | replace('x', 'y') | length }}"
+        "{% for t in tools recursive %}{{ t.name }}{{ loop(t.parts) }}{% endfor %}"
+        "{{ [1, 2] | map('string') | join(', ') }}"
+    )
+    messages = [{"role": "user", "content": "<a> x </a> " + "word " * 1000}] * 1000
+    tools = [{"name": "f", "parts": [{"name": "g", "parts": []}]}] * 100
+    rendered = ChatTemplate(source).render(messages, tools=tools)
+    assert rendered.startswith("<user>1word word") and rendered.endswith("fg" * 100 + "1, 2")
+    assert "  1<user>1word" in rendered

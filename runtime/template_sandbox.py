@@ -1,0 +1,206 @@
+"""Jinja's immutable sandbox, in which everything that a template does is paid.
+
+The sandbox lets operators and calls be intercepted. What it does not (loops, `~`, literals, slices, text that is
+written) becomes a filter here. What filters make is paid as well; some whose time grows faster than their text are not
+there. Knows Jinja, not chats.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from types import GeneratorType
+from typing import Any
+
+from jinja2 import nodes, pass_context
+from jinja2.environment import Template
+from jinja2.filters import FILTERS
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace, _PassArg
+from jinja2.visitor import NodeTransformer
+
+from .render_budget import RenderBudget, TooCostly
+
+_BUDGET = "radixlm.budget"  # a variable, with a dot that names in templates have not
+_SLOW = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
+_NO_TEXT = ("encode", "decode", "to_bytes", "from_bytes")  # some codecs need the square of a text's length
+_SPLITTING = frozenset({"list", "sort", "unique", "title", "wordcount"})  # a text into its characters or words
+_WRITING = frozenset({"center", "format", "indent", "replace", "string"})
+_COUNTING = frozenset({"batch", "round", "slice", "sum"})
+_EACH, _JOINED, _VALUE, _PART, _TEXT = (f"radixlm.{name}" for name in ("each", "joined", "value", "part", "text"))
+
+
+class TemplateSandbox(ImmutableSandboxedEnvironment):
+    """The environment that `transformers` renders chat templates in, but for what is paid."""
+
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        del self.globals["lipsum"]
+        self.globals["namespace"] = _Namespace
+        self.filters = {name: _paid(name, FILTERS[name]) for name in FILTERS if name not in _SLOW}
+        self.filters |= {
+            _EACH: pass_context(lambda context, items: _budget(context).each(items)),
+            _JOINED: pass_context(_joined),
+            _VALUE: pass_context(lambda context, made: _budget(context).value(made)),
+            _PART: pass_context(lambda context, made: _budget(context).part(made)),
+            _TEXT: pass_context(lambda context, made: _budget(context).text(made)),
+            "tojson": pass_context(_to_json),
+        }
+
+    def render_pieces(self, template: Template, variables: Mapping[str, object], budget: RenderBudget) -> Iterator[str]:
+        """The text piece by piece, paid from `budget`.
+
+        Raises:
+            TooCostly: there is too little of it.
+        """
+        return template.generate({**variables, _BUDGET: budget})
+
+    def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
+        paid = _Paid().visit(source)
+        paid.set_environment(self)
+        return super()._generate(paid, *args, **kwargs)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Whether a template may use it."""
+        return attr not in _NO_TEXT and super().is_safe_attribute(obj, attr, value)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Run an operator."""
+        budget = _budget(context)
+        budget.binary(operator, left, right)
+        return budget.value(super().call_binop(context, operator, left, right))
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function, a macro or a method."""
+        budget = _budget(__context)
+        wrapped = getattr(__obj, "__wrapped__", __obj)  # the sandbox's own `format`
+        owner, name = getattr(wrapped, "__self__", None), getattr(wrapped, "__name__", "")
+        if isinstance(owner, str):
+            if name in ("format", "format_map"):
+                budget.formatted(owner, (args, kwargs))
+            if name == "join" and args:
+                args = (list(budget.each(args[0])), *args[1:])  # which may be made only now
+            budget.method(owner, name, args, kwargs)
+        return budget.value(super().call(__context, __obj, *args, **kwargs))
+
+
+class _Paid(NodeTransformer):
+    """Puts what is to be paid through a filter."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.iter = _filtered(node.iter, _EACH)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(nodes.Tuple(node.nodes, "load", lineno=node.lineno), _JOINED)
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:
+        self.generic_visit(node)
+        node.nodes = [_filtered(each, _TEXT) for each in node.nodes]  # which stay in one text within a macro
+        return node
+
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:
+        return nodes.Const(node.data, lineno=node.lineno)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, _PART) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, _VALUE)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, _VALUE)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, _VALUE) if node.ctx == "load" else node
+
+    def visit_Name(self, node: nodes.Name) -> nodes.Node:
+        """What a macro was called with is a list that no literal made."""
+        return _filtered(node, _VALUE) if node.ctx == "load" and node.name in ("varargs", "kwargs") else node
+
+
+def _filtered(node: Any, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+def _joined(context: Context, made: tuple[object, ...]) -> str:
+    budget = _budget(context)
+    return "".join([budget.text(each) for each in made])
+
+
+def _paid(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter; what it does to a text is paid as methods of texts are, and what it makes as everything is."""
+    passed = _PassArg.from_obj(filter)
+    given: Mapping[_PassArg | None, Callable[[Context], tuple[object, ...]]] = {
+        None: lambda context: (),
+        _PassArg.context: lambda context: (context,),
+        _PassArg.eval_context: lambda context: (context.eval_ctx,),
+        _PassArg.environment: lambda context: (context.environment,),
+    }
+
+    @pass_context
+    def paid(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        budget = _budget(context)
+        if name in _WRITING and not isinstance(value, str):
+            value = budget.text(value)
+        if name == "join":
+            value = list(budget.each(value))
+            budget.spend(budget.weight(value) + len(value) * budget.weight([args, kwargs]))
+        elif name == "format":
+            budget.binary("%", value, kwargs or args)
+        elif name == "indent":
+            budget.method(value, "splitlines", (), {})
+            widths = [len(each) if isinstance(each, str) else int(each) for each in (*args, *kwargs.values())]
+            budget.spend(len(value.splitlines()) * max([4, *widths]))
+        elif name in _COUNTING:
+            _require_small((*args, *kwargs.values()))
+        elif isinstance(value, str):
+            budget.method(value, "splitlines" if name in _SPLITTING else name, args, kwargs)
+        result = filter(*given[passed](context), value, *args, **kwargs)
+        return map(budget.value, result) if isinstance(result, GeneratorType) else budget.value(result)
+
+    return paid
+
+
+def _to_json(
+    context: Context,
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own `tojson` escapes for HTML; a prompt is not HTML."""
+    budget = _budget(context)
+    budget.spend(budget.weight(value))
+    if indent is None and separators is None:
+        return budget.text(json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys))
+    _require_small((indent,))
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return "".join(map(budget.text, encoder.iterencode(value)))
+
+
+def _require_small(given: tuple[object, ...]) -> None:
+    if any(isinstance(each, list | tuple) or (isinstance(each, int) and abs(each) > 1000) for each in given):
+        raise TooCostly("it gives a filter a list, or a number above 1000, to count with")
+
+
+class _Namespace(Namespace):
+    """Jinja's, that is written out without what is in it: alone of all values it may change after it was paid."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+
+def _budget(context: Context) -> RenderBudget:
+    budget: RenderBudget = context.parent[_BUDGET]
+    return budget
