@@ -23,6 +23,7 @@ from .grammar_trial_process import Vocabulary
 
 _PROGRAM = Path(__file__).with_name("grammar_trial_process.py")
 _PATIENCE_S = 30.0  # beyond the limit, for a machine that is very busy; then the program is started anew
+_LEAST_S = 0.001  # 0 would be no limit
 _MAX_MESSAGE = 500  # characters: the library prints a part of the grammar
 
 
@@ -56,7 +57,6 @@ class GrammarTrial:
     ) -> None:
         hello = {"eos_token_ids": eos_token_ids, "limits": limits, "time_limit_s": time_limit_s, "niceness": niceness}
         self._hello = json.dumps(vocabulary.packed() | hello).encode() + b"\n"
-        self._time_limit_s = time_limit_s
         self._lock = threading.Lock()
         self._is_closed = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -71,17 +71,18 @@ class GrammarTrial:
         with self._lock:
             self._started()
 
-    def compiled(self, grammar: Grammar) -> str:
-        """The grammar as the library has it.
+    def compiled(self, grammar: Grammar, *, real_limit_s: float) -> str:
+        """The grammar as the library has it, in at most `real_limit_s` if those before it are done.
 
         Raises:
             InvalidGrammar: it is wrong, nothing can be said that it describes, or it takes too much memory.
-            OutOfTime: it takes longer than the limit.
+            OutOfTime: it takes longer than one of the limits.
             EngineError: the process that tries it could not be used; EngineClosed after `close`.
         """
         wish = {"kind": grammar.kind, "text": grammar.text, "is_strict": grammar.is_strict}
+        line = json.dumps(wish | {"real_limit_s": max(real_limit_s, _LEAST_S)}).encode() + b"\n"
         with self._lock:
-            answer = self._ask(json.dumps(wish).encode() + b"\n")
+            answer = self._ask(line, real_limit_s + _PATIENCE_S)
         if "late" in answer:
             raise OutOfTime(is_busy=answer["late"] == "busy")
         if "error" in answer:
@@ -98,10 +99,10 @@ class GrammarTrial:
             self._stop()
             self._process = None
 
-    def _ask(self, line: bytes) -> dict[str, str]:
+    def _ask(self, line: bytes, timeout_s: float) -> dict[str, str]:
         process = self._started()
         try:
-            return _exchange(process, line, self._time_limit_s + _PATIENCE_S)
+            return _exchange(process, line, timeout_s)
         except (OSError, ValueError, TimeoutError) as error:
             self._stop()
             self._process = None

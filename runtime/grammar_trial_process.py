@@ -24,7 +24,6 @@ import llguidance
 MAX_MEMORY_BYTES = 512 << 20  # beyond what the vocabulary takes
 # The rest of the program runs with the usual 8 MiB or, without a limit on stacks, 2: what passes here has room there.
 STACK_BYTES = 1 << 20
-PATIENCE = 3  # times the limit on its processor time is what a trial may take of real time
 _EMPTY = 'start: ""'
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"  # an endless run of blanks is valid JSON, and small models love it
 
@@ -88,7 +87,7 @@ def _in_fork(tokenizer: Any, limits: Any, wish: dict[str, Any], time_limit_s: fl
     child = os.fork()
     if child == 0:
         signal.setitimer(signal.ITIMER_PROF, time_limit_s)  # both kill; this one is the grammar's fault,
-        signal.setitimer(signal.ITIMER_REAL, time_limit_s * PATIENCE)  # and this one that of a busy machine
+        signal.setitimer(signal.ITIMER_REAL, wish["real_limit_s"])  # and this one that of a busy machine
         _limit_memory()
         answers: list[dict[str, str]] = []
         thread = threading.Thread(target=lambda: answers.append(_try(tokenizer, limits, wish)))

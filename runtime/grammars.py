@@ -33,7 +33,7 @@ from .grammar_trial_process import Vocabulary, limits_of
 MAX_GRAMMARS = 128  # of which a large one's states take some tens of megabytes
 MAX_REFUSED = 128  # remembered with the reason
 MAX_WAITING = 64  # threads that wait for a trial of one kind
-WAIT_LIMIT_S = 0.5  # for trials; with the trials themselves, an answer comes within a second
+ANSWER_LIMIT_S = 1.0  # half of which may be spent waiting for trials of others
 QUICK_LIMIT_S = 0.05  # of the processor; most grammars take 1 to 10 ms, the largest that OpenAI takes up to 60
 TIME_LIMIT_S = 0.25
 LIMITS = {"step_lexer_fuel": 100_000, "max_lexer_states": 50_000}  # 7 ms a mask, 100 MB
@@ -74,7 +74,8 @@ class Grammars:
         open_vocabulary: the model's, asked for when the first grammar comes.
         eos_token_ids: tokens that end a reply, at least one.
         time_limit_s: of the processor's time; a grammar that takes longer is refused.
-        wait_limit_s: whoever waits longer for the trials of others is told to come again.
+        answer_limit_s: of real time; if nothing is known by then, or after half of it no trial begun, one is told to
+            come again.
     """
 
     def __init__(
@@ -84,14 +85,14 @@ class Grammars:
         *,
         max_grammars: int = MAX_GRAMMARS,
         time_limit_s: float = TIME_LIMIT_S,
-        wait_limit_s: float = WAIT_LIMIT_S,
+        answer_limit_s: float = ANSWER_LIMIT_S,
     ) -> None:
         self._open_vocabulary = open_vocabulary
         self._eos_token_ids = eos_token_ids
         self._max_grammars = max_grammars
         self._time_limit_s = time_limit_s
         self._limits = limits_of(LIMITS)
-        self._wait_limit_s = wait_limit_s
+        self._answer_limit_s = answer_limit_s
         self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
         self._refused: OrderedDict[Grammar, InvalidGrammar] = OrderedDict()  # apart, lest they drive out the good ones
         self._lock = threading.Lock()  # guards the grammars,
@@ -122,8 +123,7 @@ class Grammars:
         found = self._find(grammar)
         if found is None:
             self._require_open()
-            deadline = time.monotonic() + self._wait_limit_s
-            found = self._tried(grammar, client, deadline)
+            found = self._tried(grammar, client)
         return found
 
     def close(self) -> None:
@@ -143,15 +143,16 @@ class Grammars:
         if not self._is_open:
             self.warm_up()
 
-    def _tried(self, grammar: Grammar, client: str, deadline: float) -> CompiledGrammar:
-        is_busy = False
+    def _tried(self, grammar: Grammar, client: str) -> CompiledGrammar:
+        now, is_busy = time.monotonic(), False
         for lane in self._lanes:
-            with lane.turns.turn(client, deadline=deadline):
+            with lane.turns.turn(client, deadline=now + self._answer_limit_s / 2):
                 found = self._find(grammar)  # of those before, one may have asked for the same
                 if found is not None:
                     return found
                 try:
-                    return self._keep(grammar, lane.trial.compiled(grammar))
+                    left_s = now + self._answer_limit_s - time.monotonic()
+                    return self._keep(grammar, lane.trial.compiled(grammar, real_limit_s=left_s))
                 except OutOfTime as error:
                     is_busy = error.is_busy
                 except InvalidGrammar as error:

@@ -72,6 +72,8 @@ class Bench:
         self.grammars = self.open(**options)
 
     def open(self, **options: float) -> Grammars:
+        """Patient ones unless told otherwise: what is found out is not to depend on how busy the machine is."""
+        options = {"answer_limit_s": 60.0, **options}
         return Grammars(lambda: self.vocabulary, self.eos, **options)  # type: ignore[arg-type]
 
     def said(self, grammar: Grammar, seed: int) -> str | None:
@@ -352,15 +354,15 @@ class Held:
     def _num_asked(self, client: str) -> int:
         return len(self.quick.turns._waiting.get(client, ())) + len(self.tried)
 
-    def _wait(self, grammar: Grammar) -> str:
+    def _wait(self, grammar: Grammar, *, real_limit_s: float) -> str:
         self.tried.append(grammar.text)
         assert self._go_on.wait(30)
-        return self._compiled(grammar)
+        return self._compiled(grammar, real_limit_s=60.0)
 
 
 @pytest.fixture
 def held(small: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
-    held = Held(small.open(wait_limit_s=60.0), monkeypatch)
+    held = Held(small.open(), monkeypatch)
     yield held
     held.go_on()
     held.grammars.close()
@@ -389,7 +391,7 @@ def test_seventy_grammars_of_one_client_come_after_the_first_of_another(held: He
 
 
 def test_who_waits_too_long_is_told_to_come_again(small: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = Held(small.open(wait_limit_s=0.01), monkeypatch)
+    held = Held(small.open(answer_limit_s=0.02), monkeypatch)
     with ThreadPoolExecutor(2) as pool:
         first, second = held.ask(pool, "one", "x", "y")
         with pytest.raises(GrammarsOverloaded):
@@ -409,12 +411,18 @@ def test_a_grammar_that_many_ask_for_at_once_is_tried_once(held: Held) -> None:
 
 def test_a_slow_grammar_delays_no_quick_one(small: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind 70 hostile schemas, a good one waited half a minute."""
-    grammars = small.open(wait_limit_s=60.0)
+    grammars = small.open()
     grammars.warm_up()
     go_on, entered = threading.Event(), threading.Event()
     thorough = grammars._lanes[1].trial
     compiled = thorough.compiled
-    monkeypatch.setattr(thorough, "compiled", lambda grammar: entered.set() or (go_on.wait(30) and compiled(grammar)))
+
+    def late(grammar: Grammar, *, real_limit_s: float) -> str:
+        entered.set()
+        assert go_on.wait(30)
+        return compiled(grammar, real_limit_s=60.0)
+
+    monkeypatch.setattr(thorough, "compiled", late)
     bombs = [Grammar.json_schema({"type": "integer", "multipleOf": 1000003 + 2 * i}) for i in range(3)]
     try:
         with ThreadPoolExecutor(3) as pool:
@@ -438,8 +446,17 @@ def test_slow_trials_stand_back_for_replies(small: Bench) -> None:
     assert [os.getpriority(os.PRIO_PROCESS, process.pid) for process in processes if process] == [own, 19]
 
 
+def test_a_trial_ends_in_real_time_too(small: Bench) -> None:
+    grammars = small.open(time_limit_s=20.0)
+    grammars.warm_up()
+    with pytest.raises(OutOfTime) as late:
+        grammars._lanes[1].trial.compiled(WRONG["seven seconds of arithmetic"], real_limit_s=0.0)
+    assert late.value.is_busy
+    grammars.close()
+
+
 def test_a_busy_machine_is_not_the_grammars_fault(small: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def busy(grammar: Grammar) -> str:
+    def busy(grammar: Grammar, *, real_limit_s: float) -> str:
         raise OutOfTime(is_busy=True)
 
     grammars = small.open()
@@ -484,7 +501,7 @@ def test_a_trial_process_that_dies_is_started_again(small: Bench) -> None:
 
 
 def test_closing_ends_a_trial_and_tells_who_waits(small: Bench) -> None:
-    grammars = small.open(time_limit_s=1.0, wait_limit_s=60.0)
+    grammars = small.open(time_limit_s=1.0)
     grammars.warm_up()
     bombs = [Grammar.json_schema({"type": "integer", "multipleOf": 1000081 + 2 * i}) for i in range(3)]
     turns = grammars._lanes[1].turns
