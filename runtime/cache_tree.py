@@ -108,6 +108,7 @@ class CacheCleared:
 
     num_freed_pages: int
     num_kept_pages: int
+    num_discarded_pages: int = 0  # taken off the disk
 
     @classmethod
     def of(cls, cache: PrefixCache, namespace: bytes) -> CacheCleared:

@@ -24,6 +24,7 @@ from .page_saver import PageSaver
 from .prefix_cache import PrefixCache
 from .radix_node import Node
 from .store.page_head import NO_PARENT, PageHead
+from .store.record import BLOCK, padded
 from .tier_stats import TierStats
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ class DiskTier:
     """A store below a cache. `begin` says whether a request waits for the disk, `advance` who may go on.
 
     Args:
-        num_records: pages that the store holds at most.
         clock: seconds; the cache's own.
 
     Attributes:
@@ -53,7 +53,6 @@ class DiskTier:
         cache: PrefixCache,
         io: PageIO,
         *,
-        num_records: int,
         clock: Callable[[], float],
         queue_bytes: int = QUEUE_BYTES,
         planner: LoadPlanner | None = None,
@@ -62,7 +61,7 @@ class DiskTier:
         self.wake: Callable[[], None] = lambda: None
         self._store, self._cache = store, cache
         page_bytes = store.identity.page_bytes
-        self._index = DiskIndex(num_records, clock=clock)
+        self._index = DiskIndex(store.stats().max_bytes // (BLOCK + padded(page_bytes)) + 1, clock=clock)
         self._index.cache.aliases = cache.aliases  # what a reply is rendered as does not depend on where it lies
         self._index.add(store.heads())
         self._writer = DiskWriter(store, max_bytes=max(queue_bytes, page_bytes), notify=self._notify)

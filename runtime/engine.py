@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Protocol, Self, get_args
 from radixlm.tokenizer_fix import PreparedPrompt
 
 from .artifact import Artifact
-from .batch import Forward
+from .batch import Forward, PageIO
 from .cache_expiry import CacheExpiry
 from .cache_namespace import CacheNamespaces, ModelIdentity
 from .cache_tree import CacheCleared, CacheTree
 from .completion import CacheMatch, Completion, Delta, FinishReason, Timings, TokenLogprob, Usage
+from .disk_tier import DiskTier
 from .engine_core import EngineCore
 from .engine_loop import EngineLoop
 from .engine_stats import EngineStats
@@ -41,6 +42,7 @@ from .prompts import Message, Prompt, Prompts
 from .request import Request, RequestLimits
 from .sampling_params import SamplingParams
 from .scheduler import SchedulerPolicy
+from .store import PageStore, StoreIdentity
 from .token_constraint import ConstraintSource
 from .tool_format import Tool, ToolFormat
 
@@ -70,6 +72,7 @@ class Runner(Forward, Protocol):
         ...
 
 
+DEFAULT_STORE_BYTES = 10_000_000_000
 MAX_THREADS = 1024  # far above it the thread pool aborts the process
 OpenRunner = Callable[["Artifact", int, int | None], Runner]
 """Makes a runner of an artifact, with a number of KV pages and of threads."""
@@ -93,6 +96,9 @@ class Engine:
             encoding; `seam` the same, but a prompt that goes on from an earlier one is not encoded whole again; `text`
             also what the model generated, where it spells the prompt's text in other ids.
         cache_ttl_s: cached prefixes that nobody uses for so many seconds are dropped; None: only to make room.
+        store: a directory for what memory has no room for, and for the next process; None: no disk is used. A prefix
+            on disk is loaded where that is quicker than computing it, and is the same to the last bit.
+        store_bytes: that the store's files may take.
         clock: seconds; only differences count.
         open_runner: what runs the artifact; None: the native runtime.
         kv_log: a file to which every change of sequences and pages is added as a line; see `kv_log.py`.
@@ -106,6 +112,7 @@ class Engine:
     Raises:
         ArtifactError: the artifact cannot be used.
         InvalidParameter: an argument is outside its range, or `kv_cache_bytes` holds no context worth having.
+        StoreError: the store cannot be used, or another process uses it.
     """
 
     def __init__(
@@ -119,6 +126,8 @@ class Engine:
         num_threads: int | None = None,
         match: MatchPolicy = "text",
         cache_ttl_s: float | None = None,
+        store: str | Path | None = None,
+        store_bytes: int = DEFAULT_STORE_BYTES,
         clock: Callable[[], float] = time.monotonic,
         open_runner: OpenRunner | None = None,
         kv_log: str | Path | None = None,
@@ -133,7 +142,6 @@ class Engine:
         self._match = _checked_match(match)
         budget = KVBudget.choose(manifest, kv_cache_bytes=kv_cache_bytes, max_num_seqs=max_num_seqs)
         self.manifest = manifest
-        self.namespaces = CacheNamespaces(ModelIdentity.of(manifest))
         self.prompts = Prompts(artifact, clock=clock)
         self.tokenizer = self.prompts.tokenizer
         self.default_params = SamplingParams(
@@ -152,21 +160,36 @@ class Engine:
         self._opening_grammars = threading.Lock()
         log = None if kv_log is None else KVLog.open(kv_log)
         cache = PrefixCache(PagePool(budget.num_pages), clock=clock, kv_log=log)
+        pages = None if store is None else _open_store(store, store_bytes, manifest)
+        self.namespaces = CacheNamespaces(ModelIdentity.of(manifest), None if pages is None else pages.secret)
+        tier = None
+        try:
+            runner = (open_runner or _open_model_runner)(artifact, budget.num_pages, num_threads)
+            if pages is not None:
+                tier = DiskTier(pages, cache, _page_io(runner), clock=clock)
+        except BaseException:
+            if pages is not None:
+                pages.close()
+            raise
         expiry = None
         if cache_ttl_s is not None:
-            drops = (cache.drop_unused, self.tokenizer.forget_unused_texts)
+            drops: list[Callable[[float], object]] = [cache.drop_unused, self.tokenizer.forget_unused_texts]
+            drops += [] if tier is None else [tier.drop_unused]
             expiry = CacheExpiry(cache_ttl_s, clock=clock, drops=drops)
-        runner = (open_runner or _open_model_runner)(artifact, budget.num_pages, num_threads)
-        self._core = EngineCore(runner, cache, self._limits, policy=policy, clock=clock)
+        self._core = EngineCore(runner, cache, self._limits, policy=policy, clock=clock, tier=tier)
         self._loop = EngineLoop(
             self._core,
             clock=clock,
-            on_exit=functools.partial(_close_all, runner, log),
+            on_exit=functools.partial(_close_all, tier, runner, log),
             expiry=expiry,
             max_num_requests=None if max_queue is None else max_num_seqs + max_queue,
         )
         # An engine that nobody closes is closed when it is collected, or before the interpreter ends.
         self._finalizer = weakref.finalize(self, self._loop.close)
+        if tier is not None:
+            tier.wake = self._loop.wake
+            if tier.stats().num_pages:
+                self._loop.call(lambda core: core.measure_prefill(policy.max_num_batched_tokens))
 
     def generate(
         self,
@@ -325,11 +348,15 @@ class Engine:
     def clear_cache(self, namespace: bytes = b"") -> CacheCleared:
         """Forget a namespace's prefixes and texts, but for what live requests use: that stays until it makes room.
 
+        Returns when they are off the disk, too.
+
         Raises:
             EngineError: the engine is closed, or died.
         """
         self.tokenizer.forget_texts(namespace)
-        return self._loop.call(lambda core: CacheCleared.of(core.cache, namespace))
+        cleared, done = self._loop.call(lambda core: core.forget(namespace))
+        done.result()
+        return cleared
 
     def num_cached_elsewhere(self, prompt_ids: Sequence[int], namespace: bytes = b"") -> int:
         """How many of a prompt's tokens another namespace than this one has: for who owns them all, never for clients.
@@ -375,6 +402,8 @@ class Engine:
             finished_by_reason=dict(counters.finished_by_reason),
             failed_by_type=dict(counters.failed_by_type),
             cached_tokens_by_kind=dict(counters.cached_tokens_by_kind),
+            disk_tokens_by_kind=dict(counters.disk_tokens_by_kind),
+            tier=None if core.tier is None else core.tier.stats(),
             to_first_token=counters.to_first_token.read(),
             between_tokens=counters.between_tokens.read(),
             to_end=counters.to_end.read(),
@@ -435,10 +464,20 @@ class Engine:
         return stream
 
 
-def _close_all(*parts: Runner | KVLog | None) -> None:
+def _close_all(*parts: DiskTier | Runner | KVLog | None) -> None:
     for part in parts:
         if part is not None:
             part.close()
+
+
+def _open_store(directory: str | Path, num_bytes: int, manifest: Manifest) -> PageStore:
+    return PageStore.open(directory, StoreIdentity.of(manifest), max_bytes=num_bytes)
+
+
+def _page_io(runner: Runner) -> PageIO:
+    if not isinstance(runner, PageIO):
+        raise InvalidParameter(f"{type(runner).__name__} cannot copy pages, which a store needs; open without one")
+    return runner
 
 
 def _open_model_runner(artifact: Artifact, num_pages: int, num_threads: int | None) -> Runner:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
 
 from .batch import Float32Array, Forward, make_batch
+from .cache_tree import CacheCleared
 from .cache_uses import CacheUse
 from .completion import Delta
 from .core_counters import CoreCounters
@@ -27,6 +30,7 @@ from .step_plan import ScheduledRequest, StepPlan
 _LOGGER = logging.getLogger(__name__)
 
 _PREFILL_PER_DECODE = 16  # tokens of prompts beside each of a reply, for a step to measure prefill
+_MEASURED_TOKENS = 128
 
 
 class EngineCore:
@@ -111,6 +115,28 @@ class EngineCore:
         live = [request for request in everybody if request.namespace == namespace]
         live.sort(key=lambda request: request.arrived_at, reverse=True)
         return [request.cache_use(self._clock()) for request in live]
+
+    def forget(self, namespace: bytes) -> tuple[CacheCleared, Future[None]]:
+        """Forget a namespace in memory and on disk; the second comes when nothing of it is on disk any more."""
+        cleared = CacheCleared.of(self._cache, namespace)
+        if self._tier is None:
+            done: Future[None] = Future()
+            done.set_result(None)
+            return cleared, done
+        num_discarded, done = self._tier.discard(namespace)
+        return replace(cleared, num_discarded_pages=num_discarded), done
+
+    def measure_prefill(self, max_num_tokens: int) -> None:
+        """Compute a few tokens of nobody's, so that the first load can be weighed against computing."""
+        most = min(_MEASURED_TOKENS, max_num_tokens, self.limits.context_length - 1)
+        try:
+            self._measure(min(_PREFILL_PER_DECODE, most))  # what is computed first takes longer
+            seconds = self._measure(most)
+        except Exception:  # whatever it is, requests will meet it and say so
+            _LOGGER.exception("prefill could not be measured")
+            return
+        if self._tier is not None:
+            self._tier.planner.observe_compute(num_tokens=most, position=most / 2, seconds=seconds)
 
     def add(self, request: Request) -> None:
         """Let a request wait for its turn.
@@ -208,6 +234,18 @@ class EngineCore:
             request = self._loading.pop(name)
             request.loaded = self._tier.loaded(name)
             self._scheduler.add(request)
+
+    def _measure(self, num_tokens: int) -> float:
+        """Seconds that a step of so many tokens takes; nothing of it is kept."""
+        sequence = self._cache.open(self._cache.match([0] * (num_tokens + 1)), context_length=num_tokens + 1)
+        try:
+            with self._cache.begin() as step:
+                batch = make_batch([step.reserve(sequence, sequence.num_uncomputed - 1)], [False])
+                begun = self._clock()
+                self._forward.forward(batch)
+                return self._clock() - begun
+        finally:
+            self._cache.close(sequence, keep=False)
 
     def _distrust(self, damaged: list[Request]) -> None:
         """Take off the disk what requests whose numbers went wrong have reused and computed."""

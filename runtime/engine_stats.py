@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .latency_histogram import LatencyCounts
+from .tier_stats import TierStats
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class EngineStats:
     finished_by_reason: Mapping[str, int] = field(default_factory=dict)
     failed_by_type: Mapping[str, int] = field(default_factory=dict)
     cached_tokens_by_kind: Mapping[str, int] = field(default_factory=dict)
+    disk_tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # of those, loaded for the request
+    tier: TierStats | None = None  # None: there is no store
     to_first_token: LatencyCounts = field(default_factory=LatencyCounts)
     between_tokens: LatencyCounts = field(default_factory=LatencyCounts)
     to_end: LatencyCounts = field(default_factory=LatencyCounts)

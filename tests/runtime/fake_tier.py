@@ -85,7 +85,6 @@ class Served:
             self.store,
             cache,
             model,
-            num_records=self.num_records,
             clock=lambda: self.bench.now if hasattr(self, "bench") else 0.0,
             queue_bytes=self.queue_bytes,
         )
