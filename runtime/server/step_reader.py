@@ -64,7 +64,7 @@ class StepReader:
 
     def _take_turn(self) -> None:
         self._turn = None
-        if self._is_paused or self._transport.is_closing():
+        if self._is_paused or not self._waiting or self._transport.is_closing():  # no bytes would be read as the end
             return
         num_bytes = self._step_bytes()
         step = bytes(self._waiting[:num_bytes])

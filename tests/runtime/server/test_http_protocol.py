@@ -177,6 +177,13 @@ def test_a_request_whose_body_came_along_and_that_is_refused_leaves_the_connecti
         assert b"200 OK" in get(connection)
 
 
+def test_requests_that_come_in_one_piece_are_answered_one_after_the_other(address: tuple[str, int]) -> None:
+    one = b"GET /version HTTP/1.1\r\nhost: x\r\nx-long: " + b"x" * 3000
+    with socket.create_connection(address) as connection:
+        connection.sendall((one + b"\r\n\r\n") * 20 + one + b"\r\nconnection: close\r\n\r\n")
+        assert rest_of(connection).count(b"HTTP/1.1 200") == 21
+
+
 def chunked(body: bytes, size: int) -> bytes:
     """A body in chunks of `size` bytes."""
     parts = (body[at : at + size] for at in range(0, len(body), size))
