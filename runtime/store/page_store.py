@@ -37,7 +37,8 @@ from .secret import read_secret
 from .segment import Segment
 from .segment_log import SegmentLog
 from .store_lock import StoreLock
-from .store_stats import PutResult, RecoveryReport, StoreStats
+from .store_stats import GCReport, PutResult, RecoveryReport, StoreStats, VerifyReport
+from .verification import verify
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_SEGMENT_BYTES: Final = 256 << 20
@@ -67,6 +68,7 @@ class PageStore:
         self._lock = lock
         self._writer = writer
         self._recovery = recovery
+        self._files = files
         self._write = threading.RLock()
         self._read = threading.Lock()
         self._index = Index.open_to_read(directory / INDEX)  # of the thread that reads
@@ -124,7 +126,7 @@ class PageStore:
         except (OSError, sqlite3.Error) as error:
             if lock is not None:
                 lock.release()
-            raise StoreCorrupt(f"{path} cannot hold a store: {error}; give another --store") from error
+            raise StoreCorrupt(f"{path} cannot hold a store: {error}; give another directory") from error
         except BaseException:
             if lock is not None:
                 lock.release()
@@ -171,7 +173,7 @@ class PageStore:
         The page after them is a miss. If it was wrong or broken, it and what comes after it are found no more.
 
         Args:
-            out: `[at least len(heads), page_bytes]`; rows behind the right ones are rubbish.
+            out: `[at least len(heads), page_bytes]`; rows contiguous, and rubbish behind the right ones.
         """
         assert out.shape[0] >= len(heads) and out.shape[1:] == (self.identity.page_bytes,) and out.dtype == np.uint8
         if not heads:
@@ -203,6 +205,25 @@ class PageStore:
             if self._off_because is None:
                 return list(self._after(self._writer.discard(namespace, *self._take_notes())).evicted)
         return []
+
+    def gc(self) -> GCReport:
+        """Give the room of pages back that are there no more. By the thread that puts."""
+        with self._write, self._guarded():
+            if self._off_because is None:
+                written, report = self._writer.collect(*self._take_notes())
+                self._after(written)
+                return report
+        return GCReport(0, 0, self._writer.num_bytes, self._writer.num_bytes)
+
+    def verify(self) -> VerifyReport:
+        """Read everything, of all models, and find those pages no more that are not right. By any thread."""
+        with self._guarded():
+            if self._off_because is None:
+                report = verify(self.directory, self._files)
+                with self._state:
+                    self._bad |= report.bad_keys
+                return report
+        return VerifyReport(0, 0, {})
 
     def stats(self) -> StoreStats:
         """Counts as of now."""

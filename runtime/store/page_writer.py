@@ -22,6 +22,7 @@ from .page_head import NO_PARENT, PageHead, StoreIdentity
 from .page_reader import PageReader
 from .segment import Segment
 from .segment_log import SegmentLog
+from .store_stats import GCReport
 
 _LOGGER = logging.getLogger(__name__)
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -131,6 +132,23 @@ class PageWriter:
             removed = set(self.index.remove(pages))
         self.index.forget()
         return Written(removed=before.removed + tuple(key for key in ours if key in removed))
+
+    def collect(self, touched: set[bytes], bad: set[bytes]) -> tuple[Written, GCReport]:
+        """Copy what is left of segments that lost pages to new ones, and remove them."""
+        before, bytes_before = self.settle(touched, bad), self.log.num_bytes
+        num_indexed, moved, segments = self.index.num_pages(), 0, list[int]()
+        wasteful = [n for n, row in self.log.rows.items() if num_indexed.get(n, 0) < row.num_records]
+        removed = before.removed
+        for number in sorted(wasteful, key=lambda n: (self.log.segments[n].identity.digest, n)):
+            if number == self.log.active:
+                self.log.seal(self._use)
+            pages = self.index.pages_in(number)
+            retired = self._retire(number, pages, [page for page in pages.values() if page is not None])
+            removed += retired.removed
+            moved += len(self.index.find(list(pages)))
+            segments.append(number)
+        report = GCReport(len(segments), moved, bytes_before, self.log.num_bytes)
+        return Written(removed=removed, segments_removed=tuple(segments)), report
 
     def close(self) -> None:
         """Close files and index."""

@@ -122,6 +122,8 @@ class Recovery:
         finally:
             self._files.close(fd)
         sealed_at = known.sealed_at if known is not None else None
+        if sealed_at is None and not is_newest:
+            sealed_at = self._index.last_use()
         begun_at = known.begun_at if known is not None else self._clock()
         self._log.adopt(segment, SegmentRow(segment.number, num_records, sealed_at, False, begun_at))
 

@@ -34,7 +34,7 @@ class StoreLock:
             holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(fd)
             raise StoreBusy(
-                f"{directory} is open in process {holder}, this is {os.getpid()}; end that one, or give another --store"
+                f"{directory} is open in process {holder}, this is {os.getpid()}; end that one or use another"
             ) from None
         except OSError:
             os.close(fd)

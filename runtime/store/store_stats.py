@@ -57,6 +57,7 @@ class VerifyReport:
     num_pages: int  # that are right
     num_bytes: int  # read
     bad: Mapping[MissKind, int]  # pages that are not, by what is wrong
+    bad_keys: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ def test_a_store_that_holds_no_page_and_a_directory_that_is_none_are_refused(tmp
     with pytest.raises(StoreError, match="holds no page"):
         PageStore.open(tmp_path, IDENTITY, max_bytes=PAGE_BYTES)
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreCorrupt, match="give another --store"):
+    with pytest.raises(StoreCorrupt, match="give another directory"):
         PageStore.open(tmp_path / "file", IDENTITY, max_bytes=MAX_BYTES)
 
 
