@@ -61,10 +61,10 @@ FORBIDDEN_IN_RUNTIME = {
     **{module: {*ENGINE, "server", "model_runner", "artifact"} for module in CACHE},
     **{module: {"server"} for module in ENGINE},
     **{module: {*ENGINE, *CACHE, "server"} for module in ("artifact", "manifest", "model_runner", "batch", "cpu")},
-    "store": {*ENGINE, *CACHE, "server", "model_runner", "artifact", "batch"},
     "scheduler": {"server", "engine", "engine_core", "model_runner", "sampler", "artifact"},
     "chat_template": {*ENGINE, *CACHE, "server", "model_runner", "artifact"},
     **{module: {*ENGINE, *CACHE, "server", "model_runner"} for module in GRAMMAR},
+    "store": {*ENGINE, *CACHE, "server", "model_runner", "artifact", "batch"},
     "errors": {*ENGINE, *CACHE, "server", "model_runner", "artifact", "manifest"},
 }
 

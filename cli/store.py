@@ -1,0 +1,269 @@
+"""`radixlm store`: what is on disk, whether it is right, and how a prompt's pages are carried elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from radixlm.runtime.store.catalogue import Run, StoredModel
+
+DIRECTORY = click.argument("directory", type=click.Path(path_type=Path))
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_KEY_DIGITS = 12
+_TEXT_LENGTH = 48
+
+
+@click.group("store")
+def command() -> None:
+    """Look after the directory that `serve --store` keeps pages in.
+
+    ls, stats, verify and export work beside a server; gc and import need the directory for themselves.
+
+    \b
+    radixlm store ls cache
+    radixlm store verify cache
+    radixlm store export cache 3f9ac20d17be -o system-prompt.pages
+    """
+
+
+@command.command("ls")
+@DIRECTORY
+@click.option("--artifact", type=click.Path(path_type=Path), help="Show the text of this model's pages.")
+@AS_JSON
+def ls(directory: Path, artifact: Path | None, as_json: bool) -> None:
+    """List runs of pages, up to where prompts part or end; a key names the last page of a run.
+
+    \b
+    radixlm store ls cache --artifact smollm2.radixlm
+    """
+    from radixlm.runtime.store.catalogue import Catalogue, runs
+
+    catalogue, text_of = Catalogue.read(directory), _text_of(artifact)
+    listed = [(model, list(runs(model.pages))) for model in catalogue.models]
+    if as_json:
+        _print_json(
+            [_described(model) | {"runs": [_run(run, text_of(model)) for run in runs_of]} for model, runs_of in listed]
+        )
+        return
+    for model, runs_of in listed:
+        click.echo(_title(model))
+        namespace = None
+        for run in runs_of:
+            if run.pages[0].head.namespace != namespace:
+                namespace = run.pages[0].head.namespace
+                click.echo(f"  namespace {namespace.hex()[:_KEY_DIGITS]}")
+            click.echo("    " + _line(_run(run, text_of(model)), run.depth))
+    if not listed:
+        click.echo("no pages")
+
+
+@command.command("stats")
+@DIRECTORY
+@AS_JSON
+def stats(directory: Path, as_json: bool) -> None:
+    """Say how many pages of which models there are, and how much room they take.
+
+    \b
+    radixlm store stats cache
+    """
+    from radixlm.runtime.store.catalogue import Catalogue
+
+    catalogue = Catalogue.read(directory)
+    described = [_described(model) for model in catalogue.models]
+    if as_json:
+        _print_json({"models": described, "num_broken_rows": catalogue.num_broken})
+        return
+    for model in catalogue.models:
+        click.echo(_title(model))
+        for namespace, num_pages in Counter(row.head.namespace for row in model.pages).most_common():
+            click.echo(f"  namespace {namespace.hex()[:_KEY_DIGITS]}  {num_pages:,} pages")
+        for segment in model.segments:
+            state = "full" if segment.sealed_at is not None else "open"
+            begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(segment.begun_at))
+            click.echo(f"  segment {segment.number}  {segment.num_records:,} records, {state}, begun {begun}")
+    click.echo(f"{sum(model.num_bytes for model in catalogue.models) / 1e6:,.1f} MB in all")
+
+
+@command.command("verify")
+@DIRECTORY
+def verify_(directory: Path) -> None:
+    """Read every page and compare its checksum; exit code 2 if one is not right. Nothing is changed.
+
+    \b
+    radixlm store verify cache
+    """
+    from radixlm.runtime.errors import StoreCorrupt
+    from radixlm.runtime.store import OSFiles
+    from radixlm.runtime.store.catalogue import Catalogue
+    from radixlm.runtime.store.verification import verify
+
+    num_broken = Catalogue.read(directory).num_broken
+    report = verify(directory, OSFiles())
+    click.echo(f"{report.num_pages:,} pages are right ({report.num_bytes / 1e6:,.1f} MB read)")
+    bad = Counter(report.bad) + Counter({"index": max(0, num_broken - report.bad.get("index", 0))})
+    if bad:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(bad.items()))
+        num_pages = bad.total() + report.num_pages
+        raise StoreCorrupt(
+            f"{bad.total()} of {num_pages:,} pages are not right ({kinds}); a server computes them again"
+        )
+
+
+@command.command("gc")
+@DIRECTORY
+def gc(directory: Path) -> None:
+    """Give back the room of pages that nobody can find any more.
+
+    \b
+    radixlm store gc cache
+    """
+    from radixlm.runtime.store import OSFiles, PageStore
+    from radixlm.runtime.store.catalogue import read_segments
+
+    segments = read_segments(directory, OSFiles())
+    if not segments:
+        click.echo("no pages")
+        return
+    identity = segments[max(segments)].identity
+    with PageStore.open(directory, identity, max_bytes=1 << 62) as store:
+        report = store.gc()
+    click.echo(
+        f"{report.num_segments_removed} segments removed, {report.num_pages_moved:,} pages copied: "
+        f"{report.bytes_before / 1e6:,.1f} MB before, {report.bytes_after / 1e6:,.1f} MB after"
+    )
+
+
+@command.command("export")
+@DIRECTORY
+@click.argument("key")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The bundle to write.")
+def export(directory: Path, key: str, output: Path) -> None:
+    """Write the page KEY and all before it in its prompt to a bundle: the same bytes wherever they were computed.
+
+    KEY is what `ls` shows, or as much of it as only one page has.
+
+    \b
+    radixlm store export cache 3f9ac20d17be -o system-prompt.pages
+    """
+    from radixlm.runtime.store import export_bundle
+    from radixlm.runtime.store.catalogue import Catalogue, StoredPages
+
+    identity, heads = Catalogue.read(directory).find(key)
+    export_bundle(StoredPages(directory, identity), heads, output)
+    click.echo(f"{len(heads):,} pages, {len(heads) * 16:,} tokens, {output.stat().st_size / 1e6:,.1f} MB")
+
+
+@command.command("import")
+@DIRECTORY
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--artifact", type=click.Path(path_type=Path), required=True, help="The model that will use them.")
+@click.option(
+    "--store-gb",
+    type=click.FloatRange(min=0, min_open=True),
+    default=8.0,
+    show_default=True,
+    help="Room for all pages; the oldest go.",
+)
+@click.option("--api-key-file", type=click.Path(path_type=Path), help="A file with the API key whose cache it is.")
+@click.option("--cache-salt", help="The cache_salt of the requests that will use them.")
+@click.option("--prompt-cache-key", help="The prompt_cache_key of the requests that will use them.")
+def import_(
+    directory: Path,
+    bundle: Path,
+    artifact: Path,
+    store_gb: float,
+    api_key_file: Path | None,
+    cache_salt: str | None,
+    prompt_cache_key: str | None,
+) -> None:
+    """Take the pages of BUNDLE in, for requests without an API key unless one is given.
+
+    Only of the same artifact. That keys and values belong to the tokens cannot be checked: import what you would run.
+
+    \b
+    radixlm store import cache system-prompt.pages --artifact smollm2.radixlm
+    """
+    from radixlm.runtime.artifact import Artifact
+    from radixlm.runtime.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
+    from radixlm.runtime.errors import InvalidParameter
+    from radixlm.runtime.server.api_keys import read_keys
+    from radixlm.runtime.store import PageStore, StoreIdentity, import_bundle
+
+    manifest = Artifact.open(artifact).manifest
+    api_keys = (None,) if api_key_file is None else read_keys(api_key_file)
+    if len(api_keys) != 1:
+        raise InvalidParameter(
+            f"{api_key_file} holds {len(api_keys)} API keys; give a file with the one whose cache it is"
+        )
+    scope = CacheScope(api_keys[0], cache_salt, prompt_cache_key)
+    with PageStore.open(directory, StoreIdentity.of(manifest), max_bytes=int(store_gb * 1e9)) as store:
+        namespace = CacheNamespaces(ModelIdentity.of(manifest), store.secret).of(scope)
+        report = import_bundle(store, bundle, namespace)
+    click.echo(f"{report.num_stored:,} of {report.num_pages:,} pages are stored")
+
+
+def _title(model: StoredModel) -> str:
+    identity = model.identity
+    return (
+        f"model {identity.model_digest[:_KEY_DIGITS]}  {len(model.pages):,} pages, {len(model.pages) * 16:,} tokens, "
+        f"{model.num_bytes / 1e6:,.1f} MB in {len(model.segments)} segments"
+    )
+
+
+def _described(model: StoredModel) -> dict[str, Any]:
+    identity = model.identity
+    return {
+        "model_digest": identity.model_digest,
+        "tokenizer_digest": identity.tokenizer_digest,
+        "page_bytes": identity.page_bytes,
+        "num_pages": len(model.pages),
+        "num_bytes": model.num_bytes,
+        "num_segments": len(model.segments),
+    }
+
+
+def _run(run: Run, text_of: Callable[[Sequence[int]], str] | None) -> dict[str, Any]:
+    last, ids = run.pages[-1].head, [token for page in run.pages for token in page.head.token_ids]
+    return {
+        "key": last.key.hex(),
+        "namespace": last.namespace.hex(),
+        "num_tokens": len(ids),
+        "num_tokens_from_start": (run.num_before + len(run.pages)) * len(last.token_ids),
+        "text": None if text_of is None else text_of(ids),
+    }
+
+
+def _line(run: dict[str, Any], depth: int) -> str:
+    text = "" if run["text"] is None else "  " + repr(run["text"][:_TEXT_LENGTH])
+    tokens = f"{run['num_tokens']:>7,} tokens, to {run['num_tokens_from_start']:>7,}"
+    return f"{run['key'][:_KEY_DIGITS]}  {tokens}  {'. ' * depth}{text}".rstrip()
+
+
+def _text_of(artifact: Path | None) -> Callable[[StoredModel], Callable[[Sequence[int]], str] | None]:
+    """For a model the function that makes text of ids, if `artifact` is that model."""
+    if artifact is None:
+        return lambda model: None
+    from radixlm.runtime.artifact import Artifact
+    from radixlm.runtime.store import StoreIdentity
+    from tokenizers import Tokenizer
+
+    opened = Artifact.open(artifact)
+    identity, tokenizer = StoreIdentity.of(opened.manifest), Tokenizer.from_str(opened.tokenizer_json)
+
+    def decode(ids: Sequence[int]) -> str:
+        text: str = tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    return lambda model: decode if model.identity == identity else None
+
+
+def _print_json(value: object) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())

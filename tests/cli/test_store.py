@@ -1,0 +1,163 @@
+"""What `radixlm store` says of a directory, and what it carries to another one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from numpy.typing import NDArray
+from radixlm.cli.main import cli
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
+from radixlm.runtime.store import NO_PARENT, PageHead, PageStore, StoreIdentity
+from tokenizers import Tokenizer
+
+from ..runtime.server.real_server import open_fake_artifact
+
+SYSTEM = "You are a helpful assistant who answers in one sentence and never guesses. "
+
+
+@dataclass
+class Stored:
+    """A directory with a system prompt of several pages and two questions behind it."""
+
+    directory: Path
+    artifact: Path
+    identity: StoreIdentity
+    heads: list[PageHead]
+    num_system: int  # pages
+
+    def open(self, directory: Path) -> PageStore:
+        return PageStore.open(directory, self.identity, max_bytes=1 << 30)
+
+    def payload(self) -> NDArray[np.uint8]:
+        rows = [np.random.default_rng(list(head.token_ids)).bytes(self.identity.page_bytes) for head in self.heads]
+        return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), -1)
+
+
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stored:
+    artifact = open_fake_artifact()
+    monkeypatch.setattr(Artifact, "open", lambda path: artifact)
+    identity, tokenizer = StoreIdentity.of(artifact.manifest), Tokenizer.from_str(artifact.tokenizer_json)
+    ids = tokenizer.encode(SYSTEM * 5, add_special_tokens=False).ids
+    num_system = len(ids) // 16
+    with PageStore.open(tmp_path / "store", identity, max_bytes=1 << 30) as store:
+        namespace = CacheNamespaces(ModelIdentity.of(artifact.manifest), store.secret).of(CacheScope())
+        heads = [head_of(identity, namespace, None, ids[:16])]
+        for first in range(16, num_system * 16, 16):
+            heads.append(head_of(identity, namespace, heads[-1], ids[first : first + 16]))
+        for question in (
+            "What is the capital of France and why is it? " * 5,
+            "How far away is the Moon, on average? " * 5,
+        ):
+            ids = tokenizer.encode(question, add_special_tokens=False).ids
+            heads.append(head_of(identity, namespace, heads[num_system - 1], ids[:16]))
+        made = Stored(tmp_path / "store", Path("fake.radixlm"), identity, heads, num_system)
+        assert len(store.put(heads, made.payload()).stored) == len(heads)
+    return made
+
+
+def head_of(identity: StoreIdentity, namespace: bytes, parent: PageHead | None, ids: list[int]) -> PageHead:
+    return PageHead.of(identity, namespace, NO_PARENT if parent is None else parent.key, ids, bytes(16))
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["store", *map(str, arguments)])
+
+
+def test_ls_shows_where_prompts_part_and_their_text(stored: Stored) -> None:
+    lines = run("ls", stored.directory, "--artifact", stored.artifact).output.splitlines()
+    assert lines[0].startswith("model ")
+    assert f"{len(stored.heads)} pages" in lines[0]
+    assert lines[1].startswith("  namespace ")
+    system, *questions = lines[2:]
+    assert stored.heads[stored.num_system - 1].key.hex()[:12] in system
+    assert "You are a helpful" in system
+    assert len(questions) == 2
+    assert "capital of" in "".join(questions)
+    assert "You are" not in run("ls", stored.directory).output
+
+    [model] = json.loads(run("ls", stored.directory, "--json").output)
+    assert [run["num_tokens"] for run in model["runs"]] == [stored.num_system * 16, 16, 16]
+    assert [run["num_tokens_from_start"] for run in model["runs"]] == [
+        16 * n for n in (stored.num_system, *[stored.num_system + 1] * 2)
+    ]
+
+
+def test_ls_stats_verify_and_export_work_beside_a_server_and_gc_and_import_do_not(
+    stored: Stored, tmp_path: Path
+) -> None:
+    key = stored.heads[-1].key.hex()
+    with stored.open(stored.directory) as store:
+        store.discard(b"nobody")
+        for arguments in (["ls"], ["stats"], ["verify"]):
+            done = run(arguments[0], stored.directory)
+            assert done.exit_code == 0, done.output
+        assert run("export", stored.directory, key, "-o", tmp_path / "bundle").exit_code == 0
+        for arguments in (["gc"], ["import", tmp_path / "bundle", "--artifact", stored.artifact]):
+            done = run(arguments[0], stored.directory, *arguments[1:])
+            assert done.exit_code == 2
+            assert "is open in process" in done.output
+
+
+def test_stats_say_how_many_pages_there_are(stored: Stored) -> None:
+    [model] = json.loads(run("stats", stored.directory, "--json").output)["models"]
+    assert model["num_pages"] == len(stored.heads)
+    assert model["model_digest"] == stored.identity.model_digest
+    assert f"{len(stored.heads)} pages" in run("stats", stored.directory).output
+
+
+def test_verify_says_what_is_wrong_and_fails(stored: Stored) -> None:
+    assert f"{len(stored.heads)} pages are right" in run("verify", stored.directory).output
+    [path] = stored.directory.glob("segment-*")
+    data = bytearray(path.read_bytes())
+    data[-4000] ^= 1  # in the last page's keys
+    path.write_bytes(data)
+    done = run("verify", stored.directory)
+    assert done.exit_code == 2
+    assert f"1 of {len(stored.heads)} pages are not right (1 payload)" in done.output
+
+
+def test_gc_gives_room_back(stored: Stored) -> None:
+    with stored.open(stored.directory) as store:
+        store.drop([stored.heads[-1].key])
+    assert "1 segments removed" in run("gc", stored.directory).output
+    assert "0 segments removed" in run("gc", stored.directory).output
+    assert f"{len(stored.heads) - 1} pages are right" in run("verify", stored.directory).output
+
+
+def test_an_exported_prefix_is_found_by_requests_of_another_machine(stored: Stored, tmp_path: Path) -> None:
+    bundle, there = tmp_path / "bundle", tmp_path / "there"
+    key = stored.heads[stored.num_system - 1].key.hex()[:12]
+    assert f"{stored.num_system} pages" in run("export", stored.directory, key, "-o", bundle).output
+    done = run("import", there, bundle, "--artifact", stored.artifact, "--cache-salt", "s")
+    assert f"{stored.num_system} of {stored.num_system} pages are stored" in done.output
+    manifest = Artifact.open(stored.artifact).manifest
+    with stored.open(there) as store:
+        heads = list(store.heads())
+        namespaces = CacheNamespaces(ModelIdentity.of(manifest), store.secret)
+        assert {head.namespace for head in heads} == {namespaces.of(CacheScope(cache_salt="s"))}
+        assert [head.token_ids for head in heads] == [head.token_ids for head in stored.heads[: stored.num_system]]
+        out = np.empty((len(heads), stored.identity.page_bytes), np.uint8)
+        assert store.read(heads, out) == len(heads)
+        assert (out == stored.payload()[: stored.num_system]).all()
+
+
+def test_a_key_of_no_page_or_of_several_is_refused(stored: Stored, tmp_path: Path) -> None:
+    for key in ("", "x"):
+        done = run("export", stored.directory, key, "-o", tmp_path / "bundle")
+        assert done.exit_code == 2
+        assert "it must be one" in done.output
+
+
+def test_a_directory_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    for name in ("ls", "stats", "verify"):
+        done = run(name, tmp_path)
+        assert done.exit_code == 2
+        assert "is no store" in done.output
+    assert "no pages" in run("gc", tmp_path).output
