@@ -117,4 +117,5 @@ def inverse_order(order: Order) -> Order:
 def _heads_of(layout: KVLayout, pages: UInt8Array) -> Items:
     """A view of pages, `[N, layers, 2, kv_heads, head_items]`."""
     shape = (len(pages), layout.num_layers, 2, layout.num_kv_heads, layout.head_items)
-    return np.ascontiguousarray(pages).view(_DTYPES[layout.dtype]).reshape(shape)
+    heads: Items = np.ascontiguousarray(pages).view(_DTYPES[layout.dtype]).reshape(shape)
+    return heads
