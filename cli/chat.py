@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .interrupts import interrupts
-from .options import engine_options, sampling_options, take
+from .options import engine_options, sampling_options, store_options, take
 
 if TYPE_CHECKING:
     from .conversation import Conversation
@@ -28,6 +28,7 @@ HELP = "/reset forgets the conversation, /exit leaves (so does Ctrl-D); Ctrl-C s
 @click.command("chat")
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--system", default=DEFAULT_SYSTEM, show_default=True, help="The system prompt; may be empty.")
+@store_options
 @engine_options
 @sampling_options
 def command(artifact: Path, system: str, **options: Any) -> None:

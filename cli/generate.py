@@ -8,12 +8,13 @@ from typing import Any
 
 import click
 
-from .options import engine_options, sampling_options, take
+from .options import engine_options, sampling_options, store_options, take
 
 
 @click.command("generate")
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.argument("prompt")
+@store_options
 @engine_options
 @sampling_options
 def command(artifact: Path, prompt: str, **options: Any) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from radixlm.runtime.prefix_match import MatchPolicy
 
 F = TypeVar("F", bound=Callable[..., Any])
+DEFAULT_STORE_GB = 10.0
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class EngineOptions:
     max_num_seqs: int
     threads: int | None
     match: MatchPolicy
+    store: Path | None = None
+    store_gb: float = DEFAULT_STORE_GB
 
     def open(
         self,
@@ -46,12 +49,16 @@ class EngineOptions:
 
         if self.kv_cache_gb is not None and not math.isfinite(self.kv_cache_gb):
             raise ValueError(f"--kv-cache-gb is {self.kv_cache_gb}; it must be a number of GB")
+        if not math.isfinite(self.store_gb):
+            raise ValueError(f"--store-gb is {self.store_gb}; it must be a number of GB")
         return Engine(
             artifact,
             kv_cache_bytes=None if self.kv_cache_gb is None else int(self.kv_cache_gb * 1e9),
             max_num_seqs=self.max_num_seqs,
             num_threads=self.threads,
             match=self.match,
+            store=self.store,
+            store_bytes=int(self.store_gb * 1e9),
             cache_ttl_s=cache_ttl_s,
             max_queue=max_queue,
             kv_log=kv_log,
@@ -82,6 +89,28 @@ def engine_options(function: F) -> F:
             "--kv-cache-gb",
             type=click.FloatRange(min=0, min_open=True),
             help="Memory for keys and values, in GB.  [default: as much as is needed, up to a quarter of what is free]",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def store_options(function: F) -> F:
+    """Add the fields of `EngineOptions` that keep prefixes on disk."""
+    for option in (
+        click.option(
+            "--store-gb",
+            type=click.FloatRange(min=0, min_open=True),
+            default=DEFAULT_STORE_GB,
+            show_default=True,
+            help="What the files in --store may take, in GB.",
+        ),
+        click.option(
+            "--store",
+            type=click.Path(path_type=Path, file_okay=False),
+            metavar="DIR",
+            help="Keep prefixes on disk, too: for the next start, and for when memory has no room. They are loaded "
+            "where that is quicker than to compute them.  [default: nothing is kept]",
         ),
     ):
         function = option(function)

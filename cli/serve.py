@@ -18,7 +18,7 @@ import click
 from .json_errors import JSONErrors
 from .log_config import log_config
 from .opening import Opening
-from .options import EngineOptions, engine_options
+from .options import EngineOptions, engine_options, store_options
 
 if TYPE_CHECKING:
     import uvicorn
@@ -94,6 +94,7 @@ CLOSING_S = 5  # for the last step, and for what clients are told then
     metavar="SECONDS",
     help="Told to stop, give running replies so long to end, then cancel them.",
 )
+@store_options
 @engine_options
 def command(
     artifact: Path,

@@ -36,7 +36,8 @@ class Cache:
         engine = self.served.engine
         if request.method == "DELETE":
             cleared = await run_in_threadpool(engine.clear_cache, namespace)
-            return json_response(ClearedReply(cleared.num_freed_pages, cleared.num_kept_pages))
+            numbers = cleared.num_freed_pages, cleared.num_kept_pages, cleared.num_discarded_pages
+            return json_response(ClearedReply(*numbers))
         tree = await run_in_threadpool(engine.cache_tree, namespace)
         return json_response(
             CacheReply(

@@ -22,9 +22,9 @@ from starlette.types import Scope
 from ..engine_stats import EngineStats
 from ..latency_histogram import LatencyCounts
 from ..manifest import PAGE_SIZE
+from ..tier_stats import TierStats
 
 KINDS = ("exact", "seam", "text", "alias")
-TIER = "memory"  # where all that is cached lies
 Samples = Mapping[Any, float]  # by a tuple with a text for each label
 
 
@@ -65,6 +65,8 @@ class Metrics(Collector):
         yield from self._requests(stats)
         yield from self._tokens(stats)
         yield from self._pages(stats)
+        if stats.tier is not None:
+            yield from _store_metrics(stats.tier)
         yield _histogram("time_to_first_token_seconds", "From arrival to the first token.", stats.to_first_token)
         yield _histogram("inter_token_latency_seconds", "From one token to the next.", stats.between_tokens)
         yield _histogram("request_duration_seconds", "From arrival to the end.", stats.to_end)
@@ -86,7 +88,10 @@ class Metrics(Collector):
 
     def _tokens(self, stats: EngineStats) -> Iterator[Metric]:
         queried, computed = {(): stats.num_prompt_tokens}, {(): stats.num_computed_tokens}
-        hits = {(kind, TIER): stats.cached_tokens_by_kind.get(kind, 0) for kind in KINDS}
+        found, from_disk = stats.cached_tokens_by_kind, stats.disk_tokens_by_kind
+        hits = {(kind, "memory"): found.get(kind, 0) - from_disk.get(kind, 0) for kind in KINDS}
+        if stats.tier is not None:
+            hits |= {(kind, "disk"): from_disk.get(kind, 0) for kind in KINDS}
         yield _counter("prefix_query_tokens", "Tokens of prompts that were looked up in the cache.", queried)
         yield _counter("prefix_hit_tokens", "Tokens of prompts that the cache had.", hits, "kind", "tier")
         yield _counter("computed_tokens", "Tokens that went through the model.", computed)
@@ -103,6 +108,32 @@ class Metrics(Collector):
         yield _counter("kv_pages_evicted", "Cached pages that made room.", {(): stats.num_evicted_pages})
         yield _gauge("kv_rows_reserved", "Tokens that the pages of an owner could hold.", reserved, "owner")
         yield _gauge("kv_rows_unused", "Of those, rows that no token is in: fragmentation.", unused, "owner")
+
+
+def _store_metrics(tier: TierStats) -> Iterator[Metric]:
+    """Of what keeps pages on disk."""
+    ends = {
+        ("late",): tier.num_loads_late,
+        ("slower_than_computing",): tier.num_loads_cut,
+        ("broken",): tier.num_loads_broken,
+    }
+    misses = {(kind,): count for kind, count in tier.misses_by_kind.items()}
+    yield _gauge("store_up", "Whether pages are kept on disk; 0: the disk failed.", {(): tier.off_because is None})
+    yield _gauge("store_pages", f"Pages of {PAGE_SIZE} tokens that can be found on disk.", {(): tier.num_pages})
+    yield _gauge("store_bytes", "Bytes of the store's files.", {(): tier.num_bytes})
+    yield _gauge("store_queue_bytes", "Bytes that wait to be written.", {(): tier.num_queued_bytes})
+    yield _gauge("store_read_bytes_per_second", "As measured lately.", {(): tier.disk_bytes_per_s or 0.0})
+    yield _gauge("requests_loading", "Waiting requests that wait for the disk.", {(): tier.num_waiting})
+    yield _counter("store_loads", "Prefixes whose loading was begun.", {(): tier.num_loads})
+    yield _counter("store_loads_given_up", "Of those, loads whose rest was computed.", ends, "reason")
+    yield _counter("store_loads_refused", "Prefixes on disk that were computed sooner.", {(): tier.num_loads_refused})
+    yield _counter("store_pages_loaded", "Pages that came from disk.", {(): tier.num_loaded_pages})
+    yield _counter("store_pages_saved", "Pages that were handed to the disk.", {(): tier.num_saved_pages})
+    yield _counter("store_pages_dropped", "Pages not saved, for the queue was full.", {(): tier.num_dropped_pages})
+    yield _counter("store_pages_evicted", "Pages that made room on disk.", {(): tier.num_evicted_pages})
+    yield _counter("store_bytes_read", "Bytes asked of the disk.", {(): tier.num_read_bytes})
+    yield _counter("store_bytes_written", "Bytes of pages that were written.", {(): tier.num_written_bytes})
+    yield _counter("store_misses", "Pages that were asked for and could not be had.", misses, "kind")
 
 
 def _gauge(name: str, text: str, samples: Samples, *labels: str) -> Metric:

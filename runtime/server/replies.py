@@ -51,6 +51,7 @@ class WhyNotMoreReply(msgspec.Struct):
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
     cached_tokens_by_kind: Mapping[str, int]  # ours: how the cached tokens were found
+    cached_tokens_by_tier: Mapping[str, int]  # ours: where they lay, in memory or on disk
     cache_match: str | None  # ours: the weakest kind among them
     why_not_more: WhyNotMoreReply | None  # ours: None if all that may be reused was
 
@@ -231,6 +232,7 @@ class CacheReply(msgspec.Struct, kw_only=True):
 class ClearedReply(msgspec.Struct):
     num_freed_pages: int
     num_kept_pages: int  # running requests use them
+    num_discarded_pages: int = 0  # taken off the disk
     object: str = "cache.cleared"
 
 

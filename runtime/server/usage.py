@@ -34,8 +34,11 @@ def usage_of(completions: Sequence[Completion], num_choices: int = 1, *, tells_c
 
 def _details(prompts: Sequence[Completion], tells_cached_text: bool) -> PromptTokensDetails:
     by_kind: Counter[str] = Counter()
+    num_from_disk = 0
     for prompt in prompts:
         by_kind.update(prompt.usage.tokens_by_kind)
+        num_from_disk += sum(prompt.usage.disk_tokens_by_kind.values())
+    by_tier = {"memory": by_kind.total() - num_from_disk, "disk": num_from_disk}
     whys = (
         WhyNotMoreReply.told(prompt.cache_match.why_not_more, tells_cached_text=tells_cached_text) for prompt in prompts
     )
@@ -43,6 +46,7 @@ def _details(prompts: Sequence[Completion], tells_cached_text: bool) -> PromptTo
     return PromptTokensDetails(
         cached_tokens=sum(prompt.usage.cached_tokens for prompt in prompts),
         cached_tokens_by_kind=dict(by_kind),
+        cached_tokens_by_tier={tier: count for tier, count in by_tier.items() if count},
         cache_match=max(kinds, key=_WEAKER_AND_WEAKER.index, default=None),
         why_not_more=next((why for why in whys if why is not None), None),
     )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -39,7 +40,10 @@ def test_without_a_terminal_it_holds_a_conversation_of_two_turns(runner: CliRunn
 
 def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEngine]) -> None:
     options = ["--system", "", "--temperature", "0.7", "--stop", "a", "--stop", "b", "--kv-cache-gb", "0.5"]
-    runner.invoke(cli, ["chat", "x.radixlm", *options, "--threads", "2", "--match", "seam"])
+    runner.invoke(
+        cli,
+        ["chat", "x.radixlm", *options, "--threads", "2", "--match", "seam", "--store", "kept", "--store-gb", "2.5"],
+    )
     messages, params = engine.asked[0]
     assert [message["role"] for message in messages] == ["user"]  # type: ignore[attr-defined]
     assert (params.temperature, params.stop) == (0.7, ("a", "b"))
@@ -49,6 +53,8 @@ def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEn
             "max_num_seqs": 64,
             "num_threads": 2,
             "match": "seam",
+            "store": Path("kept"),
+            "store_bytes": 2_500_000_000,
             "cache_ttl_s": None,
             "max_queue": None,
             "kv_log": None,

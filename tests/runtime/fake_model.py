@@ -28,7 +28,7 @@ from radixlm.runtime.token_constraint import TokenConstraint
 VOCAB_SIZE = 40
 EOS = 39
 CONTEXT_LENGTH = 96
-FAKE_PAGE_BYTES = PAGE_SIZE * 8
+FAKE_PAGE_BYTES = PAGE_SIZE * 8  # a manifest may say more: the rest is zeros
 POLICY = SchedulerPolicy(max_num_seqs=8, max_num_batched_tokens=24)
 
 
@@ -116,11 +116,12 @@ class FakeModel:
             self.kv[copy.dst_page, : copy.num_rows] = self.kv[copy.src_page, : copy.num_rows]
 
     def read_pages(self, page_ids: Sequence[int], out: UInt8Array) -> None:
-        out[: len(page_ids)] = self.kv[list(page_ids)].view(np.uint8)
+        out[: len(page_ids)] = 0
+        out[: len(page_ids), :FAKE_PAGE_BYTES] = self.kv[list(page_ids)].view(np.uint8)
 
     def write_pages(self, page_ids: Sequence[int], pages: UInt8Array) -> None:
-        assert pages.shape == (len(page_ids), FAKE_PAGE_BYTES) and pages.dtype == np.uint8
-        self.kv[list(page_ids)] = np.ascontiguousarray(pages).view(np.uint64)
+        assert pages.shape[0] == len(page_ids) and pages.dtype == np.uint8 and not pages[:, FAKE_PAGE_BYTES:].any()
+        self.kv[list(page_ids)] = np.ascontiguousarray(pages[:, :FAKE_PAGE_BYTES]).view(np.uint64)
 
     def close(self) -> None:
         self.is_closed = True

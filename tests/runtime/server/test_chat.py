@@ -20,6 +20,7 @@ USAGE = {
     "prompt_tokens_details": {
         "cached_tokens": 2,
         "cached_tokens_by_kind": {"exact": 2},
+        "cached_tokens_by_tier": {"memory": 2},
         "cache_match": "exact",
         "why_not_more": {
             "kind": "retokenized",

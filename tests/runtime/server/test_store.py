@@ -1,0 +1,65 @@
+"""What clients, metrics and `/health` are told of a server that keeps prefixes on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from radixlm.runtime.load_planner import LoadPlan, LoadPlanner
+
+from .real_server import RealServer, real_server
+from .test_metrics import read
+
+HISTORY = [{"role": "user", "content": "once there was a tree, and in the tree there was a bird, and once it sang"}]
+
+
+@pytest.fixture(autouse=True)
+def load_whatever_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is worth it says `test_load_planner.py`."""
+    monkeypatch.setattr(LoadPlanner, "plan", lambda *args, **sizes: LoadPlan(None, 60.0))
+
+
+def details(server: RealServer) -> dict[str, object]:
+    usage = server.chat(messages=HISTORY, max_tokens=4, temperature=0).json()["usage"]
+    found: dict[str, object] = usage["prompt_tokens_details"]
+    return found
+
+
+def test_after_a_restart_usage_and_metrics_say_what_came_from_disk(tmp_path: Path) -> None:
+    with real_server(store=tmp_path) as server:
+        first = details(server)
+        assert first["cached_tokens_by_tier"] == {}
+        again = details(server)
+        assert again["cached_tokens_by_tier"] == {"memory": again["cached_tokens"]}
+    with real_server(store=tmp_path) as server:
+        warm = details(server)
+        tiers = warm["cached_tokens_by_tier"]
+        assert isinstance(tiers, dict) and tiers["disk"] > 0 and sum(tiers.values()) == warm["cached_tokens"]
+        found = read(server)
+        assert found["prefix_hit_tokens_total", "exact", "disk"] == tiers["disk"]
+        assert found["store_loads_total",] == 1 and found["store_pages_loaded_total",] == tiers["disk"] / 16
+        assert found["store_up",] == 1 and found["store_bytes_read_total",] > 0
+        assert server.get("/health").json()["tier"]["num_loads"] == 1
+        cleared = server.client.delete(f"{server.url}/v1/cache").json()
+        assert cleared["num_discarded_pages"] > 0
+    with real_server(store=tmp_path) as server:
+        assert details(server)["cached_tokens"] == 0
+
+
+def test_without_a_store_nothing_is_said_of_one() -> None:
+    with real_server() as server:
+        found = read(server)
+        assert not any(key[0].startswith("store_") or "disk" in key for key in found)
+        assert server.get("/health").json()["tier"] is None
+
+
+def test_a_store_that_failed_is_said_to_be_off_and_the_server_goes_on(tmp_path: Path) -> None:
+    with real_server(store=tmp_path) as server:
+        tier = server.engine._core.tier
+        assert tier is not None
+        tier._store._turn_off(OSError(28, "No space left on device"))
+        health = server.get("/health")
+        assert health.status_code == 200 and health.json()["status"] == "degraded"
+        assert "No space left" in health.json()["reason"] and "store is off" in health.json()["reason"]
+        assert details(server)["cached_tokens_by_tier"] == {}
+        assert read(server)["store_up",] == 0
