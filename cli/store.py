@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-if TYPE_CHECKING:
-    from radixlm.runtime.store.catalogue import Run, StoredModel
+from .store_listing import KEY_DIGITS, decoder_of, described_model, described_run, line_of, title_of
 
 DIRECTORY = click.argument("directory", type=click.Path(path_type=Path))
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_KEY_DIGITS = 12
-_TEXT_LENGTH = 48
 
 
 @click.group("store")
@@ -44,21 +39,24 @@ def ls(directory: Path, artifact: Path | None, as_json: bool) -> None:
     """
     from radixlm.runtime.store.catalogue import Catalogue, runs
 
-    catalogue, text_of = Catalogue.read(directory), _text_of(artifact)
+    catalogue, text_of = Catalogue.read(directory), decoder_of(artifact)
     listed = [(model, list(runs(model.pages))) for model in catalogue.models]
     if as_json:
         _print_json(
-            [_described(model) | {"runs": [_run(run, text_of(model)) for run in runs_of]} for model, runs_of in listed]
+            [
+                described_model(model) | {"runs": [described_run(run, text_of(model)) for run in runs_of]}
+                for model, runs_of in listed
+            ]
         )
         return
     for model, runs_of in listed:
-        click.echo(_title(model))
+        click.echo(title_of(model))
         namespace = None
         for run in runs_of:
             if run.pages[0].head.namespace != namespace:
                 namespace = run.pages[0].head.namespace
-                click.echo(f"  namespace {namespace.hex()[:_KEY_DIGITS]}")
-            click.echo("    " + _line(_run(run, text_of(model)), run.depth))
+                click.echo(f"  namespace {namespace.hex()[:KEY_DIGITS]}")
+            click.echo("    " + line_of(described_run(run, text_of(model)), run.depth))
     if not listed:
         click.echo("no pages")
 
@@ -75,14 +73,14 @@ def stats(directory: Path, as_json: bool) -> None:
     from radixlm.runtime.store.catalogue import Catalogue
 
     catalogue = Catalogue.read(directory)
-    described = [_described(model) for model in catalogue.models]
+    described = [described_model(model) for model in catalogue.models]
     if as_json:
         _print_json({"models": described, "num_broken_rows": catalogue.num_broken})
         return
     for model in catalogue.models:
-        click.echo(_title(model))
+        click.echo(title_of(model))
         for namespace, num_pages in Counter(row.head.namespace for row in model.pages).most_common():
-            click.echo(f"  namespace {namespace.hex()[:_KEY_DIGITS]}  {num_pages:,} pages")
+            click.echo(f"  namespace {namespace.hex()[:KEY_DIGITS]}  {num_pages:,} pages")
         for segment in model.segments:
             state = "full" if segment.sealed_at is not None else "open"
             begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(segment.begun_at))
@@ -206,61 +204,6 @@ def import_(
         namespace = CacheNamespaces(ModelIdentity.of(manifest), store.secret).of(scope)
         report = import_bundle(store, bundle, namespace)
     click.echo(f"{report.num_stored:,} of {report.num_pages:,} pages are stored")
-
-
-def _title(model: StoredModel) -> str:
-    identity = model.identity
-    return (
-        f"model {identity.model_digest[:_KEY_DIGITS]}  {len(model.pages):,} pages, {len(model.pages) * 16:,} tokens, "
-        f"{model.num_bytes / 1e6:,.1f} MB in {len(model.segments)} segments"
-    )
-
-
-def _described(model: StoredModel) -> dict[str, Any]:
-    identity = model.identity
-    return {
-        "model_digest": identity.model_digest,
-        "tokenizer_digest": identity.tokenizer_digest,
-        "page_bytes": identity.page_bytes,
-        "num_pages": len(model.pages),
-        "num_bytes": model.num_bytes,
-        "num_segments": len(model.segments),
-    }
-
-
-def _run(run: Run, text_of: Callable[[Sequence[int]], str] | None) -> dict[str, Any]:
-    last, ids = run.pages[-1].head, [token for page in run.pages for token in page.head.token_ids]
-    return {
-        "key": last.key.hex(),
-        "namespace": last.namespace.hex(),
-        "num_tokens": len(ids),
-        "num_tokens_from_start": (run.num_before + len(run.pages)) * len(last.token_ids),
-        "text": None if text_of is None else text_of(ids),
-    }
-
-
-def _line(run: dict[str, Any], depth: int) -> str:
-    text = "" if run["text"] is None else "  " + repr(run["text"][:_TEXT_LENGTH])
-    tokens = f"{run['num_tokens']:>7,} tokens, to {run['num_tokens_from_start']:>7,}"
-    return f"{run['key'][:_KEY_DIGITS]}  {tokens}  {'. ' * depth}{text}".rstrip()
-
-
-def _text_of(artifact: Path | None) -> Callable[[StoredModel], Callable[[Sequence[int]], str] | None]:
-    """For a model the function that makes text of ids, if `artifact` is that model."""
-    if artifact is None:
-        return lambda model: None
-    from radixlm.runtime.artifact import Artifact
-    from radixlm.runtime.store import StoreIdentity
-    from tokenizers import Tokenizer
-
-    opened = Artifact.open(artifact)
-    identity, tokenizer = StoreIdentity.of(opened.manifest), Tokenizer.from_str(opened.tokenizer_json)
-
-    def decode(ids: Sequence[int]) -> str:
-        text: str = tokenizer.decode(list(ids), skip_special_tokens=False)
-        return text
-
-    return lambda model: decode if model.identity == identity else None
 
 
 def _print_json(value: object) -> None:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from ..errors import StoreCorrupt, StoreError
 from .files import Files, OSFiles
-from .index import Index, PageRow, SegmentRow
+from .index import Index
+from .index_rows import PageRow, SegmentRow
 from .page_head import NO_PARENT, PageHead, StoreIdentity
 from .page_reader import PageReader
 from .recovery import INDEX

@@ -13,14 +13,12 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-from xxhash import xxh3_64_digest
+from typing import Final
 
 from ..errors import StoreCorrupt
-from .page_head import NO_PARENT, PageHead, pack_tokens, unpack_tokens
+from .index_rows import PageRow, SegmentRow
+from .page_head import NO_PARENT
 from .record import Place
 
 FORMAT_VERSION: Final = 1
@@ -49,44 +47,6 @@ CREATE INDEX pages_by_place ON pages(segment, number);
 PRAGMA user_version = {FORMAT_VERSION};
 """
 _COLUMNS: Final = "key, parent, namespace, token_ids, generated, segment, number, last_used, row_check"
-
-
-@dataclass(frozen=True)
-class PageRow:
-    """A page, where it lies, and the count of uses when it was used last."""
-
-    head: PageHead
-    place: Place
-    last_used: int
-
-    def values(self) -> tuple[bytes | int, ...]:
-        """The columns."""
-        head, place = self.head, self.place
-        columns = (head.key, head.parent_key, head.namespace, pack_tokens(head.token_ids), head.generated)
-        where = (place.segment, place.number)
-        return *columns, *where, self.last_used, _row_check(columns, where)
-
-    @classmethod
-    def of(cls, values: Sequence[Any]) -> PageRow | None:
-        """The row that `values` are; None if they broke."""
-        columns, where, last_used, row_check = values[:5], values[5:7], values[7], values[8]
-        if not all(isinstance(value, bytes) for value in columns) or not isinstance(last_used, int):
-            return None
-        if not all(isinstance(value, int) for value in where) or row_check != _row_check(columns, where):
-            return None
-        key, parent, namespace, tokens, generated = columns
-        return cls(PageHead(key, parent, namespace, unpack_tokens(tokens), generated), Place(*where), last_used)
-
-
-@dataclass(frozen=True)
-class SegmentRow:
-    """A segment, and how far its pages are in the index."""
-
-    number: int
-    num_records: int
-    sealed_at: int | None
-    is_doomed: bool
-    begun_at: float
 
 
 class Index:
@@ -265,10 +225,12 @@ class Index:
         )
         return {row[0]: SegmentRow(row[0], row[1], row[2], bool(row[3]), row[4]) for row in rows}
 
-    def put_segment(self, row: SegmentRow) -> None:
-        """Add a segment, or change what is known of it."""
-        values = (row.number, row.num_records, row.sealed_at, row.is_doomed, row.begun_at)
-        self._sql.execute("INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?, ?)", values)
+    def put_segments(self, rows: Iterable[SegmentRow]) -> None:
+        """Add segments, or change what is known of them."""
+        self._sql.executemany(
+            "INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?, ?)",
+            ((row.number, row.num_records, row.sealed_at, row.is_doomed, row.begun_at) for row in rows),
+        )
 
     def remove_segment(self, number: int) -> None:
         """Forget a segment, and pages that are said to be in it."""
@@ -284,13 +246,6 @@ _REACHED: Final = (
     "WITH RECURSIVE reached(key) AS (SELECT key FROM pages WHERE parent = ? UNION "
     "SELECT pages.key FROM reached CROSS JOIN pages ON pages.parent = reached.key)"
 )
-
-
-def _row_check(columns: Sequence[bytes], where: Sequence[int]) -> bytes:
-    framed = b"".join(len(column).to_bytes(4, "little") + column for column in columns)
-    return xxh3_64_digest(
-        framed + where[0].to_bytes(8, "little", signed=True) + where[1].to_bytes(8, "little", signed=True)
-    )
 
 
 def _check_tables(sql: sqlite3.Connection) -> None:

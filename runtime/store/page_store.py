@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -26,12 +25,12 @@ from numpy.typing import NDArray
 
 from ..errors import StoreCorrupt, StoreError
 from .bandwidth import Bandwidth
+from .chain_reader import ChainReader
 from .files import Files, OSFiles
 from .index import Index
 from .page_head import PageHead, StoreIdentity
-from .page_reader import PageReader
 from .page_writer import PageWriter, Written
-from .record import MissKind, Place
+from .record import MissKind
 from .recovery import INDEX, recover, remove_index
 from .secret import read_secret
 from .segment import Segment
@@ -71,8 +70,7 @@ class PageStore:
         self._files = files
         self._write = threading.RLock()
         self._read = threading.Lock()
-        self._index = Index.open_to_read(directory / INDEX)  # of the thread that reads
-        self._reader = PageReader(directory, files, identity)
+        self._reader = ChainReader(directory, files, identity)
         self._state = threading.Lock()  # of all below; held for moments only
         self._off_because: str | None = None
         self._is_closed = False
@@ -252,7 +250,7 @@ class PageStore:
             if self._off_because is None:
                 with self._guarded():
                     self._after(self._writer.settle(*self._take_notes()))
-            for part in (self._reader, self._index, self._writer):
+            for part in (self._reader, self._writer):
                 try:
                     part.close()
                 except (OSError, sqlite3.Error) as error:
@@ -268,46 +266,23 @@ class PageStore:
     ) -> None:
         self.close()
 
-    # What a read does.
-
     def _read_chain(self, heads: Sequence[PageHead], out: NDArray[np.uint8]) -> int:
         begun = time.perf_counter()
         with self._state:
             removed, self._removed = self._removed, []
-        for segment in removed:
-            self._reader.forget(segment)
-        num_read, num_bytes, places, bad = 0, 0, self._places(heads), set[bytes]()
-        while True:
-            result = self._reader.read(heads[num_read:], places, out[num_read:])
-            num_read, num_bytes = num_read + result.num_read, num_bytes + result.num_bytes
-            if result.miss is None or result.miss == "absent":
-                break
-            was = places[result.num_read]
-            places = self._places(heads[num_read:])
-            if not places:
-                result.miss = "gone"  # evicted or discarded while we read
-                break
-            if places[0] == was:  # not moved: the page itself is wrong
-                bad = {heads[num_read].key}
-                break
+            bad = set(self._bad)
+        self._reader.forget(removed)
+        result = self._reader.read(heads, out, bad)
         with self._state:
-            self._touched.update(head.key for head in heads[:num_read])
-            self._num_read += num_read
-            self._read_bytes += num_bytes
-            self._bandwidth.add(num_bytes, time.perf_counter() - begun)
-            self._bad |= bad
+            self._touched.update(head.key for head in heads[: result.num_read])
+            self._num_read += result.num_read
+            self._read_bytes += result.num_bytes
+            self._bandwidth.add(result.num_bytes, time.perf_counter() - begun)
+            if result.bad_key is not None:
+                self._bad.add(result.bad_key)
             if result.miss is not None:
                 self._misses[result.miss] += 1
-        return num_read
-
-    def _places(self, heads: Sequence[PageHead]) -> list[Place]:
-        """Where the first of `heads` lie, up to one that is not there."""
-        found = self._index.find([head.key for head in heads])
-        with self._state:
-            places = [None if head.key in self._bad else found.get(head.key) for head in heads]
-        return [place for place in takewhile(lambda place: place is not None, places) if place is not None]
-
-    # What all do.
+        return result.num_read
 
     def _take_notes(self) -> tuple[set[bytes], set[bytes]]:
         """What was used, and what was found bad, since the last time."""

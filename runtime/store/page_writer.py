@@ -1,32 +1,28 @@
 """Put pages on disk, and take the least used away when there are too many.
 
 Knows the segments and their index, for one thread. Pages are written, then synced, then in the index: what the index
-has is on disk. Room is made by whole segments, the oldest first: pages in it that were used since it was sealed are
-copied to the newest, the others go, and with each all that come after it in its prompt.
+has is on disk.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .evictor import Evictor
 from .files import Files
-from .index import Index, PageRow
+from .index import Index
+from .index_rows import PageRow
 from .page_head import NO_PARENT, PageHead, StoreIdentity
-from .page_reader import PageReader
 from .segment import Segment
-from .segment_log import SegmentLog
+from .segment_log import NO_SPACE, SegmentLog
 from .store_stats import GCReport
 
 _LOGGER = logging.getLogger(__name__)
-_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
-_MOVE_BYTES: Final = 32 << 20  # at once
 
 
 @dataclass(frozen=True)
@@ -49,11 +45,11 @@ class PageWriter:
     log: SegmentLog
     files: Files
     max_bytes: int
-    max_kept_share: float = 0.5  # of a segment's records that are copied when it is evicted: room is made in any case
     _use: int = field(init=False)  # counts what happens; clocks may go backwards
 
     def __post_init__(self) -> None:
         self._use = self.index.last_use()
+        self._evictor = Evictor(self.index, self.log, self.files)
         newest = max(self.log.segments, default=None)
         if newest is not None and self.log.rows[newest].sealed_at is None:
             self.log.reopen(newest)
@@ -89,7 +85,7 @@ class PageWriter:
         rows = self._append([heads[i] for i in chosen], payload[chosen] if len(chosen) < len(heads) else payload)
         with self.index.transaction():
             self.index.put(rows)
-            self._note_segments()
+            self.index.put_segments(self.log.take_changed())
         new = {row.head.key for row in rows}
         stored = tuple(head.key for head in heads if head.key in new or head.key in there)
         return Written(stored, before.removed + made.removed, len(new), len(made.removed), made.segments_removed)
@@ -140,12 +136,10 @@ class PageWriter:
         wasteful = [n for n, row in self.log.rows.items() if num_indexed.get(n, 0) < row.num_records]
         removed = before.removed
         for number in sorted(wasteful, key=lambda n: (self.log.segments[n].identity.digest, n)):
-            if number == self.log.active:
-                self.log.seal(self._use)
-            pages = self.index.pages_in(number)
-            retired = self._retire(number, pages, [page for page in pages.values() if page is not None])
-            removed += retired.removed
-            moved += len(self.index.find(list(pages)))
+            is_ours, num_pages = self._is_ours(number), num_indexed.get(number, 0)
+            gone = self._evictor.compact(number, self._use)
+            removed += gone if is_ours else ()
+            moved += max(0, num_pages - len(gone))
             segments.append(number)
         report = GCReport(len(segments), moved, bytes_before, self.log.num_bytes)
         return Written(removed=removed, segments_removed=tuple(segments)), report
@@ -169,7 +163,7 @@ class PageWriter:
         try:
             return self.log.append(self.identity, heads, payload, self._use)
         except OSError as error:
-            if error.errno not in _NO_SPACE or self.log.num_bytes == 0:
+            if error.errno not in NO_SPACE or self.log.num_bytes == 0:
                 raise
             _LOGGER.warning(
                 "the disk of %s is full: the store stays below %d bytes instead of %d from here on",
@@ -178,89 +172,16 @@ class PageWriter:
             self.max_bytes = self.log.num_bytes
             return []
 
-    # Eviction.
-
     def _make_room(self, num_pages: int) -> Written:
         """Evict segments until so many pages fit."""
-        made = Written()
+        removed, segments = list[bytes](), list[int]()
         while self.log.segments and self.log.num_bytes + self.log.bytes_for(self.identity, num_pages) > self.max_bytes:
-            evicted = self._evict(min(self.log.segments))
-            made = replace(
-                made,
-                removed=made.removed + evicted.removed,
-                segments_removed=made.segments_removed + evicted.segments_removed,
-            )
-        return made
-
-    def _evict(self, number: int) -> Written:
-        if number == self.log.active:
-            self.log.seal(self._use - 1)
-        pages, row = self.index.pages_in(number), self.log.rows[number]
-        sealed_at = self._use - 1 if row.sealed_at is None else row.sealed_at
-        whole = [page for page in pages.values() if page is not None]
-        return self._retire(
-            number, pages, list(kept_pages(whole, sealed_at, int(row.num_records * self.max_kept_share)))
-        )
-
-    def _retire(self, number: int, pages: Iterable[bytes], kept: Sequence[PageRow]) -> Written:
-        """Remove a segment, with all pages in it but those that are copied to the newest."""
-        is_ours = self._is_ours(number)
-        try:
-            moved = list(self._move(self.log.segments[number], kept))
-        except OSError as error:
-            if error.errno not in _NO_SPACE:
-                raise
-            moved = []
-        with self.index.transaction():
-            self.index.put(moved)
-            removed = self.index.remove(set(pages) - {page.head.key for page in moved})
-            self.log.doom(number)
-            self._note_segments()
-        self.log.remove(number)
-        self.index.remove_segment(number)
-        return Written(removed=tuple(removed) if is_ours else (), segments_removed=(number,))
-
-    def _move(self, segment: Segment, pages: Sequence[PageRow]) -> Iterator[PageRow]:
-        """Copy pages to the newest segment, but for those that are not right; where they are now."""
-        reader = PageReader(self.log.directory, self.files, segment.identity)
-        num_pages = max(1, min(len(pages), _MOVE_BYTES // segment.record_bytes))
-        payload = np.empty((num_pages, segment.identity.page_bytes), np.uint8)
-        first = 0
-        try:
-            while first < len(pages):
-                some = pages[first : first + num_pages]
-                read = reader.read([page.head for page in some], [page.place for page in some], payload)
-                some = some[: read.num_read]
-                rows = self.log.append(
-                    segment.identity, [page.head for page in some], payload[: read.num_read], self._use
-                )
-                yield from (replace(row, last_used=page.last_used) for row, page in zip(rows, some, strict=True))
-                first += read.num_read + (read.miss is not None)
-        finally:
-            reader.close()
-
-    def _note_segments(self) -> None:
-        for row in self.log.take_changed():
-            self.index.put_segment(row)
+            segments.append(min(self.log.segments))
+            is_ours = self._is_ours(segments[-1])
+            evicted = self._evictor.evict(segments[-1], self._use)
+            removed += evicted if is_ours else ()
+        return Written(removed=tuple(removed), segments_removed=tuple(segments))
 
     def _is_ours(self, number: int) -> bool:
         segment = self.log.segments.get(number)
         return segment is not None and segment.identity == self.identity
-
-
-def kept_pages(pages: Sequence[PageRow], sealed_at: int, max_pages: int) -> Iterator[PageRow]:
-    """The pages of a segment to keep: used since it was sealed, the latest first if they are too many, and none
-    without its parent. They come in the order in which they lie.
-
-    Args:
-        pages: in the order in which they lie, parents before children.
-    """
-    last_used = {page.head.key: page.last_used for page in pages}
-    for page in reversed(pages):
-        parent = page.head.parent_key
-        if parent in last_used:
-            last_used[parent] = max(last_used[parent], last_used[page.head.key])
-    wanted = [page.head.key for page in pages if last_used[page.head.key] > sealed_at]
-    wanted.sort(key=lambda key: -last_used[key])  # stable: of equals the parents first
-    kept = set(wanted[:max_pages])
-    return (page for page in pages if page.head.key in kept)

@@ -16,7 +16,8 @@ from typing import Final
 
 from ..errors import StoreCorrupt
 from .files import Files
-from .index import Index, PageRow, SegmentRow
+from .index import Index
+from .index_rows import PageRow, SegmentRow
 from .record import KIND_PAGE
 from .segment import Segment, read_segment, segment_paths
 from .segment_log import SegmentLog
@@ -101,8 +102,7 @@ class Recovery:
                 self._index.remove_segment(number)
             if self.report != RecoveryReport():
                 self._count(num_unreachable=self._index.remove_unreachable())
-            for row in self._log.take_changed():
-                self._index.put_segment(row)
+            self._index.put_segments(self._log.take_changed())
         return self.report
 
     def _take(self, path: Path, known: SegmentRow | None, *, is_newest: bool) -> None:

@@ -6,19 +6,23 @@ Knows files and how full they are; which pages in them are wanted, the index kno
 from __future__ import annotations
 
 import contextlib
+import errno
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .files import Buffer, Files, write_all
-from .index import PageRow, SegmentRow
+from .index_rows import PageRow, SegmentRow
 from .page_head import PageHead, StoreIdentity
 from .record import BLOCK, KIND_PAGE, Place, RecordHeader, checksum, discarded, padded
 from .segment import Segment
+
+NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)  # of an OSError: the disk is full, and otherwise well
 
 
 class SegmentLog:

@@ -11,7 +11,8 @@ import numpy as np
 
 from .catalogue import read_segments
 from .files import Files
-from .index import Index, PageRow
+from .index import Index
+from .index_rows import PageRow
 from .page_reader import PageReader
 from .record import MissKind
 from .recovery import INDEX

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from radixlm.runtime.store import PageHead, PageStore, VerifyReport
-from radixlm.runtime.store.index import PageRow
-from radixlm.runtime.store.page_writer import kept_pages
+from radixlm.runtime.store.evictor import kept_pages
+from radixlm.runtime.store.index_rows import PageRow
 from radixlm.runtime.store.record import Place
 
 from .pages import ALICE, BOB, IDENTITY, OTHER, PAGE_BYTES, chain, keys, payload
