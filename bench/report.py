@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import cache_tables, load_tables, plots, quality_tables, replay_tables, tables
+from . import cache_tables, load_tables, partial_tables, plots, quality_tables, replay_tables, tables
 from .machine import ROOT
 from .results import RESULTS, read_results
 from .tables import Json
@@ -159,6 +159,15 @@ def _text_quality(results: Json, _: Path) -> Iterator[str]:
     yield replay_tables.text_quality(results)
 
 
+def _scored(results: Json, _: Path) -> Iterator[str]:
+    yield "## What scores of KV rows cost"
+    yield (
+        f"`forward_scored`, which adds up how much attention each KV row gets, beside `forward`; medians of "
+        f"{results['runs']} calls in turn. Before: `forward` of an artifact whose compiler knew no scores."
+    )
+    yield partial_tables.scored(results)
+
+
 def _match_cost(results: Json, _: Path) -> Iterator[str]:
     yield "## What the prefix cache costs"
     yield (
@@ -193,6 +202,33 @@ def _load(results: Json, _: Path) -> Iterator[str]:
     yield load_tables.origins(results)
 
 
+_PARTIAL = {
+    "text": "A text, and later parts of it as queries",
+    "nq": "Passages of NQ-open, and questions about each",
+    "tools": "Schemas of functions, and requests for each",
+    "bbh": "Few-shot examples of BBH's tasks, and one more of each",
+}
+
+
+def _partial(results: Json, _: Path) -> Iterator[str]:
+    yield f"## A part of a prefix's KV: {_PARTIAL[results['workload']]}"
+    yield (
+        f"{results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to {results['longest_prefix']:,} "
+        f"tokens, {results['rows'][0]['num_queries']} queries; KL(full || partial) over what truly follows, with "
+        "twice the standard error over queries. History is the attention of the prefix's other queries."
+    )
+    yield partial_tables.qualities(results)
+
+
+def _partial_needle(results: Json, _: Path) -> Iterator[str]:
+    yield "## A part of a prefix's KV: a fact that nobody asked for before"
+    yield (
+        f"{results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to {results['longest_prefix']:,} tokens "
+        "with a fact at some depth; found is where every token of the answer is the most likely one."
+    )
+    yield partial_tables.needles(results)
+
+
 _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     "peers": _peers,
     "peers_before": _peers_before,
@@ -205,6 +241,9 @@ _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     "model_sizes": _model_sizes,
     "match_cost": _match_cost,
     "mooncake": _mooncake,
+    "partial_needle": _partial_needle,
+    **{f"partial_{workload}": _partial for workload in _PARTIAL},
+    "scored": _scored,
     "load": _load,
     "kernels": _kernels,
     "replay": _replay,

@@ -1,0 +1,127 @@
+"""Which KV rows of a prefix are loaded when not all are: the policies, and what each of them may know.
+
+Knows arrays of scores, not models or texts. A choice is `[layers, kv_heads, n]`, rows in ascending order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Scores = npt.NDArray[np.floating]  # [layers, kv_heads, tokens]
+Order = npt.NDArray[np.int64]
+NUM_FIRST, NUM_RECENT = 4, 16  # tokens that hybrid always takes
+NUM_LOOKS = 4
+WINDOW = 15  # an answer lies beside the words that a query finds: on needles 15 and 7 found what 1 never did
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What can be known of a prefix when a query comes, and for `oracle` what only an exact run tells.
+
+    `probe(choice)` is how much the query's rows would look at each token, by the keys of one KV head of each layer,
+    when the query has been run over the rows `choice`: `[layers, tokens]`.
+    """
+
+    prefix: Scores  # attention mass while the prefix was computed
+    history: Scores  # of other queries
+    oracle: Scores  # of this query and its continuation, over the full prefix
+    probe: Callable[[Order], Scores]
+    seed: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Layers, KV heads, tokens."""
+        layers, heads, tokens = self.prefix.shape
+        return layers, heads, tokens
+
+
+def random(evidence: Evidence, count: int) -> Order:
+    """Any."""
+    return largest(np.random.default_rng(evidence.seed).random(evidence.shape), count)
+
+
+def first_and_recent(evidence: Evidence, count: int) -> Order:
+    """The first few, and the last."""
+    layers, heads, tokens = evidence.shape
+    recent = np.arange(tokens, dtype=float)
+    recent[:NUM_FIRST] = np.inf
+    return largest(np.broadcast_to(recent, (layers, heads, tokens)), count)
+
+
+def prefix_pass(evidence: Evidence, count: int) -> Order:
+    """Those that got most attention while the prefix was computed."""
+    return largest(evidence.prefix, count)
+
+
+def history(evidence: Evidence, count: int) -> Order:
+    """Those that other queries looked at: the stored order alone."""
+    return largest(evidence.history, count)
+
+
+def probe(evidence: Evidence, count: int) -> Order:
+    """Those that this query looks at by one head's keys, after a look at the first and the recent ones."""
+    scores = widened(evidence.probe(first_and_recent(evidence, count)))
+    return largest(np.broadcast_to(scores[:, None], evidence.shape), count)
+
+
+def hybrid(evidence: Evidence, count: int) -> Order:
+    """Half by the stored order, the first and recent ones among them; then half by the probe."""
+    return _with_probe(evidence, _stored_half(evidence, count), count)
+
+
+def hybrid_in_looks(evidence: Evidence, count: int) -> Order:
+    """The same, but that the probe's half comes in `NUM_LOOKS` parts, each after a look over all that is there."""
+    chosen = _stored_half(evidence, count)
+    stored = chosen.shape[-1]
+    for look in range(1, NUM_LOOKS + 1):
+        chosen = _with_probe(evidence, chosen, stored + (count - stored) * look // NUM_LOOKS)
+    return chosen
+
+
+def oracle(evidence: Evidence, count: int) -> Order:
+    """Those that this query and its continuation do look at."""
+    return largest(evidence.oracle, count)
+
+
+POLICIES: dict[str, Callable[[Evidence, int], Order]] = {
+    "random": random,
+    "first+recent": first_and_recent,
+    "prefix pass": prefix_pass,
+    "history": history,
+    "probe": probe,
+    "hybrid": hybrid,
+    f"hybrid, {NUM_LOOKS} looks": hybrid_in_looks,
+    "oracle": oracle,
+}
+
+
+def largest(scores: Scores, count: int) -> Order:
+    """The `count` rows with the largest scores, of each layer and head."""
+    tokens = scores.shape[-1]
+    if count >= tokens:
+        return np.broadcast_to(np.arange(tokens), scores.shape).copy()
+    chosen = np.argpartition(scores, tokens - count, axis=-1)[..., tokens - count :]
+    return np.sort(chosen, axis=-1)
+
+
+def widened(scores: Scores) -> Scores:
+    """Along the tokens, the largest of the `WINDOW` scores around each."""
+    padded = np.pad(scores, [(0, 0)] * (scores.ndim - 1) + [(WINDOW // 2, WINDOW // 2)])
+    return np.lib.stride_tricks.sliding_window_view(padded, WINDOW, axis=-1).max(axis=-1)
+
+
+def _stored_half(evidence: Evidence, count: int) -> Order:
+    stored = evidence.history.copy()
+    stored[..., :NUM_FIRST] = stored[..., -NUM_RECENT:] = np.inf
+    return largest(stored, count // 2)
+
+
+def _with_probe(evidence: Evidence, chosen: Order, count: int) -> Order:
+    """`chosen` and what the probe sees from there."""
+    scores = np.broadcast_to(widened(evidence.probe(chosen))[:, None], evidence.shape).copy()
+    np.put_along_axis(scores, chosen, np.inf, axis=-1)
+    return largest(scores, count)

@@ -1,0 +1,101 @@
+"""Policies choose what they say they do, and what is measured of all rows is the prefix itself, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from radixlm.runtime.artifact import Artifact
+from tokenizers import Tokenizer
+
+from bench import partial_quality, partial_tables
+from bench.partial_policies import NUM_FIRST, NUM_RECENT, POLICIES, WINDOW, Evidence, widened
+from bench.partial_prefix import Prefix, PrefixModel
+from bench.partial_quality import measure, summary
+from bench.partial_texts import Case, Query, Texts
+
+LAYERS, HEADS, TOKENS = 2, 3, 200
+
+
+@pytest.fixture
+def evidence() -> Evidence:
+    rng = np.random.default_rng(0)
+    prefix, history, oracle = rng.random((3, LAYERS, HEADS, TOKENS))
+    seen = np.zeros((LAYERS, TOKENS))
+    seen[:, 77] = 1
+    return Evidence(prefix, history, oracle, lambda choice: seen, seed=1)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_choice_is_as_many_different_rows_in_each_layer_and_head(evidence: Evidence, policy: str) -> None:
+    choice = POLICIES[policy](evidence, 60)
+    assert choice.shape == (LAYERS, HEADS, 60)
+    assert (np.diff(choice, axis=-1) > 0).all()
+    assert (POLICIES[policy](evidence, TOKENS) == np.arange(TOKENS)).all()
+
+
+def test_first_recent_half_by_history_and_what_the_probe_sees_are_in_a_hybrid(evidence: Evidence) -> None:
+    choice = POLICIES["hybrid"](evidence, 60)
+    always = [*range(NUM_FIRST), *range(TOKENS - NUM_RECENT, TOKENS)]
+    seen = range(77 - WINDOW // 2, 77 + WINDOW // 2 + 1)
+    stored = np.argsort(-evidence.history, axis=-1)[..., : 30 - len(always)]
+    for rows, first in zip(choice.reshape(-1, 60), stored.reshape(LAYERS * HEADS, -1), strict=True):
+        assert set(always) | set(seen) <= set(rows)
+        assert len(set(first) - set(rows)) == 0
+
+
+def test_the_oracle_drops_least_and_history_is_by_other_queries(evidence: Evidence) -> None:
+    def kept(policy: str) -> float:
+        return float(np.take_along_axis(evidence.oracle, POLICIES[policy](evidence, 50), axis=-1).sum())
+
+    assert all(kept("oracle") > kept(policy) for policy in POLICIES if policy != "oracle")
+    best = np.sort(evidence.history, axis=-1)[..., -50:].sum()
+    assert np.take_along_axis(evidence.history, POLICIES["history"](evidence, 50), axis=-1).sum() == pytest.approx(best)
+
+
+def test_a_widened_score_is_the_largest_around_it() -> None:
+    scores = np.zeros((1, 20))
+    scores[0, [3, 19]] = 2, 5
+    wide = widened(scores)
+    assert [wide[0, i] for i in (3 + WINDOW // 2, 4 + WINDOW // 2, 19 - WINDOW // 2)] == [2, 0, 5]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_artifact: Path) -> Iterator[PrefixModel]:
+    model = PrefixModel(Artifact.open(tiny_artifact))
+    yield model
+    model.close()
+
+
+def test_queries_over_all_rows_are_exact_and_over_few_differ(model: PrefixModel) -> None:
+    ids = np.random.default_rng(3).integers(0, 320, 300).tolist()
+    queries = [Query(ids[start : start + 10], ids[start + 10 : start + 20]) for start in (200, 220, 240)]
+    measured = list(measure(Case(ids[:200], queries), 0, model))  # it asserts that all rows are the prefix
+    assert len(measured) == 3 * len(POLICIES) * len(partial_quality.BUDGETS)
+    assert all(one.kl > 0 and 0 < one.dropped < 1 for one in measured)
+    [row] = [row for row in summary(measured) if (row["policy"], row["budget"]) == ("oracle", 0.5)]
+    assert row["num_queries"] == 3
+    others = [one for one in summary(measured) if one["budget"] == 0.5]
+    assert row["dropped"] == min(one["dropped"] for one in others)
+    assert partial_tables.qualities({"rows": others}).count("50%") == len(POLICIES)
+    assert partial_tables.needles({"rows": others}).count("50%") == len(POLICIES)
+
+
+def test_the_probe_is_a_softmax_over_the_prefix(model: PrefixModel) -> None:
+    ids = np.random.default_rng(4).integers(0, 320, 90).tolist()
+    prefix = Prefix(model, ids[:80])
+    scores = prefix.probe(np.broadcast_to(np.arange(80), (*prefix.mass.shape[:2], 80)), ids[80:])
+    assert scores.shape == (prefix.mass.shape[0], 80)
+    assert ((scores >= 0) & (scores <= 1)).all()
+    assert (scores.sum(axis=-1) >= 1 - 1e-5).all()  # the largest of several rows, each of which sums to 1
+
+
+def test_texts_need_no_other_files_but_for_some(tiny_artifact: Path) -> None:
+    texts = Texts(Tokenizer.from_str(Artifact.open(tiny_artifact).tokenizer_json))
+    for workload in ("text", "needle", "calibration"):
+        cases = list(texts.cases(workload))
+        assert len(cases) >= 4
+        assert all(case.num_counted == (1 if workload != "text" else len(case.queries)) for case in cases)
+        assert all(query.ids and query.continuation for case in cases for query in case.queries)
