@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import StoreCorrupt, StoreError
+from ..errors import StoreCorrupt, StoreError, StoreMismatch
 from .files import Files, OSFiles
 from .index import Index
 from .index_rows import PageRow, SegmentRow
@@ -151,7 +151,7 @@ def read_segments(directory: Path, files: Files) -> dict[int, Segment]:
             continue  # removed just now
         try:
             segments[number] = read_segment(files, fd, path)
-        except StoreCorrupt:
+        except (StoreCorrupt, StoreMismatch):
             continue
         finally:
             files.close(fd)

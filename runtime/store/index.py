@@ -80,16 +80,14 @@ class Index:
                 raise StoreCorrupt(f"{path} is broken; remove it, and it is made again")
             sql.execute("CREATE TEMP TABLE named (key BLOB PRIMARY KEY) WITHOUT ROWID")
             _check_tables(sql)
-        except sqlite3.OperationalError as error:
-            sql.close()
-            if "no such" in str(error) or "already exists" in str(error):
-                raise StoreCorrupt(f"{path} is broken ({error}); remove it, and it is made again") from None
-            raise
-        except sqlite3.DatabaseError as error:
-            sql.close()
-            raise StoreCorrupt(f"{path} is broken ({error}); remove it, and it is made again") from None
         except StoreCorrupt:
             sql.close()
+            raise
+        except sqlite3.Error as error:
+            sql.close()
+            # A table or a column that is missing is SQLite's most general error, and so is one that is there already.
+            if is_broken(error) or "no such" in str(error) or "already exists" in str(error):
+                raise StoreCorrupt(f"{path} is broken ({error}); remove it, and it is made again") from None
             raise
         return cls(sql)
 
@@ -140,9 +138,9 @@ class Index:
             f"INSERT OR REPLACE INTO pages ({_COLUMNS}) VALUES ({marks})", (row.values() for row in rows)
         )
 
-    def remove(self, keys: Iterable[bytes]) -> list[bytes]:
-        """Take out pages and all that come after them, for nobody could find those; the keys of all that were there."""
-        removed = list(self.below(keys))
+    def remove(self, keys: Iterable[bytes]) -> dict[bytes, Place]:
+        """Take out pages and all that come after them, for nobody could find those; all that were there, and where."""
+        removed = self.below(keys)
         self._sql.execute("DELETE FROM pages WHERE key IN (SELECT key FROM named)")
         return removed
 
@@ -240,6 +238,14 @@ class Index:
     def cut_segment(self, number: int, num_records: int) -> None:
         """Forget pages that are said to be in a segment behind its end."""
         self._sql.execute("DELETE FROM pages WHERE segment = ? AND number >= ?", (number, num_records))
+
+
+def is_broken(error: Exception) -> bool:
+    """Whether an error says that the index itself is wrong, not the disk or a caller: then a new one must be made."""
+    if isinstance(error, sqlite3.IntegrityError | StoreCorrupt):
+        return True
+    code = getattr(error, "sqlite_errorcode", None)  # the low byte is the kind, the others say more
+    return code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 _REACHED: Final = (

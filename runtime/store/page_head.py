@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..errors import StoreError
+from ..errors import StoreCorrupt, StoreError
 from ..manifest import PAGE_SIZE
 
 if TYPE_CHECKING:
@@ -77,12 +77,12 @@ class StoreIdentity:
         """The identity that `to_json` wrote.
 
         Raises:
-            StoreError: it is something else.
+            StoreCorrupt: it is something else.
         """
         try:
             return msgspec.json.decode(text, type=cls)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise StoreError(f"this is no identity of a model: {error}") from None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, StoreError) as error:
+            raise StoreCorrupt(f"this is no identity of a model: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from ..errors import StoreCorrupt, StoreError
 from .bandwidth import Bandwidth
 from .chain_reader import ChainReader
 from .files import Files, OSFiles
-from .index import Index
+from .index import Index, is_broken
 from .page_head import PageHead, StoreIdentity
 from .page_writer import PageWriter, Written
 from .record import MissKind
@@ -102,6 +102,7 @@ class PageStore:
         Raises:
             StoreBusy: another process has it open.
             StoreCorrupt: the directory cannot be used at all.
+            StoreMismatch: another version of radixlm wrote it.
             StoreError: not one page fits into `max_bytes`.
         """
         path, files = Path(directory), OSFiles() if files is None else files
@@ -214,10 +215,10 @@ class PageStore:
         return GCReport(0, 0, self._writer.num_bytes, self._writer.num_bytes)
 
     def verify(self) -> VerifyReport:
-        """Read everything, of all models, and find those pages no more that are not right. By any thread."""
+        """Read all pages of this model, and find those no more that are not right. By any thread."""
         with self._guarded():
             if self._off_because is None:
-                report = verify(self.directory, self._files)
+                report = verify(self.directory, self._files, self.identity)
                 with self._state:
                     self._bad |= report.bad_keys
                 return report
@@ -323,6 +324,6 @@ class PageStore:
             if self._off_because is not None:
                 return
             self._off_because = f"{type(error).__name__}: {error}"
-        if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+        if is_broken(error):
             remove_index(self.directory)  # it broke while it was used; the segments are whole
         _LOGGER.error("the store in %s is off from here on: %s; restart when the disk is well", self.directory, error)

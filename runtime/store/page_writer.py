@@ -7,7 +7,7 @@ has is on disk.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,7 @@ from .files import Files
 from .index import Index
 from .index_rows import PageRow
 from .page_head import NO_PARENT, PageHead, StoreIdentity
+from .record import Place
 from .segment import Segment
 from .segment_log import NO_SPACE, SegmentLog
 from .store_stats import GCReport
@@ -82,7 +83,10 @@ class PageWriter:
         made = self._make_room(num_new)
         chosen = self._choose(heads)[:num_new]
         there = self.index.find([head.key for head in heads])
-        rows = self._append([heads[i] for i in chosen], payload[chosen] if len(chosen) < len(heads) else payload)
+        if chosen:  # mostly the end of a prompt whose beginning is there: then no bytes are copied
+            first, end = chosen[0], chosen[-1] + 1
+            payload = payload[first:end] if len(chosen) == end - first else payload[chosen]
+        rows = self._append([heads[i] for i in chosen], payload)
         with self.index.transaction():
             self.index.put(rows)
             self.index.put_segments(self.log.take_changed())
@@ -96,7 +100,7 @@ class PageWriter:
         with self.index.transaction():
             self.index.touch(touched, self._use)
             removed = self.index.remove(bad)
-        return Written(removed=tuple(removed))
+        return Written(removed=self._ours(removed))
 
     def drop(self, keys: set[bytes], touched: set[bytes], bad: set[bytes]) -> Written:
         """Take out pages and what comes after them, so that they are not even found in their segments."""
@@ -107,8 +111,8 @@ class PageWriter:
         for number in records.keys() & self.log.segments.keys():
             self.log.erase(number, records[number], payloads=False)
         with self.index.transaction():
-            removed = tuple(self.index.remove(keys))
-        return Written(removed=before.removed + removed)
+            removed = self.index.remove(keys)
+        return Written(removed=before.removed + self._ours(removed))
 
     def discard(self, namespace: bytes, touched: set[bytes], bad: set[bytes]) -> Written:
         """Take out a namespace and overwrite its pages, those among them that the index forgot before."""
@@ -123,11 +127,10 @@ class PageWriter:
                 records = self.log.records_of(number, namespace)
             if records:
                 self.log.erase(number, records, payloads=True)
-        ours = [key for key, page in pages.items() if page is None or self._is_ours(page.place.segment)]
         with self.index.transaction():
-            removed = set(self.index.remove(pages))
+            removed = self.index.remove(pages)
         self.index.forget()
-        return Written(removed=before.removed + tuple(key for key in ours if key in removed))
+        return Written(removed=before.removed + self._ours(removed))
 
     def collect(self, touched: set[bytes], bad: set[bytes]) -> tuple[Written, GCReport]:
         """Copy what is left of segments that lost pages to new ones, and remove them."""
@@ -181,6 +184,10 @@ class PageWriter:
             evicted = self._evictor.evict(segments[-1], self._use)
             removed += evicted if is_ours else ()
         return Written(removed=tuple(removed), segments_removed=tuple(segments))
+
+    def _ours(self, pages: Mapping[bytes, Place]) -> tuple[bytes, ...]:
+        """The keys of this model's pages."""
+        return tuple(key for key, place in pages.items() if self._is_ours(place.segment))
 
     def _is_ours(self, number: int) -> bool:
         segment = self.log.segments.get(number)

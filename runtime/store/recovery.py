@@ -16,7 +16,7 @@ from typing import Final
 
 from ..errors import StoreCorrupt
 from .files import Files
-from .index import Index
+from .index import Index, is_broken
 from .index_rows import PageRow, SegmentRow
 from .record import KIND_PAGE
 from .segment import Segment, read_segment, segment_paths
@@ -40,8 +40,8 @@ def recover(
     """
     try:
         return _recover(directory, files, log_of(), clock, was_index_rebuilt=False)
-    except (StoreCorrupt, sqlite3.DatabaseError) as error:
-        if isinstance(error, sqlite3.OperationalError):
+    except (StoreCorrupt, sqlite3.Error) as error:
+        if not is_broken(error):
             raise
         _LOGGER.warning("the index in %s is made again: %s", directory, error)
         remove_index(directory)

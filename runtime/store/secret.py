@@ -7,6 +7,8 @@ import secrets
 from pathlib import Path
 from typing import Final
 
+from .files import OSFiles
+
 NAME: Final = "SECRET"
 NUM_BYTES: Final = 32
 
@@ -35,4 +37,5 @@ def _make(path: Path) -> bytes:
     finally:
         os.close(fd)
     os.replace(unnamed, path)
+    OSFiles().fsync_dir(path.parent)
     return secret

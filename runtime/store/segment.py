@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from ..errors import StoreCorrupt, StoreError
+from ..errors import StoreCorrupt, StoreMismatch
 from .files import Files, read_all, write_all
 from .page_head import StoreIdentity
 from .record import BLOCK, KIND_PAGE, Place, RecordHeader, checksum, is_sealed, padded, sealed
@@ -100,22 +100,22 @@ def read_segment(files: Files, fd: int, path: Path) -> Segment:
 
     Raises:
         StoreCorrupt: it is not a segment's, broke, or belongs to a file of another name.
+        StoreMismatch: another version of radixlm wrote it.
     """
-    start = bytearray(BLOCK)
-    if read_all(files, fd, [start], 0) == BLOCK:
-        magic, version, header_bytes, number, identity_bytes = _HEADER.unpack_from(start)
-        is_sound = magic == _MAGIC and version == FORMAT_VERSION and header_bytes % BLOCK == 0
-        if is_sound and _HEADER.size + identity_bytes + 16 <= header_bytes <= _MAX_HEADER_BYTES:
+    header = bytearray(BLOCK)
+    if read_all(files, fd, [header], 0) == BLOCK:
+        magic, version, header_bytes, number, identity_bytes = _HEADER.unpack_from(header)
+        if magic == _MAGIC and header_bytes % BLOCK == 0 and BLOCK <= header_bytes <= _MAX_HEADER_BYTES:
             header = bytearray(header_bytes)
             if read_all(files, fd, [header], 0) == header_bytes and is_sealed(header):
-                try:
-                    text = bytes(header[_HEADER.size : _HEADER.size + identity_bytes])
-                    segment = Segment(number, StoreIdentity.from_json(text))
-                except StoreError:
-                    segment = None
-                if segment is not None and segment.name == path.name and segment.header_bytes == header_bytes:
+                if version != FORMAT_VERSION:
+                    raise StoreMismatch(
+                        f"{path} has version {version}, this radixlm reads {FORMAT_VERSION}; give another directory"
+                    )
+                segment = Segment(number, StoreIdentity.from_json(bytes(header[_HEADER.size :][:identity_bytes])))
+                if segment.name == path.name and segment.header_bytes == header_bytes:
                     return segment
-    raise StoreCorrupt(f"{path} has no header that says whose pages it holds; its pages are lost, remove it")
+    raise StoreCorrupt(f"{path} has no header that says whose pages it holds; its pages are lost")
 
 
 def segment_paths(directory: Path) -> dict[int, Path]:

@@ -13,6 +13,7 @@ from .catalogue import read_segments
 from .files import Files
 from .index import Index
 from .index_rows import PageRow
+from .page_head import StoreIdentity
 from .page_reader import PageReader
 from .record import MissKind
 from .recovery import INDEX
@@ -22,8 +23,11 @@ from .store_stats import VerifyReport
 _BYTES_AT_ONCE: Final = 32 << 20
 
 
-def verify(directory: Path, files: Files) -> VerifyReport:
+def verify(directory: Path, files: Files, identity: StoreIdentity | None = None) -> VerifyReport:
     """What is right and what is not of all pages in the index.
+
+    Args:
+        identity: look at this model's alone.
 
     Raises:
         OSError, sqlite3.Error: the disk failed.
@@ -33,7 +37,9 @@ def verify(directory: Path, files: Files) -> VerifyReport:
         verification = _Verification(directory, files, index)
         segments = read_segments(directory, files)
         for number in index.segments():
-            verification.read(number, segments.get(number))
+            segment = segments.get(number)
+            if identity is None or (segment is not None and segment.identity == identity):
+                verification.read(number, segment)
         return verification.report()
     finally:
         index.close()

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from radixlm.runtime.errors import StoreMismatch
 from radixlm.runtime.store import PageHead, PageStore
 from radixlm.runtime.store.files import OSFiles
 from radixlm.runtime.store.page_reader import PageReader
-from radixlm.runtime.store.record import BLOCK, Place, RecordHeader
+from radixlm.runtime.store.record import BLOCK, Place, RecordHeader, sealed
 from radixlm.runtime.store.segment import Segment
 
 from .pages import IDENTITY, PAGE_BYTES, chain, keys, payload
@@ -160,6 +161,17 @@ def test_a_broken_record_in_an_older_segment_costs_what_comes_after_it_alone(tmp
     flip(tmp_path / segment.name, segment.offset(6) + 100, 0)  # the second page of the second chain
     with PageStore.open(tmp_path, IDENTITY, max_bytes=2_000_000) as store:
         assert [read(store, heads) for heads in chains] == [5, 1, *[5] * 10]
+
+
+def test_a_segment_of_another_version_is_left_alone(directory: Path) -> None:
+    path = directory / Segment(1, IDENTITY).name
+    data = bytearray(path.read_bytes())
+    data[8] = 2
+    data[:BLOCK] = sealed(bytes(data[: BLOCK - 16]), BLOCK)
+    path.write_bytes(data)
+    with pytest.raises(StoreMismatch, match="has version 2, this radixlm reads 1"):
+        PageStore.open(directory, IDENTITY, max_bytes=MAX_BYTES)
+    assert path.read_bytes() == data
 
 
 def test_a_secret_of_another_length_is_made_anew(directory: Path) -> None:
