@@ -1,0 +1,242 @@
+"""Read an ordered run: its first tokens, chosen ones, the keys of its probe head, or all of it as pages.
+
+Knows one open file; believes nothing in it before the checksums agree. What is read is whole units of 4 KiB, few and
+large where they lie together, and is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import StoreError
+from ..kv_rows import KVRows, inverse_order
+from .files import Files, read_all
+from .ordered_file import BlockHead, RunHeader, chunk_checksum
+from .ordered_layout import Extent, OrderedLayout, units
+from .ordered_run import RunOrder, UInt8Array, key_bytes, restored, row_bytes, unpack, unpack_keys
+from .record import BLOCK, MissKind
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Rows of a run: which tokens they are, `[layers, kv_heads, n]`, and their keys and values."""
+
+    tokens: RunOrder
+    rows: KVRows
+
+
+@dataclass
+class ReadCounts:
+    """What was asked of the disk."""
+
+    num_bytes: int = 0  # whole units
+    num_reads: int = 0
+    num_chunks: int = 0
+
+
+@dataclass
+class BlockHeads:
+    """The order of all tokens and the checksums of all chunks: kept in memory they need not be read for each query.
+
+    In chunks of 16 tokens 2.5 bytes for each token, layer and KV head: 225 bytes a token of SmolLM2, 1 % of its KV.
+    """
+
+    by_block: list[BlockHead | None]
+
+
+class OpenRun:
+    """A run whose file is open; for one thread. Methods return None where the disk has not what they need: then the run
+    is a miss, which `on_miss` was told, and the exact pages must do.
+
+    Raises OSError where the disk fails.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        fd: int,
+        layout: OrderedLayout,
+        header: RunHeader,
+        *,
+        block_heads: BlockHeads | None = None,
+        on_miss: Callable[[MissKind], None],
+    ) -> None:
+        self.layout = layout
+        self.counts = ReadCounts()
+        self._files = files
+        self._fd = fd
+        self._header = header
+        self._on_miss = on_miss
+        self._heads = BlockHeads([None] * layout.num_blocks) if block_heads is None else block_heads
+        shape = (layout.num_groups, layout.num_tokens, row_bytes(layout.kv))
+        self._rows = np.empty(shape, np.uint8)  # by rank; untouched memory costs nothing
+        self._num_blocks = 0  # the first ones, which are in `_rows`
+
+    def first(self, num_tokens: int) -> TokenRows | None:
+        """The `num_tokens` that matter most, of each layer and head, in that order: one read."""
+        layout = self.layout
+        if not 0 <= num_tokens <= layout.num_tokens:
+            raise StoreError(f"{num_tokens} tokens are wanted of a run of {layout.num_tokens}")
+        if not self._read_blocks(-(-num_tokens // layout.chunk_size)):
+            return None
+        order = self._order(self._num_blocks)[:, :, :num_tokens]
+        return TokenRows(order, unpack(layout.kv, self._by_head(self._rows[:, :num_tokens])))
+
+    def at(self, tokens: NDArray[np.integer[Any]]) -> TokenRows | None:
+        """The rows of `tokens`, `[layers, kv_heads, n]`, in that order, by reading the chunks that hold them, but for
+        those that were read by `first`."""
+        layout = self.layout
+        order = self.order()
+        if order is None:
+            return None
+        if tokens.shape[:2] != order.shape[:2] or (
+            tokens.size and not 0 <= tokens.min() <= tokens.max() < layout.num_tokens
+        ):
+            raise StoreError(f"tokens of {list(tokens.shape)} are wanted of a run of {list(order.shape)}")
+        ranks = np.take_along_axis(inverse_order(order), tokens.astype(np.int64), axis=-1).reshape(
+            layout.num_groups, -1
+        )
+        groups = np.arange(layout.num_groups)[:, None]
+        chunk_ids = ranks // layout.chunk_size * layout.num_groups + groups  # as they lie in the file
+        wanted = np.unique(chunk_ids[ranks >= self._num_blocks * layout.chunk_size])
+        scattered = self._read_chunks([(int(one) // layout.num_groups, int(one) % layout.num_groups) for one in wanted])
+        if scattered is None:
+            return None
+        rows = self._rows[groups, ranks]
+        is_scattered = ranks >= self._num_blocks * layout.chunk_size
+        if len(wanted):
+            places = np.searchsorted(wanted, chunk_ids[is_scattered])
+            rows[is_scattered] = scattered[places, ranks[is_scattered] % layout.chunk_size]
+        return TokenRows(tokens.astype(np.uint16), unpack(layout.kv, self._by_head(rows)))
+
+    def order(self) -> RunOrder | None:
+        """Which token of the run lies where, `[layers, kv_heads, tokens]`."""
+        return self._order(self.layout.num_blocks) if self._read_heads() else None
+
+    def block_heads(self) -> BlockHeads | None:
+        """What to give to the next who opens the run, so that it need not read the order again."""
+        return self._heads if self._read_heads() else None
+
+    def probe_keys(self) -> NDArray[np.float32] | None:
+        """The keys of the probe head as numbers, `[layers, tokens, head_dim]`, tokens as in the text: one read."""
+        read = self._read([self.layout.probe])
+        if read is None:
+            return None
+        kv, num_tokens = self.layout.kv, self.layout.num_tokens
+        keys = read[0][: kv.num_layers * num_tokens * key_bytes(kv)].reshape(kv.num_layers, num_tokens, -1)
+        if tuple(chunk_checksum(layer) for layer in keys) != self._header.probe_checksums:
+            self._on_miss("payload")
+            return None
+        return unpack_keys(kv, keys)
+
+    def pages(self) -> UInt8Array | None:
+        """All of the run in the order of the text, uint8 `[N, page_bytes]`: one read."""
+        layout = self.layout
+        if not self._read_blocks(layout.num_blocks):
+            return None
+        return restored(layout.kv, self._order(layout.num_blocks), self._by_head(self._rows))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._files.close(self._fd)
+
+    def _read_blocks(self, num_blocks: int) -> bool:
+        """Have the first blocks in memory."""
+        layout, first = self.layout, self._num_blocks
+        if num_blocks <= first:
+            return True
+        whole = layout.blocks(first, num_blocks)
+        read = self._read([whole])
+        if read is None:
+            return False
+        for block in range(first, num_blocks):
+            at = layout.block_start(block) - whole.start
+            head_bytes, chunk_bytes = layout.block_head_bytes(block), layout.chunk_bytes(block)
+            head = self._take_head(block, read[0][at : at + head_bytes])
+            if head is None:
+                return False
+            chunks = read[0][at + head_bytes :][: layout.num_groups * chunk_bytes].reshape(layout.num_groups, -1)
+            for chunk, checksum in zip(chunks, head.checksums.tolist(), strict=True):
+                if chunk_checksum(chunk) != checksum:
+                    self._on_miss("payload")
+                    return False
+            some = slice(block * layout.chunk_size, block * layout.chunk_size + layout.block_tokens(block))
+            self._rows[:, some] = chunks.reshape(layout.num_groups, -1, self._rows.shape[-1])
+        self._num_blocks = num_blocks
+        self.counts.num_chunks += (num_blocks - first) * layout.num_groups
+        return True
+
+    def _read_heads(self) -> bool:
+        """Have in memory what is in front of each block."""
+        missing = [block for block, head in enumerate(self._heads.by_block) if head is None]
+        extents = [self.layout.block_head(block) for block in missing]
+        read = self._read(extents)
+        if read is None:
+            return False
+        return all(self._take_head(block, part) is not None for block, part in zip(missing, read, strict=True))
+
+    def _take_head(self, block: int, part: UInt8Array) -> BlockHead | None:
+        head = BlockHead.decode(part.data, self._header, self.layout, block)
+        if head is None:
+            self._on_miss("header")
+        else:
+            self._heads.by_block[block] = head
+        return head
+
+    def _read_chunks(self, chunks: Sequence[tuple[int, int]]) -> UInt8Array | None:
+        """Those chunks, `(block, group)` as they lie in the file: `[len(chunks), chunk_size, row_bytes]`."""
+        layout = self.layout
+        out = np.empty((len(chunks), layout.chunk_size, self._rows.shape[-1]), np.uint8)
+        read = self._read([layout.chunk(*chunk) for chunk in chunks])
+        if read is None:
+            return None
+        for i, (block, group) in enumerate(chunks):
+            head = self._heads.by_block[block]
+            if head is None or chunk_checksum(read[i]) != int(head.checksums[group]):
+                self._on_miss("payload")
+                return None
+            out[i, : layout.block_tokens(block)] = read[i].reshape(-1, out.shape[-1])
+        self.counts.num_chunks += len(chunks)
+        return out
+
+    def _read(self, extents: Sequence[Extent]) -> list[UInt8Array] | None:
+        """The bytes of `extents`, which ascend."""
+        parts: list[UInt8Array] = []
+        for whole in units(extents):
+            buffer = np.empty(whole.num_bytes, np.uint8)
+            if read_all(self._files, self._fd, [buffer.data], whole.start) < whole.num_bytes:
+                self._on_miss("short")
+                return None
+            self._files.drop_cache(self._fd, whole.start, whole.num_bytes)
+            self.counts.num_bytes += whole.num_bytes
+            self.counts.num_reads += 1
+            while len(parts) < len(extents) and extents[len(parts)].stop <= whole.stop:
+                extent = extents[len(parts)]
+                parts.append(buffer[extent.start - whole.start : extent.stop - whole.start])
+        return parts
+
+    def _order(self, num_blocks: int) -> RunOrder:
+        heads = [head.order for head in self._heads.by_block[:num_blocks] if head is not None]
+        order: RunOrder = np.concatenate(heads, axis=1) if heads else np.empty((self.layout.num_groups, 0), np.uint16)
+        return self._by_head(order)
+
+    def _by_head(self, by_group: NDArray[Any]) -> NDArray[Any]:
+        kv = self.layout.kv
+        return by_group.reshape(kv.num_layers, kv.num_kv_heads, *by_group.shape[1:])
+
+
+def read_header(files: Files, fd: int) -> RunHeader | None:
+    """What the file says of itself; None if it is no whole run."""
+    start = bytearray(BLOCK)
+    if read_all(files, fd, [start], 0) < BLOCK:
+        return None
+    num_bytes = RunHeader.num_bytes(start)
+    if num_bytes is None:
+        return None
+    header = bytearray(num_bytes)
+    return RunHeader.decode(header) if read_all(files, fd, [header], 0) == num_bytes else None

@@ -1,0 +1,112 @@
+"""A run of pages with its tokens in descending importance, each layer and KV head in an order of its own; and back.
+
+Computes orders and copies bits. Knows how a page lies in memory, not files, nor where scores come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import StoreError
+from ..kv_rows import KVRows, inverse_order
+from ..manifest import PAGE_SIZE, SCALE_BYTES, KVLayout
+
+MAX_RUN_TOKENS: Final = 1 << 16  # an order has 16 bits a token; a longer run is stored as several
+UInt8Array = NDArray[np.uint8]
+RunOrder = NDArray[np.uint16]  # [layers, kv_heads, tokens]: which token of the run lies there
+
+
+@dataclass(frozen=True)
+class OrderedRun:
+    """The rows of a run as they are stored; the first of each layer and head are those that matter most.
+
+    >>> run = OrderedRun.of_pages(layout, pages, scores)
+    >>> (run.to_pages() == pages).all()
+    True
+    """
+
+    kv: KVLayout
+    order: RunOrder
+    rows: UInt8Array  # [layers, kv_heads, tokens, row_bytes]: key, value, and with int8 their scales
+    probe_head: int
+    probe_keys: UInt8Array  # [layers, tokens, key_bytes]: keys of one head, and with int8 their scales, as in the text
+
+    @classmethod
+    def of_pages(cls, kv: KVLayout, pages: UInt8Array, scores: NDArray[Any], *, probe_head: int = 0) -> OrderedRun:
+        """Order the tokens of whole `pages`, uint8 `[N, page_bytes]`, by `scores`, `[layers, kv_heads, 16 N]`.
+
+        Equal scores keep the order of the text; infinite ones are first or last whatever the others are.
+
+        Raises:
+            StoreError: the scores are of another shape or not numbers, there is no such head, or no page or too many.
+        """
+        num_tokens = len(pages) * PAGE_SIZE
+        if not 0 < num_tokens <= MAX_RUN_TOKENS:
+            raise StoreError(f"a run has 1 to {MAX_RUN_TOKENS} tokens, not {num_tokens}; store it as several")
+        if scores.shape != (kv.num_layers, kv.num_kv_heads, num_tokens):
+            wanted = (kv.num_layers, kv.num_kv_heads, num_tokens)
+            raise StoreError(f"the scores are {list(scores.shape)}, these pages need {list(wanted)}")
+        if np.isnan(scores).any():
+            raise StoreError("some scores are not numbers; score the pages again")
+        if not 0 <= probe_head < kv.num_kv_heads:
+            raise StoreError(f"there is no KV head {probe_head}, the model has {kv.num_kv_heads}")
+        order = np.argsort(-scores, axis=-1, kind="stable")
+        rows = KVRows.of_pages(kv, pages)
+        probe_keys = [_bytes(rows.items[0, :, probe_head])]
+        if rows.scales is not None:
+            probe_keys.append(_bytes(rows.scales[0, :, probe_head, :, None]))
+        return cls(kv, order.astype(np.uint16), pack(rows.take(order)), probe_head, np.concatenate(probe_keys, axis=-1))
+
+    def to_pages(self) -> UInt8Array:
+        """The pages as they were, uint8 `[N, page_bytes]`."""
+        return restored(self.kv, self.order, self.rows)
+
+
+def restored(kv: KVLayout, order: RunOrder, rows: UInt8Array) -> UInt8Array:
+    """The pages whose `rows`, `[layers, kv_heads, tokens, row_bytes]`, lie in `order`, as they were."""
+    return unpack(kv, rows).take(inverse_order(order)).to_pages()
+
+
+def row_bytes(kv: KVLayout) -> int:
+    """Bytes of a token's key and value in one layer and head."""
+    return 2 * key_bytes(kv)
+
+
+def key_bytes(kv: KVLayout) -> int:
+    """Bytes of a token's key, or value, in one layer and head."""
+    return kv.head_dim * kv.itemsize + (SCALE_BYTES if kv.has_scales else 0)
+
+
+def pack(rows: KVRows) -> UInt8Array:
+    """Rows as bytes, `[layers, kv_heads, tokens, row_bytes]`."""
+    parts = [_bytes(rows.items[0]), _bytes(rows.items[1])]
+    if rows.scales is not None:
+        parts += [_bytes(rows.scales[part][..., None]) for part in range(2)]
+    return np.concatenate(parts, axis=-1)
+
+
+def unpack(kv: KVLayout, packed: UInt8Array) -> KVRows:
+    """What `pack` packed."""
+    num_code_bytes = kv.head_dim * kv.itemsize
+    dtype = {"f16": np.float16, "f32": np.float32, "int8": np.int8}[kv.dtype]
+    keys, values, scales = np.split(packed, (num_code_bytes, 2 * num_code_bytes), axis=-1)
+    items = np.stack([np.ascontiguousarray(part).view(dtype) for part in (keys, values)])
+    if not kv.has_scales:
+        return KVRows(kv, items, None)
+    return KVRows(kv, items, np.ascontiguousarray(np.moveaxis(np.ascontiguousarray(scales).view(np.float32), -1, 0)))
+
+
+def unpack_keys(kv: KVLayout, packed: UInt8Array) -> NDArray[np.float32]:
+    """Keys with their scales as numbers: of uint8 `[..., key_bytes]` float32 `[..., head_dim]`."""
+    num_code_bytes = kv.head_dim * kv.itemsize
+    dtype = {"f16": np.float16, "f32": np.float32, "int8": np.int8}[kv.dtype]
+    keys = np.ascontiguousarray(packed[..., :num_code_bytes]).view(dtype).astype(np.float32)
+    return keys * np.ascontiguousarray(packed[..., num_code_bytes:]).view(np.float32) if kv.has_scales else keys
+
+
+def _bytes(items: NDArray[Any]) -> UInt8Array:
+    return np.ascontiguousarray(items).view(np.uint8)

@@ -1,0 +1,48 @@
+"""Runs to order: real layouts of keys and values, any bits, and scores with ties."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from radixlm.runtime.manifest import PAGE_SIZE, KVDType, KVLayout
+from radixlm.runtime.store import PageHead, StoreIdentity
+
+from .pages import chain
+
+DTYPES: tuple[KVDType, ...] = ("f16", "f32", "int8")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Pages with their heads, and a score for each token, layer and head."""
+
+    kv: KVLayout
+    identity: StoreIdentity
+    heads: list[PageHead]
+    pages: NDArray[np.uint8]
+    scores: NDArray[np.float32]
+
+
+def kv_of(dtype: KVDType = "f16", *, layers: int = 2, heads: int = 3, head_dim: int = 8) -> KVLayout:
+    """A small layout."""
+    return KVLayout(dtype=dtype, page_size=PAGE_SIZE, num_layers=layers, num_kv_heads=heads, head_dim=head_dim)
+
+
+def identity_of(kv: KVLayout) -> StoreIdentity:
+    """Of a model with that layout."""
+    layout = msgspec.json.encode(kv, order="sorted").decode()
+    return StoreIdentity("model", "tokenizer", "q4", layout, kv.page_bytes)
+
+
+def run_of(kv: KVLayout, num_pages: int, seed: int = 0, **options: bytes) -> Run:
+    """Any bits where tokens are, NaNs too; scores of few values, so that many are equal."""
+    rng = np.random.default_rng(seed)
+    pages = rng.integers(0, 256, (num_pages, kv.page_bytes), np.uint8)
+    heads = pages.reshape(-1, kv.head_items * kv.itemsize)
+    heads[:, (kv.num_scale_items + PAGE_SIZE * kv.head_dim) * kv.itemsize :] = 0  # what no token owns
+    scores = rng.integers(0, 20, (kv.num_layers, kv.num_kv_heads, num_pages * PAGE_SIZE)).astype(np.float32)
+    identity = identity_of(kv)
+    return Run(kv, identity, chain(num_pages, seed, identity=identity, **options), pages, scores)  # type: ignore[arg-type]

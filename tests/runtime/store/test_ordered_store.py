@@ -1,0 +1,216 @@
+"""A run in the order of importance is the same run: all of it is its pages, its first tokens are the most important."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from radixlm.runtime.errors import StoreError
+from radixlm.runtime.kv_rows import KVRows
+from radixlm.runtime.manifest import KVDType
+from radixlm.runtime.store.files import OSFiles
+from radixlm.runtime.store.ordered_layout import OrderedLayout
+from radixlm.runtime.store.ordered_reader import OpenRun
+from radixlm.runtime.store.ordered_run import OrderedRun
+from radixlm.runtime.store.ordered_store import OrderedStore
+
+from .pages import BOB
+from .runs import DTYPES, Run, identity_of, kv_of, run_of
+
+
+def stored(directory: Path, run: Run, chunk_size: int = 16) -> OrderedStore:
+    directory.mkdir(exist_ok=True)
+    store = OrderedStore.open(directory, run.identity, OSFiles())
+    store.put(run.heads, OrderedRun.of_pages(run.kv, run.pages, run.scores), chunk_size=chunk_size)
+    return store
+
+
+def opened(store: OrderedStore, run: Run) -> OpenRun:
+    found = store.open_run(run.heads)
+    assert found is not None
+    return found
+
+
+def most_important(run: Run, layer: int, head: int) -> list[int]:
+    """The slow and obvious order: by score, equals as in the text."""
+    scores = run.scores[layer, head]
+    return sorted(range(len(scores)), key=lambda token: (-scores[token], token))
+
+
+@given(
+    dtype=st.sampled_from(DTYPES),
+    layers=st.integers(1, 3),
+    heads=st.integers(1, 3),
+    head_dim=st.sampled_from([2, 6, 16]),
+    num_pages=st.integers(1, 9),
+    chunk_size=st.integers(16, 80),
+    num_tokens=st.integers(0, 144),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_part_of_a_stored_run_is_that_of_its_pages(
+    tmp_path_factory: pytest.TempPathFactory,
+    dtype: KVDType,
+    layers: int,
+    heads: int,
+    head_dim: int,
+    num_pages: int,
+    chunk_size: int,
+    num_tokens: int,
+    seed: int,
+) -> None:
+    run = run_of(kv_of(dtype, layers=layers, heads=heads, head_dim=head_dim), num_pages, seed)
+    num_tokens = min(num_tokens, 16 * num_pages)
+    exact = KVRows.of_pages(run.kv, run.pages)
+    open_run = opened(stored(tmp_path_factory.mktemp("run"), run, chunk_size), run)
+    with np.errstate(over="ignore", invalid="ignore"):  # any bits: some scales are infinite
+        np.testing.assert_array_equal(open_run.probe_keys(), exact.keys_of(0))
+    first = open_run.first(num_tokens)
+    assert first is not None
+    for layer in range(layers):
+        for head in range(heads):
+            assert first.tokens[layer, head].tolist() == most_important(run, layer, head)[:num_tokens]
+    assert_same_rows(first.rows, exact.take(first.tokens.astype(int)))
+    wanted = np.random.default_rng(seed).integers(0, 16 * num_pages, (layers, heads, 7))
+    chosen = open_run.at(wanted)
+    assert chosen is not None
+    assert_same_rows(chosen.rows, exact.take(wanted))
+    assert (open_run.pages() == run.pages).all()
+    open_run.close()
+
+
+def assert_same_rows(rows: KVRows, wanted: KVRows) -> None:
+    assert rows.items.tobytes() == wanted.items.tobytes()
+    assert (rows.scales is None) == (wanted.scales is None)
+    if rows.scales is not None and wanted.scales is not None:
+        assert rows.scales.tobytes() == wanted.scales.tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_first_tokens_are_one_read_that_wastes_little(tmp_path: Path, dtype: KVDType) -> None:
+    run = run_of(kv_of(dtype, layers=30, heads=3, head_dim=64), 5)
+    open_run = opened(stored(tmp_path, run), run)
+    header = replace(open_run.counts)
+    open_run.first(32)
+    assert open_run.counts.num_reads - header.num_reads == 1
+    token_bytes = run.kv.page_bytes // 16
+    assert open_run.counts.num_bytes - header.num_bytes <= 1.05 * 32 * token_bytes
+    open_run.first(64)  # and only the rest of what is wanted then
+    assert open_run.counts.num_bytes - header.num_bytes <= 1.05 * 64 * token_bytes
+    assert open_run.counts.num_chunks == 90 * 4
+
+
+def test_a_chunk_of_the_usual_size_is_a_unit_of_the_disk_alone(tmp_path: Path) -> None:
+    kv = kv_of("f16", layers=2, heads=3, head_dim=64)
+    layout = OrderedLayout(kv, 64)
+    assert {layout.chunk(block, group).start % 4096 for block in range(4) for group in range(6)} == {0}
+    run = run_of(kv, 4)
+    open_run = opened(stored(tmp_path, run), run)
+    open_run.order()
+    before = replace(open_run.counts)
+    open_run.at(np.full((2, 3, 1), 5))
+    assert open_run.counts.num_bytes - before.num_bytes == 6 * 4096
+    open_run.first(64)
+    before = replace(open_run.counts)
+    open_run.at(np.full((2, 3, 1), 5))
+    assert open_run.counts == before  # what is in memory is not read again
+
+
+def test_a_kept_order_is_not_read_again(tmp_path: Path) -> None:
+    run = run_of(kv_of(), 6)
+    store = stored(tmp_path, run)
+    first = opened(store, run)
+    heads = first.block_heads()
+    again = store.open_run(run.heads, block_heads=heads)
+    assert again is not None
+    before = replace(again.counts)
+    np.testing.assert_array_equal(again.order(), first.order())
+    assert again.counts == before
+
+
+def test_runs_are_found_after_a_restart_by_the_pages_that_begin_with_them(tmp_path: Path) -> None:
+    run, other = run_of(kv_of(), 6), run_of(kv_of(), 3, 1, namespace=BOB)
+    store = stored(tmp_path, run)
+    store.put(other.heads, OrderedRun.of_pages(other.kv, other.pages, other.scores))
+    store.put(run.heads[:2], OrderedRun.of_pages(run.kv, run.pages[:2], run.scores[..., :32]))
+    for _ in range(2):
+        assert (store.find(run.heads), store.find(run.heads[:5]), store.find(run.heads[1:])) == (6, 2, 0)
+        assert (store.find(other.heads), store.find(other.heads[:2]), store.find([])) == (3, 0, 0)
+        part = store.open_run(run.heads[:4])
+        assert part is not None and (part.pages() == run.pages[:2]).all()
+        assert store.num_bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+        store = OrderedStore.open(tmp_path, run.identity, OSFiles())
+    assert {stat.S_IMODE(os.stat(path).st_mode) for path in tmp_path.iterdir()} == {0o600}
+
+
+def test_a_run_that_is_written_again_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    run = run_of(kv_of(), 4)
+    store = stored(tmp_path, run)
+    old = opened(store, run)
+    other = np.negative(run.scores)
+    store.put(run.heads, OrderedRun.of_pages(run.kv, run.pages, other), chunk_size=32)
+    assert len(list(tmp_path.iterdir())) == store.num_runs == 1
+    assert (old.pages() == run.pages).all()  # who reads it still can
+    new = opened(store, run).first(5)
+    assert new is not None
+    assert new.tokens[1, 2].tolist() == most_important(replace(run, scores=other), 1, 2)[:5]
+
+
+def test_runs_leave_with_their_pages_their_namespace_or_for_want_of_room(tmp_path: Path) -> None:
+    run, other = run_of(kv_of(), 4), run_of(kv_of(), 3, 1, namespace=BOB)
+    store = stored(tmp_path, run)
+    store.put(other.heads, OrderedRun.of_pages(other.kv, other.pages, other.scores))
+    store.forget([b"x" * 32, run.heads[2].key])
+    assert (store.find(run.heads), store.find(other.heads)) == (0, 3)
+    store.put(run.heads, OrderedRun.of_pages(run.kv, run.pages, run.scores))
+    store.discard(BOB)
+    assert (store.find(run.heads), store.find(other.heads)) == (4, 0)
+    store.put(other.heads, OrderedRun.of_pages(other.kv, other.pages, other.scores))
+    opened(store, run)  # the other one was used longest ago
+    store.shrink(store.num_bytes - 1)
+    assert (store.find(run.heads), store.find(other.heads)) == (4, 0)
+    assert store.num_bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+    store.shrink(0)
+    assert store.num_bytes == 0 and list(tmp_path.iterdir()) == []
+
+
+def test_runs_of_another_model_are_not_found_and_take_room(tmp_path: Path) -> None:
+    run = run_of(kv_of(), 4)
+    store = stored(tmp_path, run)
+    other = OrderedStore.open(tmp_path, identity_of(kv_of("f32")), OSFiles())
+    assert (other.num_bytes, other.num_runs, other.find(run.heads)) == (store.num_bytes, 0, 0)
+    other.shrink(0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_ordered_is_refused(tmp_path: Path) -> None:
+    run = run_of(kv_of(), 4)
+    with pytest.raises(StoreError, match=r"the scores are \[2, 3, 63\]"):
+        OrderedRun.of_pages(run.kv, run.pages, run.scores[..., 1:])
+    with pytest.raises(StoreError, match="not numbers"):
+        OrderedRun.of_pages(run.kv, run.pages, run.scores * np.float32(np.nan))
+    with pytest.raises(StoreError, match="not 0"):
+        OrderedRun.of_pages(run.kv, run.pages[:0], run.scores[..., :0])
+    with pytest.raises(StoreError, match="no KV head 3"):
+        OrderedRun.of_pages(run.kv, run.pages, run.scores, probe_head=3)
+    for size in (15, 257):
+        with pytest.raises(StoreError, match="16 to 256 tokens"):
+            OrderedLayout(run.kv, 64, size)
+    store = OrderedStore.open(tmp_path, run.identity, OSFiles())
+    ordered = OrderedRun.of_pages(run.kv, run.pages, run.scores)
+    for heads in (run.heads[1:], [run.heads[0], *run.heads[:3]]):
+        with pytest.raises(StoreError, match="not of the same pages"):
+            store.put(heads, ordered)
+    assert list(tmp_path.iterdir()) == []
+    open_run = opened(stored(tmp_path, run), run)
+    with pytest.raises(StoreError, match="65 tokens are wanted of a run of 64"):
+        open_run.first(65)
+    for wrong in (np.full((2, 3, 1), 64), np.full((2, 3, 1), -1), np.full((3, 2, 1), 0)):
+        with pytest.raises(StoreError, match="are wanted of a run"):
+            open_run.at(wrong)
