@@ -111,7 +111,7 @@ def largest(scores: Scores, count: int) -> Order:
 def widened(scores: Scores) -> Scores:
     """Along the tokens, the largest of the `WINDOW` scores around each."""
     padded = np.pad(scores, [(0, 0)] * (scores.ndim - 1) + [(WINDOW // 2, WINDOW // 2)])
-    return np.lib.stride_tricks.sliding_window_view(padded, WINDOW, axis=-1).max(axis=-1)
+    return np.asarray(np.lib.stride_tricks.sliding_window_view(padded, WINDOW, axis=-1).max(axis=-1))
 
 
 def _stored_half(evidence: Evidence, count: int) -> Order:

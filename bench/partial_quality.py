@@ -12,6 +12,7 @@ answer, and whether it is the model's first choice throughout. `oracle` knows wh
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -56,9 +57,8 @@ def measure(case: Case, number: int, model: PrefixModel) -> Iterator[Measured]:
     runs = [prefix.exact(_fed(query), len(query.continuation)) for query in case.queries]
     for i, query in enumerate(case.queries[: case.num_counted]):
         history = sum(run.mass for j, run in enumerate(runs) if j != i)
-        evidence = Evidence(
-            prefix.mass, np.asarray(history), runs[i].mass, lambda choice, q=query: prefix.probe(choice, q.ids), number
-        )
+        probe = functools.partial(prefix.probe, query=query.ids)
+        evidence = Evidence(prefix.mass, np.asarray(history), runs[i].mass, probe, number)
         whole = POLICIES["hybrid"](evidence, prefix.num_tokens)
         same = prefix.partial(whole, _fed(query), len(query.continuation))
         assert np.array_equal(same, runs[i].logits), "all rows are not the prefix"
