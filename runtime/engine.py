@@ -97,7 +97,8 @@ class Engine:
             also what the model generated, where it spells the prompt's text in other ids.
         cache_ttl_s: cached prefixes that nobody uses for so many seconds are dropped; None: only to make room.
         store: a directory for what memory has no room for, and for the next process; None: no disk is used. A prefix
-            on disk is loaded where that is quicker than computing it, and is the same to the last bit.
+            on disk is loaded where that is quicker than computing it, and is the same to the last bit. Or a store
+            that was opened for this artifact, which the engine closes.
         store_bytes: that the store's files may take.
         clock: seconds; only differences count.
         open_runner: what runs the artifact; None: the native runtime.
@@ -126,7 +127,7 @@ class Engine:
         num_threads: int | None = None,
         match: MatchPolicy = "text",
         cache_ttl_s: float | None = None,
-        store: str | Path | None = None,
+        store: str | Path | PageStore | None = None,
         store_bytes: int = DEFAULT_STORE_BYTES,
         clock: Callable[[], float] = time.monotonic,
         open_runner: OpenRunner | None = None,
@@ -160,7 +161,7 @@ class Engine:
         self._opening_grammars = threading.Lock()
         log = None if kv_log is None else KVLog.open(kv_log)
         cache = PrefixCache(PagePool(budget.num_pages), clock=clock, kv_log=log)
-        pages = None if store is None else _open_store(store, store_bytes, manifest)
+        pages = store if store is None or isinstance(store, PageStore) else _open_store(store, store_bytes, manifest)
         self.namespaces = CacheNamespaces(ModelIdentity.of(manifest), None if pages is None else pages.secret)
         tier = None
         try:

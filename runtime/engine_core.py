@@ -11,7 +11,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 
-from .batch import Float32Array, Forward, make_batch
+import numpy as np
+
+from .batch import Batch, Float32Array, Forward, make_batch
 from .cache_tree import CacheCleared
 from .cache_uses import CacheUse
 from .completion import Delta
@@ -19,6 +21,7 @@ from .core_counters import CoreCounters
 from .disk_tier import DiskTier
 from .errors import EngineError, InvalidParameter, InvalidRequest, OutOfPages, RadixLMError, StepFailed
 from .kv_transaction import KVTransaction
+from .manifest import PAGE_SIZE
 from .prefix_cache import PrefixCache
 from .request import Request, RequestLimits
 from .request_output import RequestOutput
@@ -30,7 +33,7 @@ from .step_plan import ScheduledRequest, StepPlan
 _LOGGER = logging.getLogger(__name__)
 
 _PREFILL_PER_DECODE = 16  # tokens of prompts beside each of a reply, for a step to measure prefill
-_MEASURED_TOKENS = 128
+_MEASURED_TOKENS = 64
 
 
 class EngineCore:
@@ -127,16 +130,22 @@ class EngineCore:
         return replace(cleared, num_discarded_pages=num_discarded), done
 
     def measure_prefill(self, max_num_tokens: int) -> None:
-        """Compute a few tokens of nobody's, so that the first load can be weighed against computing."""
-        most = min(_MEASURED_TOKENS, max_num_tokens, self.limits.context_length - 1)
+        """Compute a few tokens of nobody's, at the beginning of a context and far behind it, so that the first load can
+        be weighed against computing. Only while nothing is cached: free pages are written to.
+        """
+        num_pages = min(self.limits.context_length // PAGE_SIZE, self._cache.pool.num_pages)
+        num_tokens = min(_MEASURED_TOKENS, max_num_tokens, num_pages * PAGE_SIZE)
         try:
-            self._measure(min(_PREFILL_PER_DECODE, most))  # what is computed first takes longer
-            seconds = self._measure(most)
+            assert self._cache.pool.num_free == self._cache.pool.num_pages
+            self._measure(0, num_tokens)  # what is computed first takes longer
+            for start in (0, num_pages * PAGE_SIZE - num_tokens):
+                seconds = self._measure(start, num_tokens)
+                if self._tier is not None:
+                    self._tier.planner.observe_compute(
+                        num_tokens=num_tokens, position=start + num_tokens / 2, seconds=seconds
+                    )
         except Exception:  # whatever it is, requests will meet it and say so
             _LOGGER.exception("prefill could not be measured")
-            return
-        if self._tier is not None:
-            self._tier.planner.observe_compute(num_tokens=most, position=most / 2, seconds=seconds)
 
     def add(self, request: Request) -> None:
         """Let a request wait for its turn.
@@ -235,17 +244,15 @@ class EngineCore:
             request.loaded = self._tier.loaded(name)
             self._scheduler.add(request)
 
-    def _measure(self, num_tokens: int) -> float:
-        """Seconds that a step of so many tokens takes; nothing of it is kept."""
-        sequence = self._cache.open(self._cache.match([0] * (num_tokens + 1)), context_length=num_tokens + 1)
-        try:
-            with self._cache.begin() as step:
-                batch = make_batch([step.reserve(sequence, sequence.num_uncomputed - 1)], [False])
-                begun = self._clock()
-                self._forward.forward(batch)
-                return self._clock() - begun
-        finally:
-            self._cache.close(sequence, keep=False)
+    def _measure(self, start: int, num_tokens: int) -> float:
+        """Seconds of a step that computes the tokens `[start, start + num_tokens)` of a context of zeros."""
+        positions = np.arange(start, start + num_tokens, dtype=np.int32)
+        pages = np.arange(-(-(start + num_tokens) // PAGE_SIZE), dtype=np.int32)
+        zeros, nothing = np.zeros(num_tokens, np.int32), np.zeros(0, np.int32)
+        batch = Batch(zeros, positions, positions, zeros, pages[None], positions + np.int32(1), nothing)
+        begun = self._clock()
+        self._forward.forward(batch)
+        return self._clock() - begun
 
     def _distrust(self, damaged: list[Request]) -> None:
         """Take off the disk what requests whose numbers went wrong have reused and computed."""

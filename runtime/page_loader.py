@@ -24,6 +24,7 @@ FindPrefix = Callable[[PrefixCache], PrefixMatch]
 """What a request may reuse of a cache: of the one in memory, and of the one on disk."""
 
 MAX_TRIES = 3  # loads that a request waits for, one after the other
+_PROBE_BYTES = 2 << 20
 _PROBE_EVERY_S = 30.0  # a disk that is not worth reading from is measured again so often
 
 
@@ -148,7 +149,7 @@ class PageLoader:
     def probe(self) -> None:
         """Measure the disk with a piece of anything that is on it, for later; nobody waits for that."""
         self._probed_at = self._clock()
-        heads = self._index.any_chain(self._reader.piece_pages)
+        heads = self._index.any_chain(max(1, min(self._reader.piece_pages, _PROBE_BYTES // self._page_bytes)))
         if heads:
             self._reader.submit(ReadJob(heads))
 
