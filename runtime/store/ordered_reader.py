@@ -51,9 +51,8 @@ class BlockHeads:
 
 class OpenRun:
     """A run whose file is open; for one thread. Methods return None where the disk has not what they need: then the run
-    is a miss, which `on_miss` was told, and the exact pages must do.
-
-    Raises OSError where the disk fails.
+    is a miss, which `on_miss` was told, and the exact pages must do. A disk that fails is a miss, too, told with its
+    error.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class OpenRun:
         header: RunHeader,
         *,
         block_heads: BlockHeads | None = None,
-        on_miss: Callable[[MissKind], None],
+        on_miss: Callable[[MissKind, OSError | None], None],
     ) -> None:
         self.layout = layout
         self.counts = ReadCounts()
@@ -130,7 +129,7 @@ class OpenRun:
         kv, num_tokens = self.layout.kv, self.layout.num_tokens
         keys = read[0][: kv.num_layers * num_tokens * key_bytes(kv)].reshape(kv.num_layers, num_tokens, -1)
         if tuple(chunk_checksum(layer) for layer in keys) != self._header.probe_checksums:
-            self._on_miss("payload")
+            self._on_miss("payload", None)
             return None
         return unpack_keys(kv, keys)
 
@@ -163,7 +162,7 @@ class OpenRun:
             chunks = read[0][at + head_bytes :][: layout.num_groups * chunk_bytes].reshape(layout.num_groups, -1)
             for chunk, checksum in zip(chunks, head.checksums.tolist(), strict=True):
                 if chunk_checksum(chunk) != checksum:
-                    self._on_miss("payload")
+                    self._on_miss("payload", None)
                     return False
             some = slice(block * layout.chunk_size, block * layout.chunk_size + layout.block_tokens(block))
             self._rows[:, some] = chunks.reshape(layout.num_groups, -1, self._rows.shape[-1])
@@ -183,7 +182,7 @@ class OpenRun:
     def _take_head(self, block: int, part: UInt8Array) -> BlockHead | None:
         head = BlockHead.decode(part.data, self._header, self.layout, block)
         if head is None:
-            self._on_miss("header")
+            self._on_miss("header", None)
         else:
             self._heads.by_block[block] = head
         return head
@@ -198,7 +197,7 @@ class OpenRun:
         for i, (block, group) in enumerate(chunks):
             head = self._heads.by_block[block]
             if head is None or chunk_checksum(read[i]) != int(head.checksums[group]):
-                self._on_miss("payload")
+                self._on_miss("payload", None)
                 return None
             out[i, : layout.block_tokens(block)] = read[i].reshape(-1, out.shape[-1])
         self.counts.num_chunks += len(chunks)
@@ -209,10 +208,15 @@ class OpenRun:
         parts: list[UInt8Array] = []
         for whole in units(extents):
             buffer = np.empty(whole.num_bytes, np.uint8)
-            if read_all(self._files, self._fd, [buffer.data], whole.start) < whole.num_bytes:
-                self._on_miss("short")
+            try:
+                got = read_all(self._files, self._fd, [buffer.data], whole.start)
+                self._files.drop_cache(self._fd, whole.start, whole.num_bytes)
+            except OSError as error:
+                self._on_miss("io", error)
                 return None
-            self._files.drop_cache(self._fd, whole.start, whole.num_bytes)
+            if got < whole.num_bytes:
+                self._on_miss("short", None)
+                return None
             self.counts.num_bytes += whole.num_bytes
             self.counts.num_reads += 1
             while len(parts) < len(extents) and extents[len(parts)].stop <= whole.stop:

@@ -71,6 +71,17 @@ def restored(kv: KVLayout, order: RunOrder, rows: UInt8Array) -> UInt8Array:
     return unpack(kv, rows).take(inverse_order(order)).to_pages()
 
 
+def ranked_before_text(scores: NDArray[Any], num_ranked: int) -> NDArray[np.float64]:
+    """Scores that store the `num_ranked` tokens that matter most of each layer and head in that order, and behind them
+    the others as in the text: what a query picks there, which no history knew, is mostly a passage."""
+    order = np.argsort(-scores, axis=-1, kind="stable")
+    in_text = np.sort(order[..., num_ranked:], axis=-1)
+    order = np.concatenate([order[..., :num_ranked], in_text], axis=-1)
+    ranks = np.empty(scores.shape)
+    np.put_along_axis(ranks, order, -np.broadcast_to(np.arange(scores.shape[-1], dtype=float), scores.shape), axis=-1)
+    return ranks
+
+
 def row_bytes(kv: KVLayout) -> int:
     """Bytes of a token's key and value in one layer and head."""
     return 2 * key_bytes(kv)

@@ -13,9 +13,9 @@ import logging
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -54,12 +54,14 @@ class OrderedStore:
 
     Attributes:
         num_bytes: of all files, also those of other models.
+        on_error: told of a disk that fails while an open run is read.
     """
 
     def __init__(self, directory: Path, identity: StoreIdentity, files: Files) -> None:
         self.directory = directory
         self.identity = identity
         self.num_bytes = 0
+        self.on_error: Callable[[OSError], None] = lambda error: None
         self._files = files
         self._lock = threading.Lock()  # of all below
         self._entries: dict[tuple[bytes, bytes], _Entry] = {}  # by what is before the run and its last page
@@ -140,7 +142,7 @@ class OrderedStore:
                 layout,
                 entry.header,
                 block_heads=block_heads,
-                on_miss=lambda kind: self._missed(entry, kind),
+                on_miss=partial(self._missed, entry),
             )
         except BaseException:
             with contextlib.suppress(OSError):
@@ -226,12 +228,14 @@ class OrderedStore:
             return unlike
         return None if header == entry.header else "place"
 
-    def _missed(self, entry: _Entry | None, kind: MissKind) -> None:
+    def _missed(self, entry: _Entry | None, kind: MissKind, error: OSError | None = None) -> None:
         """Count a miss, and never find that run again."""
         with self._lock:
             self._misses[kind] += 1
             if entry is not None and self._entries.get(_place(entry.header)) is entry:
                 self._broken.append(self._entries.pop(_place(entry.header)))
+        if error is not None:
+            self.on_error(error)
 
     # Files.
 

@@ -24,17 +24,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StoreCorrupt, StoreError
+from ..manifest import KVLayout
 from .bandwidth import Bandwidth
 from .chain_reader import ChainReader
 from .files import Files, OSFiles
 from .index import Index, is_broken
+from .ordered_reader import BlockHeads, OpenRun
+from .ordered_run import OrderedRun
+from .ordered_store import OrderedStore
 from .page_head import PageHead, StoreIdentity
 from .page_writer import PageWriter, Written
 from .record import MissKind
 from .recovery import INDEX, recover, remove_index
 from .secret import read_secret
 from .segment import Segment
-from .segment_log import SegmentLog
+from .segment_log import NO_SPACE, SegmentLog
 from .store_lock import StoreLock
 from .store_stats import GCReport, PutResult, RecoveryReport, StoreStats, VerifyReport
 from .verification import verify
@@ -58,6 +62,7 @@ class PageStore:
         lock: StoreLock,
         secret: bytes,
         writer: PageWriter,
+        ordered: OrderedStore,
         recovery: RecoveryReport,
         files: Files,
     ) -> None:
@@ -66,8 +71,10 @@ class PageStore:
         self.secret = secret  # 32 bytes of this directory, for CacheNamespaces
         self._lock = lock
         self._writer = writer
+        self._ordered = ordered
+        ordered.on_error = self._turn_off
         self._recovery = recovery
-        self._files = files
+        self.files = files
         self._write = threading.RLock()
         self._read = threading.Lock()
         self._reader = ChainReader(directory, files, identity)
@@ -120,8 +127,20 @@ class PageStore:
             segment_bytes = max(smallest.offset(1), min(_MAX_SEGMENT_BYTES, max_bytes // _MIN_SEGMENTS))
             new_log = partial(SegmentLog, path, files, segment_bytes=segment_bytes, clock=clock)
             index, log, recovery = recover(path, files, new_log, clock)
-            writer = PageWriter(identity, index, log, files, max_bytes=max_bytes)
-            return cls(path, identity, lock=lock, secret=secret, writer=writer, recovery=recovery, files=files)
+            ordered = OrderedStore.open(path, identity, files)
+            writer = PageWriter(
+                identity, index, log, files, max_bytes=max_bytes, bytes_beside=lambda: ordered.num_bytes
+            )
+            return cls(
+                path,
+                identity,
+                lock=lock,
+                secret=secret,
+                writer=writer,
+                ordered=ordered,
+                recovery=recovery,
+                files=files,
+            )
         except (OSError, sqlite3.Error) as error:
             if lock is not None:
                 lock.release()
@@ -202,8 +221,53 @@ class PageStore:
         """Take out all pages of a namespace, and overwrite them on disk; their keys. By the thread that puts."""
         with self._write, self._guarded():
             if self._off_because is None:
+                self._ordered.discard(namespace)
                 return list(self._after(self._writer.discard(namespace, *self._take_notes())).evicted)
         return []
+
+    @property
+    def kv(self) -> KVLayout:
+        """How a page lies in memory; raises StoreError where the identity does not say."""
+        return self._ordered.kv
+
+    def put_ordered(self, heads: Sequence[PageHead], run: OrderedRun, *, chunk_size: int = 16) -> PutResult:
+        """Store pages that are there in the order of importance, too, in place of an older order; nothing if they are
+        not, or if ordered runs would take more than half of the store. By the thread that puts.
+
+        Raises:
+            StoreError: the run is not of those pages.
+        """
+        with self._write, self._guarded():
+            if self._off_because is not None:
+                return PutResult((), ())
+            num_bytes, keys = self._ordered.bytes_for(len(heads), chunk_size), [head.key for head in heads]
+            room = self._writer.max_bytes // 2 - num_bytes
+            if room < 0 or not self._writer.are_there(keys):
+                return PutResult((), ())
+            self._ordered.shrink(room)
+            made = self._after(self._writer.make_room(num_bytes, *self._take_notes()))
+            if not self._writer.are_there(keys):  # they had to make room themselves
+                return made
+            try:
+                self._ordered.put(heads, run, chunk_size=chunk_size)
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
+                return made
+            return PutResult(tuple(keys), made.evicted)
+        return PutResult((), ())
+
+    def open_ordered(self, heads: Sequence[PageHead], *, block_heads: BlockHeads | None = None) -> OpenRun | None:
+        """The longest ordered run that `heads` begin with, to read from by one thread until it is closed; None if there
+        is none, or it is not right. By any thread.
+
+        Args:
+            block_heads: of that run, if they were kept.
+        """
+        with self._guarded():
+            if self._off_because is None:
+                return self._ordered.open_run(heads, block_heads=block_heads)
+        return None
 
     def gc(self) -> GCReport:
         """Give the room of pages back that are there no more. By the thread that puts."""
@@ -218,7 +282,7 @@ class PageStore:
         """Read all pages of this model, and find those no more that are not right. By any thread."""
         with self._guarded():
             if self._off_because is None:
-                report = verify(self.directory, self._files, self.identity)
+                report = verify(self.directory, self.files, self.identity)
                 with self._state:
                     self._bad |= report.bad_keys
                 return report
@@ -230,7 +294,8 @@ class PageStore:
             return StoreStats(
                 num_pages=self._num_pages,
                 num_segments=self._writer.num_segments,
-                num_bytes=self._writer.num_bytes,
+                num_bytes=self._writer.num_bytes + self._ordered.num_bytes,
+                num_ordered_bytes=self._ordered.num_bytes,
                 max_bytes=self._writer.max_bytes,
                 num_pages_read=self._num_read,
                 read_bytes=self._read_bytes,
@@ -293,7 +358,8 @@ class PageStore:
         return touched, bad
 
     def _after(self, written: Written) -> PutResult:
-        """Count what the writer did."""
+        """Count what the writer did, and let the ordered runs go whose pages went."""
+        self._ordered.forget(written.removed)
         with self._state:
             self._num_pages += written.num_new - len(written.removed)
             self._num_written += written.num_new

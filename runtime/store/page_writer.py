@@ -7,7 +7,7 @@ has is on disk.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +19,6 @@ from .index import Index
 from .index_rows import PageRow
 from .page_head import NO_PARENT, PageHead, StoreIdentity
 from .record import Place
-from .segment import Segment
 from .segment_log import NO_SPACE, SegmentLog
 from .store_stats import GCReport
 
@@ -46,6 +45,7 @@ class PageWriter:
     log: SegmentLog
     files: Files
     max_bytes: int
+    bytes_beside: Callable[[], int] = lambda: 0  # what else takes of them
     _use: int = field(init=False)  # counts what happens; clocks may go backwards
 
     def __post_init__(self) -> None:
@@ -79,9 +79,7 @@ class PageWriter:
         """Store pages that are not there yet and whose parents are; those that do not fit are left out."""
         needed = {key for head in heads for key in (head.key, head.parent_key)}
         before = self.settle(touched | needed, bad)
-        num_new = min(len(self._choose(heads)), Segment(1, self.identity).num_records(self.max_bytes))
-        made = self._make_room(num_new)
-        chosen = self._choose(heads)[:num_new]
+        made, chosen = self._make_room(heads)
         there = self.index.find([head.key for head in heads])
         if chosen:  # mostly the end of a prompt whose beginning is there: then no bytes are copied
             first, end = chosen[0], chosen[-1] + 1
@@ -93,6 +91,17 @@ class PageWriter:
         new = {row.head.key for row in rows}
         stored = tuple(head.key for head in heads if head.key in new or head.key in there)
         return Written(stored, before.removed + made.removed, len(new), len(made.removed), made.segments_removed)
+
+    def make_room(self, num_bytes: int, touched: set[bytes], bad: set[bytes]) -> Written:
+        """Let something else of so many bytes fit beside the pages."""
+        before, removed, segments = self.settle(touched, bad), list[bytes](), list[int]()
+        while self.log.segments and self.num_bytes + self.bytes_beside() + num_bytes > self.max_bytes:
+            removed += self._evict_oldest(segments)
+        return Written((), before.removed + tuple(removed), 0, len(removed), tuple(segments))
+
+    def are_there(self, keys: Sequence[bytes]) -> bool:
+        """Whether all these pages are."""
+        return len(self.index.find(keys)) == len(set(keys))
 
     def settle(self, touched: Iterable[bytes], bad: Iterable[bytes]) -> Written:
         """Note which pages were used, and take out those that are not right."""
@@ -170,20 +179,33 @@ class PageWriter:
                 raise
             _LOGGER.warning(
                 "the disk of %s is full: the store stays below %d bytes instead of %d from here on",
-                *(self.log.directory, self.log.num_bytes, self.max_bytes),
+                *(self.log.directory, self.log.num_bytes + self.bytes_beside(), self.max_bytes),
             )
-            self.max_bytes = self.log.num_bytes
+            self.max_bytes = self.log.num_bytes + self.bytes_beside()
             return []
 
-    def _make_room(self, num_pages: int) -> Written:
-        """Evict segments until so many pages fit."""
+    def _make_room(self, heads: Sequence[PageHead]) -> tuple[Written, list[int]]:
+        """Evict segments until those of `heads` fit that are not there, or all that can; and which those are then.
+
+        Pages that were there when it began may have had to go, and are among those that are to be written again.
+        """
         removed, segments = list[bytes](), list[int]()
-        while self.log.segments and self.log.num_bytes + self.log.bytes_for(self.identity, num_pages) > self.max_bytes:
-            segments.append(min(self.log.segments))
-            is_ours = self._is_ours(segments[-1])
-            evicted = self._evictor.evict(segments[-1], self._use)
-            removed += evicted if is_ours else ()
-        return Written(removed=tuple(removed), segments_removed=tuple(segments))
+        while not self._fits(len(chosen := self._choose(heads))) and self.log.segments:
+            removed += self._evict_oldest(segments)
+        while not self._fits(len(chosen)):
+            chosen.pop()
+        return Written(removed=tuple(removed), segments_removed=tuple(segments)), chosen
+
+    def _evict_oldest(self, segments: list[int]) -> Sequence[bytes]:
+        """Evict a segment and note it; this model's pages that went."""
+        segments.append(min(self.log.segments))
+        is_ours = self._is_ours(segments[-1])
+        evicted = self._evictor.evict(segments[-1], self._use)
+        return evicted if is_ours else ()
+
+    def _fits(self, num_pages: int) -> bool:
+        num_bytes = self.log.bytes_for(self.identity, num_pages) + self.bytes_beside()
+        return self.log.num_bytes + num_bytes <= self.max_bytes or num_pages == 0
 
     def _ours(self, pages: Mapping[bytes, Place]) -> tuple[bytes, ...]:
         """The keys of this model's pages."""

@@ -33,7 +33,8 @@ class StoreStats:
 
     num_pages: int  # of this model
     num_segments: int  # of all models, as are the bytes
-    num_bytes: int
+    num_bytes: int  # of pages and ordered runs
+    num_ordered_bytes: int  # of them, of ordered runs
     max_bytes: int
     num_pages_read: int
     read_bytes: int  # asked of the disk

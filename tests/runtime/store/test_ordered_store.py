@@ -17,7 +17,7 @@ from radixlm.runtime.manifest import KVDType
 from radixlm.runtime.store.files import OSFiles
 from radixlm.runtime.store.ordered_layout import OrderedLayout
 from radixlm.runtime.store.ordered_reader import OpenRun
-from radixlm.runtime.store.ordered_run import OrderedRun
+from radixlm.runtime.store.ordered_run import OrderedRun, ranked_before_text
 from radixlm.runtime.store.ordered_store import OrderedStore
 
 from .pages import BOB
@@ -90,6 +90,16 @@ def assert_same_rows(rows: KVRows, wanted: KVRows) -> None:
     assert (rows.scales is None) == (wanted.scales is None)
     if rows.scales is not None and wanted.scales is not None:
         assert rows.scales.tobytes() == wanted.scales.tobytes()
+
+
+@pytest.mark.parametrize("num_ranked", [0, 1, 20, 64])
+def test_behind_those_that_matter_most_tokens_lie_as_in_the_text(num_ranked: int) -> None:
+    run = run_of(kv_of(), 4)
+    ordered = OrderedRun.of_pages(run.kv, run.pages, ranked_before_text(run.scores, num_ranked))
+    for layer in range(2):
+        for head in range(3):
+            wanted = most_important(run, layer, head)
+            assert ordered.order[layer, head].tolist() == [*wanted[:num_ranked], *sorted(wanted[num_ranked:])]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,0 +1,123 @@
+"""Ordered runs live with the pages of their store: they come from them, go with them, and take of the same room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from radixlm.runtime.errors import StoreError
+from radixlm.runtime.store import PageStore
+from radixlm.runtime.store.files import OSFiles
+from radixlm.runtime.store.ordered_run import OrderedRun
+from radixlm.runtime.store.rewriting import rewrite
+
+from .faulty_files import FailAt, FaultyFiles
+from .pages import BOB, IDENTITY, chain, keys, payload
+from .runs import Run, kv_of, run_of
+
+
+def opened(directory: Path, run: Run, max_bytes: int = 4 << 20, files: OSFiles | None = None) -> PageStore:
+    return PageStore.open(directory, run.identity, max_bytes=max_bytes, files=files)
+
+
+def is_right(store: PageStore, run: Run) -> bool:
+    """Whether the run is there in order; all of it is its pages."""
+    found = store.open_ordered(run.heads)
+    if found is None:
+        return False
+    pages = found.pages()
+    found.close()
+    assert pages is not None and (pages == run.pages).all()
+    return True
+
+
+def test_stored_pages_are_rewritten_in_order_and_found_again(tmp_path: Path) -> None:
+    run = run_of(kv_of(), 6)
+    with opened(tmp_path, run) as store:
+        assert rewrite(store, run.heads, run.scores).stored == ()  # the pages are not there
+        store.put(run.heads, run.pages)
+        assert rewrite(store, run.heads, run.scores).stored == keys(run.heads)
+        assert is_right(store, run)
+        before = store.stats()
+        assert before.num_ordered_bytes == (tmp_path / "ordered-0000000001.run").stat().st_size
+        with pytest.raises(StoreError, match="scores"):
+            rewrite(store, run.heads, run.scores[..., :16])
+    with opened(tmp_path, run) as store:
+        assert is_right(store, run)
+        assert store.stats().num_bytes == before.num_bytes
+        out = np.empty_like(run.pages)
+        assert store.read(run.heads, out) == 6 and (out == run.pages).all()
+
+
+def test_runs_go_with_one_of_their_pages_and_with_their_namespace(tmp_path: Path) -> None:
+    run, other = run_of(kv_of(), 6), run_of(kv_of(), 4, 1, namespace=BOB)
+    with opened(tmp_path, run) as store:
+        for one in (run, other):
+            store.put(one.heads, one.pages)
+            rewrite(store, one.heads, one.scores)
+        ordered = other.pages[0, :64].tobytes()
+        path = tmp_path / "ordered-0000000002.run"
+        assert path.is_file() and ordered not in path.read_bytes()
+        store.discard(BOB)
+        assert not path.exists() and not is_right(store, other)
+        store.drop([run.heads[5].key])
+        assert not is_right(store, run)
+        assert store.stats().num_ordered_bytes == 0
+
+
+def test_pages_and_runs_share_the_room(tmp_path: Path) -> None:
+    run = run_of(kv_of(head_dim=64), 8)
+    max_bytes = 24 * (run.kv.page_bytes + 4096)
+    with opened(tmp_path, run, max_bytes) as store:
+        for seed in range(12):
+            one = run_of(run.kv, 8, seed)
+            known = set(keys(one.heads))
+            store.put(one.heads, one.pages)
+            result = rewrite(store, one.heads, one.scores)
+            assert not known & set(result.evicted) or result.stored == ()
+            stats = store.stats()
+            assert stats.num_bytes <= max_bytes and stats.num_ordered_bytes <= max_bytes // 2
+            assert stats.num_bytes == sum(path.stat().st_size for path in tmp_path.glob("*-*.*[sn]"))
+            there = {head.key for head in store.heads()}
+            for path_seed in range(seed + 1):
+                old = run_of(run.kv, 8, path_seed)
+                assert not is_right(store, old) or set(keys(old.heads)) <= there
+        assert is_right(store, one)
+
+
+def test_a_run_larger_than_its_share_is_not_stored(tmp_path: Path) -> None:
+    run = run_of(kv_of(head_dim=64), 8)
+    with opened(tmp_path, run, 10 * (run.kv.page_bytes + 4096)) as store:
+        store.put(run.heads, run.pages)
+        assert rewrite(store, run.heads, run.scores).stored == ()
+        assert store.stats().num_pages == 8
+
+
+def test_a_store_whose_layout_is_unknown_keeps_no_runs(tmp_path: Path) -> None:
+    heads = chain(3)
+    run = run_of(kv_of(), 3)
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=4 << 20) as store:
+        store.put(heads, payload(heads))
+        with pytest.raises(StoreError, match="cannot be ordered"):
+            store.put_ordered(heads, OrderedRun.of_pages(run.kv, run.pages, run.scores))
+
+
+def test_a_disk_that_fails_while_a_run_is_read_or_written_turns_the_store_off(tmp_path: Path) -> None:
+    run = run_of(kv_of(), 3)
+    for operations in (("preadv",), ("pwritev",)):
+        files = FaultyFiles()
+        with opened(tmp_path / operations[0], run, files=files) as store:
+            store.put(run.heads, run.pages)
+            rewrite(store, run.heads, run.scores)
+            found = store.open_ordered(run.heads)
+            assert found is not None
+            files.before = FailAt(0, operations=operations)
+            if operations == ("preadv",):
+                assert found.pages() is None
+            else:
+                ordered = OrderedRun.of_pages(run.kv, run.pages, run.scores)
+                assert store.put_ordered(run.heads, ordered).stored == ()
+            found.close()
+            assert store.stats().is_off
+            assert store.open_ordered(run.heads) is None
