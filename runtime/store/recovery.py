@@ -1,7 +1,8 @@
 """Make index and segments agree again, whatever ended the process before: the segments are right.
 
-Knows both. Records that the index lacks are taken in if they are whole, and the file is cut at the first that is not;
-pages whose record is gone leave the index, and all that come after them with them.
+Knows both. Records that the index lacks are taken in if they are whole, and the file is cut behind the last that is. One
+that is not may lie before others that are: it was being overwritten because somebody discarded it. Pages whose record is
+gone leave the index, and all that come after them with them.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class Recovery:
         self._log.adopt(segment, SegmentRow(segment.number, num_records, sealed_at, False, begun_at))
 
     def _scan(self, segment: Segment, fd: int, num_known: int, *, payloads: bool) -> int:
-        """Take in what the index does not know of a segment; how many records it has then.
+        """Take in what the index does not know of a segment; where the last record ends that is whole.
 
         In all but the newest segment everything is known to have been written: what broke there, a read will tell.
         """
@@ -137,16 +138,13 @@ class Recovery:
             self._cut(num_known - num_there)
             self._index.cut_segment(segment.number, num_there)
             return num_there
-        use = self._index.last_use()
-        num_records = num_known
-        for header in segment.scan(self._files, fd, num_known, payloads=payloads):
-            if header is None and payloads:
-                self._cut(num_there - num_records)
-                break
-            num_records += 1
+        use, num_records = self._index.last_use(), num_known
+        for number, header in enumerate(segment.scan(self._files, fd, num_known, payloads=payloads), num_known):
             if header is None:
                 self._cut(1)
-            elif header.kind == KIND_PAGE:
+                continue
+            num_records = number + 1
+            if header.kind == KIND_PAGE:
                 self._index.put([PageRow(header.head, header.place, use)])
                 self._count(num_adopted=1)
         return num_records

@@ -101,8 +101,8 @@ class SegmentLog:
     def bytes_for(self, identity: StoreIdentity, num_pages: int) -> int:
         """How much the segments grow at most by so many pages."""
         segment = Segment(1, identity)
-        num_segments = num_pages // max(1, segment.num_records(self._segment_bytes)) + 1
-        return num_pages * segment.record_bytes + num_segments * segment.header_bytes if num_pages else 0
+        num_segments = -(-num_pages // max(1, segment.num_records(self._segment_bytes)))
+        return num_pages * segment.record_bytes + num_segments * segment.header_bytes
 
     def seal(self, use: int) -> None:
         """Append no more to the newest segment."""

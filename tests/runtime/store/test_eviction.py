@@ -166,9 +166,18 @@ def test_verify_finds_what_broke_and_then_it_is_found_no_more(tmp_path: Path) ->
         assert read(store, chains[0]) == 2
 
 
+def test_pages_that_had_to_go_for_those_behind_them_are_written_again(tmp_path: Path) -> None:
+    trunk = chain(30)
+    heads = [*trunk, *chain(40, 1, parent_key=trunk[-1].key)]
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
+        put(store, trunk, *(chain(9, seed) for seed in range(2, 7)))
+        assert store.put(heads, payload(heads)).stored == keys(heads)
+        assert read(store, heads) == 70
+
+
 @pytest.mark.parametrize("num_pages", [1, 3])
 def test_a_store_with_room_for_one_page_or_a_few_works(tmp_path: Path, num_pages: int) -> None:
-    with PageStore.open(tmp_path, IDENTITY, max_bytes=4096 + num_pages * 16384) as store:
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=4096 + num_pages * 12288 + (num_pages - 1) * 4096) as store:
         for seed in range(5):
             heads = chain(2, seed)
             stored = store.put(heads, payload(heads)).stored
