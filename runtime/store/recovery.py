@@ -1,8 +1,8 @@
 """Make index and segments agree again, whatever ended the process before: the segments are right.
 
-Knows both. Records that the index lacks are taken in if they are whole, and the file is cut behind the last that is. One
-that is not may lie before others that are: it was being overwritten because somebody discarded it. Pages whose record is
-gone leave the index, and all that come after them with them.
+Knows both. Records that the index lacks are taken in if they are whole, and the file is cut behind the last that is.
+One that is not may lie before others that are: it was being overwritten because somebody discarded it. Pages whose
+record is gone leave the index, and all that come after them with them.
 """
 
 from __future__ import annotations
