@@ -203,10 +203,10 @@ def _load(results: Json, _: Path) -> Iterator[str]:
 
 
 _PARTIAL = {
-    "text": "A text, and later parts of it as queries",
-    "nq": "Passages of NQ-open, and questions about each",
-    "tools": "Schemas of functions, and requests for each",
-    "bbh": "Few-shot examples of BBH's tasks, and one more of each",
+    "text": "a text, and later parts of it as queries",
+    "nq": "passages of NQ-open, and questions about each",
+    "tools": "schemas of functions, and requests for each",
+    "bbh": "few-shot examples of BBH's tasks, and one more of each",
 }
 
 
