@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import cache_tables, load_tables, partial_tables, plots, quality_tables, replay_tables, tables
+from . import (
+    cache_tables,
+    load_tables,
+    partial_tables,
+    plots,
+    quality_tables,
+    replay_tables,
+    restart_tables,
+    store_tables,
+    tables,
+)
 from .machine import ROOT
 from .results import RESULTS, read_results
 from .tables import Json
@@ -229,6 +239,38 @@ def _partial_needle(results: Json, _: Path) -> Iterator[str]:
     yield partial_tables.needles(results)
 
 
+def _store_restart(results: Json, _: Path) -> Iterator[str]:
+    yield "## The first token after a restart"
+    yield (
+        f"Seconds from a prompt of {results['num_tokens']:,} tokens to its first token, medians of "
+        f"{len(results['rounds'])} rounds: computed without a store; loaded from a disk in full; and as the planner "
+        "decides, which measures disk and model. A fresh engine and an empty page cache each time; disks other than "
+        "the real one are throttled by a token bucket. All replies are the same, to the last bit of their logprobs."
+    )
+    yield restart_tables.first_tokens(results)
+
+
+def _store_amplification(results: Json, _: Path) -> Iterator[str]:
+    yield "## Bytes read for each byte attended to"
+    yield (
+        f"KV of {results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to "
+        f"{results['longest_prefix']:,} tokens in chunks of tokens of one layer and KV head: in the order of the text, "
+        "ranked by the attention that other queries paid, and with a quarter ranked and the others behind as in the "
+        "text. Bytes are whole units of 4 KiB, with headers, orders and checksums. Stored order: the first tokens of "
+        "each layer and head, as many as fill pages of 16; whole chunks: fewer, where that leaves any."
+    )
+    yield store_tables.by_stored_order(results["rows"])
+    yield (
+        "Hybrid: half by stored order, half in windows that a look through the keys of one KV head finds. All that is "
+        "read, those keys among it; with them kept in memory; with the order and the checksums kept there, too."
+    )
+    yield store_tables.by_probe(results["rows"])
+    yield "In chunks of 16 tokens, by text, with all that is read:"
+    yield store_tables.by_workload(results["workloads"])
+    space = next(row["space"] for row in results["rows"])
+    yield f"An ordered run takes {space:.2f} times the bytes of its pages: probe keys are there twice."
+
+
 _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     "peers": _peers,
     "peers_before": _peers_before,
@@ -244,6 +286,8 @@ _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     "partial_needle": _partial_needle,
     **{f"partial_{workload}": _partial for workload in _PARTIAL},
     "scored": _scored,
+    "store_restart": _store_restart,
+    "store_amplification": _store_amplification,
     "load": _load,
     "kernels": _kernels,
     "replay": _replay,
