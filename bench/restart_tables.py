@@ -29,4 +29,4 @@ def first_tokens(results: Json) -> str:
 
 
 def _seconds(rounds: list[Json], name: str) -> float:
-    return median(each[name]["seconds"] for each in rounds)
+    return median(float(each[name]["seconds"]) for each in rounds)

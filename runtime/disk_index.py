@@ -84,8 +84,10 @@ class DiskIndex:
         return self._forget([record for record in self._record_of.values() if not pool.is_in_tree(record)])
 
     def keys(self, namespace: bytes, token_ids: collections.abc.Sequence[int]) -> list[bytes]:
-        """Of the first pages of these tokens, those that are on disk."""
-        return [self._keys[record].tobytes() for record in self.cache.tree.find(namespace, token_ids).pages]
+        """Of the first pages of these tokens, those that are on disk; they count as used now."""
+        found = self.cache.tree.find(namespace, token_ids)
+        self.cache.tree.touch(found.pages)
+        return [self._keys[record].tobytes() for record in found.pages]
 
     def prefix(self, namespace: bytes, token_ids: tuple[int, ...], num_pages: int) -> StoredPrefix:
         """The first pages of tokens that were found; there must be a token after them. They count as used now."""

@@ -6,6 +6,7 @@ tree between two steps, piece by piece from the prompt's beginning, and found th
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from .loaded_prefix import LoadedPrefix
 from .manifest import PAGE_SIZE
 from .prefix_cache import PrefixCache
 from .prefix_match import MatchKind, PrefixMatch
+
+_LOGGER = logging.getLogger(__name__)
 
 FindPrefix = Callable[[PrefixCache], PrefixMatch]
 """What a request may reuse of a cache: of the one in memory, and of the one on disk."""
@@ -123,7 +126,7 @@ class PageLoader:
         names = []
         while self._ready:
             waiter = self._ready.popleft()
-            if waiter.num_tries >= MAX_TRIES or not self._begin(waiter):
+            if not self._begins_again(waiter):
                 names.append(waiter.name)
         return names
 
@@ -152,6 +155,14 @@ class PageLoader:
         heads = self._index.any_chain(max(1, min(self._reader.piece_pages, _PROBE_BYTES // self._page_bytes)))
         if heads:
             self._reader.submit(ReadJob(heads))
+
+    def _begins_again(self, waiter: _Waiter) -> bool:
+        """Whether the disk has still more for somebody who waited; who cannot be looked up goes on, and fails alone."""
+        try:
+            return waiter.num_tries < MAX_TRIES and self._begin(waiter)
+        except Exception:
+            _LOGGER.exception("what %s waits for could not be looked up", waiter.name)
+            return False
 
     def _begin(self, waiter: _Waiter) -> bool:
         memory, disk = waiter.find(self._cache), waiter.find(self._index.cache)
