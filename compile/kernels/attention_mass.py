@@ -7,6 +7,7 @@ so that sums are the same whatever the number of threads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from radixlm.runtime.manifest import PAGE_SIZE
@@ -18,14 +19,14 @@ from .attention_tile import each_micro_tile
 from .attention_units import MAX_TILE, AttentionLimits, AttentionUnit, AttentionUnits
 from .builder import SIZE, Kernel, Memory, bound, parallel, registers, serial, when
 from .kv_sequences import KVSequences
-from .kv_span import SPAN_PAGES
+from .kv_span import BLOCK_PAGES, SPAN_PAGES
 from .loaded_span import LoadedSpan
 from .pages import KV_DTYPES, PagedPool
 from .query_rows import QueryRows
 from .softmax import exp2
 from .vector import LANES, Expr, const, lanes, splat
 
-_SHARDS = 8  # of the pages, by their ids; a power of two
+_SHARDS = 4  # of the pages, by their ids; a power of two
 
 
 def attention_mass(shape: AttentionShape, limits: AttentionLimits) -> Any:
@@ -87,14 +88,16 @@ class _UnitMass:
         self.normalizers = self.scratch.floats + span_floats
         self.loaded = LoadedSpan(layout, self.scratch.memory, self.scratch.floats)
         self.steps = AttentionSteps(rows.shape, self.scratch)
+        self.pages = registers(2 * BLOCK_PAGES, "int64")  # those that are loaded, and the first key of each
 
     def add(self, unit: AttentionUnit, shard: Expr) -> None:
-        """Of the pages that are in a shard."""
-        sequences, longest = self.sequences, registers(1, "int64")
-        longest[0] = T.int64(0)
+        """Of the pages that are in a shard: a few at once, what is left one by one."""
+        sequences, counters = self.sequences, registers(2, "int64")
+        longest, num_loaded = range(2)
+        counters[longest] = counters[num_loaded] = T.int64(0)
         with serial(unit.num_tokens) as j:
-            longest[0] = T.max(longest[0], sequences.length(unit.first + j))
-        pages = bound((longest[0] + (PAGE_SIZE - 1)) // PAGE_SIZE)
+            counters[longest] = T.max(counters[longest], sequences.length(unit.first + j))
+        pages = bound((counters[longest] + (PAGE_SIZE - 1)) // PAGE_SIZE)
         first = bound(unit.first_span * SPAN_PAGES)
         stop = bound(T.Select(unit.is_whole, pages, T.min(pages, first + SPAN_PAGES)))
         self.rows.load_finished(self.scratch, unit.first, unit.num_tokens, self.head, MAX_TILE, self.normalizers)
@@ -102,29 +105,45 @@ class _UnitMass:
             stored = sequences.pages(unit.first, self.head, first + j)
             page = bound(T.Cast("int64", sequences.table[stored.first]))
             with when(page % _SHARDS == shard):
-                self.loaded.load_keys(stored, 1)
-                self._add_page(unit, bound((first + j) * PAGE_SIZE), page)
+                i = bound(counters[num_loaded])
+                self.loaded.load_keys_of(stored.page(0), i)
+                self.pages[i], self.pages[BLOCK_PAGES + i] = page, (first + j) * PAGE_SIZE
+                counters[num_loaded] = i + 1
+                with when(i + 1 == BLOCK_PAGES):
+                    self._add_pages(unit, range(BLOCK_PAGES))
+                    counters[num_loaded] = T.int64(0)
+        with serial(counters[num_loaded]) as i:
+            self._add_pages(unit, [i])
 
-    def _add_page(self, unit: AttentionUnit, first_key: Expr, page: Expr) -> None:
-        total = registers(LANES, "float32")
-        total[lanes(0)] = const(0)
+    def _add_pages(self, unit: AttentionUnit, pages: Sequence[Expr]) -> None:
+        """The weights on loaded pages."""
+        totals = registers(len(pages) * LANES, "float32")
+        for k in range(len(pages)):
+            totals[lanes(k * LANES)] = const(0)
+        each_micro_tile(self.rows, unit, self.sequences.length, lambda tile: self._add_tile(tile, pages, totals))
+        for k, i in enumerate(pages):
+            where = lanes(bound((self.first_page + self.pages[i]) * PAGE_SIZE))
+            self.mass[where] = self.mass[where] + totals[lanes(k * LANES)]
 
-        def seen(m: Expr) -> Expr:
-            return T.max(T.int64(0), T.min(T.int64(PAGE_SIZE), self.sequences.length(m) - first_key))
-
-        each_micro_tile(self.rows, unit, seen, lambda tile: self._add_tile(tile, total))
-        where = lanes(bound((self.first_page + page) * PAGE_SIZE))
-        self.mass[where] = self.mass[where] + total[lanes(0)]
-
-    def _add_tile(self, tile: MicroTile, total: Memory) -> None:
-        """The weights of a page's 16 keys; those beyond what a row sees may be NaN."""
+    def _add_tile(self, tile: MicroTile, pages: Sequence[Expr], totals: Memory) -> None:
+        """Of a few rows, whose `seen` is all that they see of their sequence; keys beyond that may be NaN."""
         scratch, memory, has_fma = self.scratch, self.scratch.memory, self.rows.shape.has_fma
-        self.steps.scores_of(tile, [self.loaded.page(0)], 0)
-        for token, seen in enumerate(tile.seen):
-            visible = T.ramp(T.int64(0), T.int64(1), LANES) < splat(seen)
-            for r in tile.rows_of(token):
-                row = bound(tile.first + r)
-                score = memory[lanes(scratch.weights(row))]
-                largest, share = (memory[self.normalizers + row * 2 + i] for i in range(2))
-                weights = exp2(score - splat(largest), has_fma) * splat(share)
-                total[lanes(0)] = total[lanes(0)] + T.Select(visible, weights, const(0))
+        if len(pages) == 1:
+            self.steps.scores_of(tile, [self.loaded.page(pages[0])], 0)
+        else:
+            self.rows.shape.chunks(tile.num_rows, len(pages)).each(
+                lambda _, start, size: self.steps.scores_of(
+                    tile, [self.loaded.page(start + k) for k in range(size)], start
+                )
+            )
+        for token, length in enumerate(tile.seen):
+            for k, i in enumerate(pages):
+                seen = bound(length - self.pages[BLOCK_PAGES + i])
+                visible = T.ramp(T.int64(0), T.int64(1), LANES) < splat(seen)
+                for r in tile.rows_of(token):
+                    row = bound(tile.first + r)
+                    score = memory[lanes(scratch.weights(row) + k * PAGE_SIZE)]
+                    largest, share = (memory[self.normalizers + row * 2 + n] for n in range(2))
+                    weights = exp2(score - splat(largest), has_fma) * splat(share)
+                    where = lanes(k * LANES)
+                    totals[where] = totals[where] + T.Select(visible, weights, const(0))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from radixlm.runtime.manifest import PAGE_SIZE, KVLayout
 
 from .builder import Memory, bound, serial
-from .kv_span import BLOCK_PAGES, SPAN, StoredSpan
+from .kv_span import BLOCK_PAGES, SPAN, StoredPage, StoredSpan
 from .vector import LANES, Expr, lanes
 
 
@@ -34,10 +34,16 @@ class LoadedSpan:
         with serial(num_pages) as p:
             page = stored.page(p)
             if self.layout.has_scales:
-                self.memory[lanes(self._scales(p))] = page.key_scales()
                 self.memory[lanes(self._scales(p) + SPAN)] = page.value_scales()
-            with serial(self.head_dim) as d:
-                self.memory[lanes(self._keys(p) + d * (BLOCK_PAGES * LANES))] = page.key(d)
+            self.load_keys_of(page, p)
+
+    def load_keys_of(self, page: StoredPage, p: Expr) -> None:
+        """Of one page, which becomes page p here, and the scales of its keys."""
+        if self.layout.has_scales:
+            self.memory[lanes(self._scales(p))] = page.key_scales()
+        keys = bound(self._keys(p))
+        with serial(self.head_dim) as d:
+            self.memory[lanes(keys + d * (BLOCK_PAGES * LANES))] = page.key(d)
 
     def load_values(self, stored: StoredSpan, num_pages: Expr, n: int) -> None:
         """The same for values, `n` columns at a time."""
