@@ -19,7 +19,7 @@ from radixlm.runtime.model_runner import ModelRunner
 from .partial_policies import Order, Scores
 
 PROBE_HEAD = 2  # the KV head whose keys are looked at; of SmolLM2's three the best on `calibration` (bench/LOG.md)
-MAX_PREFIX, MAX_QUERY = 2048, 256  # tokens
+MAX_PREFIX, MAX_QUERY = 3072, 512  # tokens
 _REGION = -(-(MAX_PREFIX + MAX_QUERY) // PAGE_SIZE)  # pages of a prefix and a query
 
 
