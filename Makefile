@@ -12,7 +12,7 @@ COMPILER := $(shell find compile tokenizer_fix -name '*.py') runtime/manifest.py
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-browser test-clients test-ray bench bench-cache bench-peers bench-growth bench-replay bench-load goldens lock clean
+.PHONY: run test test-browser test-clients test-ray bench bench-cache bench-peers bench-growth bench-replay bench-load bench-store goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -82,6 +82,14 @@ $(LOADED)/manifest.json: $(COMPILER) | $(VENV)/.run
 	@mkdir -p $(dir $(LOADED))
 	@rm -rf $(LOADED)
 	@$(BIN)/python -m bench.load_model $(LOADED)
+
+# Pages on disk, and the first token of 8,000 after a restart, from real and throttled disks; five minutes.
+bench-store: $(ARTIFACT)/manifest.json $(VENV)/.bench
+	$(BIN)/python -m bench.store_pages --directory .cache
+	$(BIN)/python -m bench.store_restart $(ARTIFACT) .cache/bench-store
+	$(BIN)/python -m bench.store_restart $(ARTIFACT) .cache/bench-store --append
+	$(BIN)/python -m bench.store_restart $(ARTIFACT) .cache/bench-store --append
+	$(BIN)/python -m bench.report
 
 # The small files in tests/goldens, made anew with torch and transformers in a virtual environment of their own.
 goldens:
