@@ -86,9 +86,9 @@ $(LOADED)/manifest.json: $(COMPILER) | $(VENV)/.run
 # Pages on disk, and the first token of 8,000 after a restart, from real and throttled disks; five minutes.
 bench-store: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.store_pages --directory .cache
-	$(BIN)/python -m bench.store_restart $(ARTIFACT) .cache/bench-store
-	$(BIN)/python -m bench.store_restart $(ARTIFACT) .cache/bench-store --append
-	$(BIN)/python -m bench.store_restart $(ARTIFACT) .cache/bench-store --append
+	$(BIN)/python -m bench.store_restart $(ARTIFACT) .cache
+	$(BIN)/python -m bench.store_restart $(ARTIFACT) .cache --append
+	$(BIN)/python -m bench.store_restart $(ARTIFACT) .cache --append
 	$(BIN)/python -m bench.report
 
 # The small files in tests/goldens, made anew with torch and transformers in a virtual environment of their own.

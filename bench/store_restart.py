@@ -2,18 +2,18 @@
 
     python -m bench.store_restart ARTIFACT DIR [--tokens 8000] [--append]
 
-DIR is where the store goes; its disk is the real one, the others are the same one throttled by a token bucket. A round
-computes the prompt in an engine without a store, has another engine save it, and then asks a fresh engine for each disk
-and way. What was read is dropped from the page cache before each; `device` is what the kernel says came from disk. All
-replies must be the same, to the last bit of their logprobs. A round takes a minute; `--append` adds one to those that
-are there.
+DIR is where the store goes meanwhile; its disk is the real one, the others are the same, throttled by a token bucket.
+A round computes the prompt in an engine without a store, has another engine save it, and then asks a fresh engine for
+each disk and way. What was read is dropped from the page cache before each; `device` is what the kernel says came from
+disk. All replies must be the same, to the last bit of their logprobs. A round takes a minute; `--append` adds one to
+those that are there.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -62,7 +62,9 @@ def main() -> None:
     options = parser.parse_args()
     artifact = Artifact.open(options.artifact)
     before = (read_results("store_restart") or {}) if options.append else {}
-    measured = one_round(artifact, options.directory, options.tokens, seed=len(before.get("rounds", ())))
+    options.directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=options.directory) as store:
+        measured = one_round(artifact, Path(store), options.tokens, seed=len(before.get("rounds", ())))
     for name, first in measured.items():
         print(f"{name:24} {first.seconds:7.3f} s, {first.disk_tokens:5} tokens from disk, {first.device_bytes:,} bytes")
     layout = artifact.manifest.kv
@@ -78,10 +80,9 @@ def main() -> None:
 
 
 def one_round(artifact: Artifact, directory: Path, num_tokens: int, *, seed: int) -> dict[str, FirstToken]:
-    """Seconds to the first token by `disk way`; `recompute` is without a disk."""
+    """Seconds to the first token by `disk way`; `recompute` is without a disk. The directory is empty."""
     prompts = Prompts(seed, artifact.manifest.model.vocab_size)
     ids, warm_up = prompts.ids(num_tokens), prompts.ids(256)
-    shutil.rmtree(directory, ignore_errors=True)
     with Engine(artifact, max_num_seqs=2) as engine:
         engine.generate(warm_up, PARAMS)
         measured = {"recompute": _ask(engine, ids, None)}
