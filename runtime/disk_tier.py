@@ -115,7 +115,11 @@ class DiskTier:
             self._index.add(head for head in written.heads if head.key in written.stored_keys)
         names = self._loader.advance()
         self._num_waiting -= len(names)
-        self._saver.advance()
+        try:
+            self._saver.advance()
+        except Exception:  # who was let go must learn of it; what is not saved is computed again
+            _LOGGER.exception("what was computed could not be saved")
+            self._saver.forget()
         return names
 
     def loaded(self, name: str) -> LoadedPrefix | None:

@@ -7,6 +7,7 @@ the browser takes it for the server's own, and only the name in Host tells. Know
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -59,7 +60,7 @@ class KnownHosts:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan" and self._hosts:
             host = Headers(scope=scope).get("host")
-            if host is not None and _name_of(host) not in self._hosts:
+            if host is not None and not self._is_known(_name_of(host)):
                 if scope["type"] != "http":
                     return await send({"type": "websocket.close", "code": 1008})
                 message = (
@@ -68,6 +69,16 @@ class KnownHosts:
                 )
                 return await respond(HTTPError(403, message, code="host_not_allowed"))(scope, receive, send)
         await self._app(scope, receive, send)
+
+    def _is_known(self, name: str) -> bool:
+        """Whether a name can only mean this server: no other machine's name server is asked about these."""
+        if name in self._hosts or name.endswith(".localhost"):
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return address.is_loopback or bool(address.version == 6 and (v4 := address.ipv4_mapped) and v4.is_loopback)
 
 
 class SameOrigin:
@@ -92,14 +103,14 @@ class SameOrigin:
 
 
 def _name_of(host: str) -> str:
-    """`host` without its port, in small letters; an IPv6 address without its brackets.
+    """`host` without its port, in small letters; an IPv6 address without its brackets, a name without its last dot.
 
-    >>> [_name_of(host) for host in ("LocalHost:8000", "[::1]:8000", "127.0.0.1")]
+    >>> [_name_of(host) for host in ("LocalHost.:8000", "[::1]:8000", "127.0.0.1")]
     ['localhost', '::1', '127.0.0.1']
     """
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower()
+    return host.partition(":")[0].removesuffix(".").lower()
 
 
 def _check(origin: str) -> None:

@@ -130,7 +130,7 @@ def tool_use(
     tools = tuple(tool.function.tool() for tool in asked or ())
     for index, tool in enumerate(tools):
         kind = tool.parameters.get("type", "object")
-        if kind != "object":
+        if kind not in ("object", ["object"]):
             param = _parameters_of(index)
             message = f'{param} has the type {json.dumps(kind):.80}; arguments are an object: send "object", or no type'
             raise InvalidParameter(message, param=param)

@@ -265,6 +265,21 @@ def test_a_namespace_that_is_forgotten_is_forgotten_on_disk(serve: Callable[...,
     assert answered(served, "b", PROMPT, b"b") == 64
 
 
+def test_a_save_that_fails_lets_go_who_waited(serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It failed in the step that named them: they were named to nobody, and waited for ever."""
+    served = serve()
+    answered(served, "cold", PROMPT)
+    served.settle()
+    served = serve()
+
+    def fail() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(served.tier._saver, "advance", fail)
+    assert answered(served, "warm", PROMPT) == 64
+    assert answered(served, "other", [1, 2, 3]) == 0
+
+
 def test_what_nobody_used_for_long_leaves_the_disk(serve: Callable[..., Served]) -> None:
     served = serve()
     answered(served, "old", PROMPT)

@@ -67,7 +67,10 @@ def test_what_is_no_origin_is_refused_at_the_start(engine: FakeEngine, origin: s
         create_app(engine, cors_origins=(origin,))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("host", ["evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "", "[::2]"])
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "", "[::2]", "10.0.0.1", "evillocalhost"],
+)
 def test_a_page_that_made_its_own_name_point_here_may_nothing(engine: FakeEngine, host: str) -> None:
     """DNS rebinding: to the browser it is the page's own server, and Origin and Host agree."""
     client = client_of(engine, hosts=local_hosts("127.0.0.1"))
@@ -80,7 +83,20 @@ def test_a_page_that_made_its_own_name_point_here_may_nothing(engine: FakeEngine
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "localhost:8000", "LocalHost:1", "127.0.0.1:8000", "[::1]:8000", "[::1]", "my-laptop:8000"]
+    "host",
+    [
+        "localhost",
+        "localhost.:8000",
+        "LocalHost:1",
+        "a.localhost",
+        "127.0.0.1:8000",
+        "127.0.0.2",
+        "[::1]:8000",
+        "[::1]",
+        "[0:0:0:0:0:0:0:1]:80",
+        "[::ffff:127.0.0.1]",
+        "my-laptop:8000",
+    ],
 )
 def test_this_machines_own_names_may_everything(engine: FakeEngine, host: str) -> None:
     client = client_of(engine, hosts=local_hosts("my-laptop"))

@@ -329,6 +329,11 @@ def function(name: str, **fields: object) -> dict[str, object]:
     return {"type": "function", "function": {"name": name, **fields}}
 
 
+def test_an_object_may_be_the_only_one_of_its_types(model: Scripted) -> None:
+    tools = [function("f", parameters={"type": ["object"], "properties": {}})]
+    assert model.ask("Hm.", tools=tools).status_code == 200
+
+
 @pytest.mark.parametrize("kind", ["string", "integer", ["object", "null"], None, "odd"])
 def test_parameters_that_are_no_object_are_refused_by_name(model: Scripted, kind: object) -> None:
     """Their arguments were read as if they were, and came back as `1}`."""
