@@ -82,7 +82,8 @@ class ChatCompletions:
         left = await run_in_threadpool(
             drop_middle,
             messages,
-            count=lambda messages: len(engine.encode_chat(messages, use.tools)),
+            use.tools,
+            count=lambda messages, tools: len(engine.encode_chat(messages, tools)),
             context_length=engine.context_length,
             max_tokens=params.max_tokens,
         )

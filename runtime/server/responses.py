@@ -89,7 +89,7 @@ class Responses:
         left = await run_in_threadpool(
             drop_middle,
             messages,
-            count=lambda messages: len(engine.encode_chat(messages)),
+            count=lambda messages, tools: len(engine.encode_chat(messages, tools)),
             context_length=engine.context_length,
             max_tokens=params.max_tokens,
         )

@@ -8,23 +8,23 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import msgspec
 
-from ..errors import ContextLengthExceeded
+from ..errors import ContextLengthExceeded, InvalidRequest
+from ..tool_format import Tool
 
 Message = Mapping[str, object]
-Count = Callable[[Sequence[Message]], int]
-"""Tokens of a prompt made of messages."""
+Count = Callable[[Sequence[Message], Sequence[Tool]], int]
+"""Tokens of a prompt made of messages and tools."""
 Truncation = Literal["none", "middle"]
 """`none`: a history that does not fit is an error. `middle`: its oldest turns go, what comes before them stays."""
 
 _REPLY_SHARE = 4  # of the context one part is left for a reply that has no max_tokens
 _BLOCK_SHARE = 4  # one part of the context is dropped at a time
-_NUM_TRIES = 2
-MAX_HISTORY_BYTES = 4 << 20  # as JSON: a million tokens, which take some seconds to count
+MAX_HISTORY_BYTES = 4 << 20  # as JSON: a million tokens, which take some seconds to count; with the tools
+_PROBE: Message = {"role": "user", "content": "x"}
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Truncated:
 
 def drop_middle(
     messages: Sequence[Message],
+    tools: Sequence[Tool] = (),
     *,
     count: Count,
     context_length: int,
@@ -53,58 +54,59 @@ def drop_middle(
         max_tokens: of the reply, for which there is to be room; None: for a quarter of the context.
 
     Raises:
-        ContextLengthExceeded: the newest turn does not fit, with what stands before the first, even with one token of
-            reply; or the history is too long to look through.
+        ContextLengthExceeded: the newest turn does not fit, with the tools and what stands before the first, even with
+            one token of reply; or the history is too long to look through.
     """
-    num_bytes = len(msgspec.json.encode(messages))
+    num_bytes = len(msgspec.json.encode(messages)) + len(msgspec.json.encode(tools))
     if num_bytes > MAX_HISTORY_BYTES:
         raise ContextLengthExceeded(
-            f"the history has {num_bytes} bytes, at most {MAX_HISTORY_BYTES} are looked through for what to drop; "
-            "send fewer of its turns"
+            f"the history has {num_bytes} bytes, at most {MAX_HISTORY_BYTES} are looked through for what to drop, "
+            "tools included; send fewer of its turns"
         )
-    num_tokens = count(messages)
+    num_tokens = count(messages, tools)
     limit = context_length - min(max_tokens or context_length // _REPLY_SHARE, context_length - 1)
     if num_tokens <= limit:
         return Truncated(messages)
-    turns = _Turns(messages, count)
-    block = max(1, context_length // _BLOCK_SHARE)
-    too_many = -(-(num_tokens - limit) // block) * block
-    num_turns, num_left = turns.drop(too_many)
-    for _ in range(_NUM_TRIES):
-        if num_left <= limit:
-            break
-        # They were shorter in the history than by themselves: some templates leave out what was thought in old turns.
-        too_many = -(-too_many * (num_tokens - limit) // max(num_tokens - num_left, 1)) + 1
-        num_turns, num_left = turns.drop(too_many)
-    if num_left > limit:
-        num_turns, num_left = turns.drop(None)
-    if num_left >= context_length:
+    turns = _Turns(messages, tools, count, num_tokens)
+    num_kept = num_tokens - turns.num_dropped(turns.most)
+    if num_kept >= context_length:
         raise ContextLengthExceeded(
-            f"the newest turn and what stands before the first have {num_left} tokens, the context "
+            f"the newest turn, the tools and what stands before the first have {num_kept} tokens, the context "
             f"holds {context_length} and needs one for the reply; nothing else can be dropped: shorten them"
         )
-    return Truncated(turns.without(num_turns), turns.places(num_turns), num_tokens - num_left)
+    block = max(1, context_length // _BLOCK_SHARE)
+    num_turns = turns.first(-(-(num_tokens - limit) // block) * block, at_least=num_tokens - limit)
+    return Truncated(turns.without(num_turns), turns.places(num_turns), turns.num_dropped(num_turns))
 
 
 class _Turns:
-    """A history's turns, each of which is counted once at most, by itself: counting all that stays for each try took
-    thirteen times as long as answering."""
+    """A history's turns, each of which is counted once at most, by itself and without the tools: counting all that
+    stays for each try took thirteen times as long as answering, and the tools with each turn minutes."""
 
-    def __init__(self, messages: Sequence[Message], count: Count) -> None:
-        self._messages, self._count = messages, count
+    def __init__(self, messages: Sequence[Message], tools: Sequence[Tool], count: Count, num_tokens: int) -> None:
+        self._messages, self._tools, self._count, self._num_tokens = messages, tools, count, num_tokens
         self._starts = [place for place, message in enumerate(messages) if message["role"] == "user"]
         self._num_before = self._starts[0] if self._starts else len(messages)
-        self._most = max(len(self._starts) - 1, 0)  # the newest turn stays
-        self._ends: list[int] = []  # how many tokens the first turns have together
-        self._left: dict[int, int] = {}
+        self.most = max(len(self._starts) - 1, 0)  # the newest turn stays
+        self._dropped = {0: 0}
 
-    def drop(self, num_tokens: int | None) -> tuple[int, int]:
-        """How many turns have about so many tokens, and the tokens of what is left without them; None: all but the
-        newest."""
-        num_turns = self._most if num_tokens is None else self._first(num_tokens)
-        if num_turns not in self._left:
-            self._left[num_turns] = self._count(self.without(num_turns))
-        return num_turns, self._left[num_turns]
+    def first(self, num_tokens: int, *, at_least: int) -> int:
+        """How many turns, from the first on, have about `num_tokens` tokens, and surely `at_least` so many; all but the
+        newest if they have fewer."""
+        if self.num_dropped(self.most) <= num_tokens:
+            return self.most
+        num_turns = self._guessed(num_tokens)
+        if self.num_dropped(num_turns) >= at_least:
+            return num_turns
+        # By themselves they are longer than in the history, or refused. Dropping all of them was the answer once, and
+        # left 64 of 100 histories with thoughts in them nothing but the newest turn.
+        return bisect_left(range(self.most), num_tokens, lo=num_turns + 1, key=self.num_dropped)
+
+    def num_dropped(self, num_turns: int) -> int:
+        """Tokens by which the prompt is shorter without its first turns."""
+        if num_turns not in self._dropped:
+            self._dropped[num_turns] = self._num_tokens - self._count(self.without(num_turns), self._tools)
+        return self._dropped[num_turns]
 
     def without(self, num_turns: int) -> Sequence[Message]:
         """The history without its first turns."""
@@ -116,20 +118,21 @@ class _Turns:
         """Where the first turns are in the history."""
         return range(self._num_before, self._starts[num_turns]) if num_turns else range(0)
 
-    def _first(self, num_tokens: int) -> int:
-        """How many turns, from the first on, have so many tokens; all but the newest if they have fewer."""
-        while len(self._ends) < self._most and (not self._ends or self._ends[-1] < num_tokens):
-            turn = self._count(self._turn(len(self._ends))) - self._overhead
-            self._ends.append(turn + (self._ends[-1] if self._ends else 0))
-        return min(bisect_left(self._ends, num_tokens) + 1, self._most)
-
-    @cached_property
-    def _overhead(self) -> int:
-        """Tokens that every conversation has, however short: a system prompt of the template, what begins the reply."""
-        if self._most < 2:
+    def _guessed(self, num_tokens: int) -> int:
+        """As `first`, from what each turn has by itself; 0 if that cannot be known."""
+        try:
+            num_around = self._alone([])
+            for number in range(self.most):
+                turn = self._messages[self._starts[number] : self._starts[number + 1]]
+                num_tokens -= self._alone(turn) - num_around
+                if num_tokens <= 0:
+                    return number + 1
+        except InvalidRequest:  # the template takes no such conversation: it wants tools, or words of the system
             return 0
-        first, second = self._turn(0), self._turn(1)
-        return self._count(first) + self._count(second) - self._count([*first, *second])
+        return 0
 
-    def _turn(self, number: int) -> Sequence[Message]:
-        return self._messages[self._starts[number] : self._starts[number + 1]]
+    def _alone(self, turn: Sequence[Message]) -> int:
+        """Tokens of a conversation of a turn and a question behind it, which makes it an old one: templates leave out
+        what was thought in those. Some want each conversation to begin with words of the system."""
+        system = [{**message, "content": ""} for message in self._messages[:1] if message["role"] == "system"]
+        return self._count([*system, *turn, _PROBE], ())

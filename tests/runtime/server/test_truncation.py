@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
+from radixlm.runtime.chat_template import ChatTemplate
 from radixlm.runtime.errors import ContextLengthExceeded
 from radixlm.runtime.server.truncation import Truncated, drop_middle
+from radixlm.runtime.tool_format import Tool
 
 from .real_server import RealServer, real_server
 
@@ -18,8 +22,8 @@ def message(role: str, num_tokens: int) -> dict[str, Any]:
     return {"role": role, "num_tokens": num_tokens}
 
 
-def count(messages: Sequence[Any]) -> int:
-    return sum(each["num_tokens"] for each in messages)
+def count(messages: Sequence[Any], tools: Sequence[Tool] = ()) -> int:
+    return 1000 * len(tools) + sum(each.get("num_tokens", 1) for each in messages)
 
 
 def history(num_turns: int, system: int = 10, user: int = 10, assistant: int = 20) -> list[dict[str, Any]]:
@@ -78,7 +82,7 @@ def test_a_long_history_is_not_counted_thirteen_times() -> None:
     """Small turns and, at the end, long ones: all of it was counted again for each step of a bisection."""
     num_counted = 0
 
-    def counted(messages: Sequence[Any]) -> int:
+    def counted(messages: Sequence[Any], tools: Sequence[Tool]) -> int:
         nonlocal num_counted
         num_counted += count(messages)
         return count(messages)
@@ -92,7 +96,7 @@ def test_a_long_history_is_not_counted_thirteen_times() -> None:
 def test_turns_that_are_shorter_in_a_history_than_alone_are_dropped_until_the_rest_fits() -> None:
     """As with templates that leave out what was thought in old turns; with tokens that every conversation has."""
 
-    def counted(messages: Sequence[Any]) -> int:
+    def counted(messages: Sequence[Any], tools: Sequence[Tool] = ()) -> int:
         shortened = [each["num_tokens"] // 5 if each["role"] == "assistant" else 10 for each in messages[:-2]]
         return 25 + sum(shortened) + count(messages[-2:])
 
@@ -105,7 +109,136 @@ def test_turns_that_are_shorter_in_a_history_than_alone_are_dropped_until_the_re
 def test_a_history_of_megabytes_is_refused_before_it_is_counted() -> None:
     with pytest.raises(ContextLengthExceeded, match=r"history has \d+ bytes, at most 4194304"):
         message = {"role": "user", "content": "a" * (4 << 20)}
-        drop_middle([message], count=lambda _: pytest.fail(), context_length=9, max_tokens=1)
+        drop_middle([message], count=lambda messages, tools: pytest.fail(), context_length=9, max_tokens=1)
+
+
+def offered(num_tools: int, description: str = "") -> list[Tool]:
+    return [Tool(f"f{number}", {}, description) for number in range(num_tools)]
+
+
+def test_tools_are_not_counted_again_with_each_turn() -> None:
+    """4096 turns and 100 kB of tools took minutes: each count of a turn wrote the tools again."""
+    num_tools: list[int] = []
+
+    def counted(messages: Sequence[Any], tools: Sequence[Tool]) -> int:
+        num_tools.append(len(tools))
+        return count(messages, tools)
+
+    messages = history(2000)
+    left = drop_middle(messages, offered(64), count=counted, context_length=100_000, max_tokens=None)
+    assert 64_000 < counted(left.messages, offered(64)) <= 75_000
+    assert sum(map(bool, num_tools)) <= 4 and len(num_tools) > 1000
+
+
+def test_no_turn_is_counted_where_dropping_all_of_them_does_not_help() -> None:
+    lengths: list[int] = []
+
+    def counted(messages: Sequence[Any], tools: Sequence[Tool]) -> int:
+        lengths.append(len(messages))
+        return count(messages, tools)
+
+    with pytest.raises(ContextLengthExceeded, match="have 64020 tokens, the context holds 2048"):
+        drop_middle(history(500), offered(64), count=counted, context_length=2048, max_tokens=None)
+    assert lengths == [1000, 2]
+
+
+def test_megabytes_of_tools_are_refused_before_they_are_counted() -> None:
+    with pytest.raises(ContextLengthExceeded, match=r"history has \d+ bytes, at most 4194304 .* tools included"):
+        tools = offered(64, description="a" * (1 << 16))
+        drop_middle(history(1), tools, count=lambda messages, tools: pytest.fail(), context_length=9, max_tokens=1)
+
+
+MESSAGE = "{{ m.role }} {{ m.content }}\n"
+WITHOUT_OLD_THOUGHTS = (
+    "{% set place = namespace(last=-1) %}"
+    "{% for m in messages if m.role == 'user' %}{% set place.last = messages.index(m) %}{% endfor %}"
+    "{% for m in messages %}{% if loop.index0 < place.last %}{{ m.role }} {{ m.content.split('</think>')[-1] }}\n"
+    "{% else %}" + MESSAGE + "{% endif %}{% endfor %}"
+)
+SYSTEM_FIRST = (
+    "{% if messages[0].role != 'system' %}{{ raise_exception('begin with a system message') }}{% endif %}"
+    "{% for m in messages %}" + MESSAGE + "{% endfor %}"
+)
+CALLS_WANT_TOOLS = (
+    "{% for m in messages %}{% if not tools and 'call' in m.content %}{{ raise_exception('no tools') }}{% endif %}"
+    + MESSAGE
+    + "{% endfor %}"
+)
+
+
+@dataclass
+class Words:
+    """Counts words of what a template writes, and notes the last message of each conversation it was asked for."""
+
+    template: ChatTemplate
+    lasts: list[object] = field(default_factory=list)
+
+    def __call__(self, messages: Sequence[Any], tools: Sequence[Tool] = ()) -> int:
+        self.lasts.append(messages[-1]["content"])
+        described = [tool.for_template() for tool in tools]
+        return len(self.template.render(messages, tools=described).split())
+
+
+def thoughtful(num_turns: int, said: Random) -> list[dict[str, Any]]:
+    """Turns with numbers for questions, so that no two are the same, and many more words thought than said."""
+    messages = [{"role": "system", "content": "be kind"}]
+    for number in range(num_turns):
+        answer = "t " * said.randint(50, 400) + "</think> " + "call " * said.randint(10, 60)
+        messages.append({"role": "user", "content": f"{number} " + "u " * said.randint(5, 30)})
+        messages.append({"role": "assistant", "content": answer})
+    return [*messages, {"role": "user", "content": "last one"}]
+
+
+def test_thoughts_that_the_template_leaves_out_do_not_drop_all_but_the_newest_turn() -> None:
+    """A turn by itself was counted with its thoughts: 64 of 100 histories lost all that could be dropped."""
+    said, template, num_long = Random(7), ChatTemplate(WITHOUT_OLD_THOUGHTS), 0
+    for _ in range(40):
+        messages, counted = thoughtful(said.randint(5, 60), said), Words(template)
+        left = drop_middle(messages, count=counted, context_length=1024, max_tokens=None)
+        num_long += bool(left.dropped)
+        assert counted.lasts.count("last one") <= 3  # as long as what single turns have is right
+        assert not left.dropped or 768 - 256 - 100 < counted(left.messages) <= 768
+    assert num_long > 20
+
+
+def test_thoughts_that_the_template_leaves_out_do_not_change_what_is_dropped_with_each_turn() -> None:
+    messages, counted = thoughtful(120, Random(7)), Words(ChatTemplate(WITHOUT_OLD_THOUGHTS))
+    places = [place for place, each in enumerate(messages) if each["role"] == "user"]
+    num_dropped = [
+        len(drop_middle(messages[: place + 1], count=counted, context_length=1024, max_tokens=None).dropped)
+        for place in places
+    ]
+    assert num_dropped == sorted(num_dropped)
+    assert len(set(num_dropped)) <= 1 + counted(messages) // 256
+
+
+@pytest.mark.parametrize("template", [SYSTEM_FIRST, CALLS_WANT_TOOLS])
+def test_a_template_that_takes_no_turn_by_itself_can_be_truncated(template: str) -> None:
+    """One that wants a system message first was a 400 that named a message which the client did send."""
+    messages, tools, counted = thoughtful(20, Random(7)), offered(1), Words(ChatTemplate(template))
+    left = drop_middle(messages, tools, count=counted, context_length=2048, max_tokens=None)
+    assert left.messages[0] == messages[0] and left.dropped
+    assert 1536 - 512 - 500 < counted(left.messages, tools) <= 1536
+    if template is SYSTEM_FIRST:
+        assert counted.lasts.count("last one") <= 4
+
+
+def test_turns_that_are_longer_alone_are_bisected_and_the_same_stays_while_the_conversation_grows() -> None:
+    num_whole = 0
+
+    def counted(messages: Sequence[Any], tools: Sequence[Tool]) -> int:
+        nonlocal num_whole
+        num_whole += messages[-1].get("num_tokens") == 10
+        return count(messages) * (1 if messages[-1].get("num_tokens") == 10 else 5)
+
+    num_dropped = []
+    for num_turns in range(1, 200):
+        num_whole = 0
+        left = drop_middle(history(num_turns), count=counted, context_length=400, max_tokens=None)
+        num_dropped.append(len(left.dropped))
+        assert count(left.messages) <= 300 and (not left.dropped or count(left.messages) >= 170)
+        assert num_whole <= 3 + 8
+    assert num_dropped == sorted(num_dropped) and len(set(num_dropped)) <= 1 + 200 * 30 // 100 * 2
 
 
 @pytest.fixture(scope="module")
