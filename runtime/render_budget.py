@@ -1,7 +1,8 @@
 """What one rendering of a chat template may cost: characters that it makes, items that it goes through, time.
 
-An operation is paid before its result exists where that may be much larger than what it is made of. Knows values, not
-templates.
+An operation is paid before its result exists where that may be much larger than what it is made of. What is made by
+appending, and lists that are cut, are paid back when nothing holds them any longer: a template that appends to one text
+a thousand times makes many, and has one. Copying them is bounded by the time. Knows values, not templates.
 """
 
 from __future__ import annotations
@@ -10,15 +11,20 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-MAX_CHARACTERS = 1 << 27  # made in all, of which most are gone again; no memory holds more than was made
+MAX_CHARACTERS = 1 << 27  # made in all and not paid back; no memory holds more than that
 MAX_VALUE = 1 << 25  # characters and items in one value, with all that it refers to: one list may be in it often
 MAX_SECONDS = 2.0  # of a processor, so that a busy machine takes away nothing
 _ITEM = 64  # bytes or so that one item of a list has, in characters
+_SHORT = 1024  # characters of a text that is not worth paying back
 _STEPS = 100  # between two looks at the time, which take as long as some steps
 _MAX_BITS = 4096  # of an integer
 # A placeholder as wide as a number of four digits, or as a value says.
 _WIDE_PERCENT = re.compile(r"[%)][-+ #0-9.]*?(?:\d{4}|\*)")
 _WIDE_BRACES = re.compile(r"\{[^{}:]*:[^{}]*?(?:\d{4}|\{)")
+_LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+_SPACES = (
+    _LINE_ENDS + "\t\x1f \xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+)
 
 
 class TooCostly(Exception):
@@ -53,6 +59,15 @@ class RenderBudget:
             if self._clock() - self._began > self._max_seconds:
                 raise TooCostly(f"it takes more than {self._max_seconds:g} s")
 
+    def afford(self, num_characters: int) -> None:
+        """Pay nothing, but for what could never be paid."""
+        if num_characters > self._left:
+            self.spend(num_characters)
+
+    def pay_back(self, num_characters: int) -> None:
+        """What was paid for so many characters, which are gone, can be spent again."""
+        self._left += num_characters
+
     def each(self, items: Iterable[object]) -> Iterator[object]:
         """The items, each of them paid when it is asked for."""
         for item in items:
@@ -73,7 +88,35 @@ class RenderBudget:
     def part(self, made: object) -> object:
         """Pay for a part of a value that was paid, which refers to nothing that the whole does not refer to."""
         self.spend(self._length(made))
-        return made
+        if type(made) is not list:
+            return made
+        part = _KeptList(made)
+        part._budget, part._to_pay_back = self, len(made) * _ITEM
+        return part
+
+    def joined_texts(self, texts: Sequence[str]) -> str:
+        """One text of several; all but its longest piece is new and stays paid."""
+        length = sum(map(len, texts))
+        if length > MAX_VALUE:
+            raise _too_large()
+        self.spend(length)
+        if length < _SHORT:
+            return "".join(texts)
+        joined = _KeptText("".join(texts))
+        joined._budget, joined._to_pay_back = self, max(map(len, texts))
+        return joined
+
+    def joined_lists(self, left: list[object], right: list[object]) -> list[object]:
+        """One list of two; what is in the longer one is not looked at again if it was made here."""
+        length = (len(left) + len(right)) * _ITEM
+        weight = self.weight(left) + self.weight(right)
+        if max(length, weight) > MAX_VALUE:
+            raise _too_large()
+        self.spend(length)
+        joined = _KeptList(left)
+        joined += right
+        joined._weight, joined._budget, joined._to_pay_back = weight, self, max(len(left), len(right)) * _ITEM
+        return joined
 
     def text(self, made: object) -> str:
         """Pay for a value that is written out."""
@@ -89,7 +132,9 @@ class RenderBudget:
         while todo:
             self.spend(1)
             item = todo.pop()
-            if isinstance(item, Mapping):
+            if isinstance(item, _KeptList) and item._weight is not None:
+                weight += item._weight
+            elif isinstance(item, Mapping):
                 weight += len(item) * 4
                 todo += item
                 todo += item.values()
@@ -99,7 +144,9 @@ class RenderBudget:
             else:
                 weight += len(item) if isinstance(item, str) else 8
             if weight > MAX_VALUE or len(todo) > MAX_VALUE // _ITEM:
-                raise TooCostly(f"it makes a value of more than {MAX_VALUE} characters")
+                raise _too_large()
+        if isinstance(value, _KeptList):
+            value._weight = weight
         return weight
 
     def binary(self, operator: str, left: object, right: object) -> None:
@@ -109,7 +156,7 @@ class RenderBudget:
         if operator == "*" and isinstance(right, int):
             if isinstance(left, int):
                 self._integer(left.bit_length() + right.bit_length())
-            else:
+            elif isinstance(left, str | list | tuple):
                 self.spend(self._length(left) * max(right, 0))
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             self._integer(left.bit_length() * max(right, 0))
@@ -136,14 +183,31 @@ class RenderBudget:
             self.spend((num_places + 1) * self.weight(given[1:] if args else given))
         elif name == "translate":
             self.spend(len(owner) * self.weight(given))
+        elif name in ("partition", "rpartition"):
+            self.spend(len(owner))
         elif name in ("split", "rsplit"):
-            num_parts = owner.count(args[0]) if args and isinstance(args[0], str) and args[0] else len(owner)
+            separator = args[0] if args else kwargs.get("sep")
+            num_cuts = owner.count(separator) if isinstance(separator, str) else _count(owner, _SPACES)
             limit = args[1] if len(args) > 1 else kwargs.get("maxsplit", -1)
-            self.spend(_ITEM * (min(num_parts, limit) if isinstance(limit, int) and limit >= 0 else num_parts))
+            self._parts(owner, 1 + (min(num_cuts, limit) if isinstance(limit, int) and limit >= 0 else num_cuts))
         elif name == "splitlines":
-            self.spend(_ITEM * len(owner))
+            self._parts(owner, 1 + _count(owner, _LINE_ENDS))
+        elif name == "indent":
+            num_lines = 1 + _count(owner, _LINE_ENDS)
+            widths = [
+                len(each) if isinstance(each, str) else int(each) for each in given if isinstance(each, str | int)
+            ]
+            self._parts(owner, num_lines)
+            self.spend(num_lines * max([4, *widths]))
+        elif name == "characters":
+            self._parts(owner, len(owner))
         elif name == "join":
             self.spend(self.weight(given) + sum(len(owner) * len(each) for each in given if isinstance(each, list)))
+
+    def _parts(self, owner: str, num_parts: int) -> None:
+        """Pay for the characters of a text's parts; `value` pays for the list that they are in."""
+        self.spend(len(owner))
+        self.afford(num_parts * _ITEM)
 
     def _length(self, value: object) -> int:
         if isinstance(value, str):
@@ -154,3 +218,34 @@ class RenderBudget:
         self.spend(1)
         if num_bits > _MAX_BITS:
             raise TooCostly(f"it computes an integer of more than {_MAX_BITS} bits")
+
+
+class _KeptText(str):
+    """A text that is paid back when it is gone. Methods of it make plain texts."""
+
+    _budget: RenderBudget | None = None
+    _to_pay_back = 0
+
+    def __del__(self) -> None:
+        if self._budget is not None:
+            self._budget.pay_back(self._to_pay_back)
+
+
+class _KeptList(list[object]):
+    """A list that is paid back when it is gone, and never changes until then."""
+
+    _budget: RenderBudget | None = None
+    _to_pay_back = 0
+    _weight: int | None = None
+
+    def __del__(self) -> None:
+        if self._budget is not None:
+            self._budget.pay_back(self._to_pay_back)
+
+
+def _count(text: str, characters: str) -> int:
+    return sum(map(text.count, characters))
+
+
+def _too_large() -> TooCostly:
+    return TooCostly(f"it makes a value of more than {MAX_VALUE} characters")

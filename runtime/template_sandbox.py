@@ -1,20 +1,21 @@
 """Jinja's immutable sandbox, in which everything that a template does is paid.
 
 The sandbox lets operators and calls be intercepted. What it does not (loops, `~`, literals, slices, text that is
-written) becomes a filter here. What filters make is paid as well; some whose time grows faster than their text are not
-there. Knows Jinja, not chats.
+written) becomes a filter here. What filters make is paid as well; some whose time grows faster than their text refuse
+to be called. Knows Jinja, not chats.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from types import GeneratorType
 from typing import Any
 
 from jinja2 import nodes, pass_context
 from jinja2.environment import Template
-from jinja2.filters import FILTERS
+from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, _PassArg
@@ -25,9 +26,10 @@ from .render_budget import RenderBudget, TooCostly
 _BUDGET = "radixlm.budget"  # a variable, with a dot that names in templates have not
 _SLOW = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 _NO_TEXT = ("encode", "decode", "to_bytes", "from_bytes")  # some codecs need the square of a text's length
-_SPLITTING = frozenset({"list", "sort", "unique", "title", "wordcount"})  # a text into its characters or words
+_SPLITTING = frozenset({"list", "sort", "unique", "title"})  # a text into its characters or words
 _WRITING = frozenset({"center", "format", "indent", "replace", "string"})
-_COUNTING = frozenset({"batch", "round", "slice", "sum"})
+_COUNTING = frozenset({"batch", "round", "slice"})
+_WORD = re.compile(r"\w+")
 _EACH, _JOINED, _VALUE, _PART, _TEXT = (f"radixlm.{name}" for name in ("each", "joined", "value", "part", "text"))
 
 
@@ -40,14 +42,18 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
         del self.globals["lipsum"]
         self.globals["namespace"] = _Namespace
-        self.filters = {name: _paid(name, FILTERS[name]) for name in FILTERS if name not in _SLOW}
+        self.filters: dict[str, Callable[..., Any]] = {
+            name: _refused(name) if name in _SLOW else _paid(name, FILTERS[name]) for name in FILTERS
+        }
         self.filters |= {
             _EACH: pass_context(lambda context, items: _budget(context).each(items)),
             _JOINED: pass_context(_joined),
             _VALUE: pass_context(lambda context, made: _budget(context).value(made)),
             _PART: pass_context(lambda context, made: _budget(context).part(made)),
             _TEXT: pass_context(lambda context, made: _budget(context).text(made)),
+            "sum": pass_context(_sum),
             "tojson": pass_context(_to_json),
+            "wordcount": pass_context(_num_words),
         }
 
     def render_pieces(self, template: Template, variables: Mapping[str, object], budget: RenderBudget) -> Iterator[str]:
@@ -70,6 +76,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Run an operator."""
         budget = _budget(context)
+        if operator == "+" and isinstance(left, list) and isinstance(right, list):
+            return budget.joined_lists(left, right)
+        if operator == "+" and isinstance(left, str) and isinstance(right, str) and not _escapes(left, right):
+            return budget.joined_texts((left, right))
         budget.binary(operator, left, right)
         return budget.value(super().call_binop(context, operator, left, right))
 
@@ -132,9 +142,21 @@ def _filtered(node: Any, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
-def _joined(context: Context, made: tuple[object, ...]) -> str:
+def _joined(context: Context, made: Any) -> str:
     budget = _budget(context)
-    return "".join([budget.text(each) for each in made])
+    return budget.joined_texts([each if isinstance(each, str) else budget.text(each) for each in made])
+
+
+def _escapes(left: str, right: str) -> bool:
+    return hasattr(left, "__html__") or hasattr(right, "__html__")
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    @pass_context
+    def refused(context: Context, value: object, *args: object, **kwargs: object) -> None:
+        raise TooCostly(f"it calls the filter {name}, whose time may grow with the square of what it is given")
+
+    return refused
 
 
 def _paid(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,15 +179,13 @@ def _paid(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
             budget.spend(budget.weight(value) + len(value) * budget.weight([args, kwargs]))
         elif name == "format":
             budget.binary("%", value, kwargs or args)
-        elif name == "indent":
-            budget.method(value, "splitlines", (), {})
-            widths = [len(each) if isinstance(each, str) else int(each) for each in (*args, *kwargs.values())]
-            budget.spend(len(value.splitlines()) * max([4, *widths]))
         elif name in _COUNTING:
             _require_small((*args, *kwargs.values()))
         elif isinstance(value, str):
-            budget.method(value, "splitlines" if name in _SPLITTING else name, args, kwargs)
+            budget.method(value, "characters" if name in _SPLITTING else name, args, kwargs)
         result = filter(*given[passed](context), value, *args, **kwargs)
+        if result is value:  # as `default` often does
+            return result
         return map(budget.value, result) if isinstance(result, GeneratorType) else budget.value(result)
 
     return paid
@@ -187,6 +207,22 @@ def _to_json(
     _require_small((indent,))
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     return "".join(map(budget.text, encoder.iterencode(value)))
+
+
+def _sum(context: Context, items: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
+    """Jinja's, with every addition paid."""
+    sandbox: Any = context.environment
+    if isinstance(start, str):
+        raise TypeError("sum() can't sum strings")
+    total = start
+    for item in _budget(context).each(items if attribute is None else map(make_attrgetter(sandbox, attribute), items)):
+        total = sandbox.call_binop(context, "+", total, item)
+    return total
+
+
+def _num_words(context: Context, value: object) -> int:
+    """Jinja's, without a list of the words."""
+    return sum(1 for _ in _budget(context).each(_WORD.finditer(_budget(context).text(value))))
 
 
 def _require_small(given: tuple[object, ...]) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 import tracemalloc
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from radixlm.runtime import chat_template
 from radixlm.runtime.chat_template import MAX_TEMPLATE_LENGTH, ChatTemplate
 from radixlm.runtime.errors import InvalidRequest
-from radixlm.runtime.render_budget import RenderBudget, TooCostly
+from radixlm.runtime.render_budget import MAX_CHARACTERS, RenderBudget, TooCostly
 
 CHATML = """{% for message in messages %}
 {% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
@@ -134,7 +136,7 @@ BOMBS = (
     "{{ 1 | round(500000000, 'ceil') }}",
     "{{ [1] | batch(500000000, 0) | list }}",
     "{{ [1] | slice(500000000) | list }}",
-    "{% set a = [[[0] * 1000] * 1000] | sum(start=[]) %}",
+    "{% set a = ([[0] * 1000] * 600) | sum(start=[]) %}",
     "{{ lipsum(n=1000000) }}",
     "{{ ('\u00e9' * 1000000).encode('punycode') }}",
     "{{ (1).to_bytes(500000000, 'big') }}",
@@ -159,6 +161,22 @@ BOMBS = (
     "{% set b = 'x' * 1000000 %}{% for i in range(99999) %}{% set a = b[1:] %}{% endfor %}",
     "{% set b = 'x' * 1000000 %}{% for i in range(99999) %}{% set a = b | upper %}{% endfor %}",
     "{% set b = 'x ' * 1000000 %}{% set a = b.split() %}{% set c = b | list %}{% set d = b.split(' ', -1) %}",
+    # what is appended to is paid back only when it is gone
+    "{% set n = namespace(a='x' * 2000000, l=[]) %}"
+    "{% for i in range(99999) %}{% set n.a = n.a + 'y' %}{% set n.l = n.l + [n.a] %}{% endfor %}",
+    "{% set n = namespace(a='x' * 2000000, l=[]) %}"
+    "{% for i in range(99999) %}{% set n.a = 'y' ~ n.a %}{% set n.l = [n.l, n.a] %}{% endfor %}",
+    "{% macro m(a) %}{{ m(a + 'y') }}{% endmacro %}{{ m('x' * 2000000) }}",
+    "{% macro m(a) %}{{ m(a + [0]) }}{% endmacro %}{{ m([0] * 100000) }}",
+    "{% set n = namespace(a=[0] * 100000, l=[]) %}"
+    "{% for i in range(99999) %}{% set n.a = n.a + [0] %}{% set n.l = n.l + [n.a] %}{% endfor %}",
+    "{% set n = namespace(a=[0] * 100000, l=[]) %}"
+    "{% for i in range(99999) %}{% set n.l = n.l + [n.a[1:]] %}{% endfor %}",
+    "{% set n = namespace(a='x ' * 2000000, l=[]) %}"
+    "{% for i in range(99999) %}{% set n.l = [n.l, n.a.partition('y'), n.a.split('y')] %}{% endfor %}",
+    "{% set n = namespace(a=[0]) %}{% for i in range(99) %}{% set n.a = [n.a] + [n.a] %}{% endfor %}{{ n.a }}",
+    "{% set n = namespace(a=[0]) %}{% for i in range(99999) %}{% set n.a = [n.a] + [] %}{% endfor %}{{ n.a }}",
+    "{% set b = 'x' * 10000000 %}{% for i in range(99999) %}{% set a = b + 'y' %}{% endfor %}",
     # what was paid may change only within a namespace
     "{% set n = namespace() %}{% set n.a = [n, n] %}{{ 'a' * 500000000 if n | string | length < 99 }}",
 )
@@ -183,6 +201,75 @@ def test_rendering_stops_when_its_time_is_over() -> None:
     with pytest.raises(TooCostly, match="more than 10 s"):
         list(budget.each(range(10_000)))
     assert 10 < next(now) < 20
+
+
+APPENDING = (
+    "{% set n = namespace(o='') %}{% for m in messages %}{% set n.o = n.o + '<|' + m.role + '|>' + m.content %}"
+    "{% endfor %}{{ n.o }}",
+    "{% set n = namespace(o='') %}{% for m in messages %}{% set n.o = n.o ~ '<|' ~ m.role ~ '|>' ~ m.content %}"
+    "{% endfor %}{{ n.o | default('none') }}",
+    "{% set n = namespace(o='') %}{% for m in messages %}{% set n.o = m.content + n.o %}{% endfor %}{{ n.o }}",
+    "{% set n = namespace(l=[]) %}{% for m in messages %}{% set n.l = n.l + [m] %}{% endfor %}"
+    "{% for m in n.l %}{{ m.content }}{% endfor %}{{ n.l | length }}{{ n.l | tojson }}",
+    "{% for m in messages %}{% for t in messages[loop.index0:] %}{{ t.content }}{% break %}{% endfor %}{% endfor %}",
+    "{{ messages | map('list') | sum(start=[]) | join }}",
+)
+
+
+@pytest.mark.parametrize("source", APPENDING)
+def test_what_is_appended_to_costs_what_is_new_and_what_is_held(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand messages of 120 characters in one text were refused; a list of as many took 180 times as long."""
+    messages = [{"role": ("user", "assistant")[i % 2], "content": f"hello {i:4d} " * 11} for i in range(1000)]
+    looks = itertools.count()
+    budget = RenderBudget(max_characters=12_000_000, clock=lambda: min(next(looks), 0))
+    monkeypatch.setattr(chat_template, "RenderBudget", lambda: budget)
+    assert ChatTemplate(source).render(messages) == _plain(source, messages)
+    assert next(looks) < 2000  # at the time; each of a hundred steps, or of one long copy
+
+
+READING = (
+    "{{ messages[0].content.split() | length }}",
+    "{{ messages[0].content.split() | join(' ') }}",
+    "{{ messages[0].content.split('\n', 3)[-1] }}",
+    "{{ messages[0].content | wordcount }}",
+    "{% for line in messages[0].content.splitlines() %}{{ line }}{% endfor %}",
+    "{{ messages[0].content | indent(2) }}",
+    "{{ messages[0].content | indent('> ', first=true) }}",
+)
+
+
+@pytest.mark.parametrize("source", READING)
+def test_a_long_text_can_be_cut_into_words_and_lines(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of 2 MB, with a tenth of the budget."""
+    budget = RenderBudget(max_characters=MAX_CHARACTERS // 10, clock=lambda: 0)
+    monkeypatch.setattr(chat_template, "RenderBudget", lambda: budget)
+    messages = [{"role": "user", "content": "word " * 30_000 + "line\n" * 12_000}]
+    assert ChatTemplate(source).render(messages) == _plain(source, messages)
+
+
+@pytest.mark.parametrize("name", ["pprint", "striptags", "urlize", "wordwrap", "xmlattr"])
+def test_a_slow_filter_is_refused_when_it_is_called(name: str) -> None:
+    source = "{% if tools %}{{ tools[0] | " + name + " }}{% else %}{{ 1.5e3 * 1000000000 }}{% endif %}"
+    assert ChatTemplate(source).render([]) == "1500000000000.0"
+    with pytest.raises(InvalidRequest, match=f"it calls the filter {name}"):
+        ChatTemplate(source).render([], tools=[{}])
+
+
+def test_values_that_are_paid_back_are_like_others() -> None:
+    source = (
+        "{% set t = messages[0].content + '{} %s' %}{% set l = messages[:] + [1] %}"
+        "{{ t.format(1)[-4:] }}{{ (t % 2)[-4:] }}{{ t is string }}{{ t == t ~ '' }}{{ {t: 1}[t] }}{{ t._budget }}"
+        "{{ l is sequence }}{{ l[1:] }}{{ l == messages + [1] }}{{ l | tojson == l | list | tojson }}{{ t | e == t }}"
+    )
+    messages = [{"role": "user", "content": "a" * 2000}]
+    assert ChatTemplate(source).render(messages) == _plain(source, messages)
+
+
+def _plain(source: str, messages: list[dict[str, str]]) -> str:
+    """What Jinja makes of it, unpaid."""
+    environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    return environment.from_string(source).render(messages=messages)
 
 
 def test_what_templates_do_is_far_from_the_limits() -> None:
