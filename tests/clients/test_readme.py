@@ -20,4 +20,4 @@ def test_the_readmes_client_gets_an_answer(server: ServeProcess, capsys: pytest.
     shown = shown.replace("http://localhost:8000", server.url).replace("any, where the server has none", KEY)
     exec(shown, {})
     *text, num_cached = capsys.readouterr().out.split()
-    assert len(text) > 3 and int(num_cached) >= 0
+    assert text and int(num_cached) >= 0  # how many words, only the model knows: it is sampled
