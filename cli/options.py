@@ -28,8 +28,8 @@ class EngineOptions:
     max_num_seqs: int
     threads: int | None
     match: MatchPolicy
-    store: Path | None = None
-    store_gb: float = DEFAULT_STORE_GB
+    store: str | None = None
+    store_gb: float | None = None
 
     def open(
         self,
@@ -49,16 +49,21 @@ class EngineOptions:
 
         if self.kv_cache_gb is not None and not math.isfinite(self.kv_cache_gb):
             raise ValueError(f"--kv-cache-gb is {self.kv_cache_gb}; it must be a number of GB")
-        if not math.isfinite(self.store_gb):
-            raise ValueError(f"--store-gb is {self.store_gb}; it must be a number of GB")
+        if self.store == "":
+            raise ValueError("--store is empty; give a directory, or leave it out")
+        if self.store is None and self.store_gb is not None:
+            raise ValueError("--store-gb is given and --store is not; say where, too")
+        store_gb = DEFAULT_STORE_GB if self.store_gb is None else self.store_gb
+        if not math.isfinite(store_gb):
+            raise ValueError(f"--store-gb is {store_gb}; it must be a number of GB")
         return Engine(
             artifact,
             kv_cache_bytes=None if self.kv_cache_gb is None else int(self.kv_cache_gb * 1e9),
             max_num_seqs=self.max_num_seqs,
             num_threads=self.threads,
             match=self.match,
-            store=self.store,
-            store_bytes=int(self.store_gb * 1e9),
+            store=None if self.store is None else Path(self.store),
+            store_bytes=int(store_gb * 1e9),
             cache_ttl_s=cache_ttl_s,
             max_queue=max_queue,
             kv_log=kv_log,
@@ -101,13 +106,11 @@ def store_options(function: F) -> F:
         click.option(
             "--store-gb",
             type=click.FloatRange(min=0, min_open=True),
-            default=DEFAULT_STORE_GB,
-            show_default=True,
-            help="What the files in --store may take, in GB.",
+            help=f"What the files in --store may take, in GB.  [default: {DEFAULT_STORE_GB:g}]",
         ),
         click.option(
             "--store",
-            type=click.Path(path_type=Path, file_okay=False),
+            type=click.Path(file_okay=False),
             metavar="DIR",
             help="Keep prefixes on disk, too: for the next start, and for when memory has no room. They are loaded "
             "where that is quicker than to compute them.  [default: nothing is kept]",

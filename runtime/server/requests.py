@@ -116,7 +116,7 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
 
     def _own_wishes(self) -> dict[str, object]:
         """Fields of `SamplingParams` that only one kind of completion sets."""
-        raise NotImplementedError
+        return {}
 
 
 def wished(defaults: SamplingParams, wishes: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:

@@ -9,6 +9,7 @@ Three threads may use one store: one puts, discards and collects; one reads; any
 from __future__ import annotations
 
 import logging
+import shutil
 import sqlite3
 import threading
 import time
@@ -102,7 +103,7 @@ class PageStore:
         """The store of a directory, which is made if it is not there; what a crash left is mended first.
 
         Args:
-            max_bytes: of all segments together; the index, a thousandth of them, comes on top.
+            max_bytes: of all segments together, at most what the disk has; the index, a thousandth, comes on top.
             files: where pages are read and written; None: `OSFiles`.
             clock: seconds since 1970, for people to read; nothing depends on it.
 
@@ -123,6 +124,7 @@ class PageStore:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = StoreLock.take(path)
+            max_bytes = min(max_bytes, shutil.disk_usage(path).total)  # owners keep books for as many pages as fit
             secret = read_secret(path)
             segment_bytes = max(smallest.offset(1), min(_MAX_SEGMENT_BYTES, max_bytes // _MIN_SEGMENTS))
             new_log = partial(SegmentLog, path, files, segment_bytes=segment_bytes, clock=clock)

@@ -231,6 +231,18 @@ def test_a_parameter_out_of_range_is_named(artifact: Path, option: str, value: s
     assert option.strip("-").replace("-", "_") in line.replace("-", "_")
 
 
+def test_a_store_without_a_name_or_without_a_place_is_refused(artifact: Path) -> None:
+    """An empty name, as of a variable that is not set, was the working directory."""
+    assert "--store is empty" in _error(_run("generate", artifact, "hello", "--store", ""))
+    assert "--store is not" in _error(_run("generate", artifact, "hello", "--store-gb", "1"))
+
+
+def test_a_store_larger_than_the_disk_takes_no_memory_for_it(artifact: Path, tmp_path: Path) -> None:
+    """1e12 GB ended in a MemoryError: as many pages were to be numbered."""
+    done = _run("generate", artifact, "hello", "--store", tmp_path / "store", "--store-gb", "1e12", "--max-tokens", "1")
+    assert done.returncode == 0, done.stderr
+
+
 def _refuses_to_compile(source: Path, output: Path) -> str:
     line = _error(_run("compile", source, "-o", output))
     assert not list(output.parent.iterdir())

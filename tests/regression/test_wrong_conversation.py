@@ -20,7 +20,7 @@ from radixlm.runtime.cache_namespace import CacheNamespaces, CacheScope, ModelId
 from radixlm.runtime.sampling_params import SamplingParams
 
 from ..runtime.fake_model import EOS, alone
-from ..runtime.fake_tier import Served
+from ..runtime.fake_tier import Served, processes
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
@@ -28,16 +28,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
     """An engine over a directory; opened again, it is another process."""
-    opened: list[Served] = []
-
-    def open_again(**options: int) -> Served:
-        if opened:
-            opened[-1].close()
-        opened.append(Served(tmp_path / "store", **options))
-        return opened[-1]
-
-    yield open_again
-    opened[-1].close()
+    with processes(tmp_path / "store") as open_again:
+        yield open_again
 
 
 def test_sessions_that_return_from_disk_get_their_own_conversation(serve: Callable[..., Served]) -> None:

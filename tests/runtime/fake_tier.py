@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -120,3 +121,19 @@ class Served:
         usage = completion.usage
         assert sum(usage.disk_tokens_by_kind.values()) <= usage.cached_tokens
         return sum(usage.disk_tokens_by_kind.values())
+
+
+@contextmanager
+def processes(directory: Path) -> Iterator[Callable[..., Served]]:
+    """Opens an engine core over the same directory again and again; each ends the one before, as processes do."""
+    opened: list[Served] = []
+
+    def open_again(**options: int) -> Served:
+        if opened:
+            opened[-1].close()
+        opened.append(Served(directory, **options))
+        return opened[-1]
+
+    yield open_again
+    if opened:
+        opened[-1].close()

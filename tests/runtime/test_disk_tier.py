@@ -12,7 +12,7 @@ from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.sampling_params import SamplingParams
 
 from .fake_model import EOS, alone
-from .fake_tier import Served
+from .fake_tier import Served, processes
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3] * 4 + [7, 7]  # 66 tokens: four full pages
 
@@ -20,16 +20,8 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3] * 4 + [7, 7]  # 66 tok
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
     """An engine core over one directory, each call another process as it were."""
-    opened: list[Served] = []
-
-    def open_again(**options: int) -> Served:
-        if opened:
-            opened[-1].close()
-        opened.append(Served(tmp_path / "store", **options))
-        return opened[-1]
-
-    yield open_again
-    opened[-1].close()
+    with processes(tmp_path / "store") as open_again:
+        yield open_again
 
 
 def greedy(max_tokens: int = 8) -> SamplingParams:
