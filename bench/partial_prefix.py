@@ -62,10 +62,12 @@ class Prefix:
         the probe's head: `[layers, tokens]`, the largest weight over rows of a softmax over the prefix."""
         self.partial(choice, query, 0)
         queries = self._model.queries(len(query))  # [layers, tokens, heads of the group, head_dim]
-        scores = np.einsum("lthd,lnd->lthn", queries, self._probe_keys) * self._probe_keys.shape[-1] ** -0.5
+        layers, tokens, group, head_dim = queries.shape
+        by_row = queries.reshape(layers, tokens * group, head_dim)
+        scores = by_row @ self._probe_keys.swapaxes(1, 2) * np.float32(head_dim**-0.5)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
-        return np.asarray(weights.max(axis=(1, 2)))
+        return np.asarray(weights.max(axis=1))
 
 
 class PrefixModel:

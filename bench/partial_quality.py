@@ -1,6 +1,6 @@
 """What a model loses when it reads a quarter of a prefix's KV rows, by how they are chosen.
 
-    python -m bench.partial_quality ARTIFACT text|needle|calibration|nq|tools|bbh
+    python -m bench.partial_quality ARTIFACT text|needle|calibration|nq|nq_calibration|tools|bbh
 
 Every query follows a prefix whose KV was computed once, over all of its rows and over 10, 25 and 50 % of them, as many
 in each layer and KV head: KL and top-1 over what truly follows (teacher-forced), its perplexity, and the share of the
@@ -29,6 +29,7 @@ from .partial_texts import WORKLOADS, Case, Query, Texts
 from .results import write_results
 
 BUDGETS = (0.1, 0.25, 0.5)
+COMPARED = "first+recent"  # the policy that needs to know nothing
 Json = dict[str, object]
 
 
@@ -115,14 +116,18 @@ def _measured(
 
 
 def summary(measured: Sequence[Measured]) -> list[Json]:
-    """A row for each budget and policy: means over queries, of KL also twice the standard error."""
+    """A row for each budget and policy: means over queries, of KL also twice the standard error, and its ratio to that
+    of the first and recent rows with twice the standard error (the delta method, query by query)."""
     rows: list[Json] = []
     for budget in BUDGETS:
+        compared = np.array([one.kl for one in measured if (one.policy, one.budget) == (COMPARED, budget)])
         for policy in POLICIES:
             mine = [one for one in measured if (one.policy, one.budget) == (policy, budget)]
             kls = np.array([one.kl for one in mine])
             row: Json = {"policy": policy, "budget": budget, "num_queries": len(mine)}
-            row["kl_error"] = 2 * float(kls.std(ddof=1)) / math.sqrt(len(kls)) if len(kls) > 1 else 0.0
+            row["kl_error"] = _twice_error(kls)
+            row["kl_ratio"] = float(kls.mean() / compared.mean())
+            row["kl_ratio_error"] = _twice_error(kls - kls.mean() / compared.mean() * compared) / float(compared.mean())
             for name in ("kl", "agreement", "dropped", "answered", "found", "full_answered", "full_found"):
                 row[name] = float(np.mean([getattr(one, name) for one in mine]))
             for name in ("log_prob", "full_log_prob"):
@@ -133,6 +138,10 @@ def summary(measured: Sequence[Measured]) -> list[Json]:
             }
             rows.append(row)
     return rows
+
+
+def _twice_error(values: Scores) -> float:
+    return 2 * float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ def qualities(results: Json) -> str:
             f"{row['budget']:.0%}",
             row["policy"],
             f"{row['kl']:.3f} ± {row['kl_error']:.3f}",
+            _ratio(row),
             f"{row['agreement']:.0%}",
             f"{row['perplexity']:.4g}",
             f"{row['dropped']:.1%}",
@@ -19,7 +20,8 @@ def qualities(results: Json) -> str:
         for row in results["rows"]
     ]
     full = results["rows"][0]["full_perplexity"]
-    header = ["rows", "chosen by", "KL, nats", "top-1", f"perplexity (full {full:.4g})", "attention dropped"]
+    header = ["rows", "chosen by", "KL, nats", "of first+recent's", "top-1"]
+    header += [f"perplexity (full {full:.4g})", "attention dropped"]
     return table(header, rows)
 
 
@@ -34,12 +36,19 @@ def needles(results: Json) -> str:
             f"{row['answered'] / row['full_answered']:.2f}",
             *(f"{row['found_by_depth'][depth]:.2f}" for depth in depths),
             f"{row['kl']:.3f} ± {row['kl_error']:.3f}",
+            _ratio(row),
         ]
         for row in results["rows"]
     ]
     full = results["rows"][0]
     header = ["rows", "chosen by", f"found (full {full['full_found']:.2f})", "probability over full's"]
-    return table([*header, *(f"found at {float(depth):.0%}" for depth in depths), "KL, nats"], rows)
+    header += [*(f"found at {float(depth):.0%}" for depth in depths), "KL, nats", "of first+recent's"]
+    return table(header, rows)
+
+
+def _ratio(row: Json) -> str:
+    """Empty in results of before ratios were kept."""
+    return f"{row['kl_ratio']:.2f} ± {row['kl_ratio_error']:.2f}" if "kl_ratio" in row else ""
 
 
 def scored(results: Json) -> str:

@@ -74,17 +74,16 @@ class Texts:
 
     def nq(self) -> Iterator[Case]:
         """Seven passages and a question about each."""
-        with gzip.open(data_dir() / "prompts" / "nq-open-oracle.jsonl.gz", "rt", encoding="utf-8") as file:
-            items = [json.loads(line) for line in itertools.islice(file, 28)]
-        for some in _batched(items, 7):
-            texts = [f"{item['ctxs'][0]['title']}\n{item['ctxs'][0]['text']}" for item in some]
-            asked = [(item["question"].capitalize() + "?", item["answers"][0]) for item in some]
-            yield self._chat("Answer from these passages.\n\n" + "\n\n".join(texts), asked)
+        return self._passages(0, 140)
+
+    def nq_calibration(self) -> Iterator[Case]:
+        """Other passages: what a policy's settings are chosen on."""
+        return self._passages(140, 280)
 
     def tools(self) -> Iterator[Case]:
         """Eight functions and a request for each."""
         path = data_dir() / "prompts" / "bfcl" / "BFCL_v4_simple_python.json"
-        items = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:24]]
+        items = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:96]]
         for some in _batched(items, 8):
             schemas = [json.dumps(item["function"][0]) for item in some]
             asked = [
@@ -94,16 +93,24 @@ class Texts:
             yield self._chat("Call one of these functions.\n\n" + "\n".join(schemas), asked)
 
     def bbh(self) -> Iterator[Case]:
-        """The first examples of three tasks, and the last one of each."""
+        """Two examples of each of three tasks, and the third one of each: which is the third goes round."""
         paths = sorted((data_dir() / "prompts" / "bbh_cot").glob("*.txt"))
-        for some in _batched(paths[:12], 3):
+        for some, held_out in itertools.product(_batched(paths[:12], 3), range(3)):
             prefix, queries = "", []
             for path in some:
-                *examples, last = path.read_text(encoding="utf-8").partition("-----\n")[2].split("\n\nQ: ")
-                prefix += "\n\nQ: ".join(examples) + "\n\n"
-                question, step, answer = last.partition("A: Let's think step by step.\n")
-                queries.append(self._query(f"{examples[0]}\n\nQ: {question}{step}", answer))
+                task, *examples = path.read_text(encoding="utf-8").partition("-----\n")[2].split("\n\nQ: ")
+                question, step, answer = examples.pop(held_out).partition("A: Let's think step by step.\n")
+                prefix += "\n\nQ: ".join([task, *examples]) + "\n\n"
+                queries.append(self._query(f"{task}\n\nQ: {question}{step}", answer))
             yield Case(self._ids(prefix), queries)
+
+    def _passages(self, start: int, stop: int) -> Iterator[Case]:
+        with gzip.open(data_dir() / "prompts" / "nq-open-oracle.jsonl.gz", "rt", encoding="utf-8") as file:
+            items = [json.loads(line) for line in itertools.islice(file, start, stop)]
+        for some in _batched(items, 7):
+            texts = [f"{item['ctxs'][0]['title']}\n{item['ctxs'][0]['text']}" for item in some]
+            asked = [(item["question"].capitalize() + "?", item["answers"][0]) for item in some]
+            yield self._chat("Answer from these passages.\n\n" + "\n\n".join(texts), asked)
 
     def _needles(self, placed: Sequence[tuple[tuple[str, str], float]], stretches: Sequence[int]) -> Iterator[Case]:
         for number, ((thing, answer), depth) in enumerate(placed):
@@ -163,6 +170,7 @@ WORKLOADS: dict[str, Callable[[Texts], Iterator[Case]]] = {
     "needle": Texts.needle,
     "calibration": Texts.calibration,
     "nq": Texts.nq,
+    "nq_calibration": Texts.nq_calibration,
     "tools": Texts.tools,
     "bbh": Texts.bbh,
 }

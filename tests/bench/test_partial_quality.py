@@ -79,6 +79,9 @@ def test_queries_over_all_rows_are_exact_and_over_few_differ(model: PrefixModel)
     assert row["num_queries"] == 3
     others = [one for one in summary(measured) if one["budget"] == 0.5]
     assert row["dropped"] == min(one["dropped"] for one in others)
+    [compared] = [one for one in others if one["policy"] == partial_quality.COMPARED]
+    assert (compared["kl_ratio"], compared["kl_ratio_error"]) == (1, 0)
+    assert row["kl_ratio"] == pytest.approx(row["kl"] / compared["kl"]) and row["kl_ratio_error"] > 0
     assert partial_tables.qualities({"rows": others}).count("50%") == len(POLICIES)
     assert partial_tables.needles({"rows": others}).count("50%") == len(POLICIES)
 
