@@ -30,6 +30,14 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
+class KVPruning:
+    """Of a cached prefix only the part that matters most was loaded: the reply is near what it would be, not exact."""
+
+    loaded: float  # the share of the cached tokens' keys and values that is there
+    dropped_mass: float  # estimated: the share of the prompt's attention to the prefix that the others would have got
+
+
+@dataclass(frozen=True)
 class Usage:
     """Tokens of a request. `cached_tokens` of the `prompt_tokens` were reused and not computed."""
 
@@ -38,6 +46,7 @@ class Usage:
     cached_tokens: int
     tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # cached tokens: {"exact": 96}
     disk_tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # of those, the ones loaded from disk for it
+    pruning: KVPruning | None = None  # None: all keys and values of the cached tokens are there, and the reply is exact
 
 
 @dataclass(frozen=True)

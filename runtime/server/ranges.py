@@ -23,6 +23,7 @@ Temperature = Annotated[float, said(minimum=0, maximum=100)]
 TopP = Annotated[float, said(minimum=0, maximum=1)]
 TopK = Annotated[int, said(minimum=-1)]  # vLLM's -1 is 0: all
 MinP = Annotated[float, said(minimum=0, maximum=1)]
+KVShare = Annotated[float, said(exclusiveMinimum=0, maximum=1)]
 RepetitionPenalty = Annotated[float, said(minimum=0.01, maximum=100)]
 Penalty = Annotated[float, said(minimum=-2, maximum=2)]
 Seed = Annotated[int, said(minimum=-(2**63), maximum=2**64 - 1)]

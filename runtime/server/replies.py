@@ -54,6 +54,10 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens_by_tier: Mapping[str, int]  # ours: where they lay, in memory or on disk
     cache_match: str | None  # ours: the weakest kind among them
     why_not_more: WhyNotMoreReply | None  # ours: None if all that may be reused was
+    # ours: the share of the cached tokens' keys and values that was loaded, and an estimate of the attention that the
+    # rest would have got; unset: all was there, and the reply is exact
+    kv_loaded: float | msgspec.UnsetType = msgspec.UNSET
+    kv_dropped_mass: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class UsageReply(msgspec.Struct):

@@ -20,6 +20,7 @@ from ..tool_format import ToolChoice
 from .limits import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID, require_at_most
 from .messages import Conversation
 from .ranges import (
+    KVShare,
     LogitBias,
     MaxTokens,
     MinP,
@@ -70,6 +71,7 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
     ignore_eos: bool | None = None
     n: NumChoices | None = None
     cache_match: MatchPolicy | None = None  # ours: how cached prefixes may be found, instead of the server's way
+    kv_budget: KVShare | None = None  # ours: of a prefix on disk, the share of keys and values that is enough
     cache_salt: CacheText | None = None  # what only requests with the same salt may reuse
     prompt_cache_key: CacheText | None = None  # likewise
     return_token_ids: bool | None = None  # the ids of the prompt that were really used, and those of the reply

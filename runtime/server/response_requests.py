@@ -15,7 +15,7 @@ from ..grammar import Grammar
 from ..prefix_match import MatchPolicy
 from ..sampling_params import SamplingParams
 from .limits import MAX_MESSAGES
-from .ranges import MaxTokens, MinP, NumLogprobs, Seed, Temperature, TopK, TopP
+from .ranges import KVShare, MaxTokens, MinP, NumLogprobs, Seed, Temperature, TopK, TopP
 from .requests import CacheText, wished
 from .response_format import Schema, SchemaName
 
@@ -109,6 +109,7 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     include: list[Include] | None = None
     text: TextOptions | None = None
     cache_match: MatchPolicy | None = None  # ours: how cached prefixes may be found, instead of the server's way
+    kv_budget: KVShare | None = None  # ours: of a prefix on disk, the share of keys and values that is enough
     cache_salt: CacheText | None = None  # what only requests with the same salt may reuse
     prompt_cache_key: CacheText | None = None  # likewise
     prompt_cache_retention: str | None = None  # prefixes stay as long as there is room, whatever is asked

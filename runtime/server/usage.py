@@ -21,7 +21,7 @@ def usage_of(completions: Sequence[Completion], num_choices: int = 1, *, tells_c
 
     A prompt counts once, as at OpenAI's. Of its choices, the one that found least cached computed what the others
     reused: its figures are the prompt's. `cache_match` is the weakest kind that any prompt used, and `why_not_more`
-    the first prompt's that has one.
+    the first prompt's that has one. Where prefixes were loaded in part, the labels are the worst prompt's.
     """
     groups = [completions[start : start + num_choices] for start in range(0, len(completions), num_choices)]
     prompts = [min(group, key=lambda completion: completion.usage.cached_tokens) for group in groups]
@@ -43,10 +43,15 @@ def _details(prompts: Sequence[Completion], tells_cached_text: bool) -> PromptTo
         WhyNotMoreReply.told(prompt.cache_match.why_not_more, tells_cached_text=tells_cached_text) for prompt in prompts
     )
     kinds = [prompt.cache_match.kind for prompt in prompts if prompt.cache_match.kind is not None]
-    return PromptTokensDetails(
+    details = PromptTokensDetails(
         cached_tokens=sum(prompt.usage.cached_tokens for prompt in prompts),
         cached_tokens_by_kind=dict(by_kind),
         cached_tokens_by_tier={tier: count for tier, count in by_tier.items() if count},
         cache_match=max(kinds, key=_WEAKER_AND_WEAKER.index, default=None),
         why_not_more=next((why for why in whys if why is not None), None),
     )
+    prunings = [prompt.usage.pruning for prompt in prompts if prompt.usage.pruning is not None]
+    if prunings:
+        details.kv_loaded = round(min(pruning.loaded for pruning in prunings), 4)
+        details.kv_dropped_mass = round(max(pruning.dropped_mass for pruning in prunings), 4)
+    return details

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
-from radixlm.runtime.completion import CacheMatch, Completion, Timings, Usage
+from radixlm.runtime.completion import CacheMatch, Completion, KVPruning, Timings, Usage
 from radixlm.runtime.engine import Engine
 from radixlm.runtime.errors import EmptyPrompt, StepFailed
 from radixlm.runtime.sampling_params import SamplingParams
@@ -101,6 +102,18 @@ def test_what_the_first_choice_computed_is_not_called_cached_because_others_reus
     assert (usage.prompt_tokens, usage.completion_tokens) == (20, 16)
     assert usage.prompt_tokens_details.cached_tokens_by_kind == {"text": 6}
     assert usage.prompt_tokens_details.cache_match == "text"
+
+
+def test_the_prompt_of_which_least_was_loaded_labels_them_all() -> None:
+    def completion(pruning: KVPruning | None) -> Completion:
+        usage, match = Usage(10, 4, 8, {"exact": 8}, {"exact": 8}, pruning), CacheMatch("exact", 8, None)
+        return Completion("", (), (), None, "stop", usage, Timings(None, None, 0.0), match)
+
+    exact, some, few = completion(None), completion(KVPruning(0.5, 0.05)), completion(KVPruning(0.25, 0.21))
+    details = usage_of([some, exact, few], tells_cached_text=True).prompt_tokens_details
+    assert (details.kv_loaded, details.kv_dropped_mass) == (0.25, 0.21)
+    details = usage_of([exact, exact], tells_cached_text=True).prompt_tokens_details
+    assert b"kv_" not in msgspec.json.encode(details), "what is exact needs no label"
 
 
 def test_all_choices_are_admitted_or_none(client: TestClient, engine: FakeEngine) -> None:
