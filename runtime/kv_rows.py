@@ -7,6 +7,7 @@ Knows how a page lies in memory, not pools, files or importance.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,6 +63,13 @@ class KVRows:
             scales = np.moveaxis(stored, (0, 2), (3, 0)).reshape(2, stored.shape[1], stored.shape[3], -1)
             scales = scales[..., :count].copy()
         return cls(layout, np.stack(items)[..., :count, :].copy(), scales)
+
+    @classmethod
+    def joined(cls, parts: Sequence[KVRows]) -> KVRows:
+        """The rows of all `parts`, at least one, of one layout, one behind the other."""
+        items = np.concatenate([part.items for part in parts], axis=3)
+        scales = [part.scales for part in parts if part.scales is not None]
+        return cls(parts[0].layout, items, np.concatenate(scales, axis=3) if scales else None)
 
     @property
     def num_tokens(self) -> int:

@@ -46,6 +46,7 @@ class BlockHeads:
     In chunks of 16 tokens 2.5 bytes for each token, layer and KV head: 225 bytes a token of SmolLM2, 1 % of its KV.
     """
 
+    number: int  # of the file that they are of
     by_block: list[BlockHead | None]
 
 
@@ -53,6 +54,10 @@ class OpenRun:
     """A run whose file is open; for one thread. Methods return None where the disk has not what they need: then the run
     is a miss, which `on_miss` was told, and the exact pages must do. A disk that fails is a miss, too, told with its
     error.
+
+    Attributes:
+        header: what the run is of.
+        counts: what was asked of the disk for it.
     """
 
     def __init__(
@@ -69,9 +74,10 @@ class OpenRun:
         self.counts = ReadCounts()
         self._files = files
         self._fd = fd
-        self._header = header
+        self.header = header
         self._on_miss = on_miss
-        self._heads = BlockHeads([None] * layout.num_blocks) if block_heads is None else block_heads
+        is_known = block_heads is not None and block_heads.number == header.number  # it was not written again since
+        self._heads = block_heads if block_heads and is_known else BlockHeads(header.number, [None] * layout.num_blocks)
         shape = (layout.num_groups, layout.num_tokens, row_bytes(layout.kv))
         self._rows = np.empty(shape, np.uint8)  # by rank; untouched memory costs nothing
         self._num_blocks = 0  # the first ones, which are in `_rows`
@@ -128,7 +134,7 @@ class OpenRun:
             return None
         kv, num_tokens = self.layout.kv, self.layout.num_tokens
         keys = read[0][: kv.num_layers * num_tokens * key_bytes(kv)].reshape(kv.num_layers, num_tokens, -1)
-        if tuple(chunk_checksum(layer) for layer in keys) != self._header.probe_checksums:
+        if tuple(chunk_checksum(layer) for layer in keys) != self.header.probe_checksums:
             self._on_miss("payload", None)
             return None
         return unpack_keys(kv, keys)
@@ -180,7 +186,7 @@ class OpenRun:
         return all(self._take_head(block, part) is not None for block, part in zip(missing, read, strict=True))
 
     def _take_head(self, block: int, part: UInt8Array) -> BlockHead | None:
-        head = BlockHead.decode(part.data, self._header, self.layout, block)
+        head = BlockHead.decode(part.data, self.header, self.layout, block)
         if head is None:
             self._on_miss("header", None)
         else:
