@@ -1,7 +1,8 @@
 """Kill a process that writes to a store, at a random moment, again and again; then look at what it left.
 
-The writer says each answer of the store before it goes on, so that its killer knows what was promised. Run alone for
-hundreds: `python -m tests.runtime.store.kill_writers --kills 500`.
+The writer says each answer of the store before it goes on, so that its killer knows what was promised: pages, and runs
+of them in some order, which are written again in another. Run alone for hundreds:
+`python -m tests.runtime.store.kill_writers --kills 500`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
+from radixlm.runtime.manifest import PAGE_SIZE
 from radixlm.runtime.store import PageHead, PageStore
+from radixlm.runtime.store.rewriting import rewrite
 
-from .pages import ALICE, BOB, IDENTITY, PAGE_BYTES, chain, payload
+from .pages import ALICE, BOB, chain, payload
+from .runs import identity_of, kv_of
 
+KV = kv_of()
+IDENTITY = identity_of(KV)
 MAX_BYTES = 1_500_000
-MAX_SECONDS = 0.06  # of a writer's life
+MAX_SECONDS = 0.1  # of a writer's life
+
+
+Heads = tuple[PageHead, ...]
 
 
 @dataclass
@@ -34,7 +44,11 @@ class Killed:
     num_promised: int = 0  # pages that were stored when the writer was killed
     num_in_the_middle: int = 0  # kills while the store was at work
     num_mended: int = 0  # kills after which records were taken in or cut
+    num_in_an_order: int = 0  # kills while a run was being ordered
+    num_runs: int = 0  # that were there, all of them right
+    num_promised_runs: int = 0  # among them
     there: dict[bytes, PageHead] = field(default_factory=dict)
+    ordered: dict[Heads, set[int]] = field(default_factory=dict)  # in which orders each run may be
 
 
 def main() -> None:
@@ -45,8 +59,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         killed = kill_writers(Path(directory) / "store", arguments.kills, random.Random(arguments.seed))
     print(
-        f"{killed.num_kills} kills, {killed.num_in_the_middle} of them in the middle of a put, drop or discard, "
-        f"{killed.num_mended} with a tail to mend: {killed.num_promised} promised pages, all there, none wrong"
+        f"{killed.num_kills} kills, {killed.num_in_the_middle} of them in the middle of a put, order, drop or discard, "
+        f"{killed.num_mended} with a tail to mend: {killed.num_promised} promised pages, all there, none wrong; "
+        f"{killed.num_in_an_order} in the middle of an order: {killed.num_runs} runs, none wrong or in an older order, "
+        f"{killed.num_promised_runs} of them promised"
     )
 
 
@@ -86,14 +102,24 @@ def _write(directory: Path, seed: int, pipe: int) -> None:
                 _say(pipe, ("dropped", tuple(store.drop([key]))))
             case 2:
                 store.touch(head.key for head in chance.choice(trunks))
+            case 3 | 4 | 5 | 6 if trunks[-1]:
+                trunk = chance.choice([trunk for trunk in trunks if trunk])
+                first = chance.randrange(len(trunk))
+                heads, order = trunk[first : first + chance.randint(1, 12)], chance.randrange(1 << 30)
+                _say(pipe, ("order", (tuple(heads), order)))
+                ordered = rewrite(store, heads, _scores(len(heads), order), chunk_size=32)
+                _say(pipe, ("ordered", (ordered.stored, ordered.evicted)))
             case _:
                 trunk = chance.choice(trunks)
                 namespace = trunk[0].namespace if trunk else chance.choice((ALICE, BOB))
                 parent = trunk[-1].key if trunk else bytes(32)
-                heads = trunk + chain(chance.randint(1, 12), chance.random(), namespace=namespace, parent_key=parent)
+                more = chain(
+                    chance.randint(1, 12), chance.random(), namespace=namespace, parent_key=parent, identity=IDENTITY
+                )
+                heads = trunk + more
                 trunks.append(heads)
                 _say(pipe, ("put", tuple(heads)))
-                result = store.put(heads, payload(heads))
+                result = store.put(heads, payload(heads, KV.page_bytes))
                 _say(pipe, ("stored", (result.stored, result.evicted)))
 
 
@@ -102,22 +128,34 @@ def _say(pipe: int, said: tuple[str, object]) -> None:
     os.write(pipe, struct.pack("<I", len(data)) + data)
 
 
+def _scores(num_pages: int, order: int) -> NDArray[np.float32]:
+    shape = (KV.num_layers, KV.num_kv_heads, num_pages * PAGE_SIZE)
+    return np.random.default_rng(order).random(shape, np.float32)
+
+
 def _look(directory: Path, said: bytes, killed: Killed) -> None:
     """Hold what is there to what was said."""
     begun, ever, there = None, dict(killed.there), dict(killed.there)
+    promised: Heads | None = None  # the run that was ordered last
     while len(said) >= 4 and len(said) >= 4 + struct.unpack_from("<I", said)[0]:
         (length,) = struct.unpack_from("<I", said)
         what, about = pickle.loads(said[4 : 4 + length])
         said = said[4 + length :]
-        begun = (what, about) if what in ("put", "drop", "discard") else None
+        begun = (what, about) if what in ("put", "order", "drop", "discard") else None
         match what:
             case "put":
                 ever.update((head.key, head) for head in about)
-            case "stored":
-                there.update((key, ever[key]) for key in about[0])
-                there = {key: head for key, head in there.items() if key not in set(about[1])}
-            case "dropped" | "discarded":
-                there = {key: head for key, head in there.items() if key not in set(about)}
+            case "order":
+                (run, order), promised = about, None  # older runs may have to make room
+                killed.ordered.setdefault(run, set()).add(order)
+            case "stored" | "ordered" | "dropped" | "discarded":
+                came, gone = about if what in ("stored", "ordered") else ((), about)
+                there.update((key, ever[key]) for key in came)
+                there = {key: head for key, head in there.items() if key not in set(gone)}
+                if what == "ordered" and came:
+                    killed.ordered[run], promised = {order}, run
+                elif promised is not None and not set(gone).isdisjoint(head.key for head in promised):
+                    promised = None
     with PageStore.open(directory, IDENTITY, max_bytes=MAX_BYTES) as store:
         listed, stats = list(store.heads()), store.stats()
         assert all(ever[head.key] == head for head in listed)
@@ -125,17 +163,41 @@ def _look(directory: Path, said: bytes, killed: Killed) -> None:
         # What was being taken out, or making room, may be gone, and nothing else.
         assert not missing or begun is not None, f"{len(missing)} pages are missing"
         assert not missing or begun[0] != "discard" or all(there[key].namespace == BOB for key in missing)
-        out = np.empty((1, PAGE_BYTES), np.uint8)
+        out = np.empty((1, KV.page_bytes), np.uint8)
         for head in listed:
             found = store.read([head], out)
             assert found or (begun is not None and begun[0] in ("drop", "discard")), "a page that is listed is gone"
-            assert not found or (out == payload([head])).all(), "a page is wrong"
+            assert not found or (out == payload([head], KV.page_bytes)).all(), "a page is wrong"
+        killed.ordered = {run: orders for run, orders in killed.ordered.items() if _is_right(store, run, orders)}
+        assert len(killed.ordered) == len(list(directory.glob("ordered-*.run"))), "there is a run that nobody wrote"
+        is_whole = promised is not None and {head.key for head in promised} <= {head.key for head in listed}
+        if is_whole and (begun is None or begun[0] in ("put", "drop")):  # runs go after their pages
+            assert promised in killed.ordered, "a run is missing"
+            killed.num_promised_runs += 1
+        killed.num_runs += len(killed.ordered)
+        killed.num_in_an_order += begun is not None and begun[0] == "order"
         assert not store.stats().misses.keys() - {"gone", "absent"}
         killed.num_promised += len(there)
         killed.num_in_the_middle += begun is not None
         killed.num_mended += stats.recovery.num_adopted + stats.recovery.num_cut > 0
     with PageStore.open(directory, IDENTITY, max_bytes=MAX_BYTES) as store:
         killed.there = {head.key: head for head in store.heads()}
+
+
+def _is_right(store: PageStore, heads: Heads, orders: set[int]) -> bool:
+    """Whether a run of those pages is there; it has to be them, in one of these orders."""
+    run = store.open_ordered(heads)
+    if run is None or run.header.num_pages < len(heads):
+        if run is not None:
+            run.close()
+        return False
+    order, pages = run.order(), run.pages()
+    run.close()
+    assert order is not None and pages is not None, "a run that is listed cannot be read"
+    assert (pages == payload(heads, KV.page_bytes)).all(), "a run is wrong"
+    allowed = [np.argsort(-_scores(len(heads), one), axis=-1, kind="stable") for one in orders]
+    assert any((order == one).all() for one in allowed), "a run is in an order that it no longer had"
+    return True
 
 
 if __name__ == "__main__":

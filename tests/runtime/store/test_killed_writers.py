@@ -15,9 +15,13 @@ def test_kills_at_random_moments_take_nothing_that_was_promised() -> None:
     command = [sys.executable, "-m", "tests.runtime.store.kill_writers", "--kills", str(NUM_KILLS)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    said = re.match(r"(\d+) kills, (\d+) of them in the middle of .* (\d+) promised pages", done.stdout)
+    said = re.match(
+        r"(\d+) kills, (\d+) of them in the middle of .* (\d+) promised pages.* (\d+) runs, none wrong",
+        done.stdout,
+    )
     assert said is not None, done.stdout
-    num_kills, num_in_the_middle, num_promised = map(int, said.groups())
+    num_kills, num_in_the_middle, num_promised, num_runs = map(int, said.groups())
     assert num_kills == NUM_KILLS
     assert num_in_the_middle > 0
     assert num_promised > 0
+    assert num_runs > 0
