@@ -31,7 +31,7 @@ class BatchArrays(NamedTuple):
 
     All are int32. A slot is `page_id * PAGE_SIZE + row`. Within a sequence, tokens come in order and each sees
     the rows `[0, kv_length)` of its sequence's pages, its own included: that is the causal mask. Unused places
-    of `page_table` are 0 and never read.
+    of `page_table` are 0 and never read. `kv_length` is `position + 1`, but for sequences with a pruned prefix.
     """
 
     token_ids: Int32Array  # [T]
@@ -180,14 +180,14 @@ def make_batch(reservations: Sequence[Reservation], wants_logits: Sequence[bool]
     token_ids, positions, slots, row_of_token, page_table, kv_lengths, logit_rows = (array("i") for _ in range(7))
     width = max(reservation.num_pages for reservation in reservations)
     for row, (reservation, is_wanted) in enumerate(zip(reservations, wants_logits, strict=True)):
-        start, stop = reservation.start, reservation.stop
+        start, stop, num_missing = reservation.start, reservation.stop, reservation.num_missing
         token_ids.extend(reservation.token_ids)
         positions.extend(range(start, stop))
         slots.extend(reservation.slots)
         row_of_token.extend([row] * (stop - start))
         page_table.extend(reservation.page_ids)
         page_table.frombytes(bytes(page_table.itemsize * (width - reservation.num_pages)))
-        kv_lengths.extend(range(start + 1, stop + 1))
+        kv_lengths.extend(range(start + 1 - num_missing, stop + 1 - num_missing))
         if is_wanted:
             logit_rows.append(len(token_ids) - 1)
     values = token_ids + positions + slots + row_of_token + page_table + kv_lengths + logit_rows

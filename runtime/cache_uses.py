@@ -26,7 +26,7 @@ UseState = Literal["waiting", "running", "ended"]
 
 @dataclass(frozen=True)
 class PageMark:
-    """Where a sequence's keys and values end: a page, what was in it, and the rows after it.
+    """Where a sequence's keys and values end, but for tainted ones: a page, what was in it, and the rows after it.
 
     The page may be another's by the time that somebody looks: it is recognized by its tokens.
     """
@@ -39,9 +39,9 @@ class PageMark:
     @classmethod
     def of(cls, sequence: Sequence) -> PageMark:
         """The mark of a live sequence, between two steps."""
-        num_pages = sequence.num_computed // PAGE_SIZE
+        num_pages = sequence.num_exact // PAGE_SIZE
         start = max(0, num_pages - 1) * PAGE_SIZE
-        key = encode_key(sequence.token_ids[start : sequence.num_computed])
+        key = encode_key(sequence.token_ids[start : sequence.num_exact])
         cut = PAGE_BYTES if num_pages else 0
         return cls(num_pages, sequence.page_ids[num_pages - 1] if num_pages else None, key[:cut], key[cut:])
 

@@ -144,6 +144,19 @@ class ForkLengthError(KVError):
         self.at = at
 
 
+class PrunedForkError(ForkLengthError):
+    """A fork was to begin where only some of the tokens have KV."""
+
+    def __init__(self, start: int, stop: int, at: int) -> None:
+        KVError.__init__(
+            self,
+            f"only some of the tokens {start} to {stop} of the sequence have KV, cannot fork at {at}; fork at "
+            f"0..{start}, or at {stop} or after it",
+        )
+        self.length = stop
+        self.at = at
+
+
 class AppendLengthError(KVError):
     """An append would pass the context length."""
 
@@ -159,6 +172,10 @@ class AppendLengthError(KVError):
 
 class UnknownSequence(KVError):
     """No sequence has this id."""
+
+
+class PrunedPrefixError(KVError):
+    """A pruned prefix contradicts itself, is not this prompt's, or goes on from pages that are cached no more."""
 
 
 # Pages on disk.

@@ -7,6 +7,9 @@ its `length` and how many of its tokens are `computed`, each before and after::
 
     begin                 of a process, with `num_pages`; nothing of another one in the same file is left
     open, fork, resume    `pages`: all that the sequence has now; `fork` has its `parent`
+    open_pruned           likewise; `pruned`: of the tokens `[start, stop)` only so many have rows: [start, stop, rows].
+                          What is behind `start` is nobody else's, until a `pop` below `stop`, a `resume` that gains,
+                          or a `preempt` ends that
     reserve               `pages` taken to compute the tokens `reserved`; `copies` of rows: [source, target, rows]
     commit, drop          the end of that; after a commit, `pages` are the sequence's after its first `kept` ones
     share                 likewise: its full pages are the tree's now, which had some of them already

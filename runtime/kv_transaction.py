@@ -25,6 +25,7 @@ class Reservation(NamedTuple):
 
     Their pages are the first `num_kept_pages` of the sequence's own, and after them the `new_page_ids`. `copies`
     are the row copies to do before the forward (none or one: the rows of a partial page that others own too).
+    Of the tokens before, `num_missing` have no row, and so much nearer to the first page are theirs.
     """
 
     sequence: Sequence
@@ -33,6 +34,7 @@ class Reservation(NamedTuple):
     num_kept_pages: int
     new_page_ids: list[int]
     copies: tuple[PageCopy, ...]
+    num_missing: int = 0  # of a pruned prefix
 
     @property
     def num_tokens(self) -> int:
@@ -46,21 +48,21 @@ class Reservation(NamedTuple):
 
     @property
     def num_pages(self) -> int:
-        """Pages of `[0, stop)`."""
+        """Pages of the KV of `[0, stop)`."""
         return self.num_kept_pages + len(self.new_page_ids)
 
     @property
     def page_ids(self) -> array[int]:
-        """The pages of `[0, stop)`, those of the step included; int32."""
+        """The pages of the KV of `[0, stop)`, those of the step included; int32."""
         return self.sequence.page_ids[: self.num_kept_pages] + array("i", self.new_page_ids)
 
     @property
     def slots(self) -> list[int]:
         """Where each token's KV is written: `page_id * PAGE_SIZE + row`."""
-        page_ids = self.page_ids
+        page_ids, num_missing = self.page_ids, self.num_missing
         return [
-            page_ids[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
-            for position in range(self.start, self.stop)
+            page_ids[row // PAGE_SIZE] * PAGE_SIZE + row % PAGE_SIZE
+            for row in range(self.start - num_missing, self.stop - num_missing)
         ]
 
 
@@ -117,12 +119,13 @@ class KVTransaction:
         assert not sequence.is_reserved, f"{sequence} is reserved already"
         assert 0 < num_tokens <= sequence.num_uncomputed, f"{num_tokens} tokens of {sequence}"
         start, stop = sequence.num_computed, sequence.num_computed + num_tokens
-        num_kept, num_rows = len(sequence.page_ids), start % PAGE_SIZE
+        num_missing = 0 if sequence.pruned is None else sequence.pruned.num_missing
+        num_kept, num_rows = len(sequence.page_ids), (start - num_missing) % PAGE_SIZE
         must_copy = num_rows > 0 and not self._pool.is_private(sequence.page_ids[-1])
         num_kept -= must_copy
-        taken = self._take(num_pages_for(stop) - num_kept)
+        taken = take_pages(self._pool, self._tree, num_pages_for(stop - num_missing) - num_kept)
         copies = (PageCopy(sequence.page_ids[-1], taken[0], num_rows),) if must_copy else ()
-        reservation = Reservation(sequence, start, stop, num_kept, taken, copies)
+        reservation = Reservation(sequence, start, stop, num_kept, taken, copies, num_missing)
         self._reservations[sequence.seq_id] = reservation
         sequence.set_reserved(True)
         if self._kv_log is not None:
@@ -142,7 +145,8 @@ class KVTransaction:
             self._kv_log.write("drop", sequence, free=[num_free, self._pool.num_free])
 
     def commit(self) -> None:
-        """Make the step's tokens computed, and share every page that is full now in the tree.
+        """Make the step's tokens computed, and share every page that is full now in the tree, unless it is tainted by
+        a pruned prefix.
 
         Where the tree has the same page of another request already, the sequence takes that and releases its
         own. Call it when the forward and the sampling have succeeded, then append the sampled tokens.
@@ -152,7 +156,8 @@ class KVTransaction:
             num_free = self._pool.num_free
             if reservation.copies:  # their source is the sequence's no longer
                 self._pool.release(sequence.page_ids[num_kept:])
-            sequence.replace_kv(reservation.new_page_ids, reservation.stop, num_kept_pages=num_kept)
+            pruned = sequence.pruned
+            sequence.replace_kv(reservation.new_page_ids, reservation.stop, num_kept_pages=num_kept, pruned=pruned)
             # its own now, and not to be rolled back, should sharing them fail
             del self._reservations[sequence.seq_id]
             sequence.set_reserved(False)
@@ -160,7 +165,8 @@ class KVTransaction:
                 free, pages = [num_free, self._pool.num_free], reservation.new_page_ids
                 before = reservation.start
                 self._kv_log.write("commit", sequence, computed=before, kept=num_kept, pages=pages, free=free)
-            self._share(sequence, reservation.start // PAGE_SIZE, reservation.stop // PAGE_SIZE)
+            if pruned is None:
+                self._share(sequence, reservation.start // PAGE_SIZE, reservation.stop // PAGE_SIZE)
 
     def rollback(self) -> None:
         """Give back every page that is not committed; no effect after `commit`."""
@@ -170,19 +176,6 @@ class KVTransaction:
     def abandon(self) -> None:
         """Forget what was reserved without giving it back: the pool is not used any more."""
         self._reservations.clear()
-
-    def _take(self, num_pages: int) -> list[int]:
-        if num_pages == 0:
-            return []
-        num_free, num_cached = self._pool.num_free, self._pool.num_cached
-        if num_pages > num_free + num_cached:
-            raise OutOfPages(
-                f"request needs {num_pages} pages of {PAGE_SIZE} tokens, {num_free} are free and "
-                f"{num_cached} can be evicted; lower --max-num-seqs or raise --kv-cache-gb"
-            )
-        if num_pages > num_free:
-            self._tree.evict(num_pages - num_free)
-        return self._pool.allocate(num_pages)
 
     def _share(self, sequence: Sequence, first: int, last: int) -> None:
         """Put the pages `[first, last)`, which are full now, into the tree, or take those that it has instead."""
@@ -200,3 +193,22 @@ class KVTransaction:
         if self._kv_log is not None:
             free = [num_free, self._pool.num_free]
             self._kv_log.write("share", sequence, kept=first, pages=[*shared, *after], free=free)
+
+
+def take_pages(pool: PagePool, tree: RadixTree, num_pages: int) -> list[int]:
+    """Allocate pages, evicting from the tree, least recently used first, when too few are free.
+
+    Raises:
+        OutOfPages: free and evictable pages together do not suffice; nothing is taken or evicted.
+    """
+    if num_pages == 0:
+        return []
+    num_free, num_cached = pool.num_free, pool.num_cached
+    if num_pages > num_free + num_cached:
+        raise OutOfPages(
+            f"request needs {num_pages} pages of {PAGE_SIZE} tokens, {num_free} are free and "
+            f"{num_cached} can be evicted; lower --max-num-seqs or raise --kv-cache-gb"
+        )
+    if num_pages > num_free:
+        tree.evict(num_pages - num_free)
+    return pool.allocate(num_pages)

@@ -15,16 +15,17 @@ from functools import partial
 from radixlm.tokenizer_fix import SpelledPrompt
 
 from .cache_uses import CacheUses
-from .errors import EmptyPrompt, UnknownSequence
+from .errors import EmptyPrompt, OutOfPages, PrunedPrefixError, UnknownSequence
 from .kv_log import KVLog
-from .kv_transaction import KVTransaction
+from .kv_transaction import KVTransaction, take_pages
 from .manifest import PAGE_SIZE
 from .match_kinds import ALIAS, EXACT, TEXT
 from .page_pool import PagePool
 from .prefix_match import MatchKind, PartialPage, PrefixMatch
+from .pruned_prefix import PrunedPrefix
 from .radix_tree import Found, RadixTree
 from .reply_alias import ReplyAliases
-from .sequence import Sequence
+from .sequence import Sequence, num_pages_for
 from .text_walk import TextWalk
 from .why_not_more import MAX_IDS_SHOWN, WhyKind, WhyNotMore
 
@@ -60,7 +61,8 @@ class PrefixCache:
         sequence.append([token_id])
         cache.close(sequence)                            # the rest stays in the tree
 
-    Between transactions every full page of a live sequence is in the tree.
+    Between transactions every full page of a live sequence is in the tree; of one with a pruned prefix, which
+    `open_pruned` starts, those before it are, and no other page of it ever is.
     """
 
     def __init__(
@@ -138,20 +140,52 @@ class PrefixCache:
         Raises:
             AppendLengthError: the prompt is longer than the context; nothing is opened.
         """
-        sequence = Sequence(
-            self._next_seq_id,
-            match.prompt_ids,
-            pool=self.pool,
-            context_length=context_length,
-            namespace=match.namespace,
-            kv_log=self._kv_log,
-        )
-        self._next_seq_id += 1
-        self._sequences[sequence.seq_id] = sequence
-        self._num_prompt_tokens += len(sequence)
-        self._num_reused_tokens += self._reuse(sequence, min(match.num_match, len(sequence) - 1))
+        sequence = self._new(match, context_length)
+        self._add(sequence, self._reuse(sequence, min(match.num_match, len(sequence) - 1)))
         if self._kv_log is not None:
             self._kv_log.write("open", sequence, length=0, computed=0, pages=list(sequence.page_ids))
+        return sequence
+
+    def open_pruned(self, match: PrefixMatch, pruned: PrunedPrefix, *, context_length: int) -> Sequence:
+        """Start a sequence of the match's prompt whose tokens before `pruned.stop` are computed, with fewer rows.
+
+        It shares the cached pages before `pruned.start`, whatever else is cached, and has pages of its own, with
+        nothing in them, from `page_ids[pruned.start // PAGE_SIZE]` on: write the chosen rows there before anything
+        else is done with it. Evicts as `KVTransaction.reserve` does.
+
+        Raises:
+            AppendLengthError: the prompt is longer than the context.
+            OutOfPages: too few pages are free or can be evicted.
+            PrunedPrefixError: it is not this prompt's, leaves nothing to compute, or goes on from pages that are
+                cached no more. In each case nothing is opened, taken or evicted.
+        """
+        sequence = self._new(match, context_length)
+        limit = min(match.num_match, len(sequence) - 1)
+        if pruned.stop > limit or match.prompt_ids[: pruned.stop] != pruned.token_ids:
+            raise PrunedPrefixError(
+                f"{pruned!r} has rows of {pruned.stop} tokens, and not the first of the {limit} that this prompt may "
+                f"reuse; open it without"
+            )
+        found = self.tree.find(match.namespace, match.prompt_ids[: pruned.start])
+        if found.num_tokens < pruned.start:
+            raise PrunedPrefixError(
+                f"{pruned!r} goes on from {pruned.start} tokens, {found.num_tokens} are cached; open it without"
+            )
+        self.pool.retain(found.pages)  # not to be evicted for the others
+        try:
+            own = take_pages(self.pool, self.tree, num_pages_for(pruned.start + pruned.num_rows) - len(found.pages))
+        except OutOfPages:
+            self.pool.release(found.pages)
+            raise
+        sequence.replace_kv([*found.pages, *own], pruned.stop, pruned=pruned)
+        sequence.inherit_generated(found.generated)
+        sequence.inherit_generated(pruned.generated)
+        self.tree.touch(found.pages)
+        self._add(sequence, pruned.start)
+        if self._kv_log is not None:
+            rows, free = [pruned.start, pruned.stop, pruned.num_rows], self.pool.num_free
+            fields = {"pages": list(sequence.page_ids), "pruned": rows, "free": [free + len(own), free]}
+            self._kv_log.write("open_pruned", sequence, length=0, computed=0, **fields)
         return sequence
 
     def fork(self, sequence: Sequence, at: int) -> Sequence:
@@ -159,6 +193,7 @@ class PrefixCache:
 
         Raises:
             ForkLengthError: `at` is past the computed tokens.
+            PrunedForkError: `at` is among tokens of which only some have KV.
             UnknownSequence: it is closed, or not of this cache.
         """
         self._require(sequence)
@@ -174,7 +209,8 @@ class PrefixCache:
     def preempt(self, sequence: Sequence) -> None:
         """Leave all of the sequence's KV in the tree, where it can be evicted; the sequence keeps its tokens.
 
-        It stays live with `num_computed == 0`; `resume` takes back what is still there.
+        What is pruned, or tainted by that, is dropped: from here on it is as exact as any. It stays live with
+        `num_computed == 0`; `resume` takes back what is still there.
 
         Raises:
             UnknownSequence: it is closed, or not of this cache.
@@ -187,7 +223,7 @@ class PrefixCache:
         """Take from the tree what it has of the sequence's uncomputed tokens; how many tokens were gained.
 
         For a preempted sequence, and for one that waited while another computed the same prefix. Its last
-        token is left to compute.
+        token is left to compute. Who gains has exact KV only, whatever was pruned before.
 
         Raises:
             UnknownSequence: it is closed, or not of this cache.
@@ -256,7 +292,7 @@ class PrefixCache:
     def num_unused_request_rows(self) -> int:
         """Rows of live sequences' pages that no token is in, yet; from another thread about so many."""
         sequences = list(self._sequences.values())
-        return sum(max(0, len(each.page_ids) * PAGE_SIZE - each.num_computed) for each in sequences)
+        return sum(max(0, len(each.page_ids) * PAGE_SIZE - each.num_rows) for each in sequences)
 
     def stats(self) -> CacheStats:
         """Counts for metrics and tests."""
@@ -279,8 +315,28 @@ class PrefixCache:
         for seq_id, sequence in self._sequences.items():
             sequence.check()
             assert sequence.seq_id == seq_id and not sequence.is_closed and not sequence.is_reserved
-            full = sequence.page_ids[: sequence.num_computed // PAGE_SIZE]
+            num_full = sequence.num_exact // PAGE_SIZE
+            full, rest = sequence.page_ids[:num_full], sequence.page_ids[num_full:]
             assert all(map(self.pool.is_in_tree, full)), f"{sequence} has full pages that nobody can find"
+            is_tainted = sequence.pruned is not None and any(map(self.pool.is_in_tree, rest))
+            assert not is_tainted, f"{sequence} has tainted pages that anybody can find"
+
+    def _new(self, match: PrefixMatch, context_length: int) -> Sequence:
+        return Sequence(
+            self._next_seq_id,
+            match.prompt_ids,
+            pool=self.pool,
+            context_length=context_length,
+            namespace=match.namespace,
+            kv_log=self._kv_log,
+        )
+
+    def _add(self, sequence: Sequence, num_reused: int) -> None:
+        """A sequence that was opened lives from here on."""
+        self._next_seq_id += 1
+        self._sequences[sequence.seq_id] = sequence
+        self._num_prompt_tokens += len(sequence)
+        self._num_reused_tokens += num_reused
 
     def _reuse(self, sequence: Sequence, limit: int) -> int:
         """Share what the tree has of the first `limit` tokens, if that is more than is computed; the gain."""
@@ -301,9 +357,9 @@ class PrefixCache:
 
     def _leave_in_tree(self, sequence: Sequence) -> None:
         """Keep the rows of the partial last page; the full pages are there already."""
-        num_full = sequence.num_computed // PAGE_SIZE
+        num_full = sequence.num_exact // PAGE_SIZE
         full, tail = sequence.page_ids[:num_full], sequence.page_ids[num_full:]
-        if not tail:
+        if not tail or sequence.pruned is not None:  # then it is tainted
             self.tree.touch(full)
             return
         tokens = slice(num_full * PAGE_SIZE, sequence.num_computed)  # may be there: found there, or popped to

@@ -11,10 +11,11 @@ from array import array
 from collections.abc import Iterable
 from operator import or_
 
-from .errors import AppendLengthError, ForkLengthError, PopLengthError, UnknownSequence
+from .errors import AppendLengthError, ForkLengthError, PopLengthError, PrunedForkError, UnknownSequence
 from .kv_log import KVLog
 from .manifest import PAGE_SIZE
 from .page_pool import PagePool
+from .pruned_prefix import PrunedPrefix
 
 
 def num_pages_for(num_tokens: int) -> int:
@@ -28,12 +29,15 @@ class Sequence:
     ::
 
         token_ids  [0 ........................ len)
-        KV         [0 ....... num_computed)              in page_ids, PAGE_SIZE rows a page
+        KV         [0 ....... num_computed)              in page_ids, PAGE_SIZE rows a page, one a token
         to compute            [num_computed .. len)      what the next forwards take
 
     A prompt starts with `num_computed < len`, because its last token is always computed: its logits are
     needed. A sampled token has no KV until the next forward, so while decoding `num_uncomputed` is 1 at the
     start of each step. To sample once more after a token that is computed, pop it and append it again.
+
+    With a `pruned` prefix some of the tokens have no row and the KV is shorter, `num_rows`; only the first `num_exact`
+    tokens' may be given to others then. Positions stay those of the tokens.
 
     `append`, `pop` and `fork` are the only mutations, and each validates before it changes anything. KV grows
     by a `KVTransaction` alone. Sequences come from `PrefixCache.open` and `PrefixCache.fork`, not from here.
@@ -76,6 +80,7 @@ class Sequence:
         self._kv_log = kv_log
         self._page_ids = array("i")  # as the page table wants them: no object per page and step
         self._num_computed = 0
+        self._pruned: PrunedPrefix | None = None
         self._is_reserved = False
         self._is_closed = False
 
@@ -97,13 +102,28 @@ class Sequence:
 
     @property
     def page_ids(self) -> array[int]:
-        """The pages of `[0, num_computed)`, in order, int32; read only. `Reservation` has those of a step too."""
+        """The pages of `num_rows` rows, in order, int32; read only. `Reservation` has those of a step too."""
         return self._page_ids
 
     @property
     def num_computed(self) -> int:
-        """Tokens whose KV is in the pages."""
+        """Tokens that need no forward any more: their KV is in the pages, or pruned."""
         return self._num_computed
+
+    @property
+    def pruned(self) -> PrunedPrefix | None:
+        """Which of the computed tokens have fewer rows than they are; None: each has its own."""
+        return self._pruned
+
+    @property
+    def num_rows(self) -> int:
+        """KV rows of `[0, num_computed)`."""
+        return self._num_computed if self._pruned is None else self._num_computed - self._pruned.num_missing
+
+    @property
+    def num_exact(self) -> int:
+        """The first tokens whose KV is what their text gives: no more of it may ever be shared."""
+        return self._num_computed if self._pruned is None else self._pruned.start
 
     @property
     def num_uncomputed(self) -> int:
@@ -136,7 +156,8 @@ class Sequence:
         """Drop the last `num_tokens` tokens with their KV, and give back the pages that no token is left in.
 
         A last page that others own too keeps its rows: the next reservation copies the ones that are left
-        here.
+        here. Where only some tokens have KV, all of it goes with the first of them that is popped: the sequence is
+        exact then, and no longer pruned.
 
         Raises:
             PopLengthError: there are fewer tokens; nothing is popped.
@@ -151,7 +172,10 @@ class Sequence:
         del self._token_ids[length:]
         del self._generated[length:]
         self._num_computed = min(self._num_computed, length)
-        num_pages = num_pages_for(self._num_computed)
+        if self._pruned is not None and length < self._pruned.stop:
+            self._num_computed = min(length, self._pruned.start)
+            self._pruned = None
+        num_pages = num_pages_for(self.num_rows)
         self._pool.release(self._page_ids[num_pages:])
         del self._page_ids[num_pages:]
         if self._kv_log is not None:
@@ -159,18 +183,24 @@ class Sequence:
             self._kv_log.write("pop", self, length=before[0], computed=before[1], free=free)
 
     def fork(self, at: int, *, seq_id: int) -> Sequence:
-        """A new sequence of the first `at` tokens that shares their pages, the partial one too.
+        """A new sequence of the first `at` tokens that shares their pages, the partial one too, and what is pruned.
 
         Whichever of the two writes to the partial page first gets a copy by its reservation. Call
         `PrefixCache.fork`, which gives the id and keeps count of the sequence.
 
         Raises:
             ForkLengthError: `at` is past the computed tokens; nothing is shared.
+            PrunedForkError: `at` is among tokens of which only some have KV; likewise.
             UnknownSequence: it is closed.
         """
         self.require_open()
         if not 0 <= at <= self._num_computed:
             raise ForkLengthError(self._num_computed, at)
+        pruned = self._pruned
+        if pruned is not None and at < pruned.stop:
+            if at > pruned.start:
+                raise PrunedForkError(pruned.start, pruned.stop, at)
+            pruned = None
         assert not self._is_reserved, "forked inside a transaction"
         child = Sequence(
             seq_id,
@@ -181,9 +211,9 @@ class Sequence:
             generated=bytes(self._generated[:at]),
             kv_log=self._kv_log,
         )
-        page_ids = self._page_ids[: num_pages_for(at)]
+        page_ids = self._page_ids[: num_pages_for(at - (0 if pruned is None else pruned.num_missing))]
         self._pool.retain(page_ids)
-        child.replace_kv(page_ids, at)
+        child.replace_kv(page_ids, at, pruned=pruned)
         if self._kv_log is not None:
             self._kv_log.write("fork", child, length=0, computed=0, parent=self.seq_id, pages=list(page_ids))
         return child
@@ -205,14 +235,21 @@ class Sequence:
         self._is_reserved = is_reserved
 
     def replace_kv(
-        self, page_ids: collections.abc.Sequence[int], num_computed: int, *, num_kept_pages: int = 0
+        self,
+        page_ids: collections.abc.Sequence[int],
+        num_computed: int,
+        *,
+        num_kept_pages: int = 0,
+        pruned: PrunedPrefix | None = None,
     ) -> None:
         """Say where the KV of `[0, num_computed)` is now: in the first `num_kept_pages` of its pages, as before, and
-        then in `page_ids`. The caller has retained and released the pages."""
-        assert num_kept_pages + len(page_ids) == num_pages_for(num_computed) and num_computed <= len(self)
+        then in `page_ids`; and what of it is pruned. The caller has retained and released the pages."""
+        num_rows = num_computed if pruned is None else num_computed - pruned.num_missing
+        assert num_kept_pages + len(page_ids) == num_pages_for(num_rows) and num_computed <= len(self)
         if page_ids or num_kept_pages != len(self._page_ids):
             self._page_ids[num_kept_pages:] = array("i", page_ids)
         self._num_computed = num_computed
+        self._pruned = pruned
 
     def inherit_generated(self, generated: bytes) -> None:
         """Note which of the first tokens a model made; so says the run that they were found in."""
@@ -227,6 +264,9 @@ class Sequence:
     def check(self) -> None:
         """Raise AssertionError unless tokens, KV length and pages agree."""
         assert 0 <= self._num_computed <= len(self) <= self.context_length
-        assert len(self._page_ids) == num_pages_for(self._num_computed)
+        assert len(self._page_ids) == num_pages_for(self.num_rows)
+        if self._pruned is not None:
+            assert self._pruned.stop <= self._num_computed
+            assert tuple(self._token_ids[: self._pruned.stop]) == self._pruned.token_ids, "rows of other tokens"
         assert len(set(self._page_ids)) == len(self._page_ids)
         assert len(self._generated) == len(self)
