@@ -12,7 +12,7 @@ from typing import Literal, Self
 
 from radixlm.runtime import Completion, Engine, SamplingParams
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.engine import Runner
+from radixlm.runtime.engine_parts import Runner
 from radixlm.runtime.scripted_runner import ScriptedRunner
 from radixlm.tokenizer_fix import SpelledPrompt
 

@@ -20,7 +20,7 @@ from typing import Literal, Self
 
 from radixlm.runtime import Completion, Engine, SamplingParams
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.engine import Runner
+from radixlm.runtime.engine_parts import Runner
 from radixlm.runtime.model_runner import ModelRunner
 
 from .replay_door import Door

@@ -13,7 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from radixlm.runtime import Engine, SamplingParams
-    from radixlm.runtime.engine import OpenRunner
+    from radixlm.runtime.engine_parts import OpenRunner
     from radixlm.runtime.prefix_match import MatchPolicy
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -17,7 +17,7 @@ from .turns import Reply, Turn
 if TYPE_CHECKING:
     from radixlm.runtime import Completion, SamplingParams
     from radixlm.runtime.artifact import Artifact
-    from radixlm.runtime.engine import Runner
+    from radixlm.runtime.engine_parts import Runner
     from radixlm.runtime.server.requests import ChatRequest, CompletionRequest
     from radixlm.runtime.why_not_more import WhyNotMore
 

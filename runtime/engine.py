@@ -1,48 +1,39 @@
 """The engine as a library: text in, text out, from any number of threads.
 
-Prepares prompts in the caller's thread, hands requests to the one thread that owns the model, and gives
-streams back. Knows nothing of HTTP; prompts are `prompts.py`'s, batching and pages `engine_core.py`'s, the thread
-`engine_loop.py`'s.
+Puts its parts together, and gives streams back for what the one thread that owns the model computes. Knows nothing of
+HTTP; requests are `request_intake.py`'s, batching and pages `engine_core.py`'s, the thread `engine_loop.py`'s.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, get_args
-
-from radixlm.tokenizer_fix import PreparedPrompt
+from typing import TYPE_CHECKING, Self
 
 from .artifact import Artifact
-from .batch import Forward, PageIO
 from .cache_expiry import CacheExpiry
 from .cache_namespace import CacheNamespaces, ModelIdentity
 from .cache_tree import CacheCleared, CacheTree
 from .completion import CacheMatch, Completion, Delta, FinishReason, Timings, TokenLogprob, Usage
-from .disk_tier import DiskTier
 from .engine_core import EngineCore
 from .engine_loop import EngineLoop
+from .engine_parts import EngineParts, OpenRunner
 from .engine_stats import EngineStats
-from .errors import InvalidParameter, InvalidRequest
+from .errors import InvalidParameter
 from .generation_stream import GenerationStream
 from .grammar import Grammar
 from .kv_budget import KVBudget
-from .kv_log import KVLog
 from .manifest import Manifest
-from .page_pool import PagePool
-from .prefix_cache import PrefixCache
 from .prefix_match import MatchPolicy
 from .prompts import Message, Prompt, Prompts
-from .request import Request, RequestLimits
+from .request import Request
+from .request_intake import RequestIntake
 from .sampling_params import SamplingParams
 from .scheduler import SchedulerPolicy
-from .store import PageStore, StoreIdentity
+from .store import PageStore
 from .token_constraint import ConstraintSource
 from .tool_format import Tool, ToolFormat
 
@@ -63,19 +54,7 @@ __all__ = [
     "Usage",
 ]
 
-
-class Runner(Forward, Protocol):
-    """A model that runs, and can be freed; `ModelRunner` is the real one."""
-
-    def close(self) -> None:
-        """Free it."""
-        ...
-
-
 DEFAULT_STORE_BYTES = 10_000_000_000
-MAX_THREADS = 1024  # far above it the thread pool aborts the process
-OpenRunner = Callable[["Artifact", int, int | None], Runner]
-"""Makes a runner of an artifact, with a number of KV pages and of threads."""
 
 
 class Engine:
@@ -136,60 +115,49 @@ class Engine:
         artifact = Artifact.open(model) if isinstance(model, str | Path) else model
         manifest = artifact.manifest
         policy = _policy(manifest, max_num_seqs, max_num_batched_tokens)
-        if num_threads is not None and not 1 <= num_threads <= MAX_THREADS:
-            raise InvalidParameter(f"num_threads is {num_threads}; it must be 1 to {MAX_THREADS}, or None")
         if max_queue is not None and max_queue < 0:
             raise InvalidParameter(f"max_queue is {max_queue}; it must be 0 or more, or None")
-        self._match = _checked_match(match)
         budget = KVBudget.choose(manifest, kv_cache_bytes=kv_cache_bytes, max_num_seqs=max_num_seqs)
         self.manifest = manifest
         self.prompts = Prompts(artifact, clock=clock)
         self.tokenizer = self.prompts.tokenizer
-        self.default_params = SamplingParams(
-            temperature=manifest.sampling.temperature,
-            top_p=manifest.sampling.top_p,
-            top_k=manifest.sampling.top_k,
-            repetition_penalty=manifest.sampling.repetition_penalty,
-        )
         self.context_length = budget.context_length
-        vocab_size = min(manifest.model.vocab_size, self.tokenizer.vocab_size)  # embeddings may be padded
-        self._limits = RequestLimits(vocab_size, budget.context_length)
+        self._intake = RequestIntake(
+            manifest, self.prompts, context_length=budget.context_length, match=match, clock=clock
+        )
+        self.default_params = self._intake.default_params
         self._clock = clock
         self._opened_at = clock()
-        self._request_numbers = itertools.count()
-        self._grammars: Grammars | None = None
-        self._opening_grammars = threading.Lock()
-        log = None if kv_log is None else KVLog.open(kv_log)
-        cache = PrefixCache(PagePool(budget.num_pages), clock=clock, kv_log=log)
-        pages = store if store is None or isinstance(store, PageStore) else _open_store(store, store_bytes, manifest)
-        self.namespaces = CacheNamespaces(ModelIdentity.of(manifest), None if pages is None else pages.secret)
-        tier = None
-        try:
-            runner = (open_runner or _open_model_runner)(artifact, budget.num_pages, num_threads)
-            if pages is not None:
-                tier = DiskTier(pages, cache, _page_io(runner), clock=clock)
-        except BaseException:
-            if pages is not None:
-                pages.close()
-            raise
+        parts = EngineParts.open(
+            artifact,
+            budget.num_pages,
+            num_threads=num_threads,
+            store=store,
+            store_bytes=store_bytes,
+            open_runner=open_runner,
+            kv_log=kv_log,
+            clock=clock,
+        )
+        self.namespaces = CacheNamespaces(ModelIdentity.of(manifest), parts.secret)
         expiry = None
         if cache_ttl_s is not None:
-            drops: list[Callable[[float], object]] = [cache.drop_unused, self.tokenizer.forget_unused_texts]
-            drops += [] if tier is None else [tier.drop_unused]
+            drops = [parts.drop_unused, self.tokenizer.forget_unused_texts]
             expiry = CacheExpiry(cache_ttl_s, clock=clock, drops=drops)
-        self._core = EngineCore(runner, cache, self._limits, policy=policy, clock=clock, tier=tier)
+        self._core = EngineCore(
+            parts.runner, parts.cache, self._intake.limits, policy=policy, clock=clock, tier=parts.tier
+        )
         self._loop = EngineLoop(
             self._core,
             clock=clock,
-            on_exit=functools.partial(_close_all, tier, runner, log),
+            on_exit=parts.close,
             expiry=expiry,
             max_num_requests=None if max_queue is None else max_num_seqs + max_queue,
         )
         # An engine that nobody closes is closed when it is collected, or before the interpreter ends.
         self._finalizer = weakref.finalize(self, self._loop.close)
-        if tier is not None:
-            tier.wake = self._loop.wake
-            if tier.stats().num_pages:
+        if parts.tier is not None:
+            parts.tier.wake = self._loop.wake
+            if parts.tier.stats().num_pages:
                 self._loop.call(lambda core: core.measure_prefill(policy.max_num_batched_tokens))
 
     def generate(
@@ -209,9 +177,7 @@ class Engine:
             EngineOverloaded: too many requests wait.
             EngineError: the request could not be computed, or the engine is closed.
         """
-        return self.stream(
-            prompt, params, namespace=namespace, cache_match=cache_match, constraint=constraint
-        ).result()
+        return self.stream(prompt, params, namespace=namespace, cache_match=cache_match, constraint=constraint).result()
 
     def stream(
         self,
@@ -232,10 +198,7 @@ class Engine:
         passes `lambda: loop.call_soon_threadsafe(event.set)`. It must neither block nor raise.
         """
         self._loop.require_room()
-        policy = self._match if cache_match is None else _checked_match(cache_match)
-        seam_of = None if policy == "exact" else namespace
-        prepared = self.prompts.completion(prompt, seam_of=seam_of, context_length=self.context_length)
-        return self._submit(prepared, params, namespace, policy, None, constraint, on_ready)
+        return self._start(self._intake.completion(prompt, params, namespace, cache_match, constraint), on_ready)
 
     def chat(
         self,
@@ -271,10 +234,7 @@ class Engine:
     ) -> GenerationStream:
         """Like `chat`, but returns at once; see `stream`."""
         self._loop.require_room()
-        policy = self._match if cache_match is None else _checked_match(cache_match)
-        seam_of = None if policy == "exact" else namespace
-        prepared = self.prompts.chat(messages, tools, seam_of=seam_of, context_length=self.context_length)
-        return self._submit(prepared, params, namespace, policy, self.prompts.render_reply, constraint, on_ready)
+        return self._start(self._intake.chat(messages, tools, params, namespace, cache_match, constraint), on_ready)
 
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         """The ids that `generate` feeds for a text; `add_bos` overrides what the model asks for.
@@ -321,20 +281,7 @@ class Engine:
         Raises:
             InvalidRequest: the model has no token that ends a reply.
         """
-        with self._opening_grammars:
-            if self._grammars is None:
-                from .grammar_vocabulary import GrammarVocabulary
-                from .grammars import Grammars  # loads a native library
-
-                tokenizer, vocab_size = self.tokenizer, self._limits.vocab_size
-                eos_token_ids = self.manifest.tokenizer.eos_token_ids
-                if not eos_token_ids:
-                    raise InvalidRequest(f"model {self.manifest.name} has no end of replies, so none can be structured")
-                self._grammars = Grammars(
-                    lambda: GrammarVocabulary(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids),
-                    eos_token_ids,
-                )
-            return self._grammars
+        return self._intake.grammars
 
     def cache_tree(self, namespace: bytes = b"") -> CacheTree:
         """What is cached for a namespace, after the step that runs.
@@ -374,41 +321,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters and the state now; never waits for a step."""
-        core, counters, cache = self._core, self._core.counters, self._core.cache
-        return EngineStats(
-            alive=self._loop.is_alive,
-            crash=self._loop.crash,
-            stalled_s=self._loop.stalled_s,
-            uptime_s=self._clock() - self._opened_at,
-            num_waiting=core.num_waiting + self._loop.num_submitted,
-            num_running=core.num_running,
-            num_pages=cache.pool.num_pages,
-            num_free_pages=cache.pool.num_free,
-            num_cached_pages=cache.pool.num_cached,
-            num_steps=counters.num_steps,
-            num_finished=counters.num_finished,
-            num_failed=counters.num_failed,
-            num_rejected=self._loop.num_rejected,
-            num_preemptions=core.num_preemptions,
-            num_prompt_tokens=counters.num_prompt_tokens,
-            num_cached_tokens=counters.num_cached_tokens,
-            num_generated_tokens=counters.num_generated_tokens,
-            num_computed_tokens=counters.num_computed_tokens,
-            num_evicted_pages=cache.tree.num_evicted_pages,
-            num_failed_steps=counters.num_failed_steps,
-            num_failed_steps_in_a_row=counters.num_failed_steps_in_a_row,
-            last_failure=counters.last_failure,
-            num_unused_request_rows=cache.num_unused_request_rows,
-            num_unused_cache_rows=cache.tree.num_unused_rows,
-            finished_by_reason=dict(counters.finished_by_reason),
-            failed_by_type=dict(counters.failed_by_type),
-            cached_tokens_by_kind=dict(counters.cached_tokens_by_kind),
-            disk_tokens_by_kind=dict(counters.disk_tokens_by_kind),
-            tier=None if core.tier is None else core.tier.stats(),
-            to_first_token=counters.to_first_token.read(),
-            between_tokens=counters.between_tokens.read(),
-            to_end=counters.to_end.read(),
-        )
+        return EngineStats.of(self._core, self._loop, uptime_s=self._clock() - self._opened_at)
 
     def close(self) -> None:
         """Cancel what runs, stop the thread and free the model; later requests raise EngineClosed.
@@ -416,8 +329,7 @@ class Engine:
         May be called twice.
         """
         self._finalizer()
-        if self._grammars is not None:
-            self._grammars.close()
+        self._intake.close()
 
     def __enter__(self) -> Self:
         return self
@@ -427,64 +339,12 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _submit(
-        self,
-        prompt: PreparedPrompt,
-        params: SamplingParams | None,
-        namespace: bytes,
-        policy: MatchPolicy,
-        render_reply: Callable[[str], str] | None,
-        constraint: Grammar | ConstraintSource | None,
-        on_ready: Callable[[], None] | None,
-    ) -> GenerationStream:
-        params = self.default_params if params is None else params
-        tokenizer = self.tokenizer
-        self._limits.validate(prompt, params)
-        if isinstance(constraint, Grammar):
-            constraint = self.grammars.compile(constraint)
-        request = Request(
-            f"request-{next(self._request_numbers)}",
-            prompt,
-            params,
-            decoder=self.tokenizer.stream(
-                prompt_ids=prompt.ids, swallow_leading_space=prompt.swallow_leading_space
-            ),
-            vocab_size=self._limits.vocab_size,
-            eos_token_ids=self.manifest.tokenizer.eos_token_ids,
-            namespace=namespace,
-            arrived_at=self._clock(),
-            spelled=functools.cache(lambda: tokenizer.spelled(prompt.ids)) if policy == "text" else None,
-            render_reply=render_reply if policy == "text" else None,
-            explain=self.prompts.explain,
-            constraint=None if constraint is None else constraint.start(),
-        )
+    def _start(self, request: Request, on_ready: Callable[[], None] | None) -> GenerationStream:
         stream = GenerationStream(
-            request.request_id, tuple(prompt.ids), cancel=self._loop.cancel, on_ready=on_ready
+            request.request_id, tuple(request.prompt.ids), cancel=self._loop.cancel, on_ready=on_ready
         )
         self._loop.submit(request, stream.deliver)
         return stream
-
-
-def _close_all(*parts: DiskTier | Runner | KVLog | None) -> None:
-    for part in parts:
-        if part is not None:
-            part.close()
-
-
-def _open_store(directory: str | Path, num_bytes: int, manifest: Manifest) -> PageStore:
-    return PageStore.open(directory, StoreIdentity.of(manifest), max_bytes=num_bytes)
-
-
-def _page_io(runner: Runner) -> PageIO:
-    if not isinstance(runner, PageIO):
-        raise InvalidParameter(f"{type(runner).__name__} cannot copy pages, which a store needs; open without one")
-    return runner
-
-
-def _open_model_runner(artifact: Artifact, num_pages: int, num_threads: int | None) -> Runner:
-    from .model_runner import ModelRunner  # loads the native runtime, which other runners do without
-
-    return ModelRunner(artifact, num_pages=num_pages, num_threads=num_threads)
 
 
 def _policy(manifest: Manifest, max_num_seqs: int, max_num_batched_tokens: int | None) -> SchedulerPolicy:
@@ -493,12 +353,6 @@ def _policy(manifest: Manifest, max_num_seqs: int, max_num_batched_tokens: int |
     _require_within("max_num_seqs", max_num_seqs, min(limits.max_num_logits, limits.max_num_tokens))
     _require_within("max_num_batched_tokens", max_num_tokens, limits.max_num_tokens)
     return SchedulerPolicy(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_tokens)
-
-
-def _checked_match(match: MatchPolicy) -> MatchPolicy:
-    if match not in get_args(MatchPolicy):
-        raise InvalidParameter(f"match is {match!r}; use one of {', '.join(get_args(MatchPolicy))}")
-    return match
 
 
 def _require_within(name: str, value: int, most: int) -> None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from .latency_histogram import LatencyCounts
 from .tier_stats import TierStats
+
+if TYPE_CHECKING:
+    from .engine_core import EngineCore
+    from .engine_loop import EngineLoop
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,45 @@ class EngineStats:
     to_first_token: LatencyCounts = field(default_factory=LatencyCounts)
     between_tokens: LatencyCounts = field(default_factory=LatencyCounts)
     to_end: LatencyCounts = field(default_factory=LatencyCounts)
+
+    @classmethod
+    def of(cls, core: EngineCore, loop: EngineLoop, *, uptime_s: float) -> EngineStats:
+        """What an engine's core and loop count, read from any thread; never waits for a step."""
+        counters, cache = core.counters, core.cache
+        return cls(
+            alive=loop.is_alive,
+            crash=loop.crash,
+            stalled_s=loop.stalled_s,
+            uptime_s=uptime_s,
+            num_waiting=core.num_waiting + loop.num_submitted,
+            num_running=core.num_running,
+            num_pages=cache.pool.num_pages,
+            num_free_pages=cache.pool.num_free,
+            num_cached_pages=cache.pool.num_cached,
+            num_steps=counters.num_steps,
+            num_finished=counters.num_finished,
+            num_failed=counters.num_failed,
+            num_rejected=loop.num_rejected,
+            num_preemptions=core.num_preemptions,
+            num_prompt_tokens=counters.num_prompt_tokens,
+            num_cached_tokens=counters.num_cached_tokens,
+            num_generated_tokens=counters.num_generated_tokens,
+            num_computed_tokens=counters.num_computed_tokens,
+            num_evicted_pages=cache.tree.num_evicted_pages,
+            num_failed_steps=counters.num_failed_steps,
+            num_failed_steps_in_a_row=counters.num_failed_steps_in_a_row,
+            last_failure=counters.last_failure,
+            num_unused_request_rows=cache.num_unused_request_rows,
+            num_unused_cache_rows=cache.tree.num_unused_rows,
+            finished_by_reason=dict(counters.finished_by_reason),
+            failed_by_type=dict(counters.failed_by_type),
+            cached_tokens_by_kind=dict(counters.cached_tokens_by_kind),
+            disk_tokens_by_kind=dict(counters.disk_tokens_by_kind),
+            tier=None if core.tier is None else core.tier.stats(),
+            to_first_token=counters.to_first_token.read(),
+            between_tokens=counters.between_tokens.read(),
+            to_end=counters.to_end.read(),
+        )
 
     @property
     def num_used_pages(self) -> int:

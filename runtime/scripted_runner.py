@@ -14,7 +14,7 @@ import numpy as np
 from .batch import Batch, Float32Array, PageCopy, TopLogits
 
 if TYPE_CHECKING:
-    from .engine import Runner
+    from .engine_parts import Runner
 
 
 class ScriptedRunner:

@@ -36,6 +36,8 @@ CACHE = {
 ENGINE = {
     "prompts",
     "engine",
+    "engine_parts",
+    "request_intake",
     "engine_stats",
     "request_output",
     "step_plan",

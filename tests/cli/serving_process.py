@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.cli.main import main
-from radixlm.runtime import engine
+from radixlm.runtime import engine_parts
 from radixlm.runtime.artifact import Artifact
 
 from ..runtime.server.real_server import SlowModel, open_fake_artifact
@@ -30,5 +30,5 @@ REAL_OPEN = Artifact.open
 
 if __name__ == "__main__":
     Artifact.open = staticmethod(open_artifact)  # type: ignore[assignment,method-assign]
-    engine._open_model_runner = open_runner
+    engine_parts._open_model_runner = open_runner
     main()

@@ -1,0 +1,106 @@
+"""Open what an engine works with: the model, the pages in memory, the store on disk, a log.
+
+Knows who opens what, and that it is closed again; not requests, prompts or steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from .artifact import Artifact
+from .batch import Forward, PageIO
+from .disk_tier import DiskTier
+from .errors import InvalidParameter
+from .kv_log import KVLog
+from .page_pool import PagePool
+from .prefix_cache import PrefixCache
+from .store import PageStore, StoreIdentity
+
+MAX_THREADS = 1024  # far above it the thread pool aborts the process
+
+
+class Runner(Forward, Protocol):
+    """A model that runs, and can be freed; `ModelRunner` is the real one."""
+
+    def close(self) -> None:
+        """Free it."""
+        ...
+
+
+OpenRunner = Callable[["Artifact", int, int | None], Runner]
+"""Makes a runner of an artifact, with a number of KV pages and of threads."""
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """A model and its cache, in memory and, with a `tier`, on disk; `close` frees them all."""
+
+    runner: Runner
+    cache: PrefixCache
+    tier: DiskTier | None
+    log: KVLog | None
+    secret: bytes | None  # that the store keeps for names of namespaces; None without a store
+
+    @classmethod
+    def open(
+        cls,
+        artifact: Artifact,
+        num_pages: int,
+        *,
+        num_threads: int | None,
+        store: str | Path | PageStore | None,
+        store_bytes: int,
+        open_runner: OpenRunner | None,
+        kv_log: str | Path | None,
+        clock: Callable[[], float],
+    ) -> EngineParts:
+        """Open the parts of an engine with `num_pages` KV pages; the other arguments are `Engine`'s own.
+
+        Raises:
+            ArtifactError: the artifact cannot be run.
+            InvalidParameter: `num_threads` is outside its range, or there is a store and the runner cannot copy pages.
+            StoreError: the store cannot be used, or another process uses it.
+        """
+        if num_threads is not None and not 1 <= num_threads <= MAX_THREADS:
+            raise InvalidParameter(f"num_threads is {num_threads}; it must be 1 to {MAX_THREADS}, or None")
+        log = None if kv_log is None else KVLog.open(kv_log)
+        cache = PrefixCache(PagePool(num_pages), clock=clock, kv_log=log)
+        if isinstance(store, str | Path):
+            store = PageStore.open(store, StoreIdentity.of(artifact.manifest), max_bytes=store_bytes)
+        tier = None
+        try:
+            runner = (open_runner or _open_model_runner)(artifact, num_pages, num_threads)
+            if store is not None:
+                tier = DiskTier(store, cache, _page_io(runner), clock=clock)
+        except BaseException:
+            if store is not None:
+                store.close()
+            raise
+        return cls(runner, cache, tier, log, None if store is None else store.secret)
+
+    def drop_unused(self, since: float) -> None:
+        """Forget the prefixes that nobody used since then, on the clock of the cache."""
+        self.cache.drop_unused(since)
+        if self.tier is not None:
+            self.tier.drop_unused(since)
+
+    def close(self) -> None:
+        """Write to the store what waits for it, and free everything."""
+        for part in (self.tier, self.runner, self.log):
+            if part is not None:
+                part.close()
+
+
+def _page_io(runner: Runner) -> PageIO:
+    if not isinstance(runner, PageIO):
+        raise InvalidParameter(f"{type(runner).__name__} cannot copy pages, which a store needs; open without one")
+    return runner
+
+
+def _open_model_runner(artifact: Artifact, num_pages: int, num_threads: int | None) -> Runner:
+    from .model_runner import ModelRunner  # loads the native runtime, which other runners do without
+
+    return ModelRunner(artifact, num_pages=num_pages, num_threads=num_threads)

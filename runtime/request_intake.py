@@ -1,0 +1,171 @@
+"""Make of what a caller asks a request that the engine can compute, in the caller's own thread.
+
+Knows prompts, parameters and grammars; not pages, steps or who waits for the reply.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, get_args
+
+from radixlm.tokenizer_fix import PreparedPrompt
+
+from .errors import InvalidParameter, InvalidRequest
+from .grammar import Grammar
+from .manifest import Manifest
+from .prefix_match import MatchPolicy
+from .prompts import Message, Prompt, Prompts
+from .request import Request, RequestLimits
+from .sampling_params import SamplingParams
+from .token_constraint import ConstraintSource
+from .tool_format import Tool
+
+if TYPE_CHECKING:
+    from .grammars import Grammars
+
+
+class RequestIntake:
+    """Prepares, checks and numbers the requests of one model; any thread may ask.
+
+    Args:
+        context_length: tokens of prompt and reply together.
+        match: how cached prefixes may be found, where a request does not say.
+        clock: seconds; only differences count.
+
+    Attributes:
+        limits: what every request keeps to.
+        default_params: what the model's makers recommend, for requests that say nothing.
+
+    Raises:
+        InvalidParameter: there is no such `match`.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        prompts: Prompts,
+        *,
+        context_length: int,
+        match: MatchPolicy,
+        clock: Callable[[], float],
+    ) -> None:
+        vocab_size = min(manifest.model.vocab_size, prompts.tokenizer.vocab_size)  # embeddings may be padded
+        self.limits = RequestLimits(vocab_size, context_length)
+        self.default_params = SamplingParams(
+            temperature=manifest.sampling.temperature,
+            top_p=manifest.sampling.top_p,
+            top_k=manifest.sampling.top_k,
+            repetition_penalty=manifest.sampling.repetition_penalty,
+        )
+        self._model_name, self._eos_token_ids = manifest.name, manifest.tokenizer.eos_token_ids
+        self._prompts = prompts
+        self._match = _checked_match(match)
+        self._clock = clock
+        self._numbers = itertools.count()
+        self._grammars: Grammars | None = None
+        self._opening_grammars = threading.Lock()
+
+    def completion(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        namespace: bytes,
+        cache_match: MatchPolicy | None,
+        constraint: Grammar | ConstraintSource | None,
+    ) -> Request:
+        """A request to continue text, or ids that are fed as they are.
+
+        Raises:
+            EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidRequest, InvalidGrammar: it cannot be served.
+        """
+        policy = self._match if cache_match is None else _checked_match(cache_match)
+        seam_of = None if policy == "exact" else namespace
+        prepared = self._prompts.completion(prompt, seam_of=seam_of, context_length=self.limits.context_length)
+        return self._request(prepared, params, namespace, policy, constraint, render_reply=None)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        params: SamplingParams | None,
+        namespace: bytes,
+        cache_match: MatchPolicy | None,
+        constraint: Grammar | ConstraintSource | None,
+    ) -> Request:
+        """A request to answer a conversation.
+
+        Raises:
+            EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidRequest, InvalidGrammar: it cannot be served.
+        """
+        policy = self._match if cache_match is None else _checked_match(cache_match)
+        seam_of = None if policy == "exact" else namespace
+        prepared = self._prompts.chat(messages, tools, seam_of=seam_of, context_length=self.limits.context_length)
+        render_reply = self._prompts.render_reply
+        return self._request(prepared, params, namespace, policy, constraint, render_reply=render_reply)
+
+    @property
+    def grammars(self) -> Grammars:
+        """Compiles what replies are to keep to; nothing is spent on it before the first use.
+
+        Raises:
+            InvalidRequest: the model has no token that ends a reply.
+        """
+        with self._opening_grammars:
+            if self._grammars is None:
+                self._grammars = self._open_grammars()
+            return self._grammars
+
+    def close(self) -> None:
+        """Free what compiles grammars. May be called twice."""
+        if self._grammars is not None:
+            self._grammars.close()
+
+    def _request(
+        self,
+        prompt: PreparedPrompt,
+        params: SamplingParams | None,
+        namespace: bytes,
+        policy: MatchPolicy,
+        constraint: Grammar | ConstraintSource | None,
+        *,
+        render_reply: Callable[[str], str] | None,
+    ) -> Request:
+        params = self.default_params if params is None else params
+        tokenizer = self._prompts.tokenizer
+        self.limits.validate(prompt, params)
+        if isinstance(constraint, Grammar):
+            constraint = self.grammars.compile(constraint)
+        return Request(
+            f"request-{next(self._numbers)}",
+            prompt,
+            params,
+            decoder=tokenizer.stream(prompt_ids=prompt.ids, swallow_leading_space=prompt.swallow_leading_space),
+            vocab_size=self.limits.vocab_size,
+            eos_token_ids=self._eos_token_ids,
+            namespace=namespace,
+            arrived_at=self._clock(),
+            spelled=functools.cache(lambda: tokenizer.spelled(prompt.ids)) if policy == "text" else None,
+            render_reply=render_reply if policy == "text" else None,
+            explain=self._prompts.explain,
+            constraint=None if constraint is None else constraint.start(),
+        )
+
+    def _open_grammars(self) -> Grammars:
+        from .grammar_vocabulary import GrammarVocabulary
+        from .grammars import Grammars  # loads a native library
+
+        tokenizer, vocab_size, eos_token_ids = self._prompts.tokenizer, self.limits.vocab_size, self._eos_token_ids
+        if not eos_token_ids:
+            raise InvalidRequest(f"model {self._model_name} has no end of replies, so none can be structured")
+        return Grammars(
+            lambda: GrammarVocabulary(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids), eos_token_ids
+        )
+
+
+def _checked_match(match: MatchPolicy) -> MatchPolicy:
+    if match not in get_args(MatchPolicy):
+        raise InvalidParameter(f"match is {match!r}; use one of {', '.join(get_args(MatchPolicy))}")
+    return match
