@@ -1,6 +1,7 @@
 """Which KV rows of a prefix are loaded when not all are: the policies, and what each of them may know.
 
-Knows arrays of scores, not models or texts. A choice is `[layers, kv_heads, n]`, rows in ascending order.
+Knows arrays of scores, not models or texts. A choice is `[layers, kv_heads, n]`, rows in ascending order. `hybrid` is
+made of `runtime/row_selection.py`, with which prefixes are read from disk.
 """
 
 from __future__ import annotations
@@ -10,12 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from radixlm.runtime.row_selection import (
+    NUM_FIRST,
+    always,
+    largest,
+    stored_rows,
+    stored_shares,
+    widened,
+    with_probed,
+)
 
 Scores = npt.NDArray[np.floating]  # [layers, kv_heads, tokens]
 Order = npt.NDArray[np.int64]
-NUM_FIRST, NUM_RECENT = 4, 16  # tokens that hybrid always takes
 NUM_LOOKS = 4
-WINDOW = 15  # an answer lies beside the words that a query finds: on needles 15 and 7 found what 1 never did
 
 
 @dataclass(frozen=True)
@@ -99,29 +107,12 @@ POLICIES: dict[str, Callable[[Evidence, int], Order]] = {
 }
 
 
-def largest(scores: Scores, count: int) -> Order:
-    """The `count` rows with the largest scores, of each layer and head."""
-    tokens = scores.shape[-1]
-    if count >= tokens:
-        return np.broadcast_to(np.arange(tokens), scores.shape).copy()
-    chosen = np.argpartition(scores, tokens - count, axis=-1)[..., tokens - count :]
-    return np.sort(chosen, axis=-1)
-
-
-def widened(scores: Scores) -> Scores:
-    """Along the tokens, the largest of the `WINDOW` scores around each."""
-    padded = np.pad(scores, [(0, 0)] * (scores.ndim - 1) + [(WINDOW // 2, WINDOW // 2)])
-    return np.asarray(np.lib.stride_tricks.sliding_window_view(padded, WINDOW, axis=-1).max(axis=-1))
-
-
 def _stored_half(evidence: Evidence, count: int) -> Order:
-    stored = evidence.history.copy()
-    stored[..., :NUM_FIRST] = stored[..., -NUM_RECENT:] = np.inf
-    return largest(stored, count // 2)
+    tokens, order = evidence.shape[-1], np.argsort(-evidence.history, axis=-1, kind="stable")
+    [share] = stored_shares([tokens], [len(always(tokens))], count)
+    return stored_rows(order, always(tokens), share)
 
 
 def _with_probe(evidence: Evidence, chosen: Order, count: int) -> Order:
     """`chosen` and what the probe sees from there."""
-    scores = np.broadcast_to(widened(evidence.probe(chosen))[:, None], evidence.shape).copy()
-    np.put_along_axis(scores, chosen, np.inf, axis=-1)
-    return largest(scores, count)
+    return with_probed(chosen, evidence.probe(chosen), count)

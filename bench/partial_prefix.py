@@ -15,6 +15,7 @@ from radixlm.runtime.batch import Batch, Float32Array
 from radixlm.runtime.kv_rows import KVRows
 from radixlm.runtime.manifest import PAGE_SIZE
 from radixlm.runtime.model_runner import ModelRunner
+from radixlm.runtime.row_selection import Look, look
 
 from .partial_policies import Order, Scores
 
@@ -60,14 +61,12 @@ class Prefix:
     def probe(self, choice: Order, query: Sequence[int]) -> Scores:
         """How much the query's rows, run over the chosen rows, look at each token of the prefix by the keys of
         the probe's head: `[layers, tokens]`, the largest weight over rows of a softmax over the prefix."""
+        return self.look(choice, query).largest
+
+    def look(self, choice: Order, query: Sequence[int]) -> Look:
+        """All that this tells."""
         self.partial(choice, query, 0)
-        queries = self._model.queries(len(query))  # [layers, tokens, heads of the group, head_dim]
-        layers, tokens, group, head_dim = queries.shape
-        by_row = queries.reshape(layers, tokens * group, head_dim)
-        scores = by_row @ self._probe_keys.swapaxes(1, 2) * np.float32(head_dim**-0.5)
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
-        return np.asarray(weights.max(axis=1))
+        return look(self._model.queries(len(query)), self._probe_keys)
 
 
 class PrefixModel:

@@ -28,13 +28,14 @@ from typing import Any
 import numpy as np
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.manifest import PAGE_SIZE
+from radixlm.runtime.row_selection import NUM_FIRST, NUM_RECENT, largest, widened
 from radixlm.runtime.store import NO_PARENT, OSFiles, PageHead, StoreIdentity
 from radixlm.runtime.store.ordered_reader import BlockHeads, OpenRun, ReadCounts
 from radixlm.runtime.store.ordered_run import OrderedRun, ranked_before_text
 from radixlm.runtime.store.ordered_store import OrderedStore
 from tokenizers import Tokenizer
 
-from .partial_policies import NUM_FIRST, NUM_RECENT, Order, Scores, largest, widened
+from .partial_policies import Order, Scores
 from .partial_prefix import Prefix, PrefixModel
 from .partial_texts import Case, Query, Texts
 from .results import write_results

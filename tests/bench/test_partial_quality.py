@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.row_selection import NUM_FIRST, NUM_RECENT, WINDOW
 from tokenizers import Tokenizer
 
 from bench import partial_quality, partial_tables
-from bench.partial_policies import NUM_FIRST, NUM_RECENT, POLICIES, WINDOW, Evidence, widened
+from bench.partial_policies import POLICIES, Evidence
 from bench.partial_prefix import Prefix, PrefixModel
 from bench.partial_quality import measure, summary
 from bench.partial_texts import Case, Query, Texts
@@ -40,7 +41,7 @@ def test_first_recent_half_by_history_and_what_the_probe_sees_are_in_a_hybrid(ev
     choice = POLICIES["hybrid"](evidence, 60)
     always = [*range(NUM_FIRST), *range(TOKENS - NUM_RECENT, TOKENS)]
     seen = range(77 - WINDOW // 2, 77 + WINDOW // 2 + 1)
-    stored = np.argsort(-evidence.history, axis=-1)[..., : 30 - len(always)]
+    stored = np.argsort(-evidence.history, axis=-1)[..., : 32 - len(always)]  # whole pages
     for rows, first in zip(choice.reshape(-1, 60), stored.reshape(LAYERS * HEADS, -1), strict=True):
         assert set(always) | set(seen) <= set(rows)
         assert len(set(first) - set(rows)) == 0
@@ -53,13 +54,6 @@ def test_the_oracle_drops_least_and_history_is_by_other_queries(evidence: Eviden
     assert all(kept("oracle") > kept(policy) for policy in POLICIES if policy != "oracle")
     best = np.sort(evidence.history, axis=-1)[..., -50:].sum()
     assert np.take_along_axis(evidence.history, POLICIES["history"](evidence, 50), axis=-1).sum() == pytest.approx(best)
-
-
-def test_a_widened_score_is_the_largest_around_it() -> None:
-    scores = np.zeros((1, 20))
-    scores[0, [3, 19]] = 2, 5
-    wide = widened(scores)
-    assert [wide[0, i] for i in (3 + WINDOW // 2, 4 + WINDOW // 2, 19 - WINDOW // 2)] == [2, 0, 5]
 
 
 @pytest.fixture(scope="module")
