@@ -49,6 +49,21 @@ class ReadPiece:
     seconds: float  # that the disk took
 
 
+@dataclass(eq=False)
+class ReadWork:
+    """Anything else that reads, done in the reader's thread when its turn comes; `is_cancelled` may be set by anybody.
+
+    Once `is_done` it runs no more, nor will it; only then may others use what it uses.
+    """
+
+    run: Callable[[], bool]
+    num_bytes: int = 0  # that it reads, about
+    is_cancelled: bool = False
+    is_right: bool = False  # what `run` returned; False if it raised or was cancelled
+    seconds: float = 0.0  # that it took
+    is_done: bool = False
+
+
 class DiskReader:
     """Reads jobs one after the other, in a thread of its own.
 
@@ -65,7 +80,7 @@ class DiskReader:
         self.piece_pages = max(1, PIECE_BYTES // page_bytes)
         self.results: deque[ReadPiece] = deque()
         self._wake = threading.Condition()  # guards all below
-        self._jobs: deque[ReadJob] = deque()
+        self._jobs: deque[ReadJob | ReadWork] = deque()
         self._num_buffers = 0  # that exist; they are made when they are needed
         self._free: list[UInt8Array] = []
         self._is_closing = False
@@ -77,13 +92,27 @@ class DiskReader:
         """Bytes that are to be read before anything that is submitted now."""
         with self._wake:
             jobs = [job for job in self._jobs if not job.is_cancelled]
-            return sum(len(job.heads) - job.num_read for job in jobs) * self._page_bytes
+            num_pages = sum(len(job.heads) - job.num_read for job in jobs if isinstance(job, ReadJob))
+            return num_pages * self._page_bytes + sum(job.num_bytes for job in jobs if isinstance(job, ReadWork))
 
     def submit(self, job: ReadJob) -> None:
         """Read a chain; its pieces come in order, and no more of them after one that is not right to its end."""
         with self._wake:
             self._jobs.append(job)
             self._wake.notify()
+
+    def submit_work(self, run: Callable[[], bool], *, num_bytes: int = 0) -> ReadWork:
+        """Do something else in the reader's thread, in its turn; `notify` is called when it is done.
+
+        Args:
+            run: reads, and returns whether that was right; what it raises is logged, and is not.
+            num_bytes: that it reads, about, for `queued_bytes`.
+        """
+        work = ReadWork(run, num_bytes)
+        with self._wake:
+            self._jobs.append(work)
+            self._wake.notify()
+        return work
 
     def give_back(self, piece: ReadPiece) -> None:
         """Let the buffer of a piece be read into again."""
@@ -102,6 +131,11 @@ class DiskReader:
 
     def _run(self) -> None:
         while (work := self._next()) is not None:
+            if isinstance(work, ReadWork):
+                self._do(work)
+                del work
+                self._notify()
+                continue
             job, start, buffer = work
             stop = min(start + self.piece_pages, len(job.heads))
             pages = buffer[: stop - start]
@@ -117,17 +151,29 @@ class DiskReader:
             del job, buffer, pages, work
             self._notify()
 
-    def _next(self) -> tuple[ReadJob, int, UInt8Array] | None:
-        """A job, the page to go on from, and a buffer to read into."""
+    def _do(self, work: ReadWork) -> None:
+        begun = time.perf_counter()
+        try:
+            work.is_right = not work.is_cancelled and work.run()
+        except Exception:  # as above
+            _LOGGER.exception("reading a part of a prefix failed")
+        work.seconds = time.perf_counter() - begun
+        work.is_done = True
+
+    def _next(self) -> tuple[ReadJob, int, UInt8Array] | ReadWork | None:
+        """A job, the page to go on from, and a buffer to read into; or something else to do."""
         with self._wake:
             while not self._is_closing:
-                while self._jobs and (self._jobs[0].is_cancelled or self._jobs[0].num_read == len(self._jobs[0].heads)):
+                while self._jobs and _is_over(job := self._jobs[0]):
                     self._jobs.popleft()
-                if self._jobs and (buffer := self._take_buffer()) is not None:
-                    job = self._jobs[0]
-                    start = job.num_read
-                    job.num_read = min(start + self.piece_pages, len(job.heads))
-                    return job, start, buffer
+                if self._jobs:
+                    if isinstance(job, ReadWork):
+                        self._jobs.popleft()
+                        return job
+                    if (buffer := self._take_buffer()) is not None:
+                        start = job.num_read
+                        job.num_read = min(start + self.piece_pages, len(job.heads))
+                        return job, start, buffer
                 self._wake.wait()
             return None
 
@@ -138,3 +184,8 @@ class DiskReader:
             return None
         self._num_buffers += 1
         return np.empty((self.piece_pages, self._page_bytes), np.uint8)
+
+
+def _is_over(job: ReadJob | ReadWork) -> bool:
+    """Whether there is nothing left of it; work that is cancelled still has to be told done."""
+    return isinstance(job, ReadJob) and (job.is_cancelled or job.num_read == len(job.heads))

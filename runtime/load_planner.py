@@ -15,6 +15,7 @@ from .manifest import PAGE_SIZE
 _KEPT = 0.9  # of what was measured before, with each new measurement
 _MIN_COMPUTED_TOKENS = 32  # of a step that measures prefill: fewer are decode, which costs far more a token
 _MIN_GAIN = 1.1  # computing must take so much longer than loading: measurements scatter
+_MAX_PART = 0.9  # of what all of a prefix takes, for a part of it to be worth what it loses
 _SLACK_S = 0.05  # for the threads to get their turn
 _PATIENCE = 2.0  # times what was planned, before a load is late
 _UNKNOWN_S = 1.0  # to wait for a load of which nothing is known
@@ -105,3 +106,18 @@ class LoadPlanner:
         if expected_s * _MIN_GAIN > compute_s:
             return None
         return LoadPlan(expected_s, min(late_s, compute_s + _SLACK_S))
+
+    def plan_partial(
+        self, start: int, stop: int, *, num_bytes: int, full_bytes: int, num_query_tokens: int, queued_bytes: int = 0
+    ) -> bool:
+        """Whether to read a part, `num_bytes`, of the tokens `[start, stop)`, which are `full_bytes` in all, and to run
+        the query behind them once more to choose it, rather than to load or to compute all of them.
+
+        Not unless that is clearly quicker, by measured rates; what was never measured is measured by doing all.
+        """
+        compute_s, look_s = self.compute_s(start, stop), self.compute_s(stop, stop + num_query_tokens)
+        if compute_s is None or look_s is None or self.disk_bytes_per_s is None:
+            return False
+        queued_s, load_s = queued_bytes / self.disk_bytes_per_s, full_bytes / self.disk_bytes_per_s
+        part_s = queued_s + num_bytes / self.disk_bytes_per_s + look_s
+        return part_s < _MAX_PART * min(queued_s + load_s, compute_s)

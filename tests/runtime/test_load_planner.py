@@ -63,3 +63,38 @@ def test_what_was_never_measured_is_tried_for_a_while() -> None:
     plans = [planner.plan(0, 1000, num_bytes=1) for planner in (unknown, half)]
     assert plans[0] is not None and plans[0].expected_s is None and plans[0].deadline_s == 1.0
     assert plans[1] is not None and plans[1].deadline_s == pytest.approx(0.3)
+
+
+@given(
+    rate=RATES,
+    tokens_per_s=st.floats(10, 1e5),
+    num_tokens=st.integers(16, 1 << 14),
+    share=st.floats(0.01, 1.5),
+    num_query_tokens=st.integers(1, 512),
+    queued=st.integers(0, 1 << 30),
+)
+def test_a_part_is_read_only_where_it_is_clearly_quicker_than_all(
+    rate: float, tokens_per_s: float, num_tokens: int, share: float, num_query_tokens: int, queued: int
+) -> None:
+    planner, full_bytes = measured(rate, tokens_per_s), num_tokens * TOKEN_BYTES
+    part_s = (queued + share * full_bytes) / rate + num_query_tokens / tokens_per_s
+    better_s = min((queued + full_bytes) / rate, num_tokens / tokens_per_s)
+    is_planned = planner.plan_partial(
+        0,
+        num_tokens,
+        num_bytes=int(share * full_bytes),
+        full_bytes=full_bytes,
+        num_query_tokens=num_query_tokens,
+        queued_bytes=queued,
+    )
+    assert part_s == pytest.approx(0.9 * better_s, rel=1e-3) or is_planned == (part_s < 0.9 * better_s)
+
+
+def test_no_part_is_read_before_disk_and_model_are_measured() -> None:
+    question: dict[str, int] = {"num_bytes": 1, "full_bytes": 10**9, "num_query_tokens": 1}
+    planner = LoadPlanner()
+    assert not planner.plan_partial(0, 1000, **question)
+    planner.observe_read(num_bytes=10**6, seconds=1.0)
+    assert not planner.plan_partial(0, 1000, **question)
+    planner.observe_compute(num_tokens=512, position=256, seconds=1.0)
+    assert planner.plan_partial(0, 1000, **question)
