@@ -1,0 +1,276 @@
+"""Bring the part of a stored prefix that matters most from disk, for requests that said how much is enough.
+
+Knows waiters by name, not requests. Two reads, and a look between them: the tokens that most queries looked at, then
+those that the prompt's own end looks for. Whatever is missing, wrong, late, or not clearly quicker sends a waiter back
+to be served exactly, as if it had not asked. Each waiter has rows of its own: they are tainted and shared with nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from .batch import UInt8Array
+from .disk_index import DiskIndex, StoredPrefix
+from .disk_reader import DiskReader, ReadWork
+from .errors import OutOfPages, PrunedPrefixError
+from .load_planner import LoadPlanner
+from .manifest import PAGE_SIZE
+from .page_loader import FindPrefix
+from .partial_prefix import Choice, PartialPrefix
+from .prefix_cache import PrefixCache
+from .prefix_match import PrefixMatch
+from .pruned_load import PrunedLoad
+from .pruned_prefix import PrunedPrefix
+from .query_look import QueryLook
+from .run_cache import RunCache
+
+if TYPE_CHECKING:
+    from .batch import Float32Array
+    from .store import PageStore
+
+_LOGGER = logging.getLogger(__name__)
+
+MAX_STAGED_BYTES = 256 << 20  # of rows that waiters have, or will; who comes then is served exactly
+_SLACK_S = 0.05
+
+
+@dataclass
+class PartialCounts:
+    """What became of those who asked for a part, since the start; all but the first were served exactly."""
+
+    num_pruned: int = 0  # began with a part
+    num_refused: int = 0  # it was not clearly quicker, or its prompt is not made for it
+    num_disagreed: int = 0  # the look went too much to what the part has not
+    num_broken: int = 0  # no run of some pages, or one that was not right, or no room
+    num_late: int = 0
+
+
+class _Stage(Enum):
+    OPENING = auto()
+    READING = auto()  # what most queries looked at
+    CHOOSING = auto()  # and reading what this one looks for
+
+
+@dataclass(eq=False)
+class _Waiter:
+    name: str
+    match: PrefixMatch  # the disk's
+    prefix: StoredPrefix
+    start: int  # pages that memory has
+    budget: float
+    num_bytes: int  # of rows when all is read, about
+    deadline: float
+    stage: _Stage = _Stage.OPENING
+    partial: PartialPrefix | None = None
+    pages: UInt8Array | None = None  # the rows that are there
+    choice: Choice | None = None
+    work: ReadWork = field(init=False)
+
+    @property
+    def stop(self) -> int:
+        return len(self.prefix.heads)
+
+    @property
+    def opened(self) -> PartialPrefix:
+        assert self.partial is not None, "nothing is open"
+        return self.partial
+
+    def load(self, dropped_mass: float = 0.0) -> PrunedLoad:
+        """Of as many rows as are there."""
+        assert self.pages is not None, "nothing was read"
+        token_ids = self.prefix.token_ids[: self.stop * PAGE_SIZE]
+        pruned = PrunedPrefix(self.start * PAGE_SIZE, self.opened.num_there, token_ids, self.prefix.generated)
+        return PrunedLoad(self.match, pruned, self.pages, dropped_mass)
+
+    # In the reader's thread.
+
+    def open(self, store: PageStore, known: RunCache) -> bool:
+        heads, num_before = self.prefix.heads[self.start :], self.start * PAGE_SIZE
+        self.partial = PartialPrefix.open(store, heads, budget=self.budget, num_before=num_before, known=known)
+        return self.partial is not None
+
+    def read(self) -> bool:
+        if not self.opened.read_stored():
+            return False
+        self.pages = self.opened.rows()
+        return True
+
+    def choose(self, queries: Float32Array) -> bool:
+        self.choice = self.opened.choose(queries)
+        if not self.choice.is_enough or not self.opened.read_chosen():
+            return False
+        self.pages = self.opened.rows()
+        return True
+
+
+class PartialLoader:
+    """`begin` for whoever would gain by a part; `advance` says who may go on, and who is to be served exactly."""
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        index: DiskIndex,
+        store: PageStore,
+        reader: DiskReader,
+        planner: LoadPlanner,
+        look: QueryLook,
+        *,
+        page_bytes: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cache, self._index, self._store, self._reader = cache, index, store, reader
+        self._planner, self._look, self._page_bytes, self._clock = planner, look, page_bytes, clock
+        self._known = RunCache()
+        self._waiters: dict[str, _Waiter] = {}
+        self._ended: list[_Waiter] = []  # whose file the reader may have in use
+        self._back: list[str] = []
+        self._loaded: dict[str, PrunedLoad] = {}
+        self.counts = PartialCounts()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `advance` would do anything now."""
+        return bool(self._back) or any(waiter.work.is_done for waiter in self._waiters.values()) or self.wait_s == 0.0
+
+    @property
+    def wait_s(self) -> float | None:
+        """Seconds until somebody waits too long; None: nobody waits."""
+        if not self._waiters:
+            return None
+        return max(0.0, min(waiter.deadline for waiter in self._waiters.values()) - self._clock())
+
+    def begin(self, name: str, find: FindPrefix, budget: float) -> bool:
+        """Load `budget` of what the disk has and memory has not, if that may be worth it; whether to wait for it."""
+        memory, match = find(self._cache), find(self._index.cache)
+        stop = len(match.pages)
+        if stop * PAGE_SIZE <= memory.num_tokens:
+            return False
+        start = len(self._cache.tree.find(match.namespace, match.prompt_ids[: stop * PAGE_SIZE]).pages)
+        num_query = len(match.prompt_ids) - stop * PAGE_SIZE
+        num_bytes = int(budget * (stop - start) * self._page_bytes)
+        staged = sum(waiter.num_bytes for waiter in self._waiters.values())
+        staged += sum(load.pages.nbytes for load in self._loaded.values())
+        compute_s = self._planner.compute_s(start * PAGE_SIZE, stop * PAGE_SIZE)
+        if num_query > self._look.max_num_tokens or staged + num_bytes > MAX_STAGED_BYTES or compute_s is None:
+            self.counts.num_refused += 1
+            return False
+        prefix = self._index.prefix(match.namespace, match.prompt_ids, stop)
+        deadline = self._clock() + compute_s + _SLACK_S
+        waiter = _Waiter(name, match, prefix, start, budget, num_bytes, deadline)
+        waiter.work = self._reader.submit_work(lambda: waiter.open(self._store, self._known))
+        self._waiters[name] = waiter
+        return True
+
+    def advance(self) -> tuple[list[str], list[str]]:
+        """Look for those whose first rows came; the names of who has a part, and of who is to be served exactly."""
+        self._close_ended()
+        ready = [name for name, waiter in list(self._waiters.items()) if waiter.work.is_done and self._go_on(waiter)]
+        now = self._clock()
+        for waiter in [waiter for waiter in self._waiters.values() if waiter.deadline <= now]:
+            self.counts.num_late += 1
+            self._send_back(waiter)
+        back, self._back = self._back, []
+        return ready, back
+
+    def loaded(self, name: str) -> PrunedLoad | None:
+        """What came for who was said to have a part; asked once."""
+        return self._loaded.pop(name, None)
+
+    def abandon(self, name: str) -> None:
+        """Nobody waits under this name any more."""
+        self._loaded.pop(name, None)
+        if name in self._back:
+            self._back.remove(name)
+        if (waiter := self._waiters.get(name)) is not None:
+            self._end(waiter)
+
+    def end(self, namespace: bytes | None = None) -> None:
+        """Send all waiters back, or a namespace's, and forget what is kept in memory of its runs."""
+        for waiter in list(self._waiters.values()):
+            if namespace is None or waiter.prefix.namespace == namespace:
+                self._send_back(waiter)
+        if namespace is None:
+            self._known.clear()
+        else:
+            self._known.discard(namespace)
+
+    def close(self) -> None:
+        """Close all files; the reader has ended."""
+        for waiter in [*self._waiters.values(), *self._ended]:
+            if waiter.partial is not None:
+                waiter.partial.close()
+
+    def _go_on(self, waiter: _Waiter) -> bool:
+        """Take what was read, and read on; whether there is no more to read."""
+        try:
+            if not waiter.work.is_right:
+                agreed = waiter.choice is None or waiter.choice.is_enough
+                self.counts.num_broken += agreed
+                self.counts.num_disagreed += not agreed
+            elif waiter.stage is _Stage.CHOOSING:
+                self._finish(waiter)
+                return True
+            elif waiter.stage is _Stage.READING:
+                if self._choose(waiter):
+                    return False
+            elif self._is_worth_it(waiter):
+                waiter.stage = _Stage.READING
+                waiter.work = self._reader.submit_work(waiter.read, num_bytes=waiter.opened.bytes_to_read)
+                return False
+            else:
+                self.counts.num_refused += 1
+        except (OutOfPages, PrunedPrefixError):
+            self.counts.num_broken += 1
+        except Exception:  # whoever waits must go on
+            _LOGGER.exception("a part of what %s waits for could not be loaded", waiter.name)
+            self.counts.num_broken += 1
+        self._send_back(waiter)
+        return False
+
+    def _is_worth_it(self, waiter: _Waiter) -> bool:
+        start, stop = waiter.start * PAGE_SIZE, waiter.stop * PAGE_SIZE
+        return self._planner.plan_partial(
+            start,
+            stop,
+            num_bytes=waiter.opened.bytes_to_read,
+            full_bytes=(waiter.stop - waiter.start) * self._page_bytes,
+            num_query_tokens=len(waiter.match.prompt_ids) - stop,
+            queued_bytes=self._reader.queued_bytes,
+        )
+
+    def _choose(self, waiter: _Waiter) -> bool:
+        """Look, and have the rest read; False: memory has all of it now."""
+        queries = self._look.queries(waiter.load(), waiter.opened.probe_head)
+        if queries is None:
+            return False
+        num_bytes = max(0, waiter.opened.bytes_to_read - waiter.opened.bytes_read)
+        waiter.stage = _Stage.CHOOSING
+        waiter.work = self._reader.submit_work(lambda: waiter.choose(queries), num_bytes=num_bytes)
+        return True
+
+    def _finish(self, waiter: _Waiter) -> None:
+        assert waiter.choice is not None
+        self._loaded[waiter.name] = waiter.load(waiter.choice.dropped_mass)
+        self.counts.num_pruned += 1
+        self._end(waiter)
+
+    def _send_back(self, waiter: _Waiter) -> None:
+        self._back.append(waiter.name)
+        self._end(waiter)
+
+    def _end(self, waiter: _Waiter) -> None:
+        del self._waiters[waiter.name]
+        waiter.work.is_cancelled = True
+        self._ended.append(waiter)
+        self._close_ended()
+
+    def _close_ended(self) -> None:
+        """Close the files that the reader has done with."""
+        for waiter in [waiter for waiter in self._ended if waiter.work.is_done]:
+            if waiter.partial is not None:
+                waiter.partial.close()
+            self._ended.remove(waiter)

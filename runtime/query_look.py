@@ -1,0 +1,55 @@
+"""What a prompt's end looks for, given only some rows of the prefix before it: one forward that nobody keeps.
+
+Knows a cache and a runner that scores, not where rows come from or what the queries are for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from .batch import Batch, Float32Array, PageIO, make_batch
+from .prefix_cache import PrefixCache
+from .pruned_load import PrunedLoad
+
+
+@runtime_checkable
+class ScoringRunner(PageIO, Protocol):
+    """A model whose attention can be watched; `ModelRunner` with `keep_mass` is the real one."""
+
+    queries: Float32Array | None
+
+    def forward_scored(self, batch: Batch) -> Float32Array:
+        """As `forward`; `queries` are those of the batch then, `[layers, tokens, heads, head_dim]`."""
+        ...
+
+
+@dataclass(frozen=True)
+class QueryLook:
+    """Looks by `runner`, at most `max_num_tokens` tokens at once; `group_size` query heads share a KV head."""
+
+    cache: PrefixCache
+    runner: ScoringRunner
+    max_num_tokens: int
+    group_size: int
+
+    def queries(self, load: PrunedLoad, head: int) -> Float32Array | None:
+        """The queries of all tokens of a prompt behind `load`, `[layers, tokens, group, head_dim]`, of those heads
+        that share KV head `head`, computed over the rows of the load. Nothing is kept. None: memory has all of it now.
+
+        Raises:
+            OutOfPages, PrunedPrefixError: it cannot be done now.
+        """
+        opened = load.open(self.cache, self.runner, context_length=len(load.match.prompt_ids))
+        if opened is None:
+            return None
+        sequence, _ = opened
+        try:
+            with self.cache.begin() as step:
+                reservation = step.reserve(sequence, sequence.num_uncomputed)
+                self.runner.forward_scored(make_batch([reservation], [False]))
+            assert self.runner.queries is not None
+            heads = slice(head * self.group_size, (head + 1) * self.group_size)
+            return self.runner.queries[:, : reservation.num_tokens, heads].copy()
+        finally:
+            self.cache.close(sequence, keep=False)
