@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from radixlm.runtime.batch import PageCopy
 from radixlm.runtime.kv_transaction import Reservation
+from radixlm.runtime.pruned_prefix import PrunedPrefix
 
 
 class FakePages:
-    """Each row holds the hash of all tokens up to its own, as the KV of a token depends on them all."""
+    """Each row holds the hash of all tokens up to its own, as the KV of a token depends on them all.
+
+    The chosen rows of a pruned prefix hold something else, and so does whatever is computed over them.
+    """
 
     def __init__(self) -> None:
         self.rows: dict[tuple[int, int], int] = {}
@@ -17,14 +23,31 @@ class FakePages:
             for row in range(copy.num_rows):
                 self.rows[copy.dst_page, row] = self.rows[copy.src_page, row]
 
-    def forward(self, reservation: Reservation) -> None:
-        tokens = list(reservation.sequence.token_ids)
-        positions = range(reservation.start, reservation.stop)
-        for position, slot in zip(positions, reservation.slots, strict=True):
-            prefix = (reservation.sequence.namespace, *tokens[: position + 1])
-            self.rows[divmod(slot, 16)] = hash(prefix)
+    def write(self, namespace: bytes, pruned: PrunedPrefix, page_ids: Sequence[int]) -> None:
+        """The chosen rows come from somewhere."""
+        rows = expected_rows(namespace, pruned.token_ids, pruned)
+        for row in range(pruned.start, len(rows)):
+            self.rows[page_ids[row // 16], row % 16] = rows[row]
 
-    def check(self, namespace: bytes, tokens: list[int], page_ids: list[int]) -> None:
-        for position in range(len(tokens)):
-            row = self.rows[page_ids[position // 16], position % 16]
-            assert row == hash((namespace, *tokens[: position + 1])), f"row {position} is another's"
+    def forward(self, reservation: Reservation) -> None:
+        sequence = reservation.sequence
+        rows = expected_rows(sequence.namespace, sequence.token_ids[: reservation.stop], sequence.pruned)
+        for row, slot in zip(rows[-reservation.num_tokens :], reservation.slots, strict=True):
+            self.rows[divmod(slot, 16)] = row
+
+    def check(
+        self, namespace: bytes, tokens: Sequence[int], page_ids: Sequence[int], pruned: PrunedPrefix | None = None
+    ) -> None:
+        for place, expected in enumerate(expected_rows(namespace, tokens, pruned)):
+            row = self.rows[page_ids[place // 16], place % 16]
+            assert row == expected, f"row {place} is another's"
+
+
+def expected_rows(namespace: bytes, tokens: Sequence[int], pruned: PrunedPrefix | None) -> list[int]:
+    """What the rows of these tokens hold, in order."""
+    exact = [hash((namespace, *tokens[: position + 1])) for position in range(len(tokens))]
+    if pruned is None:
+        return exact
+    chosen = [hash(("chosen", row, namespace, *pruned.token_ids)) for row in range(pruned.num_rows)]
+    tainted = [hash(("tainted", pruned, namespace, *tokens[: at + 1])) for at in range(pruned.stop, len(tokens))]
+    return [*exact[: pruned.start], *chosen, *tainted]

@@ -22,6 +22,20 @@ class Replayed:
     computed: int = 0
     pages: list[int] = field(default_factory=list)
     reserved: list[int] | None = None  # pages of a step
+    pruned: tuple[int, int, int] | None = None  # of the tokens [start, stop) only so many have rows
+
+    def rows_of(self, num_tokens: int) -> int:
+        if self.pruned is None:
+            return num_tokens
+        start, stop, num_rows = self.pruned
+        return num_tokens - (stop - start - num_rows)
+
+    @property
+    def tainted(self) -> set[int]:
+        """Its pages that are nobody else's to find."""
+        if self.pruned is None:
+            return set()
+        return {*self.pages[self.pruned[0] // PAGE_SIZE :], *(self.reserved or ())}
 
 
 @dataclass
@@ -57,7 +71,7 @@ class KVReplay:
             getattr(self, f"_{name}")(event)
         else:
             sequence = self.sequences.get(event["seq"])
-            if name in ("open", "fork"):
+            if name in ("open", "open_pruned", "fork"):
                 assert sequence is None, "the id is taken"
                 sequence = self.sequences[event["seq"]] = Replayed()
             assert sequence is not None, "nobody has this id"
@@ -66,24 +80,39 @@ class KVReplay:
             getattr(self, f"_{name}")(event, sequence)
             sequence.length = event["length"][1]
             assert event["computed"][1] == sequence.computed <= sequence.length
-            assert len(sequence.pages) == pages_for(sequence.computed)
+            assert sequence.pruned is None or sequence.pruned[1] <= sequence.computed
+            assert len(sequence.pages) == pages_for(sequence.rows_of(sequence.computed))
             assert len(set(sequence.pages)) == len(sequence.pages)
             if name == "close":
                 del self.sequences[event["seq"]]
         if "free" in event:
             assert event["free"] == [before, len(self.free)]
+        tainted = {page for sequence in self.sequences.values() for page in sequence.tainted}
+        assert not tainted & self.tree, "what was computed over a pruned prefix can be found"
 
     def _open(self, event: dict[str, Any], sequence: Replayed) -> None:
         assert set(event["pages"]) <= self.tree, "shared pages are the tree's"
         sequence.pages, sequence.computed = event["pages"], event["computed"][1]
 
+    def _open_pruned(self, event: dict[str, Any], sequence: Replayed) -> None:
+        start, stop, num_rows = event["pruned"]
+        num_shared = start // PAGE_SIZE
+        assert start % PAGE_SIZE == 0 and 0 < num_rows <= stop - start
+        assert set(event["pages"][:num_shared]) <= self.tree, "shared pages are the tree's"
+        assert set(event["pages"][num_shared:]) <= self.free, "a page that is somebody's was taken"
+        sequence.pages, sequence.computed, sequence.pruned = event["pages"], stop, (start, stop, num_rows)
+
     def _resume(self, event: dict[str, Any], sequence: Replayed) -> None:
         assert set(event["pages"]) <= self.tree | set(sequence.pages)
+        if event["computed"][1] > sequence.computed:
+            sequence.pruned = None
         sequence.pages, sequence.computed = event["pages"], event["computed"][1]
 
     def _fork(self, event: dict[str, Any], sequence: Replayed) -> None:
         parent, at = self.sequences[event["parent"]], event["length"][1]
-        assert at <= parent.computed and event["pages"] == parent.pages[: pages_for(at)]
+        if parent.pruned is not None and at > parent.pruned[0]:
+            sequence.pruned = parent.pruned
+        assert at <= parent.computed and event["pages"] == parent.pages[: pages_for(sequence.rows_of(at))]
         sequence.pages, sequence.computed = list(event["pages"]), at
 
     def _reserve(self, event: dict[str, Any], sequence: Replayed) -> None:
@@ -91,9 +120,10 @@ class KVReplay:
         assert sequence.reserved is None and start == sequence.computed < stop <= sequence.length
         assert set(event["pages"]) <= self.free, "a page that is somebody's was taken"
         num_kept = len(sequence.pages) - len(event["copies"])
-        assert num_kept + len(event["pages"]) == pages_for(stop)
+        assert num_kept + len(event["pages"]) == pages_for(sequence.rows_of(stop))
         for source, target, num_rows in event["copies"]:
-            assert (source, num_rows) == (sequence.pages[-1], start % PAGE_SIZE) and target == event["pages"][0]
+            last_row = sequence.rows_of(start) % PAGE_SIZE
+            assert (source, num_rows) == (sequence.pages[-1], last_row) and target == event["pages"][0]
         sequence.reserved = event["pages"]
 
     def _drop(self, event: dict[str, Any], sequence: Replayed) -> None:
@@ -107,6 +137,7 @@ class KVReplay:
         sequence.computed, sequence.reserved = event["computed"][1], None
 
     def _share(self, event: dict[str, Any], sequence: Replayed) -> None:
+        assert sequence.pruned is None, "it has nothing to share"
         assert set(event["pages"]) <= self.tree | set(sequence.pages), "pages from nowhere"
         sequence.pages = sequence.pages[: event["kept"]] + event["pages"]
         assert set(sequence.pages[: sequence.computed // PAGE_SIZE]) <= self.tree, "full pages that nobody can find"
@@ -117,11 +148,13 @@ class KVReplay:
     def _pop(self, event: dict[str, Any], sequence: Replayed) -> None:
         assert 0 <= event["length"][1] <= event["length"][0]
         sequence.computed = min(sequence.computed, event["length"][1])
-        del sequence.pages[pages_for(sequence.computed) :]
+        if sequence.pruned is not None and sequence.computed < sequence.pruned[1]:
+            sequence.computed, sequence.pruned = min(sequence.computed, sequence.pruned[0]), None
+        del sequence.pages[pages_for(sequence.rows_of(sequence.computed)) :]
 
     def _preempt(self, event: dict[str, Any], sequence: Replayed) -> None:
         assert sequence.reserved is None
-        sequence.pages, sequence.computed = [], 0
+        sequence.pages, sequence.computed, sequence.pruned = [], 0, None
 
     _close = _preempt
 

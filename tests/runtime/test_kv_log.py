@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import io
+import json
 import random
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from radixlm.runtime.errors import OutOfPages, PrunedForkError
 from radixlm.runtime.kv_log import KVLog
 from radixlm.runtime.page_pool import PagePool
 from radixlm.runtime.prefix_cache import PrefixCache
+from radixlm.runtime.pruned_prefix import PrunedPrefix
 from radixlm.runtime.radix_tree import RadixTree
 from radixlm.runtime.sampling_params import SamplingParams
 from radixlm.runtime.scheduler import SchedulerPolicy
+from radixlm.runtime.sequence import Sequence
 
 from .fake_model import EOS, Bench
 from .kv_replay import KVReplay
@@ -39,6 +44,7 @@ def replay(written: Written, cache: PrefixCache) -> KVReplay:
             live.num_computed,
             list(live.page_ids),
         )
+        assert sequence.rows_of(sequence.computed) == live.num_rows
     return replayed
 
 
@@ -93,6 +99,65 @@ def test_pops_and_forks_replay() -> None:
         cache.check()
     replayed = replay(written, cache)
     assert min(replayed.num_events[event] for event in ("pop", "fork", "append", "commit", "drop")) > 4
+
+
+def test_pruned_sequences_replay() -> None:
+    chance, written = random.Random(2), Written()
+    cache = PrefixCache(PagePool(40), kv_log=KVLog(written))
+    sequences: list[Sequence] = []
+    num_popped = num_forked = 0
+    for _ in range(1500):
+        sequence = chance.choice(sequences) if sequences else None
+        match chance.randrange(8):
+            case 0 if len(sequences) < 5:
+                match = cache.match([1] * chance.randint(2, 80))
+                stop = chance.randint(1, len(match.prompt_ids) - 1)
+                start = chance.randint(0, min(len(match.pages), (stop - 1) // 16)) * 16
+                pruned = PrunedPrefix(start, chance.randint(1, stop - start), match.prompt_ids[:stop])
+                with suppress(OutOfPages):
+                    sequences.append(cache.open_pruned(match, pruned, context_length=120))
+            case 1 if len(sequences) < 5:
+                sequences.append(cache.open(cache.match([1] * chance.randint(2, 80)), context_length=120))
+            case 2 | 3 if sequence is not None and sequence.num_uncomputed:
+                with cache.begin() as step, suppress(OutOfPages):
+                    step.reserve(sequence, chance.randint(1, sequence.num_uncomputed))
+                    if chance.random() < 0.8:
+                        step.commit()
+            case 4 if sequence is not None:
+                sequence.append([chance.randrange(2)] * min(7, 120 - len(sequence)))
+            case 5 if sequence is not None:
+                was_pruned = sequence.pruned is not None
+                sequence.pop(chance.randint(0, min(20, len(sequence))))
+                num_popped += was_pruned and sequence.pruned is None
+            case 6 if sequence is not None and len(sequences) < 5:
+                with suppress(PrunedForkError):
+                    sequences.append(cache.fork(sequence, chance.randint(0, sequence.num_computed)))
+                    num_forked += sequences[-1].pruned is not None
+            case 7 if sequence is not None:
+                if chance.random() < 0.5:
+                    sequences.remove(sequence)
+                    cache.close(sequence)
+                else:
+                    cache.preempt(sequence)
+                    cache.resume(sequence)
+        cache.check()
+    replayed = replay(written, cache)
+    assert min(replayed.num_events[event] for event in ("open_pruned", "commit", "drop", "preempt", "evict")) > 4
+    assert num_popped > 5 and num_forked > 5
+
+
+def test_a_log_in_which_tainted_pages_are_shared_does_not_replay() -> None:
+    written = Written()
+    cache = PrefixCache(PagePool(8), kv_log=KVLog(written))
+    match = cache.match([1] * 40)
+    sequence = cache.open_pruned(match, PrunedPrefix(0, 10, (1,) * 30), context_length=64)
+    with cache.begin() as step:
+        step.reserve(sequence, 10)
+        step.commit()
+    replay(written, cache)
+    lie = json.dumps({"event": "keep", "pages": [sequence.page_ids[0]]})
+    with pytest.raises(AssertionError, match="computed over a pruned prefix can be found"):
+        KVReplay().run([*written.getvalue().splitlines(), lie])
 
 
 def test_a_log_that_lies_does_not_replay() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from radixlm.runtime.batch import PageCopy
-from radixlm.runtime.errors import OutOfPages
+from radixlm.runtime.batch import PageCopy, make_batch
+from radixlm.runtime.errors import OutOfPages, PrunedPrefixError
 from radixlm.runtime.page_pool import PagePool
 from radixlm.runtime.prefix_cache import PrefixCache
+from radixlm.runtime.pruned_prefix import PrunedPrefix
 from radixlm.runtime.sequence import Sequence
 
 
@@ -155,3 +156,66 @@ def test_the_source_of_a_copy_is_kept_until_the_step_is_committed() -> None:
         assert cache.pool.ref_count(copy.src_page) == 2
         step.commit()
     assert cache.pool.ref_count(copy.src_page) == 1
+
+
+def test_tokens_after_a_pruned_prefix_keep_their_positions_and_lie_right_behind_its_rows() -> None:
+    cache = PrefixCache(PagePool(8))
+    exact, match = opened(cache, range(100, 103)), cache.match(range(60))
+    sequence = cache.open_pruned(match, PrunedPrefix(0, 13, tuple(range(50))), context_length=512)
+    (first,) = sequence.page_ids
+    with cache.begin() as step:
+        chunk, other = step.reserve(sequence, 5), step.reserve(exact, 3)
+        (second,) = chunk.new_page_ids
+        slots = [first * 16 + 13, first * 16 + 14, first * 16 + 15, second * 16, second * 16 + 1]
+        assert (chunk.start, chunk.stop, chunk.num_pages, chunk.slots) == (50, 55, 2, slots)
+        arrays = make_batch([chunk, other], [True, True]).arrays
+        step.commit()
+    assert arrays.token_ids.tolist() == [*range(50, 55), *range(100, 103)]
+    assert arrays.positions.tolist() == [*range(50, 55), *range(3)]
+    assert arrays.kv_lengths.tolist() == [*range(14, 19), *range(1, 4)]
+    assert arrays.slots.tolist() == [*slots, *(other.new_page_ids[0] * 16 + row for row in range(3))]
+    assert arrays.page_table.tolist() == [[first, second], [other.new_page_ids[0], 0]]
+    assert arrays.logit_rows.tolist() == [4, 7]
+    assert (sequence.num_computed, sequence.num_rows) == (55, 18)
+    cache.check()
+
+
+def test_a_fork_of_a_pruned_sequence_copies_the_rows_of_the_page_that_both_write_to() -> None:
+    cache = PrefixCache(PagePool(8))
+    sequence = cache.open_pruned(cache.match(range(60)), PrunedPrefix(0, 20, tuple(range(50))), context_length=512)
+    child = cache.fork(sequence, 50)
+    child.append([77])
+    (copy,) = compute(cache, child)
+    assert (copy.src_page, copy.num_rows) == (sequence.page_ids[1], 4)
+    assert compute(cache, sequence) == [], "the page is the parent's alone again"
+    assert child.page_ids[0] == sequence.page_ids[0] and child.page_ids[1] != sequence.page_ids[1]
+
+
+def test_pages_for_the_rows_of_a_pruned_prefix_are_all_taken_or_none() -> None:
+    cache = PrefixCache(PagePool(4))
+    finished = opened(cache, range(48))
+    compute(cache, finished)
+    cache.close(finished)
+    match, before = cache.match([*range(16), *range(200, 300)]), cache.stats()
+    token_ids = match.prompt_ids[:100]
+    with pytest.raises(OutOfPages, match="request needs 4 pages of 16 tokens, 1 are free and 2 can be evicted"):
+        cache.open_pruned(match, PrunedPrefix(16, 49, token_ids), context_length=512)
+    assert cache.stats() == before and cache.match(range(60)).num_tokens == 48
+    sequence = cache.open_pruned(match, PrunedPrefix(16, 48, token_ids), context_length=512)
+    assert (cache.pool.num_free, cache.pool.num_cached, len(sequence.page_ids)) == (0, 0, 4)
+    cache.check()
+
+
+def test_a_pruned_prefix_of_another_prompt_or_without_what_is_before_it_opens_nothing() -> None:
+    cache = PrefixCache(PagePool(8))
+    compute(cache, opened(cache, range(20)))
+    match, before = cache.match(range(60)), cache.stats()
+    for pruned, message in (
+        (PrunedPrefix(0, 8, (*range(30), 7)), "31 tokens, and not the first of the 59"),
+        (PrunedPrefix(0, 8, tuple(range(60))), "60 tokens, and not the first of the 59"),
+        (PrunedPrefix(32, 8, tuple(range(50))), "goes on from 32 tokens, 16 are cached"),
+    ):
+        with pytest.raises(PrunedPrefixError, match=message):
+            cache.open_pruned(match, pruned, context_length=512)
+        assert cache.stats() == before
+        cache.check()

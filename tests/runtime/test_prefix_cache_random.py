@@ -14,10 +14,13 @@ from radixlm.runtime.errors import (
     ForkLengthError,
     OutOfPages,
     PopLengthError,
+    PrunedForkError,
+    PrunedPrefixError,
     UnknownSequence,
 )
 from radixlm.runtime.page_pool import PagePool
 from radixlm.runtime.prefix_cache import PrefixCache
+from radixlm.runtime.pruned_prefix import PrunedPrefix
 from radixlm.runtime.radix_node import Node
 from radixlm.runtime.sequence import Sequence
 
@@ -42,6 +45,7 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
         self.cache = PrefixCache(PagePool(num_pages))
         self.pages = FakePages()
         self.tokens: dict[int, list[int]] = {}  # the slow, obvious version: seq_id -> tokens
+        self.pruned: dict[int, PrunedPrefix] = {}  # likewise, of those whose prefix is pruned
         self.kept: set[tuple[bytes, tuple[int, ...]]] = set()  # every run that was ever left to be found
         self.texts: list[list[int]] = [[0] * 40]
         self.is_removed = False
@@ -58,6 +62,9 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
         return self.cache.get(data.draw(st.sampled_from(sorted(self.tokens)), label="sequence"))
 
     def keep(self, sequence: Sequence, num_tokens: int) -> None:
+        """Others may find these tokens, but for tainted ones."""
+        if sequence.seq_id in self.pruned:
+            num_tokens = min(num_tokens, self.pruned[sequence.seq_id].start)
         if num_tokens:
             self.kept.add((sequence.namespace, tuple(sequence.token_ids[:num_tokens])))
 
@@ -88,6 +95,35 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
         sequence = self.cache.open(match, context_length=CONTEXT_LENGTH)
         assert sequence.num_computed == match.num_tokens < len(prompt)
         self.tokens[sequence.seq_id] = list(prompt)
+        self.texts = [*self.texts[-7:], prompt]
+
+    @precondition(lambda self: len(self.tokens) < 6)
+    @rule(data=st.data(), namespace=NAMESPACES, new=RUNS, is_others=st.integers(0, 9).map(lambda chance: chance == 0))
+    def open_pruned(self, data: Any, namespace: bytes, new: list[int], is_others: bool) -> None:
+        """A prompt some of whose prefix's rows, which are in no page so far, take the place of all."""
+        text = data.draw(st.sampled_from(self.texts), label="begins like")
+        prompt = (text[: data.draw(st.integers(0, len(text)), label="for")] + new)[:CONTEXT_LENGTH]
+        match = self.cache.match(prompt, namespace=namespace)
+        start = 16 * data.draw(st.integers(0, len(match.pages) + 1), label="start page")
+        stop = data.draw(st.integers(start + 1, max(start + 1, len(prompt))), label="stop")
+        pruned_ids = (*prompt, *[2] * stop)[: stop - is_others] + (1,) * is_others
+        pruned = PrunedPrefix(start, data.draw(st.integers(1, stop - start), label="rows"), tuple(pruned_ids))
+        counts, next_id = self.cache.stats(), self.cache._next_seq_id
+        try:
+            sequence = self.cache.open_pruned(match, pruned, context_length=CONTEXT_LENGTH)
+        except PrunedPrefixError:
+            assert start > match.num_tokens or stop >= len(prompt) or list(pruned_ids) != prompt[:stop]
+            assert (self.cache.stats(), self.cache._next_seq_id) == (counts, next_id)
+            return
+        except OutOfPages:
+            assert -(-(start + pruned.num_rows) // 16) > counts.num_free_pages
+            assert (self.cache.stats(), self.cache._next_seq_id) == (counts, next_id)
+            return
+        assert start <= match.num_tokens and stop < len(prompt) and list(pruned_ids) == prompt[:stop]
+        assert list(sequence.page_ids[: start // 16]) == list(match.pages[: start // 16])
+        assert (sequence.num_computed, sequence.num_rows) == (stop, start + pruned.num_rows)
+        self.pages.write(namespace, pruned, sequence.page_ids)
+        self.tokens[sequence.seq_id], self.pruned[sequence.seq_id] = list(prompt), pruned
         self.texts = [*self.texts[-7:], prompt]
 
     @precondition(lambda self: self.tokens)
@@ -124,8 +160,8 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
             for reservation in reservations:
                 self.pages.forward(reservation)
             for reservation in reservations:
-                seen = list(reservation.sequence.token_ids[: reservation.stop])
-                self.pages.check(reservation.sequence.namespace, seen, list(reservation.page_ids))
+                sequence, seen = reservation.sequence, reservation.sequence.token_ids[: reservation.stop]
+                self.pages.check(sequence.namespace, seen, reservation.page_ids, self.pruned.get(sequence.seq_id))
             if not fails:
                 step.commit()
                 for reservation in reservations:
@@ -152,8 +188,14 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
         sequence = self.pick(data)
         tokens = self.tokens[sequence.seq_id]
         if 0 <= num_tokens <= len(tokens):
+            computed = min(sequence.num_computed, len(tokens) - num_tokens)
             sequence.pop(num_tokens)
             del tokens[len(tokens) - num_tokens :]
+            pruned = self.pruned.get(sequence.seq_id)
+            if pruned is not None and len(tokens) < pruned.stop:
+                computed = min(computed, pruned.start)
+                del self.pruned[sequence.seq_id]
+            assert sequence.num_computed == computed
         else:
             with pytest.raises(PopLengthError):
                 sequence.pop(num_tokens)
@@ -162,9 +204,15 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
     @rule(data=st.data(), at=st.integers(0, CONTEXT_LENGTH))
     def fork(self, data: Any, at: int) -> None:
         sequence = self.pick(data)
-        if at <= sequence.num_computed:
+        pruned = self.pruned.get(sequence.seq_id)
+        if pruned is not None and pruned.start < at < pruned.stop:
+            with pytest.raises(PrunedForkError):
+                self.cache.fork(sequence, at)
+        elif at <= sequence.num_computed:
             child = self.cache.fork(sequence, at)
             self.tokens[child.seq_id] = self.tokens[sequence.seq_id][:at]
+            if pruned is not None and at >= pruned.stop:
+                self.pruned[child.seq_id] = pruned
         else:
             with pytest.raises(ForkLengthError):
                 self.cache.fork(sequence, at)
@@ -175,6 +223,7 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
         sequence = self.pick(data)
         self.keep(sequence, sequence.num_computed)
         self.cache.preempt(sequence)
+        self.pruned.pop(sequence.seq_id, None)
         assert sequence.num_computed == 0
 
     @precondition(lambda self: self.tokens)
@@ -182,7 +231,10 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
     def resume(self, data: Any) -> None:
         sequence = self.pick(data)
         before = sequence.num_computed
-        assert self.cache.resume(sequence) == sequence.num_computed - before
+        num_gained = self.cache.resume(sequence)
+        assert num_gained == sequence.num_computed - before
+        if num_gained:
+            self.pruned.pop(sequence.seq_id, None)
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data(), keep=st.booleans())
@@ -192,6 +244,7 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
             self.keep(sequence, sequence.num_computed)
         self.cache.close(sequence, keep=keep)
         del self.tokens[sequence.seq_id]
+        self.pruned.pop(sequence.seq_id, None)
         with pytest.raises(UnknownSequence):
             self.cache.close(sequence)
         with pytest.raises(UnknownSequence):
@@ -225,7 +278,12 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
         for seq_id, tokens in self.tokens.items():
             sequence = self.cache.get(seq_id)
             assert list(sequence.token_ids) == tokens
-            self.pages.check(sequence.namespace, tokens[: sequence.num_computed], list(sequence.page_ids))
+            pruned = self.pruned.get(seq_id)
+            assert sequence.pruned == pruned
+            self.pages.check(sequence.namespace, tokens[: sequence.num_computed], sequence.page_ids, pruned)
+            if pruned is not None:  # no match finds what is tainted, however much of the prompt it may look for
+                theirs = set(self.cache.match([*tokens, 0], namespace=sequence.namespace).pages)
+                assert not theirs & set(sequence.page_ids[pruned.start // 16 :])
         for namespace, run, page_ids in self.cache.tree.paths():
             self.pages.check(namespace, run, page_ids)
 

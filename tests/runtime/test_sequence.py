@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from radixlm.runtime.errors import AppendLengthError, ForkLengthError, PopLengthError, UnknownSequence
+from radixlm.runtime.errors import (
+    AppendLengthError,
+    ForkLengthError,
+    PopLengthError,
+    PrunedForkError,
+    PrunedPrefixError,
+    UnknownSequence,
+)
 from radixlm.runtime.page_pool import PagePool
 from radixlm.runtime.prefix_cache import PrefixCache
+from radixlm.runtime.pruned_prefix import PrunedPrefix
 from radixlm.runtime.sequence import Sequence
 
 State = tuple[list[int], list[int], int, int]
@@ -118,3 +126,61 @@ def test_generated_tokens_are_told_from_the_clients() -> None:
     assert sequence.generated == bytes([0, 0, 1, 0])
     sequence.pop(1)
     assert sequence.generated == bytes([0, 0, 1])
+
+
+def pruned_sequence(cache: PrefixCache) -> Sequence:
+    """60 tokens: 32 of which are shared and exact, 20 that have 5 rows, and 8 that are computed over those."""
+    cache.close(computed_sequence(cache, 32))
+    match = cache.match(range(60))
+    sequence = cache.open_pruned(match, PrunedPrefix(32, 5, tuple(range(52))), context_length=512)
+    with cache.begin() as step:
+        step.reserve(sequence, 8)
+        step.commit()
+    assert (sequence.num_computed, sequence.num_rows, sequence.num_exact) == (60, 45, 32)
+    assert len(sequence.page_ids) == 3
+    return sequence
+
+
+def test_pops_behind_a_pruned_prefix_keep_its_rows_and_pops_into_it_keep_what_is_exact() -> None:
+    cache = PrefixCache(PagePool(8))
+    sequence = pruned_sequence(cache)
+    sequence.pop(8)
+    assert (sequence.num_computed, sequence.num_rows, sequence.pruned is None) == (52, 37, False)
+    sequence.pop(1)
+    assert (len(sequence), sequence.num_computed, sequence.num_rows, sequence.pruned) == (51, 32, 32, None)
+    assert len(sequence.page_ids) == 2
+    assert state(cache, sequence)[-1] == 6
+    sequence.pop(31)
+    assert (len(sequence), sequence.num_computed, len(sequence.page_ids)) == (20, 20, 2)
+    cache.check()
+
+
+def test_a_refused_pop_or_fork_leaves_a_pruned_prefix_as_it_was() -> None:
+    cache = PrefixCache(PagePool(8))
+    sequence = pruned_sequence(cache)
+    before = (*state(cache, sequence), sequence.pruned)
+    with pytest.raises(PopLengthError):
+        sequence.pop(61)
+    with pytest.raises(ForkLengthError, match="has 60 computed tokens, cannot fork at 61"):
+        cache.fork(sequence, 61)
+    for at in (33, 51):
+        with pytest.raises(PrunedForkError, match=rf"32 to 52 .* cannot fork at {at}; fork at 0\.\.32, or at 52"):
+            cache.fork(sequence, at)
+    assert (*state(cache, sequence), sequence.pruned) == before
+
+
+def test_forks_inherit_a_pruned_prefix_or_are_exact() -> None:
+    cache = PrefixCache(PagePool(8))
+    sequence = pruned_sequence(cache)
+    tainted, exact = cache.fork(sequence, 52), cache.fork(sequence, 32)
+    assert (tainted.pruned, tainted.num_rows, list(tainted.page_ids)) == (sequence.pruned, 37, list(sequence.page_ids))
+    assert (exact.pruned, exact.num_rows, list(exact.page_ids)) == (None, 32, list(sequence.page_ids[:2]))
+    cache.check()
+
+
+@pytest.mark.parametrize(
+    ("start", "num_rows", "stop"), [(8, 4, 32), (-16, 4, 32), (16, 0, 32), (16, 17, 32), (32, 1, 32)]
+)
+def test_a_pruned_prefix_that_contradicts_itself_is_refused(start: int, num_rows: int, stop: int) -> None:
+    with pytest.raises(PrunedPrefixError, match=str(start)):
+        PrunedPrefix(start, num_rows, tuple(range(stop)))
