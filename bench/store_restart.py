@@ -1,6 +1,6 @@
 """Time to the first token of a long prompt after a restart: computed, loaded from disk, and as the planner decides.
 
-    python -m bench.store_restart ARTIFACT DIR [--tokens 8000] [--append]
+    python -m bench.store_restart ARTIFACT DIR [--tokens 8000] [--disks 25 50] [--append]
 
 DIR is where the store goes meanwhile; its disk is the real one, the others are the same, throttled by a token bucket.
 A round computes the prompt in an engine without a store, has another engine save it, and then asks a fresh engine for
@@ -14,14 +14,14 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine import Completion, Engine, SamplingParams
-from radixlm.runtime.load_planner import LoadPlan, LoadPlanner
+from radixlm.runtime.load_planner import LoadPlan, LoadPlanner, SplitPlan
 from radixlm.runtime.store import PageStore, StoreIdentity
 from radixlm.runtime.store.files import OSFiles
 from radixlm.runtime.store.throttled_files import ThrottledFiles
@@ -45,11 +45,24 @@ class FirstToken:
 
 
 class AlwaysLoad(LoadPlanner):
-    """Loads whatever there is, however long it takes."""
+    """Loads whatever there is, however long it takes, and nothing is computed meanwhile."""
 
     def plan(self, start: int, stop: int, *, num_bytes: int, queued_bytes: int = 0) -> LoadPlan | None:
         """A plan without an end."""
         return LoadPlan(None, 3600.0)
+
+    def plan_split(
+        self,
+        start: int,
+        stop: int,
+        *,
+        num_bytes: int,
+        max_bytes: int,
+        queued_bytes: int = 0,
+        num_tokens_ahead: int = 0,
+    ) -> SplitPlan | None:
+        """Not both at once."""
+        return None
 
 
 def main() -> None:
@@ -58,13 +71,15 @@ def main() -> None:
     parser.add_argument("artifact", type=Path)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--tokens", type=int, default=8000)
+    parser.add_argument("--disks", nargs="*", choices=DISKS_MB_PER_S, default=list(DISKS_MB_PER_S))
     parser.add_argument("--append", action="store_true")
     options = parser.parse_args()
     artifact = Artifact.open(options.artifact)
     before = (read_results("store_restart") or {}) if options.append else {}
     options.directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.directory) as store:
-        measured = one_round(artifact, Path(store), options.tokens, seed=len(before.get("rounds", ())))
+        seed = len(before.get("rounds", ()))
+        measured = one_round(artifact, Path(store), options.tokens, options.disks, seed=seed)
     for name, first in measured.items():
         print(f"{name:24} {first.seconds:7.3f} s, {first.disk_tokens:5} tokens from disk, {first.device_bytes:,} bytes")
     layout = artifact.manifest.kv
@@ -79,7 +94,9 @@ def main() -> None:
     )
 
 
-def one_round(artifact: Artifact, directory: Path, num_tokens: int, *, seed: int) -> dict[str, FirstToken]:
+def one_round(
+    artifact: Artifact, directory: Path, num_tokens: int, disks: Sequence[str], *, seed: int
+) -> dict[str, FirstToken]:
     """Seconds to the first token by `disk way`; `recompute` is without a disk. The directory is empty."""
     prompts = Prompts(seed, artifact.manifest.model.vocab_size)
     ids, warm_up = prompts.ids(num_tokens), prompts.ids(256)
@@ -89,7 +106,8 @@ def one_round(artifact: Artifact, directory: Path, num_tokens: int, *, seed: int
         expected = engine.generate(ids, PARAMS, namespace=b"cold")
     with Engine(artifact, max_num_seqs=2, store=_open(artifact, directory, None)) as engine:
         engine.generate(ids, PARAMS)
-    for disk, mb_per_s in DISKS_MB_PER_S.items():
+    for disk in disks:
+        mb_per_s = DISKS_MB_PER_S[disk]
         for way in ("load", "planner"):
             _drop_page_cache(directory)
             files = ThrottledFiles(OSFiles(), None if mb_per_s is None else mb_per_s * 1e6)

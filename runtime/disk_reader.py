@@ -1,6 +1,7 @@
 """Read pages from the store behind the engine's back: one thread, and a few buffers that go round.
 
-Knows heads and bytes; not where pages go. It never reads ahead of the buffers that come back.
+Knows heads and bytes; not where pages go. It never reads ahead of the buffers that come back, unless a job brings room
+of its own.
 """
 
 from __future__ import annotations
@@ -28,18 +29,24 @@ NUM_BUFFERS = 3  # one is read into, one is copied to the pool, one waits
 
 @dataclass(eq=False)
 class ReadJob:
-    """A chain of pages to read, in pieces from its beginning; `is_cancelled` may be set by anybody at any time."""
+    """A chain of pages to read, in pieces from its beginning; `is_cancelled` may be set by anybody at any time.
+
+    With `into`, uint8 `[len(heads), page_bytes]`, it is read there, each page at its place, in pieces from its end; the
+    pieces of `piece_pages` pages, if that is fewer than the reader's.
+    """
 
     heads: tuple[PageHead, ...]
     num_read: int = 0  # pages asked for so far; the reader's own
     is_cancelled: bool = False
+    into: UInt8Array | None = None
+    piece_pages: int | None = None
 
 
 @dataclass(frozen=True)
 class ReadPiece:
     """Pages `[start, start + len(pages))` of a job, uint8 `[N, page_bytes]`: of them the first `num_right` are right.
 
-    `pages` is the reader's; give it back.
+    `pages` is the reader's, or the job's; give it back.
     """
 
     job: ReadJob
@@ -116,6 +123,8 @@ class DiskReader:
 
     def give_back(self, piece: ReadPiece) -> None:
         """Let the buffer of a piece be read into again."""
+        if piece.job.into is not None:
+            return
         base = piece.pages.base
         assert isinstance(base, np.ndarray)
         with self._wake:
@@ -136,9 +145,8 @@ class DiskReader:
                 del work
                 self._notify()
                 continue
-            job, start, buffer = work
-            stop = min(start + self.piece_pages, len(job.heads))
-            pages = buffer[: stop - start]
+            job, start, pages = work
+            stop = start + len(pages)
             begun = time.perf_counter()
             try:
                 num_right = self._store.read(job.heads[start:stop], pages)
@@ -148,7 +156,7 @@ class DiskReader:
             if num_right < stop - start:
                 job.is_cancelled = True
             self.results.append(ReadPiece(job, start, pages, num_right, time.perf_counter() - begun))
-            del job, buffer, pages, work
+            del job, pages, work
             self._notify()
 
     def _do(self, work: ReadWork) -> None:
@@ -161,7 +169,7 @@ class DiskReader:
         work.is_done = True
 
     def _next(self) -> tuple[ReadJob, int, UInt8Array] | ReadWork | None:
-        """A job, the page to go on from, and a buffer to read into; or something else to do."""
+        """A job, the page to read from, and where to, as many pages as are to be read; or something else to do."""
         with self._wake:
             while not self._is_closing:
                 while self._jobs and _is_over(job := self._jobs[0]):
@@ -170,12 +178,26 @@ class DiskReader:
                     if isinstance(job, ReadWork):
                         self._jobs.popleft()
                         return job
-                    if (buffer := self._take_buffer()) is not None:
-                        start = job.num_read
-                        job.num_read = min(start + self.piece_pages, len(job.heads))
-                        return job, start, buffer
+                    if (piece := self._piece_of(job)) is not None:
+                        return job, *piece
                 self._wake.wait()
             return None
+
+    def _piece_of(self, job: ReadJob) -> tuple[int, UInt8Array] | None:
+        """A job's next piece; None: there is no buffer for it."""
+        num_left = len(job.heads) - job.num_read
+        num_pages = min(self.piece_pages, num_left)
+        if job.into is not None:
+            num_pages = min(num_pages, job.piece_pages or num_pages)
+            job.num_read += num_pages
+            start = num_left - num_pages
+            return start, job.into[start : start + num_pages]
+        buffer = self._take_buffer()
+        if buffer is None:
+            return None
+        start = job.num_read
+        job.num_read += num_pages
+        return start, buffer[:num_pages]
 
     def _take_buffer(self) -> UInt8Array | None:
         if self._free:

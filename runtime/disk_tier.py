@@ -16,9 +16,12 @@ from .batch import PageIO
 from .disk_index import DiskIndex
 from .disk_reader import DiskReader
 from .disk_writer import DiskWriter, remaining_s
+from .end_loader import EndLoader
+from .load_counts import LoadCounts
 from .load_planner import LoadPlanner
 from .loaded_prefix import LoadedPrefix
 from .manifest import PAGE_SIZE
+from .page_inserter import PageInserter
 from .page_loader import FindPrefix, PageLoader
 from .page_saver import PageSaver
 from .prefix_cache import PrefixCache
@@ -44,6 +47,7 @@ class DiskTier:
 
     Attributes:
         planner: decides what is worth loading; told how long steps take.
+        ends: loads the end of a prefix for who does not wait: he computes its beginning.
         wake: called in any thread when `advance` has something to do.
     """
 
@@ -67,12 +71,15 @@ class DiskTier:
         self._writer = DiskWriter(store, max_bytes=max(queue_bytes, page_bytes), notify=self._notify)
         self._reader = DiskReader(store, page_bytes, notify=self._notify)
         self._saver = PageSaver(cache, self._index, self._writer, io, store.identity, store.touch)
+        inserter, counts = PageInserter(cache, io), LoadCounts()
+        self.ends = EndLoader(inserter, self._reader, self.planner, counts, page_bytes=page_bytes, lost=self._forget)
         self._loader = PageLoader(
-            cache,
+            inserter,
             self._index,
             self._reader,
-            io,
+            self.ends,
             self.planner,
+            counts,
             page_bytes=page_bytes,
             clock=clock,
             lost=self._forget,
@@ -85,18 +92,22 @@ class DiskTier:
     @property
     def is_ready(self) -> bool:
         """Whether `advance` would get on with something now."""
-        return bool(self._writer.results) or self._saver.is_ready or self._loader.is_ready
+        return bool(self._writer.results or self.ends.names) or self._saver.is_ready or self._loader.is_ready
 
     @property
     def wait_s(self) -> float | None:
         """Seconds until a load is late; None: there is none."""
         return self._loader.wait_s
 
-    def begin(self, name: str, find: FindPrefix) -> bool:
+    def begin(self, name: str, find: FindPrefix, *, num_tokens_ahead: int | None = None) -> bool:
         """Load what the disk has of a prompt and memory has not, where that is quicker than computing it; whether to
         wait until `advance` names it.
+
+        Args:
+            num_tokens_ahead: as many are computed before a request that does not wait; None: nobody knows, and it is
+                not to be computed and loaded at once.
         """
-        if not self._loader.begin(name, find):
+        if not self._loader.begin(name, find, num_tokens_ahead=num_tokens_ahead):
             return False
         self._num_waiting += 1
         return True
@@ -172,6 +183,7 @@ class DiskTier:
             max_bytes=store.max_bytes,
             num_waiting=self._num_waiting,
             num_loads=loads.num_loads,
+            num_loads_from_end=loads.num_from_end,
             num_loads_late=loads.num_late,
             num_loads_cut=loads.num_cut,
             num_loads_broken=loads.num_broken,

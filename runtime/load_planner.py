@@ -3,11 +3,13 @@
 Knows rates and sizes, not pages or threads. A hit that is slower than a miss is no hit (SGLang issue 26305).
 
 Computing costs more for each token the further back it looks, loading costs the same for all. So of a range that may be
-loaded from its beginning, some of it is never better than the better of nothing and all: the planner says only which.
+loaded from its beginning, some of it is never better than the better of nothing and all. Both at once may be: the
+beginning is computed while the end is loaded, until they meet.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from .manifest import PAGE_SIZE
@@ -15,6 +17,7 @@ from .manifest import PAGE_SIZE
 _KEPT = 0.9  # of what was measured before, with each new measurement
 _MIN_COMPUTED_TOKENS = 32  # of a step that measures prefill: fewer are decode, which costs far more a token
 _MIN_GAIN = 1.1  # computing must take so much longer than loading: measurements scatter
+_MIN_SPLIT_GAIN = 1.15  # what both at once must be quicker than the better of the two: they share processor and memory
 _MAX_PART = 0.9  # of what all of a prefix takes, for a part of it to be worth what it loses
 _SLACK_S = 0.05  # for the threads to get their turn
 _PATIENCE = 2.0  # times what was planned, before a load is late
@@ -27,6 +30,14 @@ class LoadPlan:
 
     expected_s: float | None  # None: the disk was never measured
     deadline_s: float
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """The tokens before `meet` are computed and those from there on loaded, both in about `expected_s` seconds."""
+
+    meet: int
+    expected_s: float
 
 
 @dataclass
@@ -121,3 +132,56 @@ class LoadPlanner:
         queued_s, load_s = queued_bytes / self.disk_bytes_per_s, full_bytes / self.disk_bytes_per_s
         part_s = queued_s + num_bytes / self.disk_bytes_per_s + look_s
         return part_s < _MAX_PART * min(queued_s + load_s, compute_s)
+
+    def plan_split(
+        self,
+        start: int,
+        stop: int,
+        *,
+        num_bytes: int,
+        max_bytes: int,
+        queued_bytes: int = 0,
+        num_tokens_ahead: int = 0,
+    ) -> SplitPlan | None:
+        """Whether to load the end of the tokens `[start, stop)`, which are so many bytes, while their beginning is
+        computed; None: all of the one or the other is as quick, or something was never measured.
+
+        Args:
+            max_bytes: may be loaded before they meet.
+            queued_bytes: are read before.
+            num_tokens_ahead: are computed before.
+        """
+        token_s = self._compute.seconds((start + stop) / 2)
+        if token_s is None or self.disk_bytes_per_s is None:
+            return None
+        token_bytes = num_bytes / (stop - start)
+        ahead_s, queued_s = num_tokens_ahead * token_s, queued_bytes / self.disk_bytes_per_s
+        meet = self.meet(start, stop, token_bytes=token_bytes, lead_s=queued_s - ahead_s)
+        meet = max(meet, stop - int(max_bytes / token_bytes) // PAGE_SIZE * PAGE_SIZE)
+        load_s = token_bytes / self.disk_bytes_per_s
+        computed_s = self.compute_s(start, meet)
+        assert computed_s is not None
+        expected_s = max(ahead_s + computed_s, queued_s + load_s * (stop - meet))
+        either_s = min(ahead_s + token_s * (stop - start), queued_s + load_s * (stop - start))
+        if expected_s * _MIN_SPLIT_GAIN > either_s or either_s - expected_s < _SLACK_S:
+            return None
+        return SplitPlan(meet, expected_s)
+
+    def meet(self, start: int, stop: int, *, token_bytes: float, lead_s: float = 0.0) -> int:
+        """Up to where `[start, stop)` is computed when the rest of it has been loaded from its end; both are measured.
+
+        Args:
+            lead_s: how much later the disk begins.
+
+        Returns:
+            The end of a page, unless it is `stop`.
+        """
+        assert self.disk_bytes_per_s is not None
+        load_s = token_bytes / self.disk_bytes_per_s
+
+        def is_behind(meet: int) -> bool:
+            """Whether the disk has `[meet, stop)` before the model has `[start, meet)`."""
+            return (self.compute_s(start, meet) or 0.0) >= lead_s + load_s * (stop - meet)
+
+        meet = bisect_left(range(start, stop), True, key=is_behind) + start
+        return min(-(-meet // PAGE_SIZE) * PAGE_SIZE, stop)

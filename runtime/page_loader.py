@@ -11,13 +11,15 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from .batch import PageIO, UInt8Array
+from .batch import UInt8Array
 from .disk_index import DiskIndex, StoredPrefix
 from .disk_reader import DiskReader, ReadJob
-from .errors import OutOfPages
+from .end_loader import EndLoader
+from .load_counts import LoadCounts
 from .load_planner import LoadPlanner
 from .loaded_prefix import LoadedPrefix
 from .manifest import PAGE_SIZE
+from .page_inserter import PageInserter
 from .prefix_cache import PrefixCache
 from .prefix_match import MatchKind, PrefixMatch
 
@@ -29,18 +31,6 @@ FindPrefix = Callable[[PrefixCache], PrefixMatch]
 MAX_TRIES = 3  # loads that a request waits for, one after the other
 _PROBE_BYTES = 2 << 20
 _PROBE_EVERY_S = 30.0  # a disk that is not worth reading from is measured again so often
-
-
-@dataclass
-class LoadCounts:
-    """What became of loads since the start."""
-
-    num_loads: int = 0  # begun
-    num_late: int = 0  # that were not there in time: the rest was computed
-    num_cut: int = 0  # that turned out slower than computing
-    num_broken: int = 0  # that met a page which was not right, or found no room
-    num_refused: int = 0  # prefixes on disk that computing had as quickly
-    num_pages: int = 0  # put into memory
 
 
 @dataclass(eq=False)
@@ -69,28 +59,30 @@ class PageLoader:
 
     def __init__(
         self,
-        cache: PrefixCache,
+        inserter: PageInserter,
         index: DiskIndex,
         reader: DiskReader,
-        io: PageIO,
+        ends: EndLoader,
         planner: LoadPlanner,
+        counts: LoadCounts,
         *,
         page_bytes: int,
         clock: Callable[[], float],
         lost: Callable[[list[bytes]], None],
     ) -> None:
-        """A loader into `cache`.
+        """A loader into the inserter's cache.
 
         Args:
+            ends: loads the end of a prefix for who does not wait.
             lost: told of the keys of pages that are on disk no more, and of all behind them.
         """
-        self._cache, self._index, self._reader, self._io, self._planner = cache, index, reader, io, planner
+        self._inserter, self._index, self._reader, self._planner = inserter, index, reader, planner
+        self._cache, self._ends, self.counts = inserter.cache, ends, counts
         self._page_bytes, self._clock, self._lost = page_bytes, clock, lost
         self._loads: dict[ReadJob, _Load] = {}
         self._ready: deque[_Waiter] = deque()
         self._loaded: dict[str, LoadedPrefix] = {}
         self._probed_at = clock()
-        self.counts = LoadCounts()
 
     @property
     def is_ready(self) -> bool:
@@ -104,9 +96,13 @@ class PageLoader:
             return None
         return max(0.0, min(load.deadline for load in self._loads.values()) - self._clock())
 
-    def begin(self, name: str, find: FindPrefix) -> bool:
-        """Load what the disk has and memory has not, if that is worth it; whether to wait for it."""
-        return self._begin(_Waiter(name, find, 0, 0, {}, 0, 0))
+    def begin(self, name: str, find: FindPrefix, *, num_tokens_ahead: int | None = None) -> bool:
+        """Load what the disk has and memory has not, if that is worth it; whether to wait for it.
+
+        Args:
+            num_tokens_ahead: as many are computed before a request that does not wait; None: nobody knows.
+        """
+        return self._begin(_Waiter(name, find, 0, 0, {}, 0, 0), num_tokens_ahead)
 
     def advance(self) -> list[str]:
         """Put what was read into memory; who waited long enough."""
@@ -117,8 +113,11 @@ class PageLoader:
                 load = self._loads.get(piece.job)
                 if load is not None:
                     self._take(load, piece.start, piece.pages, piece.num_right)
+                else:
+                    self._ends.take(piece)
             finally:
                 self._reader.give_back(piece)
+        self._ends.advance()
         now = self._clock()
         for load in [load for load in self._loads.values() if load.deadline <= now]:
             self.counts.num_late += 1
@@ -137,6 +136,7 @@ class PageLoader:
     def abandon(self, name: str) -> None:
         """Nobody waits under this name any more."""
         self._loaded.pop(name, None)
+        self._ends.abandon(name)
         self._ready = deque(waiter for waiter in self._ready if waiter.name != name)
         for load in list(self._loads.values()):
             load.waiters = [waiter for waiter in load.waiters if waiter.name != name]
@@ -145,6 +145,7 @@ class PageLoader:
 
     def end(self, namespace: bytes | None = None) -> None:
         """End all loads, or a namespace's; those who wait go on with the next `advance`."""
+        self._ends.end(namespace)
         for load in list(self._loads.values()):
             if namespace is None or load.prefix.namespace == namespace:
                 self._end(load)
@@ -164,7 +165,7 @@ class PageLoader:
             _LOGGER.exception("what %s waits for could not be looked up", waiter.name)
             return False
 
-    def _begin(self, waiter: _Waiter) -> bool:
+    def _begin(self, waiter: _Waiter, num_tokens_ahead: int | None = None) -> bool:
         memory, disk = waiter.find(self._cache), waiter.find(self._index.cache)
         stop = len(disk.pages)
         if stop * PAGE_SIZE <= memory.num_tokens:
@@ -179,8 +180,14 @@ class PageLoader:
             if load.start <= start < len(load.prefix.heads) and load.prefix.heads[start].key == prefix.heads[start].key:
                 load.waiters.append(waiter)
                 return True
+        has_same_ids = memory.prompt_ids == disk.prompt_ids  # or what is computed might be of other ids
+        if has_same_ids and self._ends.join(waiter.name, prefix, memory, disk):
+            return False
         num_bytes = (stop - start) * self._page_bytes
         now, queued = self._clock(), self._reader.queued_bytes
+        if has_same_ids and num_tokens_ahead is not None and self._is_to_be_split(start, stop, num_tokens_ahead):
+            self._ends.begin(waiter.name, prefix, start, memory, disk)
+            return False
         plan = self._planner.plan(start * PAGE_SIZE, stop * PAGE_SIZE, num_bytes=num_bytes, queued_bytes=queued)
         if plan is None:
             self.counts.num_refused += 1
@@ -196,7 +203,7 @@ class PageLoader:
     def _take(self, load: _Load, offset: int, pages: UInt8Array, num_right: int) -> None:
         """Pages of a load came; see whether the rest is still worth it."""
         start, stop = load.start + offset, len(load.prefix.heads)
-        is_in = num_right > 0 and self._insert(load.prefix, start, pages[:num_right])
+        is_in = num_right > 0 and self._inserter.insert(load.prefix, start, pages[:num_right])
         if is_in:
             load.done = start + num_right
             self.counts.num_pages += num_right
@@ -211,34 +218,21 @@ class PageLoader:
             self.counts.num_cut += 1
             self._end(load)
 
+    def _is_to_be_split(self, start: int, stop: int, num_tokens_ahead: int) -> bool:
+        """Whether to compute the beginning of pages `[start, stop)` while the end is read."""
+        plan = self._planner.plan_split(
+            start * PAGE_SIZE,
+            stop * PAGE_SIZE,
+            num_bytes=(stop - start) * self._page_bytes,
+            max_bytes=self._ends.room_bytes,
+            queued_bytes=self._reader.queued_bytes,
+            num_tokens_ahead=num_tokens_ahead,
+        )
+        return plan is not None and plan.meet < stop * PAGE_SIZE
+
     def _is_worth_it(self, start: int, stop: int) -> bool:
         num_bytes = (stop - start) * self._page_bytes
         return self._planner.plan(start * PAGE_SIZE, stop * PAGE_SIZE, num_bytes=num_bytes) is not None
-
-    def _insert(self, prefix: StoredPrefix, start: int, pages: UInt8Array) -> bool:
-        """Put pages `[start, start + len(pages))` of a prefix into the tree; False if those before are there no more,
-        or there is no room.
-        """
-        stop = start + len(pages)
-        num_tokens = stop * PAGE_SIZE
-        token_ids = prefix.token_ids[: num_tokens + 1]
-        match = self._cache.match(token_ids, num_match=num_tokens, namespace=prefix.namespace)
-        sequence = self._cache.open(match, context_length=len(token_ids))
-        try:
-            first = sequence.num_computed // PAGE_SIZE
-            if first < start or first == stop:  # or another request has computed them meanwhile
-                return first == stop
-            sequence.inherit_generated(prefix.generated[:num_tokens])
-            with self._cache.begin() as step:
-                reservation = step.reserve(sequence, num_tokens - sequence.num_computed)
-                assert len(reservation.new_page_ids) == stop - first
-                self._io.write_pages(reservation.new_page_ids, pages[first - start :])
-                step.commit()
-            return True
-        except OutOfPages:
-            return False
-        finally:
-            self._cache.close(sequence, keep=False)
 
     def _end(self, load: _Load) -> None:
         load.job.is_cancelled = True

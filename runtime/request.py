@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, get_args
 
 from .cache_uses import CacheUse, PageMark
 from .completion import CacheMatch, Completion, Delta, FinishReason, Timings, TokenLogprob, Usage
@@ -107,7 +107,8 @@ class Request:
         self.spelled = spelled
         self.candidate: PrefixMatch | None = None  # what was found while it waits,
         self.is_candidate_final = False  # and whether by all kinds of match
-        self.loaded: LoadedPrefix | None = None  # from disk, before it was admitted
+        self.loaded: LoadedPrefix | None = None  # from disk, before it was admitted,
+        self._loaded_later: Mapping[MatchKind, int] = {}  # and while it computed what is before
         self._render_reply = render_reply
         self._explain = explain
         self.sequence: Sequence | None = None
@@ -170,6 +171,13 @@ class Request:
         self._max_length = sequence.context_length
         if self.params.max_tokens is not None:
             self._max_length = min(self._max_length, len(self.prompt.ids) + self.params.max_tokens)
+
+    def count_loaded(self, by_kind: Mapping[MatchKind, int], why_not_more: WhyNotMore) -> None:
+        """Note tokens of the prompt that came from disk after it was admitted, and why not more did."""
+        assert self._match is not None and not self._loaded_later, "nothing was matched, or it was counted before"
+        self._loaded_later = by_kind
+        tokens_by_kind = _sum(self._match.tokens_by_kind, by_kind)
+        self._match = replace(self._match, tokens_by_kind=tokens_by_kind, why_not_more=why_not_more)
 
     def accept(self, sampled: SampledToken | Refusal, now: float) -> Delta:
         """Append a sampled token to the sequence, and end the reply if it says so, its constraint is complete, or
@@ -281,6 +289,7 @@ class Request:
         by_kind: Mapping[MatchKind, int] = self._match.tokens_by_kind if self._match else {}
         num_cached = sum(by_kind.values())
         disk_by_kind = {} if self.loaded is None else self.loaded.by_kind(by_kind, num_cached)
+        disk_by_kind = _sum(disk_by_kind, self._loaded_later)
         return Usage(
             prompt_tokens=len(self.prompt.ids),
             completion_tokens=self.num_generated,
@@ -310,3 +319,9 @@ class Request:
             decode_tokens_per_s=speed,
             total_s=now - self.arrived_at,
         )
+
+
+def _sum(left: Mapping[MatchKind, int], right: Mapping[MatchKind, int]) -> dict[MatchKind, int]:
+    """Counts by kind, strongest first."""
+    kinds: tuple[MatchKind, ...] = get_args(MatchKind)
+    return {kind: count for kind in kinds if (count := left.get(kind, 0) + right.get(kind, 0))}

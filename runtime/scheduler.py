@@ -6,6 +6,7 @@ Knows requests, pages and a token budget. No tensors, no text, and no clock: tim
 from __future__ import annotations
 
 import collections.abc
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -97,6 +98,11 @@ class Scheduler:
         """All requests, in no particular order."""
         return list(chain(self._running.values(), self._preempted.values(), self._waiting.values()))
 
+    def get(self, request_id: str) -> Request | None:
+        """The request with this id; None if there is none."""
+        queues = (self._running, self._preempted, self._waiting)
+        return next((queue[request_id] for queue in queues if request_id in queue), None)
+
     def add(self, request: Request) -> None:
         """Let a request wait for its turn."""
         assert request.request_id not in self._arrivals, "added twice"
@@ -112,16 +118,26 @@ class Scheduler:
                 return queue.pop(request_id)
         raise AssertionError(f"request {request_id} is in no queue")
 
-    def schedule(self, step: KVTransaction, now: float) -> StepPlan:
+    @property
+    def num_tokens_ahead(self) -> int | None:
+        """Tokens that are computed before a request that is added now; None: who knows, others wait as well."""
+        if self.num_waiting or self.num_running == self._policy.max_num_seqs:
+            return None
+        return sum(request.admitted.num_uncomputed for request in self._running.values())
+
+    def schedule(self, step: KVTransaction, now: float, stops: Mapping[str, int] | None = None) -> StepPlan:
         """Reserve pages for the next step, preempting if need be.
 
         Running requests come first, those that decode before those that prefill; what is left of the budget
         admits waiting ones. While there is work the plan is not empty, or names a request that can only fail.
 
+        Args:
+            stops: by id, positions that requests are not to compute beyond in this step.
+
         Raises:
             RequestBroken: a waiting request cannot even be looked at; roll the step back, and take it out.
         """
-        plan = StepPlan(step, self._policy.max_num_batched_tokens)
+        plan = StepPlan(step, self._policy.max_num_batched_tokens, stops)
         for request in self._in_turn():
             if request.request_id in self._running and plan.budget > 0:
                 self._advance(request, plan)

@@ -5,13 +5,13 @@ Knows requests and their reservations; who is worth one is the scheduler's to sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from .errors import OutOfPages
 from .kv_transaction import KVTransaction, Reservation
 from .request import Request
-from .sequence import num_pages_for
+from .sequence import Sequence, num_pages_for
 
 
 class ScheduledRequest(NamedTuple):
@@ -28,10 +28,12 @@ class StepPlan:
     `unservable` is a request that does not fit the pool even alone, if one was met: it can only fail.
     """
 
-    def __init__(self, step: KVTransaction, max_num_tokens: int) -> None:
+    def __init__(self, step: KVTransaction, max_num_tokens: int, stops: Mapping[str, int] | None = None) -> None:
+        """An empty plan; a request that has a position in `stops` before it computes no further than that."""
         self.budget = max_num_tokens
         self.unservable: Request | None = None
         self._step = step
+        self._stops = stops or {}
         self._scheduled: dict[str, ScheduledRequest] = {}
 
     @property
@@ -45,6 +47,8 @@ class StepPlan:
         """
         sequence = request.admitted
         num_tokens = min(sequence.num_uncomputed, self.budget)
+        if self._stops and (stop := self._stops.get(request.request_id, 0)) > sequence.num_computed:
+            num_tokens = min(num_tokens, stop - sequence.num_computed)
         try:
             reservation = self._step.reserve(sequence, num_tokens)
         except OutOfPages:
@@ -65,7 +69,11 @@ class StepPlan:
         """Pages that running requests need beyond those they hold now, to finish their prompts and one token
         more.
         """
-        return sum(max(0, num_pages_for(len(r.admitted) + 1) - self._num_held_pages(r)) for r in running)
+        return sum(max(0, self._num_needed_pages(r.admitted) - self._num_held_pages(r)) for r in running)
+
+    @staticmethod
+    def _num_needed_pages(sequence: Sequence) -> int:
+        return num_pages_for(sequence.num_rows + sequence.num_uncomputed + 1)
 
     def _num_held_pages(self, request: Request) -> int:
         scheduled = self._scheduled.get(request.request_id)

@@ -16,6 +16,7 @@ class TierStats:
     max_bytes: int
     num_waiting: int  # requests that wait for a load
     num_loads: int
+    num_loads_from_end: int  # of those, beside who computed the beginning
     num_loads_late: int  # not there in time: the rest was computed
     num_loads_cut: int  # turned out slower than computing
     num_loads_broken: int  # met a page that was not right, or found no room

@@ -125,6 +125,7 @@ def _store_metrics(tier: TierStats) -> Iterator[Metric]:
     yield _gauge("store_read_bytes_per_second", "As measured lately.", {(): tier.disk_bytes_per_s or 0.0})
     yield _gauge("requests_loading", "Waiting requests that wait for the disk.", {(): tier.num_waiting})
     yield _counter("store_loads", "Prefixes whose loading was begun.", {(): tier.num_loads})
+    yield _counter("store_loads_from_end", "Of those, loads beside computing.", {(): tier.num_loads_from_end})
     yield _counter("store_loads_given_up", "Of those, loads whose rest was computed.", ends, "reason")
     yield _counter("store_loads_refused", "Prefixes on disk that were computed sooner.", {(): tier.num_loads_refused})
     yield _counter("store_pages_loaded", "Pages that came from disk.", {(): tier.num_loaded_pages})

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from radixlm.runtime.load_planner import LoadPlanner
+from radixlm.runtime.load_planner import LoadPlanner, SplitPlan
+from radixlm.runtime.manifest import PAGE_SIZE
 
 RATES = st.floats(1e5, 1e10)
 TOKENS_PER_S = 2000.0
@@ -40,6 +41,67 @@ def test_a_disk_that_becomes_slow_is_no_longer_read_from() -> None:
     for _ in range(3):
         planner.observe_read(num_bytes=1_000_000, seconds=0.1)
     assert planner.plan(0, 8000, num_bytes=8000 * TOKEN_BYTES) is None
+
+
+@given(
+    rate=RATES,
+    tokens_per_s=st.floats(10, 1e5),
+    num_pages=st.integers(1, 1 << 12),
+    start=st.integers(0, 100),
+    max_bytes=st.integers(0, 1 << 30),
+    queued=st.integers(0, 1 << 28),
+    num_tokens_ahead=st.integers(0, 10_000),
+)
+def test_both_ends_are_expected_to_meet_before_either_would_be_through(
+    rate: float, tokens_per_s: float, num_pages: int, start: int, max_bytes: int, queued: int, num_tokens_ahead: int
+) -> None:
+    planner = measured(rate, tokens_per_s)
+    start, num_tokens = start * PAGE_SIZE, num_pages * PAGE_SIZE
+    stop = start + num_tokens
+    num_bytes = num_tokens * TOKEN_BYTES
+    plan = planner.plan_split(
+        start,
+        stop,
+        num_bytes=num_bytes,
+        max_bytes=max_bytes,
+        queued_bytes=queued,
+        num_tokens_ahead=num_tokens_ahead,
+    )
+    if plan is None:
+        return
+    assert start <= plan.meet < stop and plan.meet % PAGE_SIZE == 0
+    assert (stop - plan.meet) * TOKEN_BYTES <= max_bytes
+    computed_s = (num_tokens_ahead + plan.meet - start) / tokens_per_s
+    loaded_s = (queued + (stop - plan.meet) * TOKEN_BYTES) / rate
+    assert plan.expected_s == pytest.approx(max(computed_s, loaded_s))
+    either_s = min((num_tokens_ahead + num_tokens) / tokens_per_s, (queued + num_bytes) / rate)
+    assert plan.expected_s * 1.1 < either_s
+
+
+def test_the_disk_gets_the_larger_end_since_tokens_far_back_cost_more() -> None:
+    planner = LoadPlanner(disk_bytes_per_s=25e6)
+    for position in (256, 7000):
+        planner.observe_compute(num_tokens=512, position=position, seconds=512 * (0.0005 + 1.1e-7 * position))
+    num_bytes = 8000 * 22_500
+    plan = planner.plan_split(0, 8000, num_bytes=num_bytes, max_bytes=1 << 27)
+    assert plan is not None and 4000 < plan.meet < 5000 and 3.0 < plan.expected_s < 4.0
+    computed_s = planner.compute_s(0, plan.meet)
+    assert computed_s == pytest.approx((8000 - plan.meet) * 22_500 / 25e6, abs=16 * 0.002)
+
+
+def test_both_at_once_only_where_that_is_clearly_quicker() -> None:
+    """Of 8,000 tokens of 20,000 bytes, computed in 4 s."""
+
+    def split(rate: float, **others: int) -> SplitPlan | None:
+        return measured(rate).plan_split(0, 8000, num_bytes=8000 * TOKEN_BYTES, **{"max_bytes": 1 << 30, **others})
+
+    assert split(40e6) == SplitPlan(4000, 2.0)
+    assert split(4e6) is None and split(4e9) is None
+    assert split(40e6, num_tokens_ahead=8000) is None and split(40e6, queued_bytes=8000 * TOKEN_BYTES) is None
+    assert split(40e6, max_bytes=1000 * TOKEN_BYTES) is None
+    plan = split(40e6, max_bytes=2000 * TOKEN_BYTES)
+    assert plan is not None and (plan.meet, plan.expected_s) == (6000, 3.0)
+    assert LoadPlanner(40e6).plan_split(0, 8000, num_bytes=1, max_bytes=1) is None
 
 
 def test_tokens_far_back_cost_more_to_compute_if_they_were_measured_to() -> None:
