@@ -127,14 +127,14 @@ def test_pruned_sequences_replay() -> None:
                 sequence.append([chance.randrange(2)] * min(7, 120 - len(sequence)))
             case 5 if sequence is not None:
                 was_pruned = sequence.pruned is not None
-                sequence.pop(chance.randint(0, min(20, len(sequence))))
+                sequence.pop(chance.randint(0, min(40, len(sequence))))
                 num_popped += was_pruned and sequence.pruned is None
             case 6 if sequence is not None and len(sequences) < 5:
                 with suppress(PrunedForkError):
                     sequences.append(cache.fork(sequence, chance.randint(0, sequence.num_computed)))
                     num_forked += sequences[-1].pruned is not None
-            case 7 if sequence is not None:
-                if chance.random() < 0.5:
+            case 7 if sequence is not None and (kind := chance.random()) < 0.4:
+                if kind < 0.2:
                     sequences.remove(sequence)
                     cache.close(sequence)
                 else:
@@ -143,7 +143,7 @@ def test_pruned_sequences_replay() -> None:
         cache.check()
     replayed = replay(written, cache)
     assert min(replayed.num_events[event] for event in ("open_pruned", "commit", "drop", "preempt", "evict")) > 4
-    assert num_popped > 5 and num_forked > 5
+    assert min(num_popped, num_forked) > 2, (num_popped, num_forked)
 
 
 def test_a_log_in_which_tainted_pages_are_shared_does_not_replay() -> None:
