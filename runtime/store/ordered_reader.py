@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from ..errors import StoreError
 from ..kv_rows import KVRows, inverse_order
+from .cached_run import ChunkIds
+from .chunk_cache import RunChunks
 from .files import Files, read_all
-from .ordered_file import BlockHead, RunHeader, chunk_checksum
+from .ordered_file import BlockHead, Checksums, RunHeader, chunk_checksum
 from .ordered_layout import Extent, OrderedLayout, units
 from .ordered_run import RunOrder, UInt8Array, key_bytes, restored, row_bytes, unpack, unpack_keys
 from .record import BLOCK, MissKind
@@ -68,6 +70,7 @@ class OpenRun:
         header: RunHeader,
         *,
         block_heads: BlockHeads | None = None,
+        chunks: RunChunks | None = None,
         on_miss: Callable[[MissKind, OSError | None], None],
     ) -> None:
         self.layout = layout
@@ -76,6 +79,7 @@ class OpenRun:
         self._fd = fd
         self.header = header
         self._on_miss = on_miss
+        self._chunks = chunks
         is_known = block_heads is not None and block_heads.number == header.number  # it was not written again since
         self._heads = block_heads if block_heads and is_known else BlockHeads(header.number, [None] * layout.num_blocks)
         shape = (layout.num_groups, layout.num_tokens, row_bytes(layout.kv))
@@ -109,7 +113,7 @@ class OpenRun:
         groups = np.arange(layout.num_groups)[:, None]
         chunk_ids = ranks // layout.chunk_size * layout.num_groups + groups  # as they lie in the file
         wanted = np.unique(chunk_ids[ranks >= self._num_blocks * layout.chunk_size])
-        scattered = self._read_chunks([(int(one) // layout.num_groups, int(one) % layout.num_groups) for one in wanted])
+        scattered = self._read_chunks(wanted)
         if scattered is None:
             return None
         rows = self._rows[groups, ranks]
@@ -155,6 +159,8 @@ class OpenRun:
         layout, first = self.layout, self._num_blocks
         if num_blocks <= first:
             return True
+        if self._chunks is not None:
+            return self._read_blocks_by_chunk(num_blocks)
         whole = layout.blocks(first, num_blocks)
         read = self._read([whole])
         if read is None:
@@ -176,9 +182,23 @@ class OpenRun:
         self.counts.num_chunks += (num_blocks - first) * layout.num_groups
         return True
 
-    def _read_heads(self) -> bool:
-        """Have in memory what is in front of each block."""
-        missing = [block for block, head in enumerate(self._heads.by_block) if head is None]
+    def _read_blocks_by_chunk(self, num_blocks: int) -> bool:
+        """The same without those chunks that are kept in memory."""
+        layout, first = self.layout, self._num_blocks
+        if not self._read_heads(num_blocks):
+            return False
+        chunks = self._read_chunks(np.arange(first * layout.num_groups, num_blocks * layout.num_groups))
+        if chunks is None:
+            return False
+        by_group = chunks.reshape(num_blocks - first, layout.num_groups, *chunks.shape[1:]).swapaxes(0, 1)
+        some = slice(first * layout.chunk_size, min(num_blocks * layout.chunk_size, layout.num_tokens))
+        self._rows[:, some] = by_group.reshape(layout.num_groups, -1, chunks.shape[-1])[:, : some.stop - some.start]
+        self._num_blocks = num_blocks
+        return True
+
+    def _read_heads(self, num_blocks: int | None = None) -> bool:
+        """Have in memory what is in front of the first blocks, by default of all."""
+        missing = [block for block, head in enumerate(self._heads.by_block[:num_blocks]) if head is None]
         extents = [self.layout.block_head(block) for block in missing]
         read = self._read(extents)
         if read is None:
@@ -193,21 +213,41 @@ class OpenRun:
             self._heads.by_block[block] = head
         return head
 
-    def _read_chunks(self, chunks: Sequence[tuple[int, int]]) -> UInt8Array | None:
-        """Those chunks, `(block, group)` as they lie in the file: `[len(chunks), chunk_size, row_bytes]`."""
+    def _read_chunks(self, ids: ChunkIds) -> UInt8Array | None:
+        """Chunks as they lie in the file, block times groups plus group: `[len(ids), chunk_size, row_bytes]`. What is
+        in front of their blocks is in memory."""
         layout = self.layout
-        out = np.empty((len(chunks), layout.chunk_size, self._rows.shape[-1]), np.uint8)
-        read = self._read([layout.chunk(*chunk) for chunk in chunks])
+        places = [divmod(i, layout.num_groups) for i in ids.tolist()]
+        checksums = self._checksums(places)
+        chunks: list[UInt8Array | None] = [None] * len(places)
+        if self._chunks is not None:
+            chunks = self._chunks.take(ids, checksums)
+        missing = [i for i, chunk in enumerate(chunks) if chunk is None]
+        read = self._read([layout.chunk(*places[i]) for i in missing])
         if read is None:
             return None
-        for i, (block, group) in enumerate(chunks):
-            head = self._heads.by_block[block]
-            if head is None or chunk_checksum(read[i]) != int(head.checksums[group]):
+        for i, part in zip(missing, read, strict=True):
+            if chunk_checksum(part) != int(checksums[i]):
                 self._on_miss("payload", None)
                 return None
-            out[i, : layout.block_tokens(block)] = read[i].reshape(-1, out.shape[-1])
-        self.counts.num_chunks += len(chunks)
+            chunks[i] = part
+        if self._chunks is not None:
+            self._chunks.put(ids[missing], checksums[missing], [part.copy() for part in read])
+        out = np.empty((len(places), layout.chunk_size, self._rows.shape[-1]), np.uint8)
+        for i, ((block, _), chunk) in enumerate(zip(places, chunks, strict=True)):
+            assert chunk is not None
+            out[i, : layout.block_tokens(block)] = chunk.reshape(-1, out.shape[-1])
+        self.counts.num_chunks += len(missing)
         return out
+
+    def _checksums(self, places: Sequence[tuple[int, int]]) -> Checksums:
+        """Of chunks, by block and group."""
+        checksums = np.empty(len(places), np.uint64)
+        for i, (block, group) in enumerate(places):
+            head = self._heads.by_block[block]
+            assert head is not None
+            checksums[i] = head.checksums[group]
+        return checksums
 
     def _read(self, extents: Sequence[Extent]) -> list[UInt8Array] | None:
         """The bytes of `extents`, which ascend."""

@@ -19,11 +19,13 @@ from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
+from weakref import WeakSet
 
 import msgspec
 
 from ..errors import StoreError
 from ..manifest import KVLayout
+from .chunk_cache import ChunkCache, RunChunks
 from .files import Files, read_all, write_all
 from .ordered_file import RunHeader, body_of, header_of
 from .ordered_layout import OrderedLayout
@@ -70,6 +72,7 @@ class OrderedStore:
         self._next_number = 1
         self._use = 0
         self._misses: Counter[MissKind] = Counter()
+        self._caches: WeakSet[ChunkCache] = WeakSet()  # that runs were opened with; told of each that goes
 
     @classmethod
     def open(cls, directory: Path, identity: StoreIdentity, files: Files) -> OrderedStore:
@@ -111,12 +114,15 @@ class OrderedStore:
         entry = self._find(heads)
         return 0 if entry is None else entry.header.num_pages
 
-    def open_run(self, heads: Sequence[PageHead], *, block_heads: BlockHeads | None = None) -> OpenRun | None:
+    def open_run(
+        self, heads: Sequence[PageHead], *, block_heads: BlockHeads | None = None, chunks: ChunkCache | None = None
+    ) -> OpenRun | None:
         """The run that `find` finds, to read from until it is closed, also when it is removed meanwhile; None if there
         is none, or it is not what it should be.
 
         Args:
             block_heads: of this very run, if the caller kept them.
+            chunks: of this store's runs alone: what is in there is not read again, and what is read goes there.
         """
         entry = self._find(heads)
         if entry is None:
@@ -142,6 +148,7 @@ class OrderedStore:
                 layout,
                 entry.header,
                 block_heads=block_heads,
+                chunks=None if chunks is None else self._cached(entry, layout, chunks),
                 on_miss=partial(self._missed, entry),
             )
         except BaseException:
@@ -228,12 +235,31 @@ class OrderedStore:
             return unlike
         return None if header == entry.header else "place"
 
+    def _cached(self, entry: _Entry, layout: OrderedLayout, cache: ChunkCache) -> RunChunks | None:
+        """What a cache has of a run; None if the run was removed meanwhile, and nobody would tell the cache."""
+        with self._lock:
+            self._caches.add(cache)
+        chunks = cache.of_run(entry.header.number, layout)
+        with self._lock:
+            if self._entries.get(_place(entry.header)) is entry:
+                return chunks
+        cache.drop(entry.header.number)
+        return None
+
+    def _uncache(self, entry: _Entry) -> None:
+        with self._lock:
+            caches = list(self._caches)
+        for cache in caches:
+            cache.drop(entry.header.number)
+
     def _missed(self, entry: _Entry | None, kind: MissKind, error: OSError | None = None) -> None:
         """Count a miss, and never find that run again."""
         with self._lock:
             self._misses[kind] += 1
             if entry is not None and self._entries.get(_place(entry.header)) is entry:
                 self._broken.append(self._entries.pop(_place(entry.header)))
+        if entry is not None:
+            self._uncache(entry)
         if error is not None:
             self.on_error(error)
 
@@ -316,6 +342,7 @@ class OrderedStore:
             self._unlink(entry)
 
     def _unlink(self, entry: _Entry) -> None:
+        self._uncache(entry)
         with contextlib.suppress(FileNotFoundError):
             self._files.unlink(entry.path)
         with self._lock:

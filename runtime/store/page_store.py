@@ -28,6 +28,7 @@ from ..errors import StoreCorrupt, StoreError
 from ..manifest import KVLayout
 from .bandwidth import Bandwidth
 from .chain_reader import ChainReader
+from .chunk_cache import ChunkCache
 from .files import Files, OSFiles
 from .index import Index, is_broken
 from .ordered_reader import BlockHeads, OpenRun
@@ -259,16 +260,19 @@ class PageStore:
             return PutResult(tuple(keys), made.evicted)
         return PutResult((), ())
 
-    def open_ordered(self, heads: Sequence[PageHead], *, block_heads: BlockHeads | None = None) -> OpenRun | None:
+    def open_ordered(
+        self, heads: Sequence[PageHead], *, block_heads: BlockHeads | None = None, chunks: ChunkCache | None = None
+    ) -> OpenRun | None:
         """The longest ordered run that `heads` begin with, to read from by one thread until it is closed; None if there
         is none, or it is not right. By any thread.
 
         Args:
             block_heads: of that run, if they were kept.
+            chunks: a cache of this store's chunks alone; those of a run go with it. Any thread may share it.
         """
         with self._guarded():
             if self._off_because is None:
-                return self._ordered.open_run(heads, block_heads=block_heads)
+                return self._ordered.open_run(heads, block_heads=block_heads, chunks=chunks)
         return None
 
     def gc(self) -> GCReport:
