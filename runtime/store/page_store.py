@@ -132,7 +132,13 @@ class PageStore:
             index, log, recovery = recover(path, files, new_log, clock)
             ordered = OrderedStore.open(path, identity, files)
             writer = PageWriter(
-                identity, index, log, files, max_bytes=max_bytes, bytes_beside=lambda: ordered.num_bytes
+                identity,
+                index,
+                log,
+                files,
+                max_bytes=max_bytes,
+                bytes_beside=lambda: ordered.num_bytes,
+                shrink_beside=ordered.shrink,
             )
             return cls(
                 path,
@@ -235,7 +241,8 @@ class PageStore:
 
     def put_ordered(self, heads: Sequence[PageHead], run: OrderedRun, *, chunk_size: int = 16) -> PutResult:
         """Store pages that are there in the order of importance, too, in place of an older order; nothing if they are
-        not, or if ordered runs would take more than half of the store. By the thread that puts.
+        not, or if ordered runs would take more than half of the store, or of the room that pages leave: for a copy no
+        page makes room, only copies that were not used for longer. By the thread that puts.
 
         Raises:
             StoreError: the run is not of those pages.
@@ -244,20 +251,18 @@ class PageStore:
             if self._off_because is not None:
                 return PutResult((), ())
             num_bytes, keys = self._ordered.bytes_for(len(heads), chunk_size), [head.key for head in heads]
-            room = self._writer.max_bytes // 2 - num_bytes
+            max_bytes = self._writer.max_bytes
+            room = min(max_bytes // 2, max_bytes - self._writer.num_bytes) - num_bytes
             if room < 0 or not self._writer.are_there(keys):
                 return PutResult((), ())
             self._ordered.shrink(room)
-            made = self._after(self._writer.make_room(num_bytes, *self._take_notes()))
-            if not self._writer.are_there(keys):  # they had to make room themselves
-                return made
             try:
                 self._ordered.put(heads, run, chunk_size=chunk_size)
             except OSError as error:
                 if error.errno not in NO_SPACE:
                     raise
-                return made
-            return PutResult(tuple(keys), made.evicted)
+                return PutResult((), ())
+            return PutResult(tuple(keys), ())
         return PutResult((), ())
 
     def open_ordered(

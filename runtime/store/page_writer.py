@@ -45,7 +45,8 @@ class PageWriter:
     log: SegmentLog
     files: Files
     max_bytes: int
-    bytes_beside: Callable[[], int] = lambda: 0  # what else takes of them
+    bytes_beside: Callable[[], int] = lambda: 0  # what else takes of them: copies of pages
+    shrink_beside: Callable[[int], None] = lambda max_bytes: None  # have that take no more than so many
     _use: int = field(init=False)  # counts what happens; clocks may go backwards
 
     def __post_init__(self) -> None:
@@ -91,13 +92,6 @@ class PageWriter:
         new = {row.head.key for row in rows}
         stored = tuple(head.key for head in heads if head.key in new or head.key in there)
         return Written(stored, before.removed + made.removed, len(new), len(made.removed), made.segments_removed)
-
-    def make_room(self, num_bytes: int, touched: set[bytes], bad: set[bytes]) -> Written:
-        """Let something else of so many bytes fit beside the pages."""
-        before, removed, segments = self.settle(touched, bad), list[bytes](), list[int]()
-        while self.log.segments and self.num_bytes + self.bytes_beside() + num_bytes > self.max_bytes:
-            removed += self._evict_oldest(segments)
-        return Written((), before.removed + tuple(removed), 0, len(removed), tuple(segments))
 
     def are_there(self, keys: Sequence[bytes]) -> bool:
         """Whether all these pages are."""
@@ -187,9 +181,12 @@ class PageWriter:
     def _make_room(self, heads: Sequence[PageHead]) -> tuple[Written, list[int]]:
         """Evict segments until those of `heads` fit that are not there, or all that can; and which those are then.
 
-        Pages that were there when it began may have had to go, and are among those that are to be written again.
+        Copies of pages go before any page does. Pages that were there when it began may have had to go, and are among
+        those that are to be written again.
         """
         removed, segments = list[bytes](), list[int]()
+        if not self._fits(len(chosen := self._choose(heads))):
+            self.shrink_beside(self.max_bytes - self.num_bytes - self.log.bytes_for(self.identity, len(chosen)))
         while not self._fits(len(chosen := self._choose(heads))) and self.log.segments:
             removed += self._evict_oldest(segments)
         while not self._fits(len(chosen)):

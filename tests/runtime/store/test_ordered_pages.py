@@ -66,24 +66,27 @@ def test_runs_go_with_one_of_their_pages_and_with_their_namespace(tmp_path: Path
         assert store.stats().num_ordered_bytes == 0
 
 
-def test_pages_and_runs_share_the_room(tmp_path: Path) -> None:
-    run = run_of(kv_of(head_dim=64), 8)
+def test_pages_win_over_runs_and_runs_go_before_any_page_does(tmp_path: Path) -> None:
+    run = run_of(kv_of(head_dim=64), 4)
     max_bytes = 24 * (run.kv.page_bytes + 4096)
-    with opened(tmp_path, run, max_bytes) as store:
-        for seed in range(12):
-            one = run_of(run.kv, 8, seed)
-            known = set(keys(one.heads))
-            store.put(one.heads, one.pages)
+    num_written = 0
+    with opened(tmp_path / "beside", run, max_bytes) as store, opened(tmp_path / "alone", run, max_bytes) as alone:
+        for seed in range(14):
+            one = run_of(run.kv, 4, seed)
+            ours, theirs = store.put(one.heads, one.pages), alone.put(one.heads, one.pages)
+            assert ours == theirs, "runs cost a page its place"
+            before = {head.key for head in store.heads()}
             result = rewrite(store, one.heads, one.scores)
-            assert not known & set(result.evicted) or result.stored == ()
+            assert result.evicted == () and before == {head.key for head in store.heads()}
+            num_written += bool(result.stored)
+            assert is_right(store, one) == bool(result.stored)
             stats = store.stats()
             assert stats.num_bytes <= max_bytes and stats.num_ordered_bytes <= max_bytes // 2
-            assert stats.num_bytes == sum(path.stat().st_size for path in tmp_path.glob("*-*.*[sn]"))
-            there = {head.key for head in store.heads()}
-            for path_seed in range(seed + 1):
-                old = run_of(run.kv, 8, path_seed)
-                assert not is_right(store, old) or set(keys(old.heads)) <= there
-        assert is_right(store, one)
+            assert stats.num_bytes == sum(path.stat().st_size for path in (tmp_path / "beside").glob("*-*.*[sn]"))
+            for old_seed in range(seed + 1):
+                old = run_of(run.kv, 4, old_seed)
+                assert not is_right(store, old) or set(keys(old.heads)) <= before
+    assert 0 < num_written < 14
 
 
 def test_a_run_larger_than_its_share_is_not_stored(tmp_path: Path) -> None:
