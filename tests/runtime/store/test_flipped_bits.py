@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from pathlib import Path
@@ -75,6 +76,26 @@ def test_every_byte_of_a_header_and_any_of_a_payload_are_checked(directory: Path
         assert (result.num_read, result.miss) == (number, "header" if offset < BLOCK else "payload"), offset
         flip(path, start + offset, bit)
     assert reader.read(HEADS, places, out).num_read == 8
+    reader.close()
+
+
+def test_a_record_of_another_format_is_none() -> None:
+    header = RecordHeader(1, Place(1, 3), PAGE_BYTES, b"i" * 32, HEADS[3], bytes(16))
+    for offset in (0, 8):  # the magic, the version
+        changed = bytearray(header.encode()[:-16])
+        changed[offset] ^= 1
+        assert RecordHeader.decode(sealed(bytes(changed), BLOCK)) is None
+    assert RecordHeader.decode(header.encode()) == header
+
+
+@pytest.mark.parametrize("offset", [0, 10, BLOCK, BLOCK + 10])
+def test_a_record_that_is_cut_is_short_though_its_bytes_were_there_before(directory: Path, offset: int) -> None:
+    segment, places, out = Segment(1, IDENTITY), [Place(1, i) for i in range(8)], payload(HEADS)
+    reader = PageReader(directory, OSFiles(), IDENTITY)
+    assert reader.read(HEADS, places, out).num_read == 8
+    os.truncate(directory / segment.name, segment.offset(3) + offset)
+    result = reader.read(HEADS, places, out)  # into memory that holds the right header and page of the read before
+    assert (result.num_read, result.miss) == (3, "short")
     reader.close()
 
 

@@ -16,6 +16,7 @@ from radixlm.runtime.store.ordered_file import RunHeader
 from radixlm.runtime.store.ordered_layout import OrderedLayout
 from radixlm.runtime.store.ordered_run import OrderedRun
 from radixlm.runtime.store.ordered_store import OrderedStore
+from radixlm.runtime.store.record import CHECKSUM_BYTES, sealed
 
 from .faulty_files import FailAt, FaultyFiles, PowerLost
 from .pages import BOB
@@ -75,6 +76,21 @@ def test_a_flipped_bit_anywhere_is_a_miss_or_touches_nothing(tmp_path: Path) -> 
             assert len(list(tmp_path.iterdir())) == 1 + is_right  # and its file goes with the next change
             store.shrink(0)
     assert 0 < padding < len(places)  # most of so small a run is what fills up units
+
+
+def test_every_byte_of_a_header_is_checked_and_so_is_its_format(tmp_path: Path) -> None:
+    run = run_of(kv_of(), 3)
+    stored(tmp_path, run)
+    header = file_of(tmp_path).read_bytes()[: LAYOUT.header_bytes]
+    assert RunHeader.decode(header) is not None
+    for place in range(len(header)):
+        broken = bytearray(header)
+        broken[place] ^= 1 << place % 8
+        assert RunHeader.decode(broken) is None, place
+    for place in (0, 8):  # the magic, the version
+        other = bytearray(header[:-CHECKSUM_BYTES])
+        other[place] ^= 1
+        assert RunHeader.decode(sealed(bytes(other), len(header))) is None
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 4096, 8192, -1, -4096])
