@@ -21,7 +21,7 @@ from radixlm.runtime.store.record import CHECKSUM_BYTES, sealed
 from .faulty_files import FailAt, FaultyFiles, PowerLost
 from .pages import BOB
 from .runs import Run, kv_of, run_of
-from .test_ordered_store import stored
+from .test_ordered_store import assert_same_rows, stored
 
 LAYOUT = OrderedLayout(kv_of(), 48)
 
@@ -36,6 +36,8 @@ def reads_right_or_misses(store: OrderedStore, run: Run) -> bool:
     keys, chosen, pages = found.probe_keys(), found.at(wanted), found.pages()
     assert keys is None or keys.tobytes() == run_keys(run).tobytes()
     assert chosen is None or np.array_equal(chosen.tokens, wanted)
+    if chosen is not None:
+        assert_same_rows(chosen.rows, KVRows.of_pages(run.kv, run.pages).take(wanted))
     assert pages is None or (pages == run.pages).all()
     first = found.first(16)
     assert first is None or np.array_equal(first.tokens, ordered.order[:, :, :16])
@@ -128,6 +130,29 @@ def test_a_run_of_anything_else_is_a_miss_of_its_kind(tmp_path: Path) -> None:
             OrderedStore.open(tmp_path, run.identity, OSFiles())
             assert list(tmp_path.iterdir()) == []
             (tmp_path / "ordered-0000000001.run").touch()
+
+
+def test_a_block_of_the_same_run_in_an_older_order_is_a_miss(tmp_path: Path) -> None:
+    run = run_of(kv_of(), 3)
+    older = stored(tmp_path, run)
+    before = file_of(tmp_path).read_bytes()
+    older.put(run.heads, OrderedRun.of_pages(run.kv, run.pages, -run.scores))
+    path, block = file_of(tmp_path), LAYOUT.blocks(1, 2)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: block.start] + before[block.start : block.stop] + whole[block.stop :])
+    assert not reads_right_or_misses(
+        OrderedStore.open(tmp_path, run.identity, OSFiles()), replace(run, scores=-run.scores)
+    )
+
+
+def test_a_block_of_another_stores_file_of_this_number_is_a_miss(tmp_path: Path) -> None:
+    run, other = run_of(kv_of(), 3), run_of(kv_of(), 3, 1)
+    stored(tmp_path / "ours", run)
+    stored(tmp_path / "theirs", other)
+    path, block = file_of(tmp_path / "ours"), LAYOUT.blocks(1, 2)
+    whole, theirs = path.read_bytes(), file_of(tmp_path / "theirs").read_bytes()
+    path.write_bytes(whole[: block.start] + theirs[block.start : block.stop] + whole[block.stop :])
+    assert not reads_right_or_misses(OrderedStore.open(tmp_path / "ours", run.identity, OSFiles()), run)
 
 
 def test_blocks_of_another_run_or_place_are_misses(tmp_path: Path) -> None:
