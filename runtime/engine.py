@@ -27,6 +27,7 @@ from .generation_stream import GenerationStream
 from .grammar import Grammar
 from .kv_budget import KVBudget
 from .manifest import Manifest
+from .prefill_measure import measure_prefill
 from .prefix_match import MatchPolicy
 from .prompts import Message, Prompt, Prompts
 from .request import Request
@@ -158,7 +159,17 @@ class Engine:
         if parts.tier is not None:
             parts.tier.wake = self._loop.wake
             if parts.tier.stats().num_pages:
-                self._loop.call(lambda core: core.measure_prefill(policy.max_num_batched_tokens))
+                planner = parts.tier.planner
+                self._loop.call(
+                    lambda core: measure_prefill(
+                        parts.runner,
+                        parts.cache.pool,
+                        planner,
+                        context_length=core.limits.context_length,
+                        max_num_tokens=policy.max_num_batched_tokens,
+                        clock=clock,
+                    )
+                )
 
     def generate(
         self,

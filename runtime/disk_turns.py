@@ -1,0 +1,123 @@
+"""Let requests wait for the disk between steps, and give the disk what steps compute.
+
+Knows requests and who waits for a load; what is loaded and kept, and how, is the tier's. Without a tier nobody waits
+and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future
+
+from .disk_tier import DiskTier
+from .request import Request
+from .scheduler import find_prefix
+from .step_plan import ScheduledRequest
+
+_LOGGER = logging.getLogger(__name__)
+
+_PREFILL_PER_DECODE = 16  # tokens of prompts beside each of a reply, for a step to measure prefill
+
+
+class DiskTurns:
+    """The requests of one engine that wait for what the disk has of their prompts; they are in no queue meanwhile.
+
+    Attributes:
+        tier: what keeps pages on disk; None: nothing does.
+    """
+
+    def __init__(self, tier: DiskTier | None, *, context_length: int) -> None:
+        self.tier = tier
+        self._context_length = context_length
+        self._waiting: dict[str, Request] = {}  # by id
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._waiting
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def requests(self) -> list[Request]:
+        """Those that wait, in order of arrival."""
+        return list(self._waiting.values())
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `advance` would get on with something now."""
+        return self.tier is not None and self.tier.is_ready
+
+    @property
+    def wait_s(self) -> float | None:
+        """Seconds until somebody goes on in any case; None: nobody waits."""
+        return None if self.tier is None else self.tier.wait_s
+
+    def begin(self, request: Request) -> bool:
+        """Whether the request waits here, until `advance` returns it, for what the disk has of its prompt."""
+        if self.tier is None:
+            return False
+        context_length = self._context_length
+        if not self.tier.begin(request.request_id, lambda cache: find_prefix(cache, request, context_length)):
+            return False
+        self._waiting[request.request_id] = request
+        return True
+
+    def remove(self, request_id: str) -> Request:
+        """Take out a request that waits no longer."""
+        request = self._waiting.pop(request_id)
+        if self.tier is not None:
+            self.tier.abandon(request_id)
+        return request
+
+    def advance(self) -> list[Request]:
+        """Those who waited long enough, whatever became of their loads; saves a little, too."""
+        if self.tier is None:
+            return []
+        try:
+            names = self.tier.advance()
+        except Exception:
+            _LOGGER.exception("loading from the store failed")
+            names = self.tier.give_up()
+        requests = [self._waiting.pop(name) for name in names]
+        for request in requests:
+            request.loaded = self.tier.loaded(request.request_id)
+        return requests
+
+    def observe(self, scheduled: list[ScheduledRequest], seconds: float) -> None:
+        """Tell who decides on loads how long a step of prompts took; decode costs more a token and is no measure."""
+        if self.tier is None:
+            return
+        prefill = [item.reservation for item in scheduled if item.reservation.num_tokens > 1]
+        num_tokens = sum(reservation.num_tokens for reservation in prefill)
+        if num_tokens < _PREFILL_PER_DECODE * (len(scheduled) - len(prefill)) or not num_tokens:
+            return
+        positions = sum(item.num_tokens * (item.start + item.stop) / 2 for item in prefill)
+        self.tier.planner.observe_compute(num_tokens=num_tokens, position=positions / num_tokens, seconds=seconds)
+
+    def save(self, request: Request) -> None:
+        """Keep what is computed of a request on disk, too."""
+        sequence = request.sequence
+        if self.tier is not None and sequence is not None:
+            num_tokens = sequence.num_computed
+            self.tier.save(sequence.namespace, sequence.token_ids[:num_tokens], sequence.generated[:num_tokens])
+
+    def distrust(self, damaged: list[Request]) -> None:
+        """Take off the disk what requests whose numbers went wrong have reused and computed."""
+        if self.tier is not None:
+            for request in damaged:
+                self.tier.distrust(request.namespace, request.admitted.token_ids)
+
+    def discard(self, namespace: bytes) -> tuple[int, Future[None]]:
+        """Take a namespace off the disk: how many pages nobody finds from here on, and when their bytes are gone."""
+        if self.tier is not None:
+            return self.tier.discard(namespace)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return 0, done
+
+    def check(self) -> None:
+        """Raise AssertionError if somebody who waits has pages, or the tier does not agree with itself."""
+        for request in self._waiting.values():
+            assert request.sequence is None, f"{request!r} waits for the disk and has a sequence"
+        if self.tier is not None:
+            self.tier.check()
