@@ -171,6 +171,13 @@ def test_an_index_that_is_lost_or_broken_is_made_again_from_the_segments(directo
     assert num_listed(directory) == 8
 
 
+def test_without_an_index_a_last_record_whose_payload_broke_is_not_taken_in(directory: Path) -> None:
+    segment = Segment(1, IDENTITY)
+    flip(directory / segment.name, segment.offset(7) + BLOCK + 100, 3)
+    (directory / "index.sqlite").unlink()
+    assert num_listed(directory) == 7
+
+
 def test_a_broken_record_in_an_older_segment_costs_what_comes_after_it_alone(tmp_path: Path) -> None:
     chains = [chain(5, seed) for seed in range(12)]
     with PageStore.open(tmp_path, IDENTITY, max_bytes=2_000_000) as store:

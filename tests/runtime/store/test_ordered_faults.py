@@ -82,7 +82,7 @@ def test_a_flipped_bit_anywhere_is_a_miss_or_touches_nothing(tmp_path: Path) -> 
 
 def test_every_byte_of_a_header_is_checked_and_so_is_its_format(tmp_path: Path) -> None:
     run = run_of(kv_of(), 3)
-    stored(tmp_path, run)
+    store = stored(tmp_path, run)
     header = file_of(tmp_path).read_bytes()[: LAYOUT.header_bytes]
     assert RunHeader.decode(header) is not None
     for place in range(len(header)):
@@ -93,6 +93,10 @@ def test_every_byte_of_a_header_is_checked_and_so_is_its_format(tmp_path: Path) 
         other = bytearray(header[:-CHECKSUM_BYTES])
         other[place] ^= 1
         assert RunHeader.decode(sealed(bytes(other), len(header))) is None
+    with file_of(tmp_path).open("r+b") as file:
+        file.write(broken)
+    assert store.open_run(run.heads) is None
+    assert store.misses() == {"header": 1}
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 4096, 8192, -1, -4096])

@@ -144,6 +144,17 @@ def test_a_kept_order_is_not_read_again(tmp_path: Path) -> None:
     assert again.counts == before
 
 
+def test_a_kept_order_of_a_run_that_was_written_again_is_not_used(tmp_path: Path) -> None:
+    run = run_of(kv_of(), 6)
+    store = stored(tmp_path, run)
+    heads = opened(store, run).block_heads()
+    store.put(run.heads, OrderedRun.of_pages(run.kv, run.pages, -run.scores))
+    again = store.open_run(run.heads, block_heads=heads)
+    assert again is not None
+    np.testing.assert_array_equal(again.order(), OrderedRun.of_pages(run.kv, run.pages, -run.scores).order)
+    assert (again.pages() == run.pages).all()
+
+
 def test_runs_are_found_after_a_restart_by_the_pages_that_begin_with_them(tmp_path: Path) -> None:
     run, other = run_of(kv_of(), 6), run_of(kv_of(), 3, 1, namespace=BOB)
     store = stored(tmp_path, run)
