@@ -1,0 +1,43 @@
+"""The fake model with attention: what a token looks at, and how much, follows from the two tokens alone."""
+
+from __future__ import annotations
+
+import numpy as np
+from radixlm.runtime.batch import Batch, Float32Array
+from radixlm.runtime.manifest import PAGE_SIZE
+
+from .fake_model import VOCAB_SIZE, FakeModel
+
+NUM_LAYERS, NUM_HEADS = 2, 2
+WEIGHTS = np.random.default_rng(7).random((NUM_LAYERS, NUM_HEADS, VOCAB_SIZE, VOCAB_SIZE)).astype(np.float32)
+"""How much a token (the first) looks at another, by layer and KV head; no softmax, so that sums are easily told."""
+
+
+class FakeScoredModel(FakeModel):
+    """Adds to `mass` when asked to, as `ModelRunner` does."""
+
+    def __init__(self, num_pages: int, vocab_size: int = VOCAB_SIZE) -> None:
+        super().__init__(num_pages, vocab_size)
+        self.mass: Float32Array | None = np.zeros((NUM_LAYERS, NUM_HEADS, num_pages, PAGE_SIZE), np.float32)
+        self.queries: Float32Array | None = None
+        self.tokens = np.zeros(num_pages * PAGE_SIZE, np.int64)  # by row, those that `forward` has written
+        self.num_scored = 0
+
+    def forward(self, batch: Batch) -> Float32Array:
+        self.tokens[batch.arrays.slots] = batch.arrays.token_ids
+        return super().forward(batch)
+
+    def forward_scored(self, batch: Batch) -> Float32Array:
+        logits = self.forward(batch)
+        self.num_scored += 1
+        assert self.mass is not None
+        arrays = batch.arrays
+        for i, token in enumerate(arrays.token_ids):
+            pages = arrays.page_table[arrays.row_of_token[i]]
+            slots = (pages[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)).reshape(-1)[: arrays.kv_lengths[i]]
+            self.mass.reshape(NUM_LAYERS, NUM_HEADS, -1)[:, :, slots] += WEIGHTS[:, :, token, self.tokens[slots]]
+        return logits
+
+    def close(self) -> None:
+        super().close()
+        self.mass = None
