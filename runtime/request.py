@@ -15,6 +15,7 @@ from .completion import CacheMatch, Completion, Delta, FinishReason, Timings, To
 from .errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter
 from .loaded_prefix import LoadedPrefix
 from .prefix_match import MatchKind, PrefixMatch
+from .pruned_prefix import PrunedPrefix
 from .reply_alias import ReplyAlias, rendered_reply
 from .sampler import Refusal, SampledToken, SamplerState
 from .sampling_params import SamplingParams
@@ -105,6 +106,9 @@ class Request:
         self.namespace = namespace
         self.arrived_at = arrived_at
         self.spelled = spelled
+        # to be opened with few of its rows; set with `candidate`, a match in memory of the very ids that it is of; None
+        # again where it is not opened so, and kept when it was
+        self.pruned: PrunedPrefix | None = None
         self.candidate: PrefixMatch | None = None  # what was found while it waits,
         self.is_candidate_final = False  # and whether by all kinds of match
         self.loaded: LoadedPrefix | None = None  # from disk, before it was admitted,
@@ -174,8 +178,8 @@ class Request:
 
     def count_loaded(self, by_kind: Mapping[MatchKind, int], why_not_more: WhyNotMore) -> None:
         """Note tokens of the prompt that came from disk after it was admitted, and why not more did."""
-        assert self._match is not None and not self._loaded_later, "nothing was matched, or it was counted before"
-        self._loaded_later = by_kind
+        assert self._match is not None, f"request {self.request_id} was never admitted"
+        self._loaded_later = _sum(self._loaded_later, by_kind)
         tokens_by_kind = _sum(self._match.tokens_by_kind, by_kind)
         self._match = replace(self._match, tokens_by_kind=tokens_by_kind, why_not_more=why_not_more)
 

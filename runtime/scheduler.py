@@ -10,13 +10,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 
+from .errors import KVError
 from .kv_transaction import KVTransaction
 from .manifest import PAGE_SIZE
 from .prefix_cache import PrefixCache
 from .prefix_match import PrefixMatch
+from .pruned_prefix import PrunedPrefix
 from .request import Request
 from .sequence import Sequence, num_pages_for
 from .step_plan import StepPlan
+
+OpenSequence = collections.abc.Callable[[Request, PrefixMatch], Sequence]
+"""Opens a request's sequence on a match of its prompt, with its pruned prefix if it has one.
+
+A KVError says that the pruned prefix cannot be: then it is forgotten, and the request computes what it would have
+without. Whatever it raises, it leaves no sequence open.
+"""
 
 
 class RequestBroken(Exception):
@@ -62,10 +71,23 @@ class Scheduler:
 
     Pages are taken from the newest running request first, so the oldest always advances and everybody
     finishes. A preempted request comes before those that never ran; its KV stays in the tree until others
-    need the room, and it resumes from there.
+    need the room, and it resumes from there. What was pruned of it is not there, and is computed exactly then.
     """
 
-    def __init__(self, cache: PrefixCache, policy: SchedulerPolicy, *, context_length: int) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        policy: SchedulerPolicy,
+        *,
+        context_length: int,
+        open_sequence: OpenSequence | None = None,
+    ) -> None:
+        """Nobody waits yet.
+
+        Args:
+            open_sequence: opens sequences in `cache`; by default exact ones, whatever a request has pruned.
+        """
+        self._open_sequence = open_sequence or (lambda _, match: cache.open(match, context_length=context_length))
         self._cache = cache
         self._policy = policy
         self._context_length = context_length
@@ -227,21 +249,36 @@ class Scheduler:
 
     def _start_best(self, plan: StepPlan, now: float) -> Request | None:
         chosen = self._choose(now)
-        if chosen is None or not self._fits(chosen[1], plan):
+        if chosen is None or not self._fits(chosen[1], plan, chosen[0].pruned):
             return None
         request, match = chosen
         sequence: Sequence | None = None
         try:
-            if not request.is_candidate_final:
+            if not request.is_candidate_final and request.pruned is None:
                 match = find_prefix(self._cache, request, self._context_length)
-            sequence = self._cache.open(match, context_length=self._context_length)
-            request.admit(sequence, match)
+            sequence = self._open(request, match)
+            if sequence is not None:
+                request.admit(sequence, match)
         except Exception as error:
             if sequence is not None:
                 self._cache.close(sequence, keep=False)
             request.sequence = None
             raise RequestBroken(request) from error
+        if sequence is None:
+            return self._start_best(plan, now)
         return self._waiting.pop(request.request_id)
+
+    def _open(self, request: Request, match: PrefixMatch) -> Sequence | None:
+        """A request's sequence; None, and it waits as if nothing were pruned, where that cannot be."""
+        try:
+            sequence = self._open_sequence(request, match)
+        except KVError:
+            if request.pruned is None:
+                raise
+            _forget_pruned(request)
+            return None
+        request.pruned = sequence.pruned
+        return sequence
 
     def _choose(self, now: float) -> tuple[Request, PrefixMatch] | None:
         """The waiting request with the longest cached prefix, age counted in; the older one on ties."""
@@ -252,9 +289,11 @@ class Scheduler:
                 match = self._peek(request)
             except Exception as error:
                 raise RequestBroken(request) from error
-            if self._is_being_computed(match):
+            pruned = request.pruned
+            if pruned is None and self._is_being_computed(match):
                 continue
-            score = match.num_tokens + self._policy.ageing_tokens_per_s * max(0.0, now - request.arrived_at)
+            num_cached = match.num_tokens if pruned is None else pruned.stop
+            score = num_cached + self._policy.ageing_tokens_per_s * max(0.0, now - request.arrived_at)
             if best is None or score > best_score:
                 best, best_score = (request, match), score
         return best
@@ -269,6 +308,8 @@ class Scheduler:
             before = self._cache.match(before.prompt_ids, num_match=before.num_match, namespace=request.namespace)
             request.is_candidate_final = False
         request.candidate = before
+        if request.pruned is not None and before.num_tokens >= request.pruned.stop:
+            request.pruned = None  # memory has all of it by now
         return before
 
     def _is_being_computed(self, match: PrefixMatch) -> bool:
@@ -278,6 +319,8 @@ class Scheduler:
             sequence = other.admitted
             if sequence.num_uncomputed == 1 or sequence.namespace != match.namespace:
                 continue
+            if sequence.pruned is not None:  # nobody will find what it computes
+                continue
             if sequence.num_computed >= limit or match.num_tokens >= limit:
                 continue
             num_common = _num_common(match.prompt_ids, sequence.token_ids, limit)
@@ -285,17 +328,24 @@ class Scheduler:
                 return True
         return False
 
-    def _fits(self, match: PrefixMatch, plan: StepPlan) -> bool:
-        """Whether the whole prompt and one token find pages beside what running requests still need.
+    def _fits(self, match: PrefixMatch, plan: StepPlan, pruned: PrunedPrefix | None = None) -> bool:
+        """Whether the rows of the whole prompt and one token find pages beside what running requests still need.
 
         Let in earlier, it would only be preempted again. A request that is alone is always let in.
         """
         if not self._running:
             return True
-        pool = self._cache.pool
-        num_evictable = pool.num_cached - sum(pool.num_users(page) == 0 for page in match.pages)
+        pool, shared, num_rows = self._cache.pool, match.pages, len(match.prompt_ids) + 1
+        if pruned is not None:
+            shared, num_rows = shared[: pruned.start // PAGE_SIZE], num_rows - pruned.num_missing
+        num_evictable = pool.num_cached - sum(pool.num_users(page) == 0 for page in shared)
         num_available = pool.num_free + num_evictable - plan.num_promised_pages(self._running.values())
-        return num_pages_for(len(match.prompt_ids) + 1) - len(match.pages) <= num_available
+        return num_pages_for(num_rows) - len(shared) <= num_available
+
+
+def _forget_pruned(request: Request) -> None:
+    """Let a waiting request go on as if nothing of it had ever been pruned."""
+    request.pruned, request.candidate, request.is_candidate_final = None, None, False
 
 
 def _num_common(left: collections.abc.Sequence[int], right: collections.abc.Sequence[int], limit: int) -> int:

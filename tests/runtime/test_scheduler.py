@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import collections.abc
 
 import pytest
 from radixlm.runtime.manifest import PAGE_SIZE
 from radixlm.runtime.page_pool import PagePool
 from radixlm.runtime.prefix_cache import PrefixCache
+from radixlm.runtime.prefix_match import PrefixMatch
+from radixlm.runtime.pruned_prefix import PrunedPrefix
 from radixlm.runtime.request import Request
 from radixlm.runtime.sampler import SampledToken
 from radixlm.runtime.sampling_params import SamplingParams
 from radixlm.runtime.scheduler import Scheduler, SchedulerPolicy
+from radixlm.runtime.sequence import Sequence
 from radixlm.runtime.step_plan import StepPlan
 
 from .fake_model import VOCAB_SIZE, LetterDecoder, prompt
@@ -22,15 +25,20 @@ class Bench:
 
     def __init__(self, num_pages: int, policy: SchedulerPolicy, context_length: int = 160) -> None:
         self.cache = PrefixCache(PagePool(num_pages))
-        self.scheduler = Scheduler(self.cache, policy, context_length=context_length)
+        self.context_length = context_length
+        self.scheduler = Scheduler(self.cache, policy, context_length=context_length, open_sequence=self.open)
         self.now = 0.0
 
-    def add(self, name: str, ids: Sequence[int]) -> Request:
+    def open(self, request: Request, match: PrefixMatch) -> Sequence:
+        if request.pruned is None:
+            return self.cache.open(match, context_length=self.context_length)
+        return self.cache.open_pruned(match, request.pruned, context_length=self.context_length)
+
+    def add(self, name: str, ids: collections.abc.Sequence[int], pruned: PrunedPrefix | None = None) -> Request:
         params = SamplingParams(temperature=0.0)
         decoder = LetterDecoder()
-        request = Request(
-            name, prompt(ids), params, decoder=decoder, vocab_size=VOCAB_SIZE, arrived_at=self.now
-        )
+        request = Request(name, prompt(ids), params, decoder=decoder, vocab_size=VOCAB_SIZE, arrived_at=self.now)
+        request.pruned = pruned
         self.scheduler.add(request)
         return request
 
@@ -50,7 +58,7 @@ class Bench:
     def finish(self, name: str) -> None:
         self.cache.close(self.scheduler.remove(name).admitted)
 
-    def remember(self, ids: Sequence[int]) -> None:
+    def remember(self, ids: collections.abc.Sequence[int]) -> None:
         """Leave a prompt in the cache."""
         sequence = self.cache.open(self.cache.match(ids), context_length=160)
         with self.cache.begin() as step:
@@ -176,3 +184,97 @@ def test_request_that_does_not_fit_even_alone_is_named(num_tokens: int) -> None:
         plan = bench.scheduler.schedule(step, 0.0)
         assert plan.unservable is not None and plan.unservable.request_id == "large"
         assert plan.scheduled == []
+
+
+def pruned(ids: collections.abc.Sequence[int], num_rows: int, start: int = 0) -> PrunedPrefix:
+    return PrunedPrefix(start, num_rows, tuple(ids))
+
+
+def test_request_with_a_pruned_prefix_computes_what_is_behind_it_and_takes_pages_for_its_rows() -> None:
+    bench = Bench(8, policy(max_num_batched_tokens=64), context_length=112)
+    bench.add("runs", [1] * 64)
+    bench.step()
+    request = bench.add("pruned", [2] * 100, pruned([2] * 96, 20))  # its tokens would take 7 pages: there are 3
+    assert bench.step() == {"runs": 1, "pruned": 4}
+    assert (request.admitted.num_rows, len(request.admitted.page_ids)) == (24, 2)
+    assert bench.step() == {"runs": 1, "pruned": 1}
+
+
+def test_request_whose_pruned_prefix_finds_no_pages_waits_until_it_does() -> None:
+    bench = Bench(8, policy(max_num_batched_tokens=64), context_length=112)
+    bench.add("runs", [1] * 64)
+    bench.step()
+    bench.add("pruned", [2] * 100, pruned([2] * 96, 48))
+    assert bench.step() == {"runs": 1}
+    bench.finish("runs")
+    assert bench.step() == {"pruned": 4}
+
+
+@pytest.mark.parametrize("reason", ["of another prompt", "goes on from nothing", "no pages"])
+def test_request_whose_pruned_prefix_cannot_be_computes_all_of_its_prompt(reason: str) -> None:
+    bench = Bench(6, policy(max_num_batched_tokens=100), context_length=160)
+    prefix = {
+        "of another prompt": pruned([3] * 40, 8),
+        "goes on from nothing": pruned([2] * 40, 8, start=32),
+        "no pages": pruned([2] * 144, 110),
+    }[reason]
+    request = bench.add("pruned", [2] * (60 if reason != "no pages" else 150), prefix)
+    if reason == "no pages":  # not even for its rows: it fails as it would have without
+        with bench.cache.begin() as step:
+            assert bench.scheduler.schedule(step, 0.0).unservable is request
+    else:
+        assert bench.step() == {"pruned": 60}
+        assert bench.cache.match([2] * 60).num_tokens == 48
+    assert request.pruned is None and request.admitted.pruned is None
+
+
+def test_prefix_that_memory_has_by_now_is_not_opened_pruned() -> None:
+    bench = Bench(20, policy())
+    bench.remember([2] * 80)
+    request = bench.add("pruned", [2] * 90, pruned([2] * 60, 8))
+    assert bench.step() == {"pruned": 10}
+    assert request.pruned is None and request.admitted.pruned is None
+
+
+def test_nobody_waits_for_what_is_computed_over_a_pruned_prefix_and_nobody_finds_it() -> None:
+    bench = Bench(40, policy(max_num_batched_tokens=20))
+    bench.add("pruned", [7] * 100, pruned([7] * 50, 8))
+    bench.add("same", [7] * 100)
+    assert bench.step() == {"pruned": 20}
+    assert bench.step() == {"pruned": 20}
+    assert bench.step() == {"pruned": 10, "same": 10}
+    assert bench.cache.match([7] * 100).num_tokens == 0
+    bench.finish("pruned")
+    assert bench.cache.match([7] * 100).num_tokens == 0
+    assert bench.step() == {"same": 20}
+    assert bench.cache.match([7] * 100).num_tokens == 16
+
+
+def test_request_with_a_pruned_prefix_does_not_wait_for_one_that_computes_it_exactly() -> None:
+    bench = Bench(40, policy(max_num_batched_tokens=40))
+    bench.add("exact", [7] * 100)
+    assert bench.step() == {"exact": 40}
+    bench.add("pruned", [7] * 100, pruned([7] * 96, 8, start=32))
+    bench.add("waits", [7] * 100)
+    assert bench.step() == {"exact": 40}
+    assert bench.step() == {"exact": 20, "pruned": 4}
+    assert bench.step() == {"exact": 1, "pruned": 1, "waits": 4}
+
+
+def test_preempted_request_loses_its_pruned_prefix_and_computes_it_exactly() -> None:
+    bench = Bench(7, policy(), context_length=112)
+    bench.add("old", [1] * 33)
+    new = bench.add("new", [2] * 60, pruned([2] * 56, 8))
+    bench.step()
+    bench.step()
+    assert new.admitted.num_rows == 12 + new.num_generated - 1
+    while not new.num_preemptions:
+        bench.step()
+    num_tokens = len(new.admitted)
+    assert new.admitted.pruned is None and new.pruned is not None, "what the reply began with is not forgotten"
+    bench.finish("old")
+    num_computed = 0
+    while new.admitted.num_uncomputed != 1 or not num_computed:
+        num_computed += bench.step()["new"]
+    assert num_computed == num_tokens and new.admitted.num_rows == num_tokens
+    assert bench.cache.match(new.admitted.token_ids).num_tokens == num_tokens // 16 * 16
