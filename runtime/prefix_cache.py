@@ -16,6 +16,7 @@ from radixlm.tokenizer_fix import SpelledPrompt
 
 from .cache_uses import CacheUses
 from .errors import EmptyPrompt, OutOfPages, PrunedPrefixError, UnknownSequence
+from .found_run import FoundRun
 from .kv_log import KVLog
 from .kv_transaction import KVTransaction, take_pages
 from .manifest import PAGE_SIZE
@@ -23,7 +24,7 @@ from .match_kinds import ALIAS, EXACT, TEXT
 from .page_pool import PagePool
 from .prefix_match import MatchKind, PartialPage, PrefixMatch
 from .pruned_prefix import PrunedPrefix
-from .radix_tree import Found, RadixTree
+from .radix_tree import RadixTree
 from .reply_alias import ReplyAliases
 from .sequence import Sequence, num_pages_for
 from .text_walk import TextWalk
@@ -393,7 +394,7 @@ def _tokens_by_kind(kinds: bytes, num_tokens: int, num_known: int) -> dict[Match
     return {kind: count for kind, count in counts.items() if count}
 
 
-def _why_not_more(found: Found, prompt: tuple[int, ...], limit: int) -> WhyNotMore:
+def _why_not_more(found: FoundRun, prompt: tuple[int, ...], limit: int) -> WhyNotMore:
     position = found.num_tokens
     if position >= limit:
         return WhyNotMore("complete", position)

@@ -1,4 +1,4 @@
-"""Find the longest run of tokens whose KV is in pages, for live and finished sequences alike.
+"""Keep the runs of tokens whose KV is in pages, for live and finished sequences alike, and let the unused ones go.
 
 Knows token ids, page ids, and when each run was used last. Not what a token means, nor which sequence shares
 a page: the pool counts those.
@@ -8,37 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 
 import numpy as np
 
 from .eviction_queue import EvictionQueue
+from .found_run import FoundRun
 from .kv_log import KVLog
 from .manifest import PAGE_SIZE
+from .node_table import NodeTable
 from .page_pool import PagePool
-from .radix_node import PAGE_BYTES, TOKEN_BYTES, Node, either, encode_key, num_common_tokens
-from .why_not_more import MAX_IDS_SHOWN
-
-
-@dataclass(frozen=True)
-class Found:
-    """The longest cached run that begins like the wanted tokens.
-
-    Of its `num_tokens`, the first are in the full `pages`; the other `num_rows` are the first rows of
-    `partial_page`, which may be part of a full page or a tail. `next_ids` are what the tree has next, if anything, the
-    first of them made by the model if `is_next_generated`; `was_evicted` says that it once had the wanted token there.
-    """
-
-    num_tokens: int
-    pages: list[int]
-    partial_page: int | None
-    num_rows: int
-    generated: bytes
-    next_ids: tuple[int, ...]
-    is_next_generated: bool
-    was_evicted: bool
-
+from .radix_node import PAGE_BYTES, Node, either, encode_key, num_common_tokens
 
 Leaving = Callable[[Node, int], None]
 """Told of a run and of how many of its last pages are about to make room for others; they still hold their rows."""
@@ -58,6 +38,7 @@ class RadixTree:
     owns can go, leaves first.
 
     Attributes:
+        version: rises when what can be found changes.
         leaving: called before `evict` frees pages; must not change the tree. None: nobody wants to know.
     """
 
@@ -65,23 +46,24 @@ class RadixTree:
         self, pool: PagePool, *, clock: Callable[[], float] = time.monotonic, kv_log: KVLog | None = None
     ) -> None:
         self._pool = pool
-        self._kv_log = kv_log
         self._now = clock
         self._roots: dict[bytes, Node] = {}
-        self._nodes: dict[int, Node] = {}  # without the roots
-        self._node_of_page = np.full(pool.num_pages, -1, np.int64)
-        self._next_id = 0
+        self._table = NodeTable(pool, kv_log)
+        self._leaves = EvictionQueue(self._table.nodes)
         self._clock = 0
-        self._leaves = EvictionQueue(self._nodes)
-        self.version = 0  # rises when what can be found changes
+        self.version = 0
         self.leaving: Leaving | None = None
         self.num_evicted_pages = 0
-        self.num_unused_rows = 0  # of tails, whose pages are not full
 
     @property
     def num_nodes(self) -> int:
         """Runs in the tree, roots not counted."""
-        return len(self._nodes)
+        return len(self._table.nodes)
+
+    @property
+    def num_unused_rows(self) -> int:
+        """Rows of tails without a token, because their pages are not full."""
+        return self._table.num_unused_rows
 
     @property
     def namespaces(self) -> list[bytes]:
@@ -101,46 +83,11 @@ class RadixTree:
 
     def node_of(self, page_id: int) -> Node | None:
         """The run that a page is in, to be read; None if it is in none."""
-        return self._nodes.get(int(self._node_of_page[page_id]))
+        return self._table.node_of(page_id)
 
-    def find(self, namespace: bytes, token_ids: Sequence[int]) -> Found:
+    def find(self, namespace: bytes, token_ids: Sequence[int]) -> FoundRun:
         """The longest run of the namespace that begins like `token_ids`; changes nothing."""
-        key = encode_key(token_ids)
-        pages: list[int] = []
-        generated: list[bytes] = []
-        partial_page, num_rows = None, 0
-        node, done = self._roots.get(namespace), 0
-        ahead: tuple[Node, int] | None = None
-        was_evicted = False
-        while node is not None and done < len(key):
-            child, common = node.nearest(key, done)
-            if child is None or common == 0:
-                was_evicted = node.had(key[done : done + PAGE_BYTES], 0)
-                ahead = None if child is None else (child, 0)
-                break
-            if common == PAGE_SIZE:
-                common = num_common_tokens(child.run, key, 0, done)
-            num_full = common // PAGE_SIZE
-            was_evicted = num_full == 0 and node.had(key[done : done + PAGE_BYTES], common)
-            pages += child.pages[:num_full]
-            generated.append(bytes(child.generated[:common]))
-            if num_full < len(child.pages):
-                num_rows = common % PAGE_SIZE
-                partial_page = child.pages[num_full] if num_rows else None
-                if common * TOKEN_BYTES < len(child.run):
-                    ahead = (child, common)
-                break
-            node, done = child, done + num_full * PAGE_BYTES
-        return Found(
-            num_tokens=len(pages) * PAGE_SIZE + num_rows,
-            pages=pages,
-            partial_page=partial_page,
-            num_rows=num_rows,
-            generated=b"".join(generated),
-            next_ids=() if ahead is None else ahead[0].tokens(ahead[1], MAX_IDS_SHOWN),
-            is_next_generated=ahead is not None and bool(ahead[0].generated[ahead[1]]),
-            was_evicted=was_evicted,
-        )
+        return FoundRun.below(self._roots.get(namespace), token_ids)
 
     def insert(
         self,
@@ -203,7 +150,8 @@ class RadixTree:
         longer = node.beginning_with(key)
         if longer is None:
             generated = self._supersede_tail(node, key, generated)
-            longer = self._new_child(node, key, [page_id], generated)
+            longer = self._table.add_child(node, key, [page_id], generated)
+            self.version += 1
         else:
             longer.mark_generated(0, generated)
         self._touch(longer, 1)
@@ -211,7 +159,7 @@ class RadixTree:
     def touch(self, page_ids: Sequence[int]) -> None:
         """Say that these pages, from a root down, are used now; the rest of their last run is not."""
         if page_ids:
-            self._touch(*self._end_of_pages(page_ids))
+            self._touch(*self._table.end_of(page_ids))
 
     def evict(self, num_pages: int) -> None:
         """Free `num_pages` pages that no sequence owns: of the leaf used longest ago, its last page first."""
@@ -281,70 +229,31 @@ class RadixTree:
 
     def check(self) -> None:
         """Raise AssertionError unless every node is whole, reachable, in order and known by its pages."""
-        reached: dict[int, Node] = {}
-        stack = list(self._roots.values())
-        assert all(root.children for root in stack), "a root without runs"
-        while stack:
-            node = stack.pop()
-            assert node.keys == sorted(set(node.keys)) == [child.key for child in node.children]
-            for child in node.children:
-                assert child.parent is node and child.start == node.start + len(node.pages)
-                assert child.pages and len(child.generated) * TOKEN_BYTES == len(child.run)
-                assert -(-len(child.run) // PAGE_BYTES) == len(child.pages)
-                assert not child.is_tail or (len(child.pages) == 1 and not child.children), "a tail is a leaf"
-                assert (self._node_of_page[child.pages] == child.node_id).all()
-                num_users = [self._pool.num_users(page) for page in node.pages[-1:] + child.pages]
-                assert num_users == sorted(num_users, reverse=True), "a page has users that its prefix lacks"
-                reached[child.node_id] = child
-            stack += node.children
-        assert reached == self._nodes, "an orphan"
-        unused = sum(len(node.pages) * PAGE_SIZE - len(node.generated) for node in reached.values())
-        assert self.num_unused_rows == unused, f"{unused} rows are unused, {self.num_unused_rows} counted"
+        assert all(root.children for root in self._roots.values()), "a root without runs"
+        self._table.check(self._roots.values())
         assert not self._leaves.missing(), "a leaf that could never be evicted"
-        assert int((self._node_of_page >= 0).sum()) == sum(len(node.pages) for node in reached.values())
 
     def page_ids(self) -> list[int]:
         """Every page that the tree owns."""
-        return [page for node in self._nodes.values() for page in node.pages]
+        return [page for node in self._table.nodes.values() for page in node.pages]
 
     def _end_of(self, namespace: bytes, above: Sequence[int]) -> tuple[Node, int]:
         """The node that the pages `above` end in, and how many of its pages they take."""
         if above:
-            return self._end_of_pages(above)
+            return self._table.end_of(above)
         root = self._roots.get(namespace)
         if root is None:
             root = self._roots[namespace] = Node(-1, parent=None, start=0, namespace=namespace)
         return root, 0
 
-    def _end_of_pages(self, above: Sequence[int]) -> tuple[Node, int]:
-        node = self._nodes[int(self._node_of_page[above[-1]])]
-        offset = len(above) - node.start
-        assert node.pages[offset - 1] == above[-1], f"page {above[-1]} is elsewhere in the tree"
-        return node, offset
-
     def _grow(self, node: Node, key: bytes, page_ids: list[int], generated: bytes) -> Node:
         """Put a run at the end of `node`: into it, if nothing else goes on there, or into a child."""
         generated = self._supersede_tail(node, key, generated)
+        self.version += 1
         if node.children or node.evicted or node.parent is None:
-            return self._new_child(node, key, page_ids, generated)
-        self._add(page_ids)
-        node.run += key
-        node.pages += page_ids
-        node.generated += generated
-        self._node_of_page[page_ids] = node.node_id
-        self.version += 1
+            return self._table.add_child(node, key, page_ids, generated)
+        self._table.extend(node, key, page_ids, generated)
         return node
-
-    def _new_child(self, node: Node, key: bytes, page_ids: list[int], generated: bytes) -> Node:
-        self._add(page_ids)
-        self.num_unused_rows += len(page_ids) * PAGE_SIZE - len(generated)
-        start = node.start + len(node.pages)
-        child = Node(self._new_id(), node, start, bytearray(key), page_ids, bytearray(generated))
-        self._nodes[child.node_id] = child
-        self._node_of_page[page_ids] = child.node_id
-        node.add(child)
-        self.version += 1
-        return child
 
     def _supersede_tail(self, node: Node, key: bytes, generated: bytes) -> bytes:
         """Drop a tail that `key` begins with; `generated` with its marks.
@@ -355,13 +264,11 @@ class RadixTree:
         if tail is None:
             return generated
         generated = either(generated, bytes(tail.generated) + bytes(len(generated) - len(tail.generated)))
-        self._unlink(tail, node)
+        self._table.remove(tail)
         return generated
 
     def _split(self, node: Node, num_pages: int) -> None:
-        lower = node.split(num_pages, self._new_id())
-        self._nodes[lower.node_id] = lower
-        self._node_of_page[lower.pages] = lower.node_id
+        lower = self._table.split(node, num_pages)
         if not lower.children:
             self._leaves.push(lower)
 
@@ -373,14 +280,14 @@ class RadixTree:
         start = (len(node.pages) - num_trimmed) * PAGE_BYTES
         first_page = bytes(node.run[start : start + PAGE_BYTES])
         if num_trimmed < len(node.pages):
-            self._drop_pages(node, num_trimmed)
+            self._table.drop_pages(node, num_trimmed)
             node.evicted.clear()  # they went on from where the run ended before
             node.remember_evicted(first_page)
         else:
             assert node.parent is not None
             node.parent.remember_evicted(first_page)
-            self._unlink(node, node.parent)
-            self._settle(node.parent)
+            self._settle(self._table.remove(node))
+        self.version += 1
         self.num_evicted_pages += num_trimmed
         return num_trimmed
 
@@ -391,16 +298,14 @@ class RadixTree:
             below += child.children
         removed = node.pages[num_kept:] + [page for child in below for page in child.pages]
         for child in reversed(below):
-            assert child.parent is not None
-            self._unlink(child, child.parent)
+            self._table.remove(child)
         node.evicted.clear()  # it was remembered of the run's end, which is another now
         if num_kept:
-            self._drop_pages(node, len(node.pages) - num_kept)
+            self._table.drop_pages(node, len(node.pages) - num_kept)
             self._leaves.push(node)
         else:
-            assert node.parent is not None
-            self._unlink(node, node.parent)
-            self._settle(node.parent)
+            self._settle(self._table.remove(node))
+        self.version += 1
         return removed
 
     def _num_unused(self, leaf: Node, num_pages: int) -> int:
@@ -408,11 +313,6 @@ class RadixTree:
         limit = min(num_pages, len(leaf.pages))
         users = (self._pool.num_users(leaf.pages[-1 - index]) for index in range(limit))
         return sum(1 for _ in takewhile(lambda num_users: num_users == 0, users))
-
-    def _unlink(self, leaf: Node, parent: Node) -> None:
-        parent.remove(leaf)
-        self._drop_pages(leaf, len(leaf.pages))
-        del self._nodes[leaf.node_id]
 
     def _settle(self, node: Node) -> None:
         """After a child went: a run without children is a leaf to evict, a root without any goes too."""
@@ -423,19 +323,6 @@ class RadixTree:
         else:
             self._leaves.push(node)
 
-    def _drop_pages(self, node: Node, num_pages: int) -> None:
-        """Give up the last pages of a run."""
-        left = len(node.pages) - num_pages
-        page_ids = node.pages[left:]
-        self.num_unused_rows -= num_pages * PAGE_SIZE - (len(node.generated) - left * PAGE_SIZE)
-        self._node_of_page[page_ids] = -1
-        num_free = self._pool.num_free
-        self._pool.remove_from_tree(page_ids)
-        if self._kv_log is not None:
-            self._kv_log.write("evict", pages=page_ids, free=[num_free, self._pool.num_free])
-        del node.pages[left:], node.run[left * PAGE_BYTES :], node.generated[left * PAGE_SIZE :]
-        self.version += 1
-
     def _touch(self, node: Node, num_pages: int) -> None:
         """The first pages of a run are used now; what is below them keeps its own time."""
         if num_pages < len(node.pages):
@@ -444,12 +331,3 @@ class RadixTree:
         node.last_used, node.used_at = self._clock, self._now()
         if not node.children:
             self._leaves.push(node)
-
-    def _add(self, page_ids: list[int]) -> None:
-        self._pool.add_to_tree(page_ids)
-        if self._kv_log is not None:
-            self._kv_log.write("keep", pages=page_ids)
-
-    def _new_id(self) -> int:
-        self._next_id += 1
-        return self._next_id

@@ -28,7 +28,7 @@ RUNTIME_FOR_COMPILE = {"artifact", "batch", "cpu", "errors", "manifest", "model_
 # What may not know of what, inside runtime.
 CACHE = {
     *("page_pool", "sequence", "kv_transaction", "prefix_match"),
-    *("radix_node", "radix_tree", "prefix_cache", "eviction_queue"),
+    *("radix_node", "node_table", "found_run", "radix_tree", "prefix_cache", "eviction_queue"),
     *("text_walk", "spelled_children", "reply_alias", "why_not_more", "cache_namespace", "cache_tree", "cache_uses"),
     *("disk_tier", "disk_index", "disk_reader", "disk_writer", "page_loader", "page_saver", "load_planner"),
     *("loaded_prefix", "tier_stats"),
