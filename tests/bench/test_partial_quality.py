@@ -11,7 +11,7 @@ from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.row_selection import NUM_FIRST, NUM_RECENT, WINDOW
 from tokenizers import Tokenizer
 
-from bench import partial_quality, partial_tables
+from bench import partial_dropped, partial_quality, partial_tables
 from bench.partial_policies import POLICIES, Evidence
 from bench.partial_prefix import Prefix, PrefixModel
 from bench.partial_quality import measure, summary
@@ -78,6 +78,15 @@ def test_queries_over_all_rows_are_exact_and_over_few_differ(model: PrefixModel)
     assert row["kl_ratio"] == pytest.approx(row["kl"] / compared["kl"]) and row["kl_ratio_error"] > 0
     assert partial_tables.qualities({"rows": others}).count("50%") == len(POLICIES)
     assert partial_tables.needles({"rows": others}).count("50%") == len(POLICIES)
+
+
+def test_an_estimate_of_dropped_attention_is_told_with_what_it_costs(model: PrefixModel) -> None:
+    ids = np.random.default_rng(5).integers(0, 320, 300).tolist()
+    queries = [Query(ids[start : start + 10], ids[start + 10 : start + 14]) for start in (200, 220, 240)]
+    measured = list(partial_dropped.measure(Case(ids[:200], queries), model, max_queries=2))
+    assert len(measured) == 2 * len(partial_dropped.BUDGETS)
+    assert all(0 < one.estimate < 1 and 0 < one.true < 1 and one.kl > 0 for one in measured)
+    assert "25% of rows, 2 queries" in partial_dropped.summary(measured, 0.25)
 
 
 def test_the_probe_is_a_softmax_over_the_prefix(model: PrefixModel) -> None:
