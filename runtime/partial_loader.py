@@ -58,6 +58,7 @@ class _Stage(Enum):
 @dataclass(eq=False)
 class _Waiter:
     name: str
+    find: FindPrefix
     match: PrefixMatch  # the disk's
     prefix: StoredPrefix
     start: int  # pages that memory has
@@ -127,7 +128,7 @@ class PartialLoader:
         self._known = RunCache()
         self._waiters: dict[str, _Waiter] = {}
         self._ended: list[_Waiter] = []  # whose file the reader may have in use
-        self._back: list[str] = []
+        self._back: dict[str, FindPrefix] = {}
         self._loaded: dict[str, PrunedLoad] = {}
         self.counts = PartialCounts()
 
@@ -160,20 +161,21 @@ class PartialLoader:
             return False
         prefix = self._index.prefix(match.namespace, match.prompt_ids, stop)
         deadline = self._clock() + compute_s + _SLACK_S
-        waiter = _Waiter(name, match, prefix, start, budget, num_bytes, deadline)
+        waiter = _Waiter(name, find, match, prefix, start, budget, num_bytes, deadline)
         waiter.work = self._reader.submit_work(lambda: waiter.open(self._store, self._known))
         self._waiters[name] = waiter
         return True
 
-    def advance(self) -> tuple[list[str], list[str]]:
-        """Look for those whose first rows came; the names of who has a part, and of who is to be served exactly."""
+    def advance(self) -> tuple[list[str], dict[str, FindPrefix]]:
+        """Look for those whose first rows came; the names of who has a part, and of who is to be served exactly, with
+        what `begin` was told."""
         self._close_ended()
         ready = [name for name, waiter in list(self._waiters.items()) if waiter.work.is_done and self._go_on(waiter)]
         now = self._clock()
         for waiter in [waiter for waiter in self._waiters.values() if waiter.deadline <= now]:
             self.counts.num_late += 1
             self._send_back(waiter)
-        back, self._back = self._back, []
+        back, self._back = self._back, {}
         return ready, back
 
     def loaded(self, name: str) -> PrunedLoad | None:
@@ -183,8 +185,7 @@ class PartialLoader:
     def abandon(self, name: str) -> None:
         """Nobody waits under this name any more."""
         self._loaded.pop(name, None)
-        if name in self._back:
-            self._back.remove(name)
+        self._back.pop(name, None)
         if (waiter := self._waiters.get(name)) is not None:
             self._end(waiter)
 
@@ -215,8 +216,8 @@ class PartialLoader:
                 self._finish(waiter)
                 return True
             elif waiter.stage is _Stage.READING:
-                if self._choose(waiter):
-                    return False
+                self._choose(waiter)
+                return False
             elif self._is_worth_it(waiter):
                 waiter.stage = _Stage.READING
                 waiter.work = self._reader.submit_work(waiter.read, num_bytes=waiter.opened.bytes_to_read)
@@ -242,15 +243,12 @@ class PartialLoader:
             queued_bytes=self._reader.queued_bytes,
         )
 
-    def _choose(self, waiter: _Waiter) -> bool:
-        """Look, and have the rest read; False: memory has all of it now."""
+    def _choose(self, waiter: _Waiter) -> None:
+        """Look, and have the rest read."""
         queries = self._look.queries(waiter.load(), waiter.opened.probe_head)
-        if queries is None:
-            return False
         num_bytes = max(0, waiter.opened.bytes_to_read - waiter.opened.bytes_read)
         waiter.stage = _Stage.CHOOSING
         waiter.work = self._reader.submit_work(lambda: waiter.choose(queries), num_bytes=num_bytes)
-        return True
 
     def _finish(self, waiter: _Waiter) -> None:
         assert waiter.choice is not None
@@ -259,7 +257,7 @@ class PartialLoader:
         self._end(waiter)
 
     def _send_back(self, waiter: _Waiter) -> None:
-        self._back.append(waiter.name)
+        self._back[waiter.name] = waiter.find
         self._end(waiter)
 
     def _end(self, waiter: _Waiter) -> None:

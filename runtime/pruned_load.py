@@ -1,14 +1,17 @@
 """A part of a prefix that came from disk for a request, and how its sequence begins with it.
 
-Knows a match, rows and pages, not who chose the rows.
+Knows a match, rows and pages; not requests, nor who chose the rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from .batch import PageIO, UInt8Array
 from .completion import KVPruning
+from .errors import PrunedPrefixError
+from .loaded_prefix import LoadedPrefix
 from .manifest import PAGE_SIZE
 from .prefix_cache import PrefixCache
 from .prefix_match import MatchKind, PrefixMatch
@@ -31,36 +34,54 @@ class PrunedLoad:
         pruned = self.pruned
         return KVPruning((pruned.stop - pruned.num_missing) / pruned.stop, self.dropped_mass)
 
-    @property
-    def tokens_by_kind(self) -> dict[MatchKind, int]:
-        """The tokens before `pruned.stop`, by how the disk's match found them: it ends with a page, the match may not,
-        and the rest is taken for the weakest kind's."""
-        left, counts = self.pruned.stop, {}
-        for kind, count in self.match.tokens_by_kind.items():
-            if taken := min(count, left):
-                counts[kind] = taken
-            left -= taken
-        return counts
-
-    def open(self, cache: PrefixCache, io: PageIO, *, context_length: int) -> tuple[Sequence, PrefixMatch] | None:
-        """A sequence that begins with the rows, and the match that it stands for; None: memory has all of it now.
+    def open(self, cache: PrefixCache, io: PageIO, *, context_length: int) -> Sequence:
+        """A sequence of the match's prompt that begins with the rows.
 
         Raises:
-            OutOfPages, PrunedPrefixError: there is no room, or what is before the rows is cached no more.
+            OutOfPages: there is no room.
+            PrunedPrefixError: what is before the rows is cached no more, or memory has by now all that they are of.
         """
         pruned = self.pruned
-        match = cache.match(self.match.prompt_ids, num_match=self.match.num_match, namespace=self.match.namespace)
+        match = self.candidate(cache)
         if match.num_tokens >= pruned.stop:
-            return None
+            raise PrunedPrefixError(
+                f"memory has {match.num_tokens} tokens of the prompt now; open it without {pruned!r}"
+            )
         sequence = cache.open_pruned(match, pruned, context_length=context_length)
         try:
-            num_shared = pruned.start // PAGE_SIZE
-            io.write_pages(list(sequence.page_ids[num_shared:]), self.pages)
+            io.write_pages(list(sequence.page_ids[pruned.start // PAGE_SIZE :]), self.pages)
         except BaseException:
             cache.close(sequence, keep=False)
             raise
-        shared = match.pages[:num_shared]
-        why = self.match.why_not_more
-        return sequence, replace(
-            match, tokens_by_kind=self.tokens_by_kind, pages=shared, partial=None, why_not_more=why
+        return sequence
+
+    def candidate(self, cache: PrefixCache) -> PrefixMatch:
+        """What memory has of the very ids that the rows are of."""
+        match = self.match
+        return cache.match(match.prompt_ids, num_match=match.num_match, namespace=match.namespace)
+
+    def found(self, memory: PrefixMatch) -> tuple[PrefixMatch, LoadedPrefix]:
+        """What a sequence that was opened so reuses, and what of it came from disk; `memory` is what memory had.
+
+        The disk's match may go on behind the rows, and memory's behind their beginning: what is not reused is taken for
+        the weakest kind's.
+        """
+        start, stop = self.pruned.start, self.pruned.stop
+        match = replace(
+            self.match,
+            tokens_by_kind=_first(self.match.tokens_by_kind, stop),
+            pages=memory.pages[: start // PAGE_SIZE],
+            partial=None,
+            version=memory.version,
         )
+        return match, LoadedPrefix(start, stop, _first(memory.tokens_by_kind, start))
+
+
+def _first(by_kind: Mapping[MatchKind, int], num_tokens: int) -> dict[MatchKind, int]:
+    """So many of them, strongest kinds first."""
+    counts, left = {}, num_tokens
+    for kind, count in by_kind.items():
+        if taken := min(count, left):
+            counts[kind] = taken
+        left -= taken
+    return counts

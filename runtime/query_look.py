@@ -33,17 +33,14 @@ class QueryLook:
     max_num_tokens: int
     group_size: int
 
-    def queries(self, load: PrunedLoad, head: int) -> Float32Array | None:
+    def queries(self, load: PrunedLoad, head: int) -> Float32Array:
         """The queries of all tokens of a prompt behind `load`, `[layers, tokens, group, head_dim]`, of those heads
-        that share KV head `head`, computed over the rows of the load. Nothing is kept. None: memory has all of it now.
+        that share KV head `head`, computed over the rows of the load. Nothing is kept.
 
         Raises:
             OutOfPages, PrunedPrefixError: it cannot be done now.
         """
-        opened = load.open(self.cache, self.runner, context_length=len(load.match.prompt_ids))
-        if opened is None:
-            return None
-        sequence, _ = opened
+        sequence = load.open(self.cache, self.runner, context_length=len(load.match.prompt_ids))
         try:
             with self.cache.begin() as step:
                 reservation = step.reserve(sequence, sequence.num_uncomputed)

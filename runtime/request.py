@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, get_args
 
 from .cache_uses import CacheUse, PageMark
-from .completion import CacheMatch, Completion, Delta, FinishReason, Timings, TokenLogprob, Usage
+from .completion import CacheMatch, Completion, Delta, FinishReason, KVPruning, Timings, TokenLogprob, Usage
 from .errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter
 from .loaded_prefix import LoadedPrefix
 from .prefix_match import MatchKind, PrefixMatch
+from .pruned_load import PrunedLoad
 from .pruned_prefix import PrunedPrefix
 from .reply_alias import ReplyAlias, rendered_reply
 from .sampler import Refusal, SampledToken, SamplerState
@@ -88,6 +89,7 @@ class Request:
         render_reply: Callable[[str], str] | None = None,
         explain: Callable[[WhyNotMore], WhyNotMore] = lambda why: why,
         constraint: TokenConstraint | None = None,
+        kv_budget: float = 1.0,
     ) -> None:
         """A request that waits.
 
@@ -99,6 +101,7 @@ class Request:
             render_reply: how a reply stands in the prompts of later turns, for a chat whose template is known.
             explain: adds the texts to why no more of the prompt was cached.
             constraint: what the reply must keep to, at its beginning and this request's own.
+            kv_budget: of a prefix on disk, the share of its keys and values that is enough.
         """
         self.request_id = request_id
         self.prompt = prompt
@@ -106,6 +109,8 @@ class Request:
         self.namespace = namespace
         self.arrived_at = arrived_at
         self.spelled = spelled
+        self.kv_budget = kv_budget
+        self.pruned_load: PrunedLoad | None = None  # from disk, before it was admitted, for `pruned`
         # to be opened with few of its rows; set with `candidate`, a match in memory of the very ids that it is of; None
         # again where it is not opened so, and kept when it was
         self.pruned: PrunedPrefix | None = None
@@ -113,6 +118,7 @@ class Request:
         self.is_candidate_final = False  # and whether by all kinds of match
         self.loaded: LoadedPrefix | None = None  # from disk, before it was admitted,
         self._loaded_later: Mapping[MatchKind, int] = {}  # and while it computed what is before
+        self._pruning: KVPruning | None = None
         self._render_reply = render_reply
         self._explain = explain
         self.sequence: Sequence | None = None
@@ -168,6 +174,10 @@ class Request:
     def admit(self, sequence: Sequence, match: PrefixMatch) -> None:
         """Take the sequence that the scheduler opened on a match of the prompt."""
         assert self.sequence is None, "admitted twice"
+        load, self.pruned_load = self.pruned_load, None  # its rows are in the sequence, or of no use
+        if load is not None and sequence.pruned is not None:
+            match, self.loaded = load.found(match)
+            self._pruning = load.label
         self.sequence, self._match = sequence, match
         if tuple(self.prompt.ids) != match.prompt_ids:  # penalties are by the ids that are used
             self._sampler = SamplerState(self.params, match.prompt_ids, self._vocab_size, self._constraint)
@@ -300,6 +310,7 @@ class Request:
             cached_tokens=num_cached,
             tokens_by_kind={kind: count for kind, count in by_kind.items()},
             disk_tokens_by_kind={kind: count for kind, count in disk_by_kind.items()},
+            pruning=self._pruning,
         )
 
     def _cache_match(self) -> CacheMatch:
