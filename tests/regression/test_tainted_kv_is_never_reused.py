@@ -1,0 +1,121 @@
+"""What one request computed over a part of a prefix is never another's exact cache, in memory or on a disk.
+
+A cache keyed by tokens alone cannot tell it: KV of tokens that did not see all of those before them has the key of KV
+that did. So a reply that was allowed to be approximate makes those of strangers wrong, who asked for nothing of the
+kind, and a store keeps it for as long as it lives.
+
+The model here is fake: each row of KV is a digest of all rows before it, and each logit hangs on the exact rows that
+are seen. The chosen rows are wrong on purpose: nobody else's reply may show it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from radixlm.runtime.prefix_match import PrefixMatch
+from radixlm.runtime.pruned_prefix import PrunedPrefix
+from radixlm.runtime.request import Request
+from radixlm.runtime.sampling_params import SamplingParams
+from radixlm.runtime.sequence import Sequence
+
+from ..runtime.fake_model import EOS, alone
+from ..runtime.fake_tier import Served, processes
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+CONTEXT_LENGTH = 160
+
+
+class Pruning:
+    """An engine over a directory that opens pruned prefixes on rows which are not theirs."""
+
+    def __init__(self, served: Served) -> None:
+        self.bench = served.bench
+        self.bench.model.max_missing = CONTEXT_LENGTH
+        self.bench.core._scheduler._open_sequence = self.open
+        self.num_opened = 0
+
+    def open(self, request: Request, match: PrefixMatch) -> Sequence:
+        cache = self.bench.cache
+        if request.pruned is None:
+            return cache.open(match, context_length=CONTEXT_LENGTH)
+        sequence = cache.open_pruned(match, request.pruned, context_length=CONTEXT_LENGTH)
+        self.bench.model.kv[list(sequence.page_ids[request.pruned.start // 16 :])] = 987654321
+        self.num_opened += 1
+        return sequence
+
+    def add(self, name: str, ids: list[int], start: int, num_rows: int) -> Request:
+        """A request all of whose prompt but the last token is pruned, from `start` on."""
+        request = self.bench.request(name, ids, GREEDY)
+        request.pruned = PrunedPrefix(start, num_rows, tuple(ids[:-1]))
+        self.bench.core.add(request)
+        return request
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    """An engine over a directory; opened again, it is another process."""
+    with processes(tmp_path / "store") as open_again:
+        yield open_again
+
+
+def test_strangers_and_later_turns_get_the_replies_of_nobody_but_themselves(serve: Callable[..., Served]) -> None:
+    chance = random.Random(6)
+    histories: list[list[int]] = []  # prompts that were pruned, and their replies after them
+    num_pruned = num_other = num_preempted = 0
+    for process in range(2):
+        served = serve(num_pages=24, context_length=CONTEXT_LENGTH)
+        pruning, bench = Pruning(served), served.bench
+        for turn in range(6):
+            exact: dict[str, list[int]] = {}
+            for i in range(4):
+                name = f"{process} {turn} {i}"
+                history = chance.choice(histories) if histories and chance.random() < 0.6 else []
+                ids = [*history, *(chance.randrange(EOS) for _ in range(20))][-100:]
+                if chance.random() < 0.5:
+                    exact[name] = ids
+                    bench.add(name, ids, GREEDY)
+                    continue
+                start = len(bench.cache.match(ids).pages) // 2 * 16
+                num_rows = chance.randint(1, len(ids) - 1 - start)
+                histories.append(ids)
+                pruning.add(name, ids, start, num_rows)
+                exact[f"{name} too"] = ids
+                bench.add(f"{name} too", ids, GREEDY)
+            served.run()
+            served.settle()
+            for name, ids in exact.items():
+                assert bench.tokens(name) == alone(ids, GREEDY, context_length=CONTEXT_LENGTH), name
+            for name in {name.removesuffix(" too") for name in exact} - set(exact):
+                ids = exact[f"{name} too"]
+                num_other += bench.tokens(name) != alone(ids, GREEDY, context_length=CONTEXT_LENGTH)
+                ids += bench.tokens(name)
+        num_pruned += pruning.num_opened
+        num_preempted += bench.core.num_preemptions
+    assert num_pruned > 15 and num_other > 10, "the wrong rows were not looked at"
+    assert num_preempted, "nobody lost what was pruned"
+
+
+def test_no_page_that_was_computed_over_a_pruned_prefix_is_found_or_stored(serve: Callable[..., Served]) -> None:
+    served = serve(num_pages=24, context_length=CONTEXT_LENGTH)
+    pruning, ids = Pruning(served), [*range(30), *range(30), *range(30)]
+    served.bench.add("before", ids[:33], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
+    served.run()
+    request = pruning.add("pruned", ids, 32, 9)
+    served.bench.step()
+    tainted = set(request.admitted.page_ids[2:])
+    while served.bench.core.has_work:
+        match = served.bench.cache.match([*request.admitted.token_ids, 0])
+        assert match.num_tokens in (32, 33) and not tainted & {*match.pages}
+        served.bench.step()
+    served.settle()
+    history = [*ids, *served.bench.tokens("pruned"), 0]
+    assert served.bench.cache.match(history).num_tokens == 33
+    served = serve(num_pages=24, context_length=CONTEXT_LENGTH)
+    assert sum(1 for _ in served.store.heads()) == 2, "the two pages that are exact"
+    served.bench.add("later", history, GREEDY)
+    served.run()
+    assert served.num_loaded("later") <= 32
+    assert served.bench.tokens("later") == alone(history, GREEDY, context_length=CONTEXT_LENGTH)
