@@ -7,9 +7,11 @@ and nothing is kept.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 from .disk_tier import DiskTier
+from .prefix_cache import PrefixCache
 from .request import Request
 from .scheduler import find_prefix
 from .step_plan import ScheduledRequest
@@ -52,12 +54,20 @@ class DiskTurns:
         """Seconds until somebody goes on in any case; None: nobody waits."""
         return None if self.tier is None else self.tier.wait_s
 
-    def begin(self, request: Request) -> bool:
-        """Whether the request waits here, until `advance` returns it, for what the disk has of its prompt."""
+    def begin(self, request: Request, *, num_tokens_ahead: int | None) -> bool:
+        """Whether the request waits here, until `advance` returns it, for what the disk has of its prompt.
+
+        Args:
+            num_tokens_ahead: as many would be computed before it; None: nobody knows.
+        """
         if self.tier is None:
             return False
         context_length = self._context_length
-        if not self.tier.begin(request.request_id, lambda cache: find_prefix(cache, request, context_length)):
+        if not self.tier.begin(
+            request.request_id,
+            lambda cache: find_prefix(cache, request, context_length),
+            num_tokens_ahead=num_tokens_ahead,
+        ):
             return False
         self._waiting[request.request_id] = request
         return True
@@ -82,6 +92,31 @@ class DiskTurns:
         for request in requests:
             request.loaded = self.tier.loaded(request.request_id)
         return requests
+
+    def meet(self, find: Callable[[str], Request | None], cache: PrefixCache) -> None:
+        """Give what came from disk beside computing to those whom it is for; between two steps.
+
+        Args:
+            find: the request with an id, of those that do not wait here; None: there is none any more.
+        """
+        if self.tier is None:
+            return
+        for end in self.tier.ends.take_loaded():
+            request = find(end.name)
+            if request is None:
+                continue
+            sequence = request.sequence
+            if sequence is None:
+                request.loaded = end.prefix
+            elif (num_computed := sequence.num_computed) and cache.resume(sequence):  # else it was preempted
+                request.count_loaded(end.by_kind(num_computed), end.match.why_not_more)
+        for name in self.tier.ends.names:
+            if find(name) is None:
+                self.tier.ends.abandon(name)
+
+    def stops(self) -> Mapping[str, int] | None:
+        """By request id, positions before which the next step had better stop: the disk has what is behind them."""
+        return None if self.tier is None else self.tier.ends.stops()
 
     def observe(self, scheduled: list[ScheduledRequest], seconds: float) -> None:
         """Tell who decides on loads how long a step of prompts took; decode costs more a token and is no measure."""

@@ -126,7 +126,7 @@ class EngineCore:
         self.limits.validate(request.prompt, request.params)
         if request.request_id in self._scheduler or request.request_id in self._disk:
             raise InvalidParameter(f"request id {request.request_id!r} is in use; choose another")
-        if not self._disk.begin(request):
+        if not self._disk.begin(request, num_tokens_ahead=self._scheduler.num_tokens_ahead):
             self._scheduler.add(request)
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -149,11 +149,12 @@ class EngineCore:
         """
         for request in self._disk.advance():
             self._scheduler.add(request)
+        self._disk.meet(self._scheduler.get, self._cache)
         if not self._scheduler.has_work:
             return []
         with self._cache.begin() as step:
             try:
-                plan = self._scheduler.schedule(step, self._clock())
+                plan = self._scheduler.schedule(step, self._clock(), self._disk.stops())
             except RequestBroken as broken:
                 step.rollback()
                 self._scheduler.remove(broken.request.request_id)

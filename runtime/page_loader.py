@@ -185,10 +185,12 @@ class PageLoader:
             return False
         num_bytes = (stop - start) * self._page_bytes
         now, queued = self._clock(), self._reader.queued_bytes
-        if has_same_ids and num_tokens_ahead is not None and self._is_to_be_split(start, stop, num_tokens_ahead):
+        plan = self._planner.plan(start * PAGE_SIZE, stop * PAGE_SIZE, num_bytes=num_bytes, queued_bytes=queued)
+        # beside others the processor is theirs: nothing is computed that can as well be loaded
+        is_computed = num_tokens_ahead == 0 or (num_tokens_ahead is not None and plan is None)
+        if has_same_ids and is_computed and self._is_to_be_split(start, stop, num_tokens_ahead or 0):
             self._ends.begin(waiter.name, prefix, start, memory, disk)
             return False
-        plan = self._planner.plan(start * PAGE_SIZE, stop * PAGE_SIZE, num_bytes=num_bytes, queued_bytes=queued)
         if plan is None:
             self.counts.num_refused += 1
             if not queued and now - self._probed_at > _PROBE_EVERY_S:
