@@ -1,52 +1,33 @@
 """The ordered runs of a directory, each a file of its own beside the segments that hold the same pages exactly.
 
-Knows files and what they say of themselves; no index, for there is one file to a run and not to a page. They are
-copies: whatever is wrong with one, it is removed, and the exact pages do. A file is made under its final name with its
-header last, after everything else is on disk, so what a crash leaves is whole or has no header and is removed at
-`open`. A run is written again, under a new number, whenever there is a better order; the old file goes after that.
+Knows which run is found by which pages, and which was used longest ago; no index, for there is one file to a run and
+not to a page. They are copies: whatever is wrong with one, it is removed, and the exact pages do. A run is written
+again, under a new number, whenever there is a better order; the old file goes after that. What a crash leaves is whole,
+or is removed at `open`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
 from weakref import WeakSet
-
-import msgspec
 
 from ..errors import StoreError
 from ..manifest import KVLayout
 from .chunk_cache import ChunkCache, RunChunks
-from .files import Files, read_all, write_all
-from .ordered_file import RunHeader, body_of, header_of
+from .files import Files
+from .ordered_file import RunHeader
 from .ordered_layout import OrderedLayout
-from .ordered_reader import BlockHeads, OpenRun, read_header
+from .ordered_reader import BlockHeads, OpenRun
 from .ordered_run import OrderedRun
-from .page_head import PageHead, StoreIdentity, unpack_tokens
+from .page_head import PageHead, StoreIdentity
 from .record import MissKind
-
-_LOGGER = logging.getLogger(__name__)
-_NAME: Final = re.compile(r"ordered-([0-9]{10})\.run")
-_PAGE_TOKENS_BYTES: Final = 64
-_MAX_ZEROS: Final = 1 << 24  # bytes at once
-
-
-@dataclass(eq=False)
-class _Entry:
-    header: RunHeader
-    path: Path
-    num_bytes: int
-    page_keys: tuple[bytes, ...]  # of this model's runs
-    last_used: int = 0
+from .run_files import RunFile, RunFiles
 
 
 class OrderedStore:
@@ -60,15 +41,15 @@ class OrderedStore:
     """
 
     def __init__(self, directory: Path, identity: StoreIdentity, files: Files) -> None:
-        self.directory = directory
         self.identity = identity
         self.num_bytes = 0
         self.on_error: Callable[[OSError], None] = lambda error: None
         self._files = files
+        self._run_files = RunFiles(directory, identity, files)
         self._lock = threading.Lock()  # of all below
-        self._entries: dict[tuple[bytes, bytes], _Entry] = {}  # by what is before the run and its last page
-        self._others: dict[int, _Entry] = {}  # of other models, by number
-        self._broken: list[_Entry] = []  # found no more; their files go with the next change
+        self._entries: dict[tuple[bytes, bytes], RunFile] = {}  # by what is before the run and its last page
+        self._others: dict[int, RunFile] = {}  # of other models, by number
+        self._broken: list[RunFile] = []  # found no more; their files go with the next change
         self._next_number = 1
         self._use = 0
         self._misses: Counter[MissKind] = Counter()
@@ -78,22 +59,14 @@ class OrderedStore:
     def open(cls, directory: Path, identity: StoreIdentity, files: Files) -> OrderedStore:
         """The runs of a directory; what a crash left of others is removed. By whoever holds the directory's lock."""
         store = cls(directory, identity, files)
-        found = {int(match[1]): path for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))}
-        for number, path in sorted(found.items()):
+        for number, path in store._run_files.numbered():
             store._adopt(number, path)
         return store
 
-    @cached_property
+    @property
     def kv(self) -> KVLayout:
-        """How a page of this model lies in memory.
-
-        Raises:
-            StoreError: the identity does not say.
-        """
-        try:
-            return msgspec.json.decode(self.identity.kv_layout, type=KVLayout)
-        except msgspec.MsgspecError as error:
-            raise StoreError(f"pages of {self.identity.kv_layout!r:.80} cannot be ordered: {error}") from None
+        """How a page of this model lies in memory; raises StoreError where the identity does not say."""
+        return self._run_files.kv
 
     @property
     def num_runs(self) -> int:
@@ -134,10 +107,8 @@ class OrderedStore:
             self._missed(entry, "gone")
             return None
         try:
-            layout = self._layout(entry.header)
-            header = bytearray(layout.header_bytes)
-            got = read_all(self._files, fd, [header], 0)
-            miss = self._wrong(RunHeader.decode(header) if got == len(header) else None, entry, heads)
+            layout = self._run_files.layout(entry.header)
+            miss = self._wrong(self._run_files.header_on_disk(fd, layout), entry, heads)
             if miss is not None:
                 self._missed(entry, miss)
                 self._files.close(fd)
@@ -155,7 +126,7 @@ class OrderedStore:
             with contextlib.suppress(OSError):
                 self._files.close(fd)
             raise
-        run.counts.num_bytes += len(header)
+        run.counts.num_bytes += layout.header_bytes
         run.counts.num_reads += 1
         with self._lock:
             self._use += 1
@@ -177,15 +148,12 @@ class OrderedStore:
             number, self._next_number = self._next_number, self._next_number + 1
             broken = list(self._broken)
         self._remove(broken)
-        header = header_of(run, layout, number, self.identity.digest, heads)
-        path = self.directory / f"ordered-{number:010d}.run"
-        self._write(path, header, run, layout)
-        entry = _Entry(header, path, layout.num_bytes, tuple(head.key for head in heads))
+        entry = self._run_files.write(number, heads, run, layout)
         with self._lock:
-            old = self._entries.get(_place(header))
+            old = self._entries.get(entry.place)
             self._use += 1
             entry.last_used = self._use
-            self._entries[_place(header)] = entry
+            self._entries[entry.place] = entry
             self.num_bytes += entry.num_bytes
         if old is not None:
             self._unlink(old)
@@ -200,7 +168,7 @@ class OrderedStore:
         """Overwrite and remove all runs of a namespace, also those of other models."""
         for entry in self._all():
             if entry.header.namespace == namespace:
-                self._erase(entry)
+                self._run_files.erase(entry)
                 self._remove([entry])
 
     def shrink(self, max_bytes: int) -> None:
@@ -210,14 +178,11 @@ class OrderedStore:
                 return
             self._remove([entry])
 
-    def _layout(self, header: RunHeader) -> OrderedLayout:
-        return OrderedLayout(self.kv, header.num_pages * self.kv.page_size, header.chunk_size)
-
-    def _all(self) -> list[_Entry]:
+    def _all(self) -> list[RunFile]:
         with self._lock:
             return [*self._broken, *self._others.values(), *self._entries.values()]
 
-    def _find(self, heads: Sequence[PageHead]) -> _Entry | None:
+    def _find(self, heads: Sequence[PageHead]) -> RunFile | None:
         if not heads:
             return None
         with self._lock:
@@ -227,7 +192,7 @@ class OrderedStore:
                     return entry
         return None
 
-    def _wrong(self, header: RunHeader | None, entry: _Entry, heads: Sequence[PageHead]) -> MissKind | None:
+    def _wrong(self, header: RunHeader | None, entry: RunFile, heads: Sequence[PageHead]) -> MissKind | None:
         if header is None:
             return "header"
         unlike = header.unlike(self.identity.digest, heads[: header.num_pages])
@@ -235,119 +200,60 @@ class OrderedStore:
             return unlike
         return None if header == entry.header else "place"
 
-    def _cached(self, entry: _Entry, layout: OrderedLayout, cache: ChunkCache) -> RunChunks | None:
+    def _cached(self, entry: RunFile, layout: OrderedLayout, cache: ChunkCache) -> RunChunks | None:
         """What a cache has of a run; None if the run was removed meanwhile, and nobody would tell the cache."""
         with self._lock:
             self._caches.add(cache)
         chunks = cache.of_run(entry.header.number, layout)
         with self._lock:
-            if self._entries.get(_place(entry.header)) is entry:
+            if self._entries.get(entry.place) is entry:
                 return chunks
         cache.drop(entry.header.number)
         return None
 
-    def _uncache(self, entry: _Entry) -> None:
+    def _uncache(self, entry: RunFile) -> None:
         with self._lock:
             caches = list(self._caches)
         for cache in caches:
             cache.drop(entry.header.number)
 
-    def _missed(self, entry: _Entry | None, kind: MissKind, error: OSError | None = None) -> None:
+    def _missed(self, entry: RunFile | None, kind: MissKind, error: OSError | None = None) -> None:
         """Count a miss, and never find that run again."""
         with self._lock:
             self._misses[kind] += 1
-            if entry is not None and self._entries.get(_place(entry.header)) is entry:
-                self._broken.append(self._entries.pop(_place(entry.header)))
+            if entry is not None and self._entries.get(entry.place) is entry:
+                self._broken.append(self._entries.pop(entry.place))
         if entry is not None:
             self._uncache(entry)
         if error is not None:
             self.on_error(error)
 
-    # Files.
-
     def _adopt(self, number: int, path: Path) -> None:
         """Take in a file; a later one of the same run takes the place of an earlier."""
         self._next_number = max(self._next_number, number + 1)
-        fd = self._files.open(path)
-        try:
-            header, num_bytes = read_header(self._files, fd), self._files.size(fd)
-        finally:
-            self._files.close(fd)
-        page_keys = None if header is None or header.number != number else self._page_keys(header, num_bytes)
-        if header is None or page_keys is None:
-            _LOGGER.warning("%s is no whole run of pages; it is removed, and their exact copies are used", path)
-            self._files.unlink(path)
+        entry = self._run_files.take_in(number, path)
+        if entry is None:
             return
-        entry = _Entry(header, path, num_bytes, page_keys)
-        if header.identity_digest != self.identity.digest:
+        if entry.header.identity_digest != self.identity.digest:
             self._others[number] = entry
         else:
-            old = self._entries.get(_place(header))
-            self._entries[_place(header)] = entry
+            old = self._entries.get(entry.place)
+            self._entries[entry.place] = entry
             if old is not None:
                 self._unlink(old)
-        self.num_bytes += num_bytes
+        self.num_bytes += entry.num_bytes
 
-    def _page_keys(self, header: RunHeader, num_bytes: int) -> tuple[bytes, ...] | None:
-        """The keys of a run's pages, by its tokens; None if it is not what it says."""
-        if header.identity_digest != self.identity.digest:
-            return ()
-        keys = [header.parent_key]
-        for first in range(0, len(header.tokens), _PAGE_TOKENS_BYTES):
-            token_ids = unpack_tokens(header.tokens[first : first + _PAGE_TOKENS_BYTES])
-            keys.append(PageHead.of(self.identity, header.namespace, keys[-1], token_ids, bytes(16)).key)
-        try:
-            is_whole = self._layout(header).num_bytes == num_bytes
-        except StoreError:
-            return None
-        return tuple(keys[1:]) if is_whole and keys[-1] == header.key else None
-
-    def _write(self, path: Path, header: RunHeader, run: OrderedRun, layout: OrderedLayout) -> None:
-        fd = self._files.open(path, create=True)
-        try:
-            offset = layout.header_bytes
-            for part in body_of(run, layout, header):
-                offset += write_all(self._files, fd, part, offset)
-            self._files.fdatasync(fd)
-            write_all(self._files, fd, [header.encode()], 0)
-            self._files.fdatasync(fd)
-            self._files.fsync_dir(self.directory)
-            self._files.drop_cache(fd, 0, layout.num_bytes)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                self._files.unlink(path)
-            raise
-        finally:
-            self._files.close(fd)
-
-    def _erase(self, entry: _Entry) -> None:
-        try:
-            fd = self._files.open(entry.path)
-        except FileNotFoundError:
-            return
-        try:
-            for offset in range(0, entry.num_bytes, _MAX_ZEROS):
-                write_all(self._files, fd, [bytes(min(_MAX_ZEROS, entry.num_bytes - offset))], offset)
-            self._files.fdatasync(fd)
-        finally:
-            self._files.close(fd)
-
-    def _remove(self, entries: Iterable[_Entry]) -> None:
+    def _remove(self, entries: Iterable[RunFile]) -> None:
         for entry in entries:
             with self._lock:
-                if self._entries.get(_place(entry.header)) is entry:
-                    del self._entries[_place(entry.header)]
+                if self._entries.get(entry.place) is entry:
+                    del self._entries[entry.place]
                 self._others.pop(entry.header.number, None)
                 self._broken = [one for one in self._broken if one is not entry]
             self._unlink(entry)
 
-    def _unlink(self, entry: _Entry) -> None:
+    def _unlink(self, entry: RunFile) -> None:
         self._uncache(entry)
-        with contextlib.suppress(FileNotFoundError):
-            self._files.unlink(entry.path)
+        self._run_files.remove(entry)
         with self._lock:
             self.num_bytes -= entry.num_bytes
-
-
-def _place(header: RunHeader) -> tuple[bytes, bytes]:
-    return header.parent_key, header.key
