@@ -12,6 +12,7 @@ from pathlib import Path
 
 from . import (
     cache_tables,
+    chunk_tables,
     load_tables,
     partial_tables,
     plots,
@@ -271,6 +272,24 @@ def _store_amplification(results: Json, _: Path) -> Iterator[str]:
     yield f"An ordered run takes {space:.2f} times the bytes of its pages: probe keys are there twice."
 
 
+def _chunk_cache(results: Json, _: Path) -> Iterator[str]:
+    yield "## Which chunks of ordered runs stay in memory"
+    yield (
+        f"The share of bytes that a cache of 5 to 50 % of {results['ordered_bytes'] / 1e6:,.0f} MB of ordered runs has "
+        f"when they are wanted: {results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to "
+        f"{results['longest_prefix']:,} tokens, {results['num_requests']} requests, Zipf, of which three quarters "
+        f"count; each wants {results['wanted_bytes'] / 1e6:.1f} MB of chunks, for a load of {results['budget']:.0%}. "
+        f"Changing: every {results['change_after']} requests others are popular. What is worth least makes room: uses, "
+        "times the share of attention or over the rank where it says so. The optimum knows the future."
+    )
+    yield chunk_tables.hit_ratios(results["rows"])
+    yield (
+        "Read from disk for a request, and its first token, estimated: the disk's time and "
+        f"{results['passes_s'] * 1e3:.0f} ms for the look and the prompt."
+    )
+    yield chunk_tables.first_tokens(results["rows"], ["LRU", "LFU", "fading"])
+
+
 _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     "peers": _peers,
     "peers_before": _peers_before,
@@ -288,6 +307,7 @@ _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     "scored": _scored,
     "store_restart": _store_restart,
     "store_amplification": _store_amplification,
+    "chunk_cache": _chunk_cache,
     "load": _load,
     "kernels": _kernels,
     "replay": _replay,
