@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-import msgspec
 import numpy as np
 import pytest
 from radixlm.runtime.artifact import Artifact
