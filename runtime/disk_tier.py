@@ -24,7 +24,10 @@ from .manifest import PAGE_SIZE
 from .page_inserter import PageInserter
 from .page_loader import FindPrefix, PageLoader
 from .page_saver import PageSaver
+from .partial_loader import PartialCounts, PartialLoader
 from .prefix_cache import PrefixCache
+from .pruned_load import PrunedLoad
+from .query_look import QueryLook
 from .radix_node import Node
 from .store.page_head import NO_PARENT, PageHead
 from .store.record import BLOCK, padded
@@ -44,6 +47,7 @@ class DiskTier:
 
     Args:
         clock: seconds; the cache's own.
+        look: sees what a prompt looks for; with it, a part of a prefix is loaded for who says that it is enough.
 
     Attributes:
         planner: decides what is worth loading; told how long steps take.
@@ -60,6 +64,7 @@ class DiskTier:
         clock: Callable[[], float],
         queue_bytes: int = QUEUE_BYTES,
         planner: LoadPlanner | None = None,
+        look: QueryLook | None = None,
     ) -> None:
         self.planner = LoadPlanner() if planner is None else planner
         self.wake: Callable[[], None] = lambda: None
@@ -84,6 +89,11 @@ class DiskTier:
             clock=clock,
             lost=self._forget,
         )
+        self._parts: PartialLoader | None = None
+        if look is not None:
+            self._parts = PartialLoader(
+                cache, self._index, store, self._reader, self.planner, look, page_bytes=page_bytes, clock=clock
+            )
         self._num_waiting = 0
         self._is_closed = False
         cache.tree.leaving = self._save_leaving
@@ -92,22 +102,29 @@ class DiskTier:
     @property
     def is_ready(self) -> bool:
         """Whether `advance` would get on with something now."""
-        return bool(self._writer.results or self.ends.names) or self._saver.is_ready or self._loader.is_ready
+        loaders = (self._loader, self._parts)
+        is_read = any(loader.is_ready for loader in loaders if loader is not None)
+        return bool(self._writer.results or self.ends.names) or self._saver.is_ready or is_read
 
     @property
     def wait_s(self) -> float | None:
         """Seconds until a load is late; None: there is none."""
-        return self._loader.wait_s
+        waits = [loader.wait_s for loader in (self._loader, self._parts) if loader is not None]
+        return min((wait_s for wait_s in waits if wait_s is not None), default=None)
 
-    def begin(self, name: str, find: FindPrefix, *, num_tokens_ahead: int | None = None) -> bool:
+    def begin(
+        self, name: str, find: FindPrefix, *, num_tokens_ahead: int | None = None, kv_budget: float = 1.0
+    ) -> bool:
         """Load what the disk has of a prompt and memory has not, where that is quicker than computing it; whether to
         wait until `advance` names it.
 
         Args:
             num_tokens_ahead: as many are computed before a request that does not wait; None: nobody knows, and it is
                 not to be computed and loaded at once.
+            kv_budget: the share of its keys and values that is enough.
         """
-        if not self._loader.begin(name, find, num_tokens_ahead=num_tokens_ahead):
+        waits_for_part = kv_budget < 1 and self._parts is not None and self._parts.begin(name, find, kv_budget)
+        if not waits_for_part and not self._loader.begin(name, find, num_tokens_ahead=num_tokens_ahead):
             return False
         self._num_waiting += 1
         return True
@@ -115,6 +132,8 @@ class DiskTier:
     def abandon(self, name: str) -> None:
         """Nobody waits under this name any more."""
         self._loader.abandon(name)
+        if self._parts is not None:
+            self._parts.abandon(name)
         self._num_waiting -= 1
 
     def advance(self) -> list[str]:
@@ -125,6 +144,9 @@ class DiskTier:
             self._index.remove(written.gone_keys)
             self._index.add(head for head in written.heads if head.key in written.stored_keys)
         names = self._loader.advance()
+        if self._parts is not None:
+            ready, back = self._parts.advance()
+            names += [*ready, *(name for name, find in back.items() if not self._loader.begin(name, find))]
         self._num_waiting -= len(names)
         try:
             self._saver.advance()
@@ -137,6 +159,10 @@ class DiskTier:
         """What came from disk for who was named; asked once."""
         return self._loader.loaded(name)
 
+    def pruned(self, name: str) -> PrunedLoad | None:
+        """The part that came from disk for who was named; asked once."""
+        return None if self._parts is None else self._parts.loaded(name)
+
     def save(self, namespace: bytes, token_ids: Sequence[int], generated: bytes) -> None:
         """Keep the full pages of these tokens, which are in the tree, on disk too; when there is time."""
         self._saver.save(namespace, token_ids, generated)
@@ -144,7 +170,7 @@ class DiskTier:
     def distrust(self, namespace: bytes, token_ids: Sequence[int]) -> None:
         """Take what was computed of these tokens off the disk, with all that goes on from it: it may be wrong."""
         self._saver.forget()
-        self._loader.end()
+        self._end_loads()
         keys, parent_key = [], NO_PARENT
         for start in range(0, len(token_ids) - PAGE_SIZE + 1, PAGE_SIZE):
             page = token_ids[start : start + PAGE_SIZE]
@@ -155,7 +181,7 @@ class DiskTier:
     def discard(self, namespace: bytes) -> tuple[int, Future[None]]:
         """Take a namespace off the disk: how many pages nobody finds from here on, and when their bytes are gone."""
         self._saver.forget(namespace)
-        self._loader.end(namespace)
+        self._end_loads(namespace)
         keys = self._index.clear(namespace)
         return len(keys), self._writer.discard(namespace)
 
@@ -168,14 +194,18 @@ class DiskTier:
     def give_up(self) -> list[str]:
         """After a mistake of ours: end all loads, save nothing more of what waits; who may go on."""
         self._saver.forget()
-        self._loader.end()
+        self._end_loads()
         names = self._loader.advance()
+        if self._parts is not None:
+            ready, back = self._parts.advance()
+            names += [*ready, *back]
         self._num_waiting -= len(names)
         return names
 
     def stats(self) -> TierStats:
         """Counts as of now, from any thread."""
         store, loads, saver = self._store.stats(), self._loader.counts, self._saver
+        parts = PartialCounts() if self._parts is None else self._parts.counts
         return TierStats(
             off_because=store.off_because,
             num_pages=len(self._index),
@@ -189,6 +219,11 @@ class DiskTier:
             num_loads_broken=loads.num_broken,
             num_loads_refused=loads.num_refused,
             num_loaded_pages=loads.num_pages,
+            num_parts=parts.num_pruned,
+            num_parts_refused=parts.num_refused,
+            num_parts_disagreed=parts.num_disagreed,
+            num_parts_broken=parts.num_broken,
+            num_parts_late=parts.num_late,
             num_read_bytes=store.read_bytes,
             num_saved_pages=saver.num_saved_pages,
             num_dropped_pages=saver.num_dropped_pages,
@@ -207,6 +242,8 @@ class DiskTier:
         self._cache.tree.leaving = None
         deadline = time.monotonic() + timeout_s
         self._reader.close()
+        if self._parts is not None:
+            self._parts.close()
         try:
             while self._saver.has_pending and remaining_s(deadline):
                 if not self._saver.is_ready:
@@ -220,6 +257,12 @@ class DiskTier:
     def check(self) -> None:
         """Raise AssertionError unless the index agrees with itself."""
         self._index.check()
+
+    def _end_loads(self, namespace: bytes | None = None) -> None:
+        """All, or a namespace's; who waits goes on with the next `advance`."""
+        self._loader.end(namespace)
+        if self._parts is not None:
+            self._parts.end(namespace)
 
     def _forget(self, keys: list[bytes]) -> None:
         """Take pages out of the index and the store, and what cannot be found without them."""

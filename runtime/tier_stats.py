@@ -22,6 +22,11 @@ class TierStats:
     num_loads_broken: int  # met a page that was not right, or found no room
     num_loads_refused: int  # computing was as quick
     num_loaded_pages: int
+    num_parts: int  # requests that began with a part of a prefix, because they said that it is enough
+    num_parts_refused: int  # all was as quick, or the prompt is not made for it: served exactly, as are the next three
+    num_parts_disagreed: int  # the prompt looked too much for what the part has not
+    num_parts_broken: int  # no ordered copy of some pages, one that was not right, or no room
+    num_parts_late: int
     num_read_bytes: int
     num_saved_pages: int
     num_dropped_pages: int  # were to be saved, and the queue was full

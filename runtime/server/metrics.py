@@ -117,6 +117,13 @@ def _store_metrics(tier: TierStats) -> Iterator[Metric]:
         ("slower_than_computing",): tier.num_loads_cut,
         ("broken",): tier.num_loads_broken,
     }
+    parts = {
+        ("pruned",): tier.num_parts,
+        ("not_quicker",): tier.num_parts_refused,
+        ("disagreed",): tier.num_parts_disagreed,
+        ("broken",): tier.num_parts_broken,
+        ("late",): tier.num_parts_late,
+    }
     misses = {(kind,): count for kind, count in tier.misses_by_kind.items()}
     yield _gauge("store_up", "Whether pages are kept on disk; 0: the disk failed.", {(): tier.off_because is None})
     yield _gauge("store_pages", f"Pages of {PAGE_SIZE} tokens that can be found on disk.", {(): tier.num_pages})
@@ -129,6 +136,8 @@ def _store_metrics(tier: TierStats) -> Iterator[Metric]:
     yield _counter("store_loads_given_up", "Of those, loads whose rest was computed.", ends, "reason")
     yield _counter("store_loads_refused", "Prefixes on disk that were computed sooner.", {(): tier.num_loads_refused})
     yield _counter("store_pages_loaded", "Pages that came from disk.", {(): tier.num_loaded_pages})
+    text = "Requests that a part of a prefix was enough for; all but the pruned ones were served exactly."
+    yield _counter("store_parts", text, parts, "outcome")
     yield _counter("store_pages_saved", "Pages that were handed to the disk.", {(): tier.num_saved_pages})
     yield _counter("store_pages_dropped", "Pages not saved, for the queue was full.", {(): tier.num_dropped_pages})
     yield _counter("store_pages_evicted", "Pages that made room on disk.", {(): tier.num_evicted_pages})
