@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from radixlm.cli.serve import server
+from radixlm.cli.serving import server
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.cache_namespace import CacheScope
 from radixlm.runtime.engine import Engine
@@ -36,7 +36,7 @@ class LoadedServer:
         self._engine = engine
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         app = create_app(engine, api_keys=API_KEYS, max_body_bytes=MAX_BODY_BYTES)
-        self._server = server(uvicorn.Config(app, log_level="error", access_log=False), engine.close)
+        self._server = server(uvicorn.Config(app, log_level="error", access_log=False), engine.close, 5.0)
         self._thread = threading.Thread(target=self._server.run, args=([self._listener],), daemon=True)
         self._thread.start()
 

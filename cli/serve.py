@@ -1,31 +1,15 @@
-"""`radixlm serve`: an artifact behind an HTTP server."""
+"""`radixlm serve`: an artifact behind an HTTP server; how it is served is `serving.py`'s."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import ipaddress
-import logging
-import math
-import socket
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from .json_errors import JSONErrors
-from .log_config import log_config
-from .opening import Opening
 from .options import EngineOptions, engine_options, store_options
-
-if TYPE_CHECKING:
-    import uvicorn
-    from radixlm.runtime import Engine
-
-GRACE_S = 5.0  # for running replies, once the server is told to stop
-CLOSING_S = 5  # for the last step, and for what clients are told then
 
 
 @click.command("serve", cls=JSONErrors)
@@ -89,7 +73,7 @@ CLOSING_S = 5  # for the last step, and for what clients are told then
 @click.option(
     "--shutdown-timeout",
     type=click.FloatRange(min=0),
-    default=GRACE_S,
+    default=5.0,
     show_default=True,
     metavar="SECONDS",
     help="Told to stop, give running replies so long to end, then cancel them.",
@@ -125,95 +109,26 @@ def command(
     radixlm serve smollm2.radixlm --port 8000
     curl localhost:8000/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     """
-    import uvicorn
     from radixlm.runtime.malloc_arenas import share_one_arena
-    from radixlm.runtime.server import Loading, create_app
     from radixlm.runtime.server.api_keys import checked_keys, read_keys
-    from radixlm.runtime.server.http_protocol import MAX_HEADER_BYTES, HTTPProtocol
-    from radixlm.runtime.server.origins import local_hosts, origin_middleware
+    from radixlm.runtime.server.origins import origin_middleware
+
+    from .serving import Serving
 
     origin_middleware(cors_origins)  # what is wrong with these is known before the model is loaded, too
-    api_keys = (*checked_keys(api_keys), *(key for path in api_key_files for key in read_keys(path)))
-    say = logging.getLogger("radixlm.serve").info if log_format == "json" else partial(click.echo, err=True)
+    serving = Serving(
+        artifact,
+        host,
+        port,
+        model_id=model_id,
+        api_keys=(*checked_keys(api_keys), *(key for path in api_key_files for key in read_keys(path))),
+        cors_origins=cors_origins,
+        log_format=log_format,
+        logs_prompts=log_prompts,
+        grace_s=shutdown_timeout,
+    )
     share_one_arena()
-    with _listen(host, port) as listener:  # first: an address in use is known before the model is loaded
-        loading = Loading()
-        is_loopback = _is_loopback(listener)
-        url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-
-        def serve(engine: Engine) -> None:
-            loading.app = create_app(
-                engine,
-                model_id=model_id,
-                api_keys=api_keys,
-                tells_cached_text=bool(api_keys) or is_loopback,
-                logs_prompts=log_prompts,
-                cors_origins=cors_origins,
-                hosts=local_hosts(host) if is_loopback and not api_keys else (),
-            )
-            say(f"serving {artifact} at {url}/v1")
-            warm_up(engine)
-
-        def stop() -> None:
-            serving.should_exit = True
-
-        config = uvicorn.Config(
-            loading,
-            log_config=log_config(log_format),
-            access_log=False,
-            lifespan="off",
-            http=HTTPProtocol,
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        )
-        serving = server(config, lambda: opening.close_value(), shutdown_timeout)
-        say(f"loading {artifact}; {url}/health tells when it is ready")
-        open_engine = partial(
-            EngineOptions(**options).open, artifact, cache_ttl_s=cache_ttl, max_queue=max_queue, kv_log=log_kv
-        )
-        opening = Opening(open_engine, opened=serve, failed=stop)
-        try:
-            serving.run(sockets=[listener])
-        finally:
-            opening.close()
-
-
-def warm_up(engine: Engine) -> None:
-    """Let the first grammar be judged as fast as any; what goes wrong, whoever sends a grammar is told then."""
-    from radixlm.runtime.errors import RadixLMError
-
-    with contextlib.suppress(RadixLMError, OSError):
-        engine.grammars.warm_up()
-
-
-def server(config: uvicorn.Config, close_engine: Callable[[], None], grace_s: float = GRACE_S) -> uvicorn.Server:
-    """A server that, told to stop, gives replies `grace_s` to end and then closes the engine.
-
-    So clients are told in their own terms. Left to uvicorn, tasks would be cancelled: an "Internal Server Error",
-    or a stream that breaks off.
-    """
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            loop = asyncio.get_running_loop()
-            closing = loop.call_later(grace_s, lambda: loop.run_in_executor(None, close_engine))
-            try:
-                await super().shutdown(sockets)
-            finally:
-                closing.cancel()
-
-    config.timeout_graceful_shutdown = math.ceil(grace_s) + CLOSING_S
-    return Server(config)
-
-
-def _is_loopback(listener: socket.socket) -> bool:
-    """Whether only this machine can connect."""
-    return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise ValueError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from error
+    open_engine = partial(
+        EngineOptions(**options).open, artifact, cache_ttl_s=cache_ttl, max_queue=max_queue, kv_log=log_kv
+    )
+    serving.run(open_engine)

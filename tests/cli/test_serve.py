@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
-from radixlm.cli.serve import server
+from radixlm.cli.serving import server
 from radixlm.runtime.errors import EngineClosed
 from radixlm.runtime.server.errors import answer
 from starlette.applications import Starlette

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from radixlm.cli.serve import command, warm_up
+from radixlm.cli.serve import command
+from radixlm.cli.serving import warm_up
 from radixlm.runtime.errors import EngineError
 
 

@@ -1,0 +1,137 @@
+"""Answer over HTTP while an engine is opened, when it is, and until running replies had their time to end.
+
+Knows sockets, the server and when an engine comes and goes; not the options that say how it is opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import math
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import uvicorn
+from radixlm.runtime.errors import RadixLMError
+from radixlm.runtime.server import Loading, create_app
+from radixlm.runtime.server.http_protocol import MAX_HEADER_BYTES, HTTPProtocol
+from radixlm.runtime.server.origins import local_hosts
+
+from .log_config import log_config
+from .opening import Opening
+
+if TYPE_CHECKING:
+    from radixlm.runtime import Engine
+
+CLOSING_S = 5  # for the last step, and for what clients are told then
+
+
+@dataclass(frozen=True)
+class Serving:
+    """An artifact behind an HTTP server, on `host` and `port`; whom it answers, and what it writes to stderr."""
+
+    artifact: Path
+    host: str
+    port: int
+    model_id: str | None
+    api_keys: tuple[str, ...]
+    cors_origins: tuple[str, ...]
+    log_format: str
+    logs_prompts: bool
+    grace_s: float  # for running replies, once the server is told to stop
+
+    def run(self, open_engine: Callable[[], Engine]) -> None:
+        """Listen at once, open the engine beside that, and serve it until the process is told to stop.
+
+        Raises:
+            ValueError: nobody can listen there.
+            Exception: what `open_engine` raised.
+        """
+        with _listen(self.host, self.port) as listener:  # first: an address in use is known before the model is loaded
+            host = f"[{self.host}]" if ":" in self.host else self.host
+            url = f"http://{host}:{listener.getsockname()[1]}"
+            is_loopback = _is_loopback(listener)
+            loading = Loading()
+
+            def serve(engine: Engine) -> None:
+                loading.app = create_app(
+                    engine,
+                    model_id=self.model_id,
+                    api_keys=self.api_keys,
+                    tells_cached_text=bool(self.api_keys) or is_loopback,
+                    logs_prompts=self.logs_prompts,
+                    cors_origins=self.cors_origins,
+                    hosts=local_hosts(self.host) if is_loopback and not self.api_keys else (),
+                )
+                self._say(f"serving {self.artifact} at {url}/v1")
+                warm_up(engine)
+
+            def stop() -> None:
+                serving.should_exit = True
+
+            config = uvicorn.Config(
+                loading,
+                log_config=log_config(self.log_format),
+                access_log=False,
+                lifespan="off",
+                http=HTTPProtocol,
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            )
+            serving = server(config, lambda: opening.close_value(), self.grace_s)
+            self._say(f"loading {self.artifact}; {url}/health tells when it is ready")
+            opening = Opening(open_engine, opened=serve, failed=stop)
+            try:
+                serving.run(sockets=[listener])
+            finally:
+                opening.close()
+
+    def _say(self, text: str) -> None:
+        if self.log_format == "json":
+            logging.getLogger("radixlm.serve").info(text)
+        else:
+            click.echo(text, err=True)
+
+
+def warm_up(engine: Engine) -> None:
+    """Let the first grammar be judged as fast as any; what goes wrong, whoever sends a grammar is told then."""
+    with contextlib.suppress(RadixLMError, OSError):
+        engine.grammars.warm_up()
+
+
+def server(config: uvicorn.Config, close_engine: Callable[[], None], grace_s: float) -> uvicorn.Server:
+    """A server that, told to stop, gives replies `grace_s` to end and then closes the engine.
+
+    So clients are told in their own terms. Left to uvicorn, tasks would be cancelled: an "Internal Server Error",
+    or a stream that breaks off.
+    """
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            loop = asyncio.get_running_loop()
+            closing = loop.call_later(grace_s, lambda: loop.run_in_executor(None, close_engine))
+            try:
+                await super().shutdown(sockets)
+            finally:
+                closing.cancel()
+
+    config.timeout_graceful_shutdown = math.ceil(grace_s) + CLOSING_S
+    return Server(config)
+
+
+def _is_loopback(listener: socket.socket) -> bool:
+    """Whether only this machine can connect."""
+    return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ValueError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from error
