@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .store.ordered_reader import OpenRun, TokenRows
 
 MAX_DROPPED_MASS: Final = 0.15  # above it 10 % of SmolLM2's rows lose facts; no query at 25 % is (bench/LOG.md)
-_SCATTER: Final = 2.5  # bytes read for a byte that a probe picks: windows of the text end within chunks (bench/LOG.md)
+_SCATTER: Final = 2.0  # bytes read for a byte that a probe picks: its windows end within chunks (bench/LOG.md)
 _NOTHING: Final = 1 << 30  # a token that is none
 
 
@@ -195,7 +195,7 @@ class PartialPrefix:
         if self.num_rows == self.num_tokens:
             self._chosen = np.broadcast_to(np.arange(self.num_tokens), (*self._chosen.shape[:2], self.num_tokens))
             return Choice(0.0, True)
-        seen = look(queries, self._probe_keys())
+        seen = look(queries, self._probe_keys(), self._chosen[:, self.probe_head])
         self._chosen = with_probed(self._chosen, seen.largest, self.num_rows)
         dropped = dropped_mass(seen.mean, self._chosen[:, self.probe_head])
         return Choice(dropped, dropped <= MAX_DROPPED_MASS)

@@ -23,6 +23,7 @@ Tokens = npt.NDArray[np.int64]
 NUM_FIRST: Final = 4  # of a prompt: attention rests there
 NUM_RECENT: Final = 16  # of a prefix: the query goes on from there
 WINDOW: Final = 15  # an answer lies beside the words that a query finds: on needles 15 and 7 found what 1 never did
+PASSAGE: Final = 65  # and in a passage that the query looks at altogether: KL 0.44 instead of 0.58 on BBH's examples
 MAX_LOOK_TOKENS: Final = 128  # rows of a query that look: of a longer one the last
 
 
@@ -77,33 +78,67 @@ def stored_rows(order: npt.NDArray[np.integer[Any]], always: Tokens, count: int)
     return largest(scores, count)
 
 
+def scores_to_store(scores: Scores, *, is_start: bool, budget: float = 0.25) -> npt.NDArray[np.float64]:
+    """Scores of a run, `[layers, kv_heads, tokens]`, to store it by, so that reading a share of it asks for few bytes.
+
+    As many as are chosen by stored order are ranked; behind them come the last ones of the run, which are always read
+    if a prefix ends there, and then the others as in the text, for what a probe picks is mostly a passage.
+
+    Args:
+        is_start: the run begins a prompt, whose first tokens are always read.
+        budget: the share that is mostly asked for.
+    """
+    num_tokens = scores.shape[-1]
+    fixed = always(num_tokens, 0 if is_start else NUM_FIRST)
+    scores = scores.astype(np.float64)
+    if is_start:
+        scores[..., :NUM_FIRST] = np.inf
+    [num_ranked] = stored_shares([num_tokens], [len(fixed)], num_rows(num_tokens, budget))
+    order = np.argsort(-scores, axis=-1, kind="stable")[..., :num_ranked]
+    place = np.broadcast_to(2.0 * num_tokens + np.arange(num_tokens), scores.shape).copy()
+    place[..., -NUM_RECENT:] -= num_tokens
+    np.put_along_axis(place, order, np.broadcast_to(np.arange(num_ranked, dtype=float), order.shape), axis=-1)
+    return np.asarray(-place)
+
+
 @dataclass(frozen=True)
 class Look:
     """What a query sees of a prefix by the keys of one KV head: softmax weights over the tokens of the prefix."""
 
-    largest: Float32Array  # [layers, tokens], over the query's rows and the head's group
+    largest: Float32Array  # [layers, tokens], over the query's rows and the head's group; of tokens not there yet
     mean: Float32Array  # [layers, tokens]; sums to 1
 
 
-def look(queries: Float32Array, keys: npt.NDArray[np.floating[Any]]) -> Look:
-    """Look for `queries`, `[layers, rows, group, head_dim]`, among `keys`, `[layers, tokens, head_dim]`."""
+def look(queries: Float32Array, keys: npt.NDArray[np.floating[Any]], there: Tokens | None = None) -> Look:
+    """Look for `queries`, `[layers, rows, group, head_dim]`, among `keys`, `[layers, tokens, head_dim]`.
+
+    Args:
+        there: tokens that are there already, `[layers, n]` of the keys' head: `largest` is of a softmax over the
+            others, in which rows that mostly look at the first token have as much of a say as those that look around.
+    """
     num_layers, num_tokens, head_dim = keys.shape
     queries = queries[:, -MAX_LOOK_TOKENS:].reshape(num_layers, -1, head_dim)
     seen = Look(np.empty((num_layers, num_tokens), np.float32), np.empty((num_layers, num_tokens), np.float32))
+    is_left = np.ones((num_layers, num_tokens), np.float32)
+    if there is not None:
+        np.put_along_axis(is_left, there, 0, axis=-1)
     scale = np.float32(head_dim**-0.5)
     for layer in range(num_layers):  # the weights of a layer stay in the processor's cache
         weights = (queries[layer] * scale) @ keys[layer].astype(np.float32).T
         weights -= weights.max(axis=-1, keepdims=True)
         np.exp(weights, out=weights)
         weights *= 1 / weights.sum(axis=-1, keepdims=True)
-        weights.max(axis=0, out=seen.largest[layer])
         weights.mean(axis=0, out=seen.mean[layer])
+        if there is not None:
+            weights *= 1 / np.maximum(weights @ is_left[layer], np.finfo(np.float32).tiny)[:, None]
+        weights.max(axis=0, out=seen.largest[layer])
+    seen.largest[...] *= is_left
     return seen
 
 
 def with_probed(chosen: Tokens, seen: Scores, count: int) -> Tokens:
-    """`chosen` and, up to `count`, the tokens beside what was `seen` most, `[layers, tokens]`."""
-    scores = np.broadcast_to(widened(seen)[:, None], (*chosen.shape[:2], seen.shape[-1])).copy()
+    """`chosen` and, up to `count`, the tokens that are worth most by what was `seen`, `[layers, tokens]`."""
+    scores = np.broadcast_to(worth(seen)[:, None], (*chosen.shape[:2], seen.shape[-1])).copy()
     np.put_along_axis(scores, chosen, np.inf, axis=-1)
     return largest(scores, count)
 
@@ -130,6 +165,13 @@ def widened(scores: Scores) -> Scores:
     """Along the tokens, the largest of the `WINDOW` scores around each."""
     padded = np.pad(scores, [(0, 0)] * (scores.ndim - 1) + [(WINDOW // 2, WINDOW // 2)])
     return np.asarray(np.lib.stride_tricks.sliding_window_view(padded, WINDOW, axis=-1).max(axis=-1))
+
+
+def worth(seen: Scores) -> Scores:
+    """How much each token of a prefix promises by what was `seen` of it, `[layers, tokens]`: the largest weight beside
+    it, times the mean of the `PASSAGE` around it."""
+    sums = np.cumsum(np.pad(seen, [(0, 0), (PASSAGE // 2 + 1, PASSAGE // 2)]), axis=-1, dtype=np.float64)
+    return np.asarray(widened(seen) * (sums[:, PASSAGE:] - sums[:, :-PASSAGE]) / PASSAGE)
 
 
 def _padded(count: int) -> int:

@@ -11,16 +11,19 @@ from radixlm.runtime.row_selection import (
     MAX_LOOK_TOKENS,
     NUM_FIRST,
     NUM_RECENT,
+    PASSAGE,
     WINDOW,
     always,
     dropped_mass,
     largest,
     look,
     num_rows,
+    scores_to_store,
     stored_rows,
     stored_shares,
     widened,
     with_probed,
+    worth,
 )
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -102,6 +105,21 @@ def test_a_look_is_a_softmax_over_the_prefix(seed: int, rows: int, num_tokens: i
         np.testing.assert_allclose(seen.mean[layer], weights.mean(axis=0), rtol=1e-3, atol=1e-6)
 
 
+@given(seed=SEEDS, num_tokens=st.integers(2, 40))
+def test_a_look_for_what_is_not_there_is_a_softmax_over_the_others(seed: int, num_tokens: int) -> None:
+    rng = np.random.default_rng(seed)
+    queries = rng.normal(size=(2, 3, 3, 8)).astype(np.float32)
+    keys = rng.normal(size=(2, num_tokens, 8)).astype(np.float32)
+    there = largest(rng.random((2, num_tokens)), num_tokens // 2)
+    seen = look(queries, keys, there)
+    np.testing.assert_array_equal(seen.mean, look(queries, keys).mean)
+    for layer in range(2):
+        others = np.setdiff1d(np.arange(num_tokens), there[layer])
+        weights = slow_weights(queries, keys[:, others], layer)
+        np.testing.assert_allclose(seen.largest[layer, others], weights.max(axis=0), rtol=1e-3, atol=1e-6)
+        assert (seen.largest[layer, there[layer]] == 0).all()
+
+
 def test_of_a_long_query_the_last_rows_look() -> None:
     rng = np.random.default_rng(0)
     queries = rng.normal(size=(1, MAX_LOOK_TOKENS + 30, 2, 4)).astype(np.float32)
@@ -126,11 +144,14 @@ def test_what_is_seen_best_is_added_to_what_was_chosen(seed: int, num_tokens: in
     for layer in range(2):
         beside = [max(seen[layer, max(0, at - WINDOW // 2) : at + WINDOW // 2 + 1]) for at in range(num_tokens)]
         assert widened(seen)[layer].tolist() == beside
+        around = [sum(seen[layer, max(0, at - PASSAGE // 2) : at + PASSAGE // 2 + 1]) for at in range(num_tokens)]
+        beside = [near * far / PASSAGE for near, far in zip(beside, around, strict=True)]
+        assert worth(seen)[layer].tolist() == pytest.approx(beside, rel=1e-6)
         for head in range(3):
             mine, before = set(chosen[layer, head].tolist()), set(stored[layer, head].tolist())
             assert before <= mine
             left = [beside[token] for token in range(num_tokens) if token not in mine]
-            assert not left or all(beside[token] >= max(left) for token in mine - before)
+            assert not left or all(beside[token] >= max(left) * (1 - 1e-6) for token in mine - before)
 
 
 def test_dropped_mass_is_what_the_chosen_tokens_do_not_hold() -> None:
@@ -138,3 +159,26 @@ def test_dropped_mass_is_what_the_chosen_tokens_do_not_hold() -> None:
     assert dropped_mass(mean, np.array([[0, 1], [0, 2]])) == pytest.approx(0.125)
     assert dropped_mass(mean, np.array([[0, 1, 2, 3]] * 2)) == 0.0
     assert np.isnan(dropped_mass(mean * np.float32(np.nan), np.array([[0], [1]])))
+
+
+@given(
+    seed=SEEDS,
+    num_pages=st.integers(1, 20),
+    is_start=st.booleans(),
+    budget=st.sampled_from([0.1, 0.25, 0.5, 1.0]),
+)
+def test_a_run_is_stored_as_its_parts_are_read(seed: int, num_pages: int, is_start: bool, budget: float) -> None:
+    num_tokens = 16 * num_pages
+    scores = np.random.default_rng(seed).integers(0, 9, (2, 3, num_tokens)).astype(np.float32)
+    before = scores.copy()
+    order = np.argsort(-scores_to_store(scores, is_start=is_start, budget=budget), axis=-1, kind="stable")
+    assert (scores == before).all()
+    count, first = num_rows(num_tokens, budget), range(NUM_FIRST if is_start else 0)
+    [num_ranked] = stored_shares([num_tokens], [NUM_RECENT + len(first)], count)
+    for mine, given_scores in zip(order.reshape(6, -1).tolist(), scores.reshape(6, -1), strict=True):
+        ranked = sorted(
+            range(num_tokens), key=lambda token: (token not in first, token in first or -given_scores[token])
+        )
+        rest = [token for token in range(num_tokens) if token not in ranked[:num_ranked]]
+        recent = [token for token in rest if token >= num_tokens - NUM_RECENT]
+        assert mine == [*ranked[:num_ranked], *recent, *(token for token in rest if token not in recent)]
