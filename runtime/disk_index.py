@@ -97,6 +97,13 @@ class DiskIndex:
         heads = self._heads(namespace, token_ids, found.pages, found.generated)
         return StoredPrefix(namespace, token_ids[: num_pages * PAGE_SIZE + 1], found.generated, heads)
 
+    def run(self, namespace: bytes, token_ids: tuple[int, ...], start: int, stop: int) -> tuple[PageHead, ...] | None:
+        """Pages `[start, stop)` of these tokens; None unless all up to there are on disk."""
+        found = self.cache.tree.find(namespace, token_ids[: stop * PAGE_SIZE])
+        if len(found.pages) < stop:
+            return None
+        return self._heads(namespace, token_ids, found.pages, found.generated)[start:]
+
     def any_chain(self, num_pages: int) -> tuple[PageHead, ...]:
         """The first pages of some prompt, at most so many; empty if there is nothing."""
         record = next(iter(self._record_of.values()), None)

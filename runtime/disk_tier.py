@@ -17,6 +17,7 @@ from .disk_index import DiskIndex
 from .disk_reader import DiskReader
 from .disk_writer import DiskWriter, remaining_s
 from .end_loader import EndLoader
+from .importance import Importance
 from .load_counts import LoadCounts
 from .load_planner import LoadPlanner
 from .loaded_prefix import LoadedPrefix
@@ -29,6 +30,7 @@ from .prefix_cache import PrefixCache
 from .pruned_load import PrunedLoad
 from .query_look import QueryLook
 from .radix_node import Node
+from .run_rewriter import RunRewriter
 from .store.page_head import NO_PARENT, PageHead
 from .store.record import BLOCK, padded
 from .tier_stats import TierStats
@@ -46,6 +48,7 @@ class DiskTier:
     """A store below a cache. `begin` says whether a request waits for the disk, `advance` who may go on.
 
     Args:
+        importance: of the rows of the cache's pages; what prompts find is then stored in its order, too.
         clock: seconds; the cache's own.
         look: sees what a prompt looks for; with it, a part of a prefix is loaded for who says that it is enough.
 
@@ -62,6 +65,7 @@ class DiskTier:
         io: PageIO,
         *,
         clock: Callable[[], float],
+        importance: Importance | None = None,
         queue_bytes: int = QUEUE_BYTES,
         planner: LoadPlanner | None = None,
         look: QueryLook | None = None,
@@ -75,7 +79,10 @@ class DiskTier:
         self._index.add(store.heads())
         self._writer = DiskWriter(store, max_bytes=max(queue_bytes, page_bytes), notify=self._notify)
         self._reader = DiskReader(store, page_bytes, notify=self._notify)
-        self._saver = PageSaver(cache, self._index, self._writer, io, store.identity, store.touch)
+        rewriter = None
+        if importance is not None:
+            rewriter = RunRewriter(cache, self._index, self._writer, importance, page_bytes)
+        self._saver = PageSaver(cache, self._index, self._writer, io, store.identity, store.touch, rewriter)
         inserter, counts = PageInserter(cache, io), LoadCounts()
         self.ends = EndLoader(inserter, self._reader, self.planner, counts, page_bytes=page_bytes, lost=self._forget)
         self._loader = PageLoader(
@@ -167,6 +174,15 @@ class DiskTier:
         """Keep the full pages of these tokens, which are in the tree, on disk too; when there is time."""
         self._saver.save(namespace, token_ids, generated)
 
+    def used(self, namespace: bytes, token_ids: Sequence[int], *, num_reused: int) -> None:
+        """The prompt `token_ids` is computed, of which the first `num_reused` were found: with `importance` it is known
+        from here on where it looked, and what it found is stored in a better order when there is time.
+        """
+        try:
+            self._saver.used(namespace, token_ids, num_reused=num_reused)
+        except Exception:  # it is no more than a hint
+            _LOGGER.exception("what a prompt looked at could not be noted")
+
     def distrust(self, namespace: bytes, token_ids: Sequence[int]) -> None:
         """Take what was computed of these tokens off the disk, with all that goes on from it: it may be wrong."""
         self._saver.forget()
@@ -230,6 +246,8 @@ class DiskTier:
             num_written_bytes=store.num_pages_written * self._store.identity.page_bytes,
             num_queued_bytes=self._writer.queued_bytes,
             num_evicted_pages=store.num_pages_evicted,
+            num_rewritten_runs=saver.num_rewritten_runs,
+            num_dropped_rewrites=saver.num_dropped_rewrites,
             disk_bytes_per_s=self.planner.disk_bytes_per_s,
             misses_by_kind={kind: count for kind, count in store.misses.items()},
         )

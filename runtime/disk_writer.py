@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .batch import UInt8Array
+from .batch import Float32Array, UInt8Array
+from .store.ordered_run import ranked_before_text
+from .store.rewriting import rewrite
 
 if TYPE_CHECKING:
     from .store import PageHead, PageStore
@@ -31,6 +33,7 @@ class Written:
     heads: tuple[PageHead, ...] = ()
     stored_keys: frozenset[bytes] = frozenset()
     gone_keys: tuple[bytes, ...] = ()
+    num_rewritten: int = 0  # runs that are in the order of importance, too
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class DiskWriter:
         self._wake = threading.Condition()  # guards all below
         self._jobs: deque[_Job] = deque()
         self._num_bytes = 0
+        self._is_working = False
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="radixlm-store-writer", daemon=True)
         self._thread.start()
@@ -73,6 +77,11 @@ class DiskWriter:
         """Bytes of pages that are not written yet."""
         return self._num_bytes
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued or being written, and all that was done has been taken out of `results`."""
+        return not self._is_working and not self._jobs and not self.results
+
     def write(self, heads: Sequence[PageHead], pages: UInt8Array) -> bool:
         """Take pages, uint8 `[len(heads), page_bytes]`, which nobody may change any more; False: there is no room."""
         taken = tuple(heads)
@@ -86,6 +95,20 @@ class DiskWriter:
                 return False
             self._post(_Job(put, pages.nbytes, taken))
         return True
+
+    def rewrite(
+        self, heads: Sequence[PageHead], scores: Float32Array, *, num_ranked: int, probe_head: int
+    ) -> Future[None]:
+        """Store a run of pages that are on disk in the order of importance, too, after what is queued: the `num_ranked`
+        tokens with the highest `scores`, `[layers, kv_heads, tokens]`, and behind them the others as in the text.
+        """
+        taken = tuple(heads)
+
+        def rewrite_run(store: PageStore) -> Written:
+            result = rewrite(store, taken, ranked_before_text(scores, num_ranked), probe_head=probe_head)
+            return Written(gone_keys=result.evicted, num_rewritten=int(bool(result.stored)))
+
+        return self._enqueue(rewrite_run)
 
     def discard(self, namespace: bytes) -> Future[None]:
         """Take a namespace off the disk, after what is queued; the result comes when that is done."""
@@ -137,9 +160,10 @@ class DiskWriter:
             except Exception:  # the store handles what disks do; this is a mistake of ours
                 _LOGGER.exception("writing to the store failed")
                 written = Written(job.heads)
+            self.results.append(written)
             with self._wake:
                 self._num_bytes -= job.num_bytes
-            self.results.append(written)
+                self._is_working = False
             job.done.set_result(None)
             del job, written  # or the pages would stay until the next job
             self._notify()
@@ -148,6 +172,7 @@ class DiskWriter:
         with self._wake:
             while not self._jobs and not self._is_closing:
                 self._wake.wait()
+            self._is_working = bool(self._jobs)
             return self._jobs.popleft() if self._jobs else None
 
 

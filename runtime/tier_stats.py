@@ -34,4 +34,6 @@ class TierStats:
     num_queued_bytes: int  # to be written
     num_evicted_pages: int  # made room on disk
     disk_bytes_per_s: float | None  # as measured; None: not yet
+    num_rewritten_runs: int = 0  # stored in the order of importance, too
+    num_dropped_rewrites: int = 0  # were to be, and too many waited
     misses_by_kind: Mapping[str, int] = field(default_factory=dict)

@@ -141,6 +141,10 @@ def _store_metrics(tier: TierStats) -> Iterator[Metric]:
     yield _counter("store_pages_saved", "Pages that were handed to the disk.", {(): tier.num_saved_pages})
     yield _counter("store_pages_dropped", "Pages not saved, for the queue was full.", {(): tier.num_dropped_pages})
     yield _counter("store_pages_evicted", "Pages that made room on disk.", {(): tier.num_evicted_pages})
+    yield _counter(
+        "store_runs_rewritten", "Runs stored in the order of importance, too.", {(): tier.num_rewritten_runs}
+    )
+    yield _counter("store_rewrites_dropped", "Not rewritten, for too many waited.", {(): tier.num_dropped_rewrites})
     yield _counter("store_bytes_read", "Bytes asked of the disk.", {(): tier.num_read_bytes})
     yield _counter("store_bytes_written", "Bytes of pages that were written.", {(): tier.num_written_bytes})
     yield _counter("store_misses", "Pages that were asked for and could not be had.", misses, "kind")
