@@ -67,6 +67,7 @@ class DiskTurns:
             request.request_id,
             lambda cache: find_prefix(cache, request, context_length),
             num_tokens_ahead=num_tokens_ahead,
+            kv_budget=request.kv_budget,
         ):
             return False
         self._waiting[request.request_id] = request
@@ -79,8 +80,12 @@ class DiskTurns:
             self.tier.abandon(request_id)
         return request
 
-    def advance(self) -> list[Request]:
-        """Those who waited long enough, whatever became of their loads; saves a little, too."""
+    def advance(self, cache: PrefixCache) -> list[Request]:
+        """Those who waited long enough, whatever became of their loads; saves a little, too.
+
+        Args:
+            cache: that they will be admitted from.
+        """
         if self.tier is None:
             return []
         try:
@@ -91,6 +96,8 @@ class DiskTurns:
         requests = [self._waiting.pop(name) for name in names]
         for request in requests:
             request.loaded = self.tier.loaded(request.request_id)
+            if (load := self.tier.pruned(request.request_id)) is not None:
+                request.pruned_load, request.pruned, request.candidate = load, load.pruned, load.candidate(cache)
         return requests
 
     def meet(self, find: Callable[[str], Request | None], cache: PrefixCache) -> None:

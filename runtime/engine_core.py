@@ -11,21 +11,22 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 
-from .batch import Float32Array, Forward, make_batch
+from .batch import Float32Array, Forward, PageIO, make_batch
 from .cache_tree import CacheCleared
 from .cache_uses import CacheUse
 from .core_counters import CoreCounters
 from .disk_tier import DiskTier
 from .disk_turns import DiskTurns
-from .errors import EngineError, InvalidParameter
+from .errors import EngineError, InvalidParameter, PrunedPrefixError
 from .kv_transaction import KVTransaction
 from .prefix_cache import PrefixCache
+from .prefix_match import PrefixMatch
 from .request import Request, RequestLimits
 from .request_ends import RequestEnds
 from .request_output import RequestOutput
 from .sampler import Refusal, Sampled, SampledToken, sample
 from .scheduler import RequestBroken, Scheduler, SchedulerPolicy
-from .sequence import num_pages_for
+from .sequence import Sequence, num_pages_for
 from .step_plan import ScheduledRequest, StepPlan
 
 
@@ -66,7 +67,9 @@ class EngineCore:
         self._cache = cache
         self._clock = clock
         self._disk = DiskTurns(tier, context_length=limits.context_length)
-        self._scheduler = Scheduler(cache, policy or SchedulerPolicy(), context_length=limits.context_length)
+        self._scheduler = Scheduler(
+            cache, policy or SchedulerPolicy(), context_length=limits.context_length, open_sequence=self._open_sequence
+        )
         self._ends = RequestEnds(self._scheduler, cache, self._disk, self.counters, clock=clock)
 
     @property
@@ -147,7 +150,7 @@ class EngineCore:
         """Compute one batch, and return what is new; empty if nobody has a token yet, or nothing is to be
         done.
         """
-        for request in self._disk.advance():
+        for request in self._disk.advance(self._cache):
             self._scheduler.add(request)
         self._disk.meet(self._scheduler.get, self._cache)
         if not self._scheduler.has_work:
@@ -185,6 +188,15 @@ class EngineCore:
         for sequence in sequences:
             assert self._cache.get(sequence.seq_id) is sequence
         self._disk.check()
+
+    def _open_sequence(self, request: Request, match: PrefixMatch) -> Sequence:
+        """A sequence of the request's prompt; of what was loaded in part it begins with that part."""
+        context_length = self.limits.context_length
+        if request.pruned is None or request.pruned_load is None:
+            return self._cache.open(match, context_length=context_length)
+        if not isinstance(self._forward, PageIO):
+            raise PrunedPrefixError(f"{type(self._forward).__name__} cannot copy pages")
+        return request.pruned_load.open(self._cache, self._forward, context_length=context_length)
 
     def _compute(
         self, step: KVTransaction, scheduled: list[ScheduledRequest]
