@@ -16,7 +16,7 @@ from .manifest import PAGE_SIZE
 
 _KEPT = 0.9  # of what was measured before, with each new measurement
 _MIN_COMPUTED_TOKENS = 32  # of a step that measures prefill: fewer are decode, which costs far more a token
-_MIN_GAIN = 1.1  # computing must take so much longer than loading: measurements scatter
+_MIN_GAIN = 1.15  # computing must take so much longer than loading: it is measured by a tenth too slow, and scatters
 _MIN_SPLIT_GAIN = 1.15  # what both at once must be quicker than the better of the two: they share processor and memory
 _MAX_PART = 0.9  # of what all of a prefix takes, for a part of it to be worth what it loses
 _SLACK_S = 0.05  # for the threads to get their turn

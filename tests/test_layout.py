@@ -31,7 +31,7 @@ CACHE = {
     *("radix_node", "node_table", "found_run", "radix_tree", "prefix_cache", "eviction_queue"),
     *("text_walk", "spelled_children", "reply_alias", "why_not_more", "cache_namespace", "cache_tree", "cache_uses"),
     *("disk_tier", "disk_index", "disk_reader", "disk_writer", "page_loader", "page_saver", "load_planner"),
-    *("loaded_prefix", "tier_stats"),
+    *("loaded_prefix", "tier_stats", "end_loader", "page_inserter", "load_counts"),
 }
 ENGINE = {
     "prompts",
