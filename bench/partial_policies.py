@@ -17,28 +17,33 @@ from radixlm.runtime.row_selection import (
     largest,
     stored_rows,
     stored_shares,
-    widened,
     with_probed,
 )
 
 Scores = npt.NDArray[np.floating]  # [layers, kv_heads, tokens]
 Order = npt.NDArray[np.int64]
-NUM_LOOKS = 4
+NUM_LOOKS = 2
 
 
 @dataclass(frozen=True)
 class Evidence:
     """What can be known of a prefix when a query comes, and for `oracle` what only an exact run tells.
 
-    `probe(choice)` is how much the query's rows would look at each token, by the keys of one KV head of each layer,
-    when the query has been run over the rows `choice`: `[layers, tokens]`.
+    `probe(choice)` is how much the query's rows would look at each other token, by the keys of one KV head of each
+    layer, when the query has been run over the rows `choice`: `[layers, tokens]`.
     """
 
-    prefix: Scores  # attention mass while the prefix was computed
-    history: Scores  # of other queries
+    prefix: Scores  # attention mass while the prefix was computed, for each of its tokens
+    history: Scores  # of other queries, for each of theirs
     oracle: Scores  # of this query and its continuation, over the full prefix
     probe: Callable[[Order], Scores]
     seed: int
+
+    @property
+    def stored(self) -> Scores:
+        """What rows are stored by: the pass knows less of what is asked again than other queries do, and more of what
+        nobody asked."""
+        return self.history + self.prefix
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -66,14 +71,20 @@ def prefix_pass(evidence: Evidence, count: int) -> Order:
 
 
 def history(evidence: Evidence, count: int) -> Order:
-    """Those that other queries looked at: the stored order alone."""
+    """Those that other queries looked at."""
     return largest(evidence.history, count)
 
 
+def stored(evidence: Evidence, count: int) -> Order:
+    """Those by both: the stored order alone."""
+    return largest(evidence.stored, count)
+
+
 def probe(evidence: Evidence, count: int) -> Order:
-    """Those that this query looks at by one head's keys, after a look at the first and the recent ones."""
-    scores = widened(evidence.probe(first_and_recent(evidence, count)))
-    return largest(np.broadcast_to(scores[:, None], evidence.shape), count)
+    """The first and recent ones, and those that this query looks at from there by one head's keys."""
+    layers, heads, tokens = evidence.shape
+    start = always(tokens)[:count]
+    return _with_probe(evidence, np.broadcast_to(start, (layers, heads, len(start))), count)
 
 
 def hybrid(evidence: Evidence, count: int) -> Order:
@@ -100,6 +111,7 @@ POLICIES: dict[str, Callable[[Evidence, int], Order]] = {
     "first+recent": first_and_recent,
     "prefix pass": prefix_pass,
     "history": history,
+    "stored": stored,
     "probe": probe,
     "hybrid": hybrid,
     f"hybrid, {NUM_LOOKS} looks": hybrid_in_looks,
@@ -108,7 +120,7 @@ POLICIES: dict[str, Callable[[Evidence, int], Order]] = {
 
 
 def _stored_half(evidence: Evidence, count: int) -> Order:
-    tokens, order = evidence.shape[-1], np.argsort(-evidence.history, axis=-1, kind="stable")
+    tokens, order = evidence.shape[-1], np.argsort(-evidence.stored, axis=-1, kind="stable")
     [share] = stored_shares([tokens], [len(always(tokens))], count)
     return stored_rows(order, always(tokens), share)
 

@@ -60,13 +60,13 @@ class Prefix:
 
     def probe(self, choice: Order, query: Sequence[int]) -> Scores:
         """How much the query's rows, run over the chosen rows, look at each token of the prefix by the keys of
-        the probe's head: `[layers, tokens]`, the largest weight over rows of a softmax over the prefix."""
+        the probe's head: `[layers, tokens]`, the largest weight over rows of a softmax over what is not chosen."""
         return self.look(choice, query).largest
 
     def look(self, choice: Order, query: Sequence[int]) -> Look:
         """All that this tells."""
         self.partial(choice, query, 0)
-        return look(self._model.queries(len(query)), self._probe_keys)
+        return look(self._model.queries(len(query)), self._probe_keys, choice[:, self._model.probe_head])
 
 
 class PrefixModel:

@@ -57,9 +57,10 @@ def measure(case: Case, number: int, model: PrefixModel) -> Iterator[Measured]:
     prefix = Prefix(model, case.prefix)
     runs = [prefix.exact(_fed(query), len(query.continuation)) for query in case.queries]
     for i, query in enumerate(case.queries[: case.num_counted]):
-        history = sum(run.mass for j, run in enumerate(runs) if j != i)
+        others = [j for j in range(len(runs)) if j != i]
+        history = sum(runs[j].mass for j in others) / max(1, sum(len(_fed(case.queries[j])) for j in others))
         probe = functools.partial(prefix.probe, query=query.ids)
-        evidence = Evidence(prefix.mass, np.asarray(history), runs[i].mass, probe, number)
+        evidence = Evidence(prefix.mass / prefix.num_tokens, np.asarray(history), runs[i].mass, probe, number)
         whole = POLICIES["hybrid"](evidence, prefix.num_tokens)
         same = prefix.partial(whole, _fed(query), len(query.continuation))
         assert np.array_equal(same, runs[i].logits), "all rows are not the prefix"

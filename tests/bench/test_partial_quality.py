@@ -37,11 +37,11 @@ def test_a_choice_is_as_many_different_rows_in_each_layer_and_head(evidence: Evi
     assert (POLICIES[policy](evidence, TOKENS) == np.arange(TOKENS)).all()
 
 
-def test_first_recent_half_by_history_and_what_the_probe_sees_are_in_a_hybrid(evidence: Evidence) -> None:
+def test_first_recent_half_by_stored_order_and_what_the_probe_sees_are_in_a_hybrid(evidence: Evidence) -> None:
     choice = POLICIES["hybrid"](evidence, 60)
     always = [*range(NUM_FIRST), *range(TOKENS - NUM_RECENT, TOKENS)]
     seen = range(77 - WINDOW // 2, 77 + WINDOW // 2 + 1)
-    stored = np.argsort(-evidence.history, axis=-1)[..., : 32 - len(always)]  # whole pages
+    stored = np.argsort(-evidence.history - evidence.prefix, axis=-1)[..., : 32 - len(always)]  # whole pages
     for rows, first in zip(choice.reshape(-1, 60), stored.reshape(LAYERS * HEADS, -1), strict=True):
         assert set(always) | set(seen) <= set(rows)
         assert len(set(first) - set(rows)) == 0
@@ -89,12 +89,12 @@ def test_an_estimate_of_dropped_attention_is_told_with_what_it_costs(model: Pref
     assert "25% of rows, 2 queries" in partial_dropped.summary(measured, 0.25)
 
 
-def test_the_probe_is_a_softmax_over_the_prefix(model: PrefixModel) -> None:
+def test_the_probe_is_a_softmax_over_what_is_not_there(model: PrefixModel) -> None:
     ids = np.random.default_rng(4).integers(0, 320, 90).tolist()
     prefix = Prefix(model, ids[:80])
-    scores = prefix.probe(np.broadcast_to(np.arange(80), (*prefix.mass.shape[:2], 80)), ids[80:])
+    scores = prefix.probe(np.broadcast_to(np.arange(40), (*prefix.mass.shape[:2], 40)), ids[80:])
     assert scores.shape == (prefix.mass.shape[0], 80)
-    assert ((scores >= 0) & (scores <= 1)).all()
+    assert ((scores >= 0) & (scores <= 1)).all() and (scores[:, :40] == 0).all()
     assert (scores.sum(axis=-1) >= 1 - 1e-5).all()  # the largest of several rows, each of which sums to 1
 
 

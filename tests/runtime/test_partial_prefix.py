@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from radixlm.runtime.kv_rows import KVRows
 from radixlm.runtime.manifest import KVDType, KVLayout
 from radixlm.runtime.partial_prefix import PartialPrefix
-from radixlm.runtime.row_selection import always, look, num_rows, widened
+from radixlm.runtime.row_selection import always, look, num_rows, worth
 from radixlm.runtime.run_cache import RunCache
 from radixlm.runtime.store import NO_PARENT, OSFiles, PageHead, PageStore
 from radixlm.runtime.store.ordered_layout import OrderedLayout
@@ -130,8 +130,8 @@ def test_what_is_read_is_what_is_chosen(
             assert partial.read_chosen()
             chosen = rows_of(partial, it)
             assert partial.num_there == partial.num_rows == chosen.shape[-1]
-            seen = look(it.queries, it.exact.keys_of(PROBE_HEAD))
-            beside = widened(seen.largest)
+            seen = look(it.queries, it.exact.keys_of(PROBE_HEAD), first[:, PROBE_HEAD])
+            beside = worth(seen.largest)
             for layer, head in np.ndindex(chosen.shape[:2]):
                 mine, stored_half = set(chosen[layer, head].tolist()), set(first[layer, head].tolist())
                 assert set(always(it.num_tokens, num_before).tolist()) <= stored_half <= mine
