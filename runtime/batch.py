@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import EngineError
+from .manifest import PAGE_SIZE
 
 if TYPE_CHECKING:
     from .kv_transaction import Reservation
@@ -180,16 +181,21 @@ def make_batch(reservations: Sequence[Reservation], wants_logits: Sequence[bool]
     token_ids, positions, slots, row_of_token, page_table, kv_lengths, logit_rows = (array("i") for _ in range(7))
     width = max(reservation.num_pages for reservation in reservations)
     for row, (reservation, is_wanted) in enumerate(zip(reservations, wants_logits, strict=True)):
-        start, stop, num_missing = reservation.start, reservation.stop, reservation.num_missing
+        start, stop, rows, page_ids = reservation.start, reservation.stop, reservation.rows, reservation.page_ids
         token_ids.extend(reservation.token_ids)
         positions.extend(range(start, stop))
-        slots.extend(reservation.slots)
+        slots.extend(slots_of(page_ids, rows))
         row_of_token.extend([row] * (stop - start))
-        page_table.extend(reservation.page_ids)
-        page_table.frombytes(bytes(page_table.itemsize * (width - reservation.num_pages)))
-        kv_lengths.extend(range(start + 1 - num_missing, stop + 1 - num_missing))
+        page_table.extend(page_ids)
+        page_table.frombytes(bytes(page_table.itemsize * (width - len(page_ids))))
+        kv_lengths.extend(range(rows.start + 1, rows.stop + 1))
         if is_wanted:
             logit_rows.append(len(token_ids) - 1)
     values = token_ids + positions + slots + row_of_token + page_table + kv_lengths + logit_rows
     shape = (len(token_ids), len(reservations), width, len(logit_rows))
     return Batch.packed(np.frombuffer(values, np.int32), shape)
+
+
+def slots_of(page_ids: Sequence[int], rows: range) -> list[int]:
+    """Where the KV rows `rows` of a sequence lie that has these pages: `page_id * PAGE_SIZE + row`."""
+    return [page_ids[row // PAGE_SIZE] * PAGE_SIZE + row % PAGE_SIZE for row in rows]

@@ -11,11 +11,12 @@ from array import array
 from types import TracebackType
 from typing import NamedTuple
 
-from .batch import PageCopy
+from .batch import PageCopy, slots_of
 from .errors import OutOfPages
 from .kv_log import KVLog
 from .manifest import PAGE_SIZE
 from .page_pool import PagePool
+from .pruned_prefix import PrunedPrefix
 from .radix_tree import RadixTree
 from .sequence import Sequence, num_pages_for
 
@@ -25,7 +26,7 @@ class Reservation(NamedTuple):
 
     Their pages are the first `num_kept_pages` of the sequence's own, and after them the `new_page_ids`. `copies`
     are the row copies to do before the forward (none or one: the rows of a partial page that others own too).
-    Of the tokens before, `num_missing` have no row, and so much nearer to the first page are theirs.
+    `rows` are those of the tokens' KV, counted from the sequence's first page: their positions, unless it is `pruned`.
     """
 
     sequence: Sequence
@@ -34,7 +35,8 @@ class Reservation(NamedTuple):
     num_kept_pages: int
     new_page_ids: list[int]
     copies: tuple[PageCopy, ...]
-    num_missing: int = 0  # of a pruned prefix
+    rows: range
+    pruned: PrunedPrefix | None
 
     @property
     def num_tokens(self) -> int:
@@ -59,11 +61,7 @@ class Reservation(NamedTuple):
     @property
     def slots(self) -> list[int]:
         """Where each token's KV is written: `page_id * PAGE_SIZE + row`."""
-        page_ids, num_missing = self.page_ids, self.num_missing
-        return [
-            page_ids[row // PAGE_SIZE] * PAGE_SIZE + row % PAGE_SIZE
-            for row in range(self.start - num_missing, self.stop - num_missing)
-        ]
+        return slots_of(self.page_ids, self.rows)
 
 
 class KVTransaction:
@@ -119,20 +117,21 @@ class KVTransaction:
         assert not sequence.is_reserved, f"{sequence} is reserved already"
         assert 0 < num_tokens <= sequence.num_uncomputed, f"{num_tokens} tokens of {sequence}"
         start, stop = sequence.num_computed, sequence.num_computed + num_tokens
-        num_missing = 0 if sequence.pruned is None else sequence.pruned.num_missing
-        num_kept, num_rows = len(sequence.page_ids), (start - num_missing) % PAGE_SIZE
+        pruned = sequence.pruned
+        rows = range(start, stop) if pruned is None else range(start - pruned.num_missing, stop - pruned.num_missing)
+        num_kept, num_rows = len(sequence.page_ids), rows.start % PAGE_SIZE
         must_copy = num_rows > 0 and not self._pool.is_private(sequence.page_ids[-1])
         num_kept -= must_copy
-        taken = take_pages(self._pool, self._tree, num_pages_for(stop - num_missing) - num_kept)
+        taken = take_pages(self._pool, self._tree, num_pages_for(rows.stop) - num_kept)
         copies = (PageCopy(sequence.page_ids[-1], taken[0], num_rows),) if must_copy else ()
-        reservation = Reservation(sequence, start, stop, num_kept, taken, copies, num_missing)
+        reservation = Reservation(sequence, start, stop, num_kept, taken, copies, rows, pruned)
         self._reservations[sequence.seq_id] = reservation
         sequence.set_reserved(True)
         if self._kv_log is not None:
-            rows = [[copy.src_page, copy.dst_page, copy.num_rows] for copy in copies]
+            copied = [[copy.src_page, copy.dst_page, copy.num_rows] for copy in copies]
             num_free = self._pool.num_free
             reserved, free = [start, stop], [num_free + len(taken), num_free]  # after evictions, which have lines
-            self._kv_log.write("reserve", sequence, reserved=reserved, pages=taken, copies=rows, free=free)
+            self._kv_log.write("reserve", sequence, reserved=reserved, pages=taken, copies=copied, free=free)
         return reservation
 
     def drop(self, sequence: Sequence) -> None:
@@ -156,7 +155,7 @@ class KVTransaction:
             num_free = self._pool.num_free
             if reservation.copies:  # their source is the sequence's no longer
                 self._pool.release(sequence.page_ids[num_kept:])
-            pruned = sequence.pruned
+            pruned = reservation.pruned
             sequence.replace_kv(reservation.new_page_ids, reservation.stop, num_kept_pages=num_kept, pruned=pruned)
             # its own now, and not to be rolled back, should sharing them fail
             del self._reservations[sequence.seq_id]
