@@ -37,7 +37,7 @@ class Policy:
 
 LRU: Final = Policy(1e-6)
 LFU: Final = Policy(1e6)
-FADING: Final = Policy(4.0)  # as good as LFU while the same runs are wanted, and better when others are: bench/LOG.md
+FADING: Final = Policy(4.0)  # beside LFU while the same runs are wanted, before LRU when others are: bench/LOG.md
 
 
 @dataclass(frozen=True)
