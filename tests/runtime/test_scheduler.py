@@ -278,3 +278,11 @@ def test_preempted_request_loses_its_pruned_prefix_and_computes_it_exactly() -> 
         num_computed += bench.step()["new"]
     assert num_computed == num_tokens and new.admitted.num_rows == num_tokens
     assert bench.cache.match(new.admitted.token_ids).num_tokens == num_tokens // 16 * 16
+
+
+def test_pages_are_promised_for_rows_and_not_for_what_is_pruned() -> None:
+    bench = Bench(8, policy(max_num_batched_tokens=100), context_length=112)
+    bench.add("pruned", [2] * 100, pruned([2] * 96, 8))
+    bench.step()
+    bench.add("large", [3] * 80)  # 6 pages, and 7 are free
+    assert bench.step() == {"pruned": 1, "large": 80}
