@@ -46,8 +46,9 @@ from .interrupts import interrupts_kept
 from .kernels.top_k import num_maxima
 from .models import MODELS
 from .module import ENTRY_POINTS, build_module
-from .ops import Limits, Ops
+from .ops import Ops
 from .quantization import GROUP, Mode, WeightKind
+from .rows import Limits
 from .sources import Source, open_source
 from .targets import TRIPLE, Target, find_target
 from .tvm_build import check_linker, export_library

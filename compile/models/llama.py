@@ -9,7 +9,8 @@ from radixlm.runtime.manifest import ModelConfig
 from ..layers import Embedding, Linear, RMSNorm
 
 if TYPE_CHECKING:
-    from ..ops import Activation, Ops, Rows
+    from ..ops import Ops
+    from ..rows import Activation, Rows
 
 
 class LlamaAttention:

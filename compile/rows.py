@@ -1,0 +1,54 @@
+"""What a model file hands from one operation to the next: rows of numbers, and functions of them that are yet to run.
+
+Knows places in memory and sizes, not kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from .kernels.activation import Function
+from .kernels.layout import ROW_BLOCK, round_up
+from .program import Argument, Place, Program, Size
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that one forward takes."""
+
+    num_tokens: int
+    num_logits: int
+    context_length: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """float32 `[rows, stride]` in the workspace (or the logits); `columns` are where joined outputs begin."""
+
+    memory: Argument
+    stride: int
+    columns: tuple[int, ...]
+    num_rows: Size
+    max_rows: int
+
+    @classmethod
+    def of_tokens(
+        cls, program: Program, limits: Limits, role: Hashable, width: int, columns: tuple[int, ...] = (0,)
+    ) -> Rows:
+        """A row for each token of the step, in the workspace's place for `role`."""
+        stride, most = round_up(width, ROW_BLOCK), limits.num_tokens
+        return cls(program.place(role, most * stride * 4), stride, columns, Size("num_tokens"), most)
+
+
+@dataclass
+class Activation:
+    """A function of rows that is computed when a linear needs it, in the form that it needs: floats or codes."""
+
+    function: Function
+    rows: Rows
+    width: int
+    gain: Argument
+    eps: float
+    floats: Place | None = None
+    codes: dict[bool, tuple[Place, Place, Place]] = field(default_factory=dict)  # by whether they are wide
