@@ -119,6 +119,11 @@ class DiskTier:
         waits = [loader.wait_s for loader in (self._loader, self._parts) if loader is not None]
         return min((wait_s for wait_s in waits if wait_s is not None), default=None)
 
+    @property
+    def learns(self) -> bool:
+        """Whether `used` is of any use: there is importance."""
+        return self._saver.rewriter is not None
+
     def begin(
         self, name: str, find: FindPrefix, *, num_tokens_ahead: int | None = None, kv_budget: float = 1.0
     ) -> bool:

@@ -143,6 +143,14 @@ class DiskTurns:
             num_tokens = sequence.num_computed
             self.tier.save(sequence.namespace, sequence.token_ids[:num_tokens], sequence.generated[:num_tokens])
 
+    def used(self, request: Request) -> None:
+        """Say that a prompt is computed, and what it found; over a pruned prefix it says nothing of what is exact."""
+        sequence = request.sequence
+        if self.tier is None or not self.tier.learns or sequence is None or sequence.pruned is not None:
+            return
+        token_ids = sequence.token_ids[: sequence.num_computed]
+        self.tier.used(sequence.namespace, token_ids, num_reused=request.num_reused_tokens)
+
     def distrust(self, damaged: list[Request]) -> None:
         """Take off the disk what requests whose numbers went wrong have reused and computed."""
         if self.tier is not None:

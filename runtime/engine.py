@@ -80,6 +80,8 @@ class Engine:
             on disk is loaded where that is quicker than computing it, and is the same to the last bit. Or a store
             that was opened for this artifact, which the engine closes.
         store_bytes: that the store's files may take.
+        importance: learn from prompts which tokens of stored prefixes matter, and store what is used in that order,
+            too. Every number stays the same to the last bit; computing a prompt takes longer.
         clock: seconds; only differences count.
         open_runner: what runs the artifact; None: the native runtime.
         kv_log: a file to which every change of sequences and pages is added as a line; see `kv_log.py`.
@@ -109,6 +111,7 @@ class Engine:
         cache_ttl_s: float | None = None,
         store: str | Path | PageStore | None = None,
         store_bytes: int = DEFAULT_STORE_BYTES,
+        importance: bool = False,
         clock: Callable[[], float] = time.monotonic,
         open_runner: OpenRunner | None = None,
         kv_log: str | Path | None = None,
@@ -135,6 +138,7 @@ class Engine:
             num_threads=num_threads,
             store=store,
             store_bytes=store_bytes,
+            importance=importance,
             open_runner=open_runner,
             kv_log=kv_log,
             clock=clock,

@@ -249,6 +249,8 @@ class EngineCore:
             self._scheduler.remove(request.request_id)
             return self._ends.fail(request, error)
         self.counters.count_token(now, request.arrived_at, before)
+        if before is None:
+            self._disk.used(request)
         if delta.finish_reason is None:
             if before is None:
                 self._disk.save(request)

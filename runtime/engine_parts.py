@@ -17,6 +17,7 @@ from .errors import InvalidParameter
 from .kv_log import KVLog
 from .page_pool import PagePool
 from .prefix_cache import PrefixCache
+from .scored_runner import ScoredRunner, ScoringRunner
 from .store import PageStore, StoreIdentity
 
 MAX_THREADS = 1024  # far above it the thread pool aborts the process
@@ -53,6 +54,7 @@ class EngineParts:
         num_threads: int | None,
         store: str | Path | PageStore | None,
         store_bytes: int,
+        importance: bool,
         open_runner: OpenRunner | None,
         kv_log: str | Path | None,
         clock: Callable[[], float],
@@ -61,25 +63,33 @@ class EngineParts:
 
         Raises:
             ArtifactError: the artifact cannot be run.
-            InvalidParameter: `num_threads` is outside its range, or there is a store and the runner cannot copy pages.
+            InvalidParameter: `num_threads` is outside its range, or there is a store and the runner cannot copy pages,
+                or there is none to learn importance for, or the runner cannot score.
             StoreError: the store cannot be used, or another process uses it.
         """
         if num_threads is not None and not 1 <= num_threads <= MAX_THREADS:
             raise InvalidParameter(f"num_threads is {num_threads}; it must be 1 to {MAX_THREADS}, or None")
+        if importance and store is None:
+            raise InvalidParameter("importance is the order of what a store keeps; give a store, or leave it")
         log = None if kv_log is None else KVLog.open(kv_log)
         cache = PrefixCache(PagePool(num_pages), clock=clock, kv_log=log)
         if isinstance(store, str | Path):
             store = PageStore.open(store, StoreIdentity.of(artifact.manifest), max_bytes=store_bytes)
         tier = None
         try:
-            runner = (open_runner or _open_model_runner)(artifact, num_pages, num_threads)
+            if open_runner is None:
+                runner = _open_model_runner(artifact, num_pages, num_threads, keep_mass=importance)
+            else:
+                runner = open_runner(artifact, num_pages, num_threads)
+            scored = ScoredRunner(_scoring(runner)) if importance else None
             if store is not None:
-                tier = DiskTier(store, cache, _page_io(runner), clock=clock)
+                learned = None if scored is None else scored.importance
+                tier = DiskTier(store, cache, _page_io(scored or runner), clock=clock, importance=learned)
         except BaseException:
             if store is not None:
                 store.close()
             raise
-        return cls(runner, cache, tier, log, None if store is None else store.secret)
+        return cls(scored or runner, cache, tier, log, None if store is None else store.secret)
 
     def drop_unused(self, since: float) -> None:
         """Forget the prefixes that nobody used since then, on the clock of the cache."""
@@ -100,7 +110,13 @@ def _page_io(runner: Runner) -> PageIO:
     return runner
 
 
-def _open_model_runner(artifact: Artifact, num_pages: int, num_threads: int | None) -> Runner:
+def _scoring(runner: Runner) -> ScoringRunner:
+    if not isinstance(runner, ScoringRunner):
+        raise InvalidParameter(f"{type(runner).__name__} cannot score, which importance needs; open without it")
+    return runner
+
+
+def _open_model_runner(artifact: Artifact, num_pages: int, num_threads: int | None, *, keep_mass: bool) -> Runner:
     from .model_runner import ModelRunner  # loads the native runtime, which other runners do without
 
-    return ModelRunner(artifact, num_pages=num_pages, num_threads=num_threads)
+    return ModelRunner(artifact, num_pages=num_pages, num_threads=num_threads, keep_mass=keep_mass)

@@ -147,6 +147,11 @@ class Request:
         return self.sequence
 
     @property
+    def num_reused_tokens(self) -> int:
+        """Tokens of the prompt that were found when it was admitted, or loaded while it computed."""
+        return 0 if self._match is None else sum(self._match.tokens_by_kind.values())
+
+    @property
     def num_generated(self) -> int:
         """Tokens of the reply so far."""
         return len(self.sequence) - len(self.prompt.ids) if self.sequence else 0

@@ -7,13 +7,14 @@ caller says to `importance`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from .batch import Batch, Float32Array, PageCopy, TopLogits, UInt8Array
 from .errors import EngineError
 from .importance import Importance
 
 
+@runtime_checkable
 class ScoringRunner(Protocol):
     """What it takes; `ModelRunner` with `keep_mass`."""
 

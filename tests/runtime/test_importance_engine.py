@@ -1,0 +1,106 @@
+"""On a real compiled model: learning what matters changes no bit of any reply, and costs nobody who did not ask."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.engine import Completion, Engine, SamplingParams
+from radixlm.runtime.errors import EngineError, InvalidParameter
+from radixlm.runtime.model_runner import ModelRunner
+from radixlm.runtime.store import PageStore, StoreIdentity
+
+WAIT_S = 30.0  # only a hang takes that long
+PARAMS = SamplingParams(temperature=1.0, seed=3, max_tokens=6, logprobs=3, ignore_eos=True)
+QUESTIONS = ("he in the tree", "the", "tree he", "in he the tree in")
+
+Open = Callable[..., Engine]
+
+
+@pytest.fixture
+def open_engine(tiny_artifact: Path, tmp_path: Path) -> Iterator[Open]:
+    """Opens engines over stores of their own."""
+    opened: list[Engine] = []
+
+    def open_one(name: str, **options: object) -> Engine:
+        settings = {"kv_cache_bytes": 1 << 20, "max_num_seqs": 4, "store": tmp_path / name, **options}
+        opened.append(Engine(tiny_artifact, store_bytes=64 << 20, num_threads=1, **settings))  # type: ignore[arg-type]
+        return opened[-1]
+
+    yield open_one
+    for engine in opened:
+        engine.close()
+
+
+def conversation(engine: Engine) -> list[Completion]:
+    """Several turns behind a long system prompt, and then other questions about it."""
+    system = [{"role": "system", "content": "he in the tree " * 12}]
+    replies, turns = [], list(system)
+    for question in QUESTIONS:
+        turns += [{"role": "user", "content": question}]
+        replies.append(engine.chat(turns, PARAMS))
+        turns += [{"role": "assistant", "content": replies[-1].text}]
+    replies += [engine.chat([*system, {"role": "user", "content": question}], PARAMS) for question in QUESTIONS[1:]]
+    return replies
+
+
+def num_rewritten(engine: Engine, wanted: int) -> int:
+    """Once there are so many runs."""
+    deadline = time.monotonic() + WAIT_S
+    while (tier := engine.stats().tier) is not None and tier.num_rewritten_runs < wanted:
+        assert time.monotonic() < deadline, "nothing is rewritten"
+        time.sleep(0.002)
+    return 0 if tier is None else tier.num_rewritten_runs
+
+
+def test_replies_have_the_same_bits_with_importance_and_what_is_rewritten_is_what_was_computed(
+    open_engine: Open, tmp_path: Path, tiny_artifact: Path
+) -> None:
+    plain, learning = open_engine("plain"), open_engine("learning", importance=True)
+    ours, theirs = conversation(learning), conversation(plain)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.token_ids == other.token_ids and one.logprobs == other.logprobs
+        assert one.usage.cached_tokens == other.usage.cached_tokens
+    assert num_rewritten(learning, 1) > 0 and num_rewritten(plain, 0) == 0
+    learning.close()
+    identity = StoreIdentity.of(Artifact.open(tiny_artifact).manifest)
+    with PageStore.open(tmp_path / "learning", identity, max_bytes=64 << 20) as store:
+        heads = list(store.heads())
+        runs = [run for start in range(len(heads)) if (run := store.open_ordered(heads[start:])) is not None]
+        assert runs
+        for run in runs:
+            stored = run.pages()
+            first = next(i for i, head in enumerate(heads) if head.parent_key == run.header.parent_key)
+            exact = np.empty((run.header.num_pages, identity.page_bytes), np.uint8)
+            assert store.read(heads[first : first + run.header.num_pages], exact) == len(exact)
+            assert stored is not None and (stored == exact).all()
+            order = run.order()
+            assert order is not None and (np.diff(order.astype(int), axis=-1) < 0).any(), "it is that of the text"
+            run.close()
+
+
+def test_without_importance_nothing_is_scored(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelRunner, "forward_scored", lambda *args: pytest.fail("it was scored"))
+    engine = open_engine("plain")
+    runner = engine._core._forward
+    assert isinstance(runner, ModelRunner) and runner.mass is None
+    conversation(engine)
+
+
+def test_importance_needs_a_store_and_a_runner_that_scores(tiny_artifact: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match="give a store"):
+        Engine(tiny_artifact, kv_cache_bytes=1 << 20, importance=True)
+    runner = ModelRunner(Artifact.open(tiny_artifact), num_pages=8)
+    with pytest.raises(EngineError, match="keeps no mass"):
+        Engine(
+            tiny_artifact,
+            kv_cache_bytes=1 << 20,
+            store=tmp_path / "store",
+            importance=True,
+            open_runner=lambda *args: runner,
+        )
+    runner.close()
