@@ -38,7 +38,7 @@ def peers(results: Json, path: Path) -> None:
     axes.set_yticks(range(len(measured), 0, -1), [measure.title for measure in measured])
     axes.set_xlabel("times as fast (median, and all rounds); black: the bar")
     axes.legend(loc="lower right")
-    _save(figure, path)
+    save(figure, path)
 
 
 def growth(results: Json, path: Path) -> None:
@@ -55,7 +55,7 @@ def growth(results: Json, path: Path) -> None:
         axes.plot(sizes, [1e3 * point["limit_s"] for point in results[name]], ":", color="gray", label="limit")
         axes.set(xlabel=x_label, ylabel=y_label, xlim=(0, None), ylim=(0, None))
         axes.legend()
-    _save(figure, path)
+    save(figure, path)
 
 
 def model_sizes(results: Json, path: Path) -> None:
@@ -71,8 +71,9 @@ def model_sizes(results: Json, path: Path) -> None:
     for axes, (label, values) in zip(figure.subplots(1, 3), plots, strict=True):
         axes.plot(parameters, values, "o-", markersize=3)
         axes.set(xlabel="parameters, 10⁹", ylabel=label, xlim=(0, None), ylim=(0, None))
-    _save(figure, path)
+    save(figure, path)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
+    """Write a figure, without its day."""
     figure.savefig(path, metadata={"Date": None})

@@ -19,6 +19,7 @@ from . import (
     quality_tables,
     replay_tables,
     restart_tables,
+    store_plots,
     store_tables,
     tables,
 )
@@ -221,26 +222,32 @@ _PARTIAL = {
 }
 
 
-def _partial(results: Json, _: Path) -> Iterator[str]:
-    yield f"## A part of a prefix's KV: {_PARTIAL[results['workload']]}"
+def _partial(results: Json, directory: Path) -> Iterator[str]:
+    workload = results["workload"]
+    yield f"## A part of a prefix's KV: {_PARTIAL[workload]}"
     yield (
         f"{results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to {results['longest_prefix']:,} "
         f"tokens, {results['rows'][0]['num_queries']} queries; KL(full || partial) over what truly follows, with "
-        "twice the standard error over queries. History is the attention of the prefix's other queries."
+        "twice the standard error over queries. History is the attention of the prefix's other queries; stored adds "
+        "that of the prefix itself, and the hybrid takes half so. All rows gave the full prefix's logits bit for bit."
     )
+    store_plots.quality(results, directory / f"partial_{workload}.svg")
+    yield f"![KL against the share of rows](results/partial_{workload}.svg)"
     yield partial_tables.qualities(results)
 
 
-def _partial_needle(results: Json, _: Path) -> Iterator[str]:
+def _partial_needle(results: Json, directory: Path) -> Iterator[str]:
     yield "## A part of a prefix's KV: a fact that nobody asked for before"
     yield (
         f"{results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to {results['longest_prefix']:,} tokens "
         "with a fact at some depth; found is where every token of the answer is the most likely one."
     )
+    store_plots.quality(results, directory / "partial_needle.svg")
+    yield "![KL and facts found against the share of rows](results/partial_needle.svg)"
     yield partial_tables.needles(results)
 
 
-def _store_restart(results: Json, _: Path) -> Iterator[str]:
+def _store_restart(results: Json, directory: Path) -> Iterator[str]:
     yield "## The first token after a restart"
     yield (
         f"Seconds from a prompt of {results['num_tokens']:,} tokens to its first token, medians of "
@@ -248,18 +255,23 @@ def _store_restart(results: Json, _: Path) -> Iterator[str]:
         "decides, which measures disk and model. A fresh engine and an empty page cache each time; disks other than "
         "the real one are throttled by a token bucket. All replies are the same, to the last bit of their logprobs."
     )
+    store_plots.first_tokens(results, directory / "store_restart.svg")
+    yield "![first token against the speed of the disk](results/store_restart.svg)"
     yield restart_tables.first_tokens(results)
 
 
-def _store_amplification(results: Json, _: Path) -> Iterator[str]:
+def _store_amplification(results: Json, directory: Path) -> Iterator[str]:
     yield "## Bytes read for each byte attended to"
     yield (
         f"KV of {results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to "
         f"{results['longest_prefix']:,} tokens in chunks of tokens of one layer and KV head: in the order of the text, "
-        "ranked by the attention that other queries paid, and with a quarter ranked and the others behind as in the "
-        "text. Bytes are whole units of 4 KiB, with headers, orders and checksums. Stored order: the first tokens of "
-        "each layer and head, as many as fill pages of 16; whole chunks: fewer, where that leaves any."
+        "ranked by the attention that the prefix itself and other queries paid, and with a quarter ranked and the "
+        "others behind as in the text. Bytes are whole units of 4 KiB, with headers, orders and checksums. Stored "
+        "order: the first tokens of each layer and head, as many as fill pages of 16; whole chunks: fewer, where that "
+        "leaves any."
     )
+    store_plots.amplification(results, directory / "store_amplification.svg")
+    yield "![bytes read over bytes attended to, by size of chunks](results/store_amplification.svg)"
     yield store_tables.by_stored_order(results["rows"])
     yield (
         "Hybrid: half by stored order, half in windows that a look through the keys of one KV head finds. All that is "

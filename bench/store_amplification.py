@@ -6,8 +6,8 @@ Real KV of real prefixes (`bench/partial_texts.py`) is written as ordered runs i
 back as a query would, in whole units of 4 KiB; bytes, reads and chunks are what the store's reader counts. Tokens lie
 
 text     as in the text: the same tokens are chosen, one by one
-ranked   by the attention of the other queries of the prefix, first and recent tokens before all
-quarter  so ranked are a quarter of them, and the others lie behind them as in the text
+ranked   by the attention of the prefix itself and of its other queries, first and recent tokens before all
+quarter  so ranked are as many as a quarter's stored half, and the others lie behind them as in the text: as it ships
 
 stored: the first tokens of each layer and head, as many as fill whole pages of 16 (`whole`: whole chunks). hybrid: half
 of them so, the other half in windows that a look through the keys of one KV head finds (`bench/partial_policies.py`).
@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.manifest import PAGE_SIZE
-from radixlm.runtime.row_selection import NUM_FIRST, NUM_RECENT, largest, widened
+from radixlm.runtime.row_selection import NUM_FIRST, NUM_RECENT, num_rows, scores_to_store, stored_shares, with_probed
 from radixlm.runtime.store import NO_PARENT, OSFiles, PageHead, StoreIdentity
 from radixlm.runtime.store.ordered_reader import BlockHeads, OpenRun, ReadCounts
-from radixlm.runtime.store.ordered_run import OrderedRun, ranked_before_text
+from radixlm.runtime.store.ordered_run import OrderedRun
 from radixlm.runtime.store.ordered_store import OrderedStore
 from tokenizers import Tokenizer
 
@@ -134,41 +134,49 @@ class Runs:
 def choices(prefix: Prefix, query: Query, scores: Scores) -> Iterator[Choice]:
     """What both policies choose for a query; `scores` are what the tokens are stored by."""
     ranked = np.argsort(-scores, axis=-1, kind="stable")
+    order = np.argsort(-scores_to_store(scores, is_start=True), axis=-1, kind="stable")
     nothing = ranked[..., :0]
     for budget in BUDGETS:
         count = max(1, round(budget * prefix.num_tokens / PAGE_SIZE)) * PAGE_SIZE  # pages of the pool are filled
         yield Choice("stored", budget, count, np.sort(ranked[..., :count]), nothing)
         num_first = -(-count // (2 * PAGE_SIZE)) * PAGE_SIZE
-        half = np.sort(ranked[..., :num_first])
-        looked = np.broadcast_to(widened(prefix.probe(half, query.ids))[:, None], scores.shape).copy()
-        np.put_along_axis(looked, half, -np.inf, axis=-1)
-        yield Choice("hybrid", budget, num_first, half, largest(looked, count - num_first))
+        half = np.sort(order[..., :num_first])
+        is_picked = np.zeros(scores.shape, bool)
+        np.put_along_axis(is_picked, with_probed(half, prefix.probe(half, query.ids), count, order), True, axis=-1)
+        np.put_along_axis(is_picked, half, False, axis=-1)
+        picks = np.nonzero(is_picked)[-1].reshape(*scores.shape[:2], count - num_first)
+        yield Choice("hybrid", budget, num_first, half, picks)
 
 
-def measure(case: Case, artifact: Artifact, model: PrefixModel, directory: Path) -> Iterator[Json]:
-    """Each query of a case, all budgets and chunk sizes, before and after."""
+def measure(case: Case, artifact: Artifact, model: PrefixModel, directory: Path, *, max_queries: int) -> Iterator[Json]:
+    """The first queries of a case, all budgets and chunk sizes, before and after; the others are history."""
     num_tokens = len(case.prefix) // PAGE_SIZE * PAGE_SIZE  # whole pages are stored
     prefix = Prefix(model, case.prefix[:num_tokens])
-    masses = [prefix.exact(query.ids, 0).mass for query in case.queries]
+    masses = [prefix.exact(query.ids, 0).mass / len(query.ids) for query in case.queries]
     asked: list[tuple[Scores, list[Choice]]] = []
-    for i, query in enumerate(case.queries[: case.num_counted]):
-        scores = np.asarray(sum(mass for j, mass in enumerate(masses) if j != i))
+    for i, query in enumerate(case.queries[: min(case.num_counted, max_queries)]):
+        others = [mass for j, mass in enumerate(masses) if j != i]
+        scores: Scores = prefix.mass / num_tokens + np.asarray(sum(others)) / max(1, len(others))
         scores[..., :NUM_FIRST] = scores[..., -NUM_RECENT:] = np.inf
         asked.append((scores, list(choices(prefix, query, scores))))
     runs = Runs(artifact, directory, model, case.prefix[:num_tokens])
     in_text = -np.broadcast_to(np.arange(num_tokens, dtype=np.float32), masses[0].shape)
     token_bytes = artifact.manifest.kv.page_bytes / PAGE_SIZE
-    num_ranked = -(-num_tokens // (4 * PAGE_SIZE)) * PAGE_SIZE
+    [num_ranked] = stored_shares([num_tokens], [NUM_FIRST + NUM_RECENT], num_rows(num_tokens, 0.25))
     for chunk_size in CHUNK_SIZES:
         runs.write(in_text, chunk_size)
         in_text_asked = [[runs.read(choice, in_order=False) for choice in chosen] for _, chosen in asked]
         for (scores, chosen), text in zip(asked, in_text_asked, strict=True):
             file_bytes = runs.write(scores, chunk_size)
-            ranked = [runs.read(choice, in_order=True) for choice in chosen]
+            is_ranked = [choice.num_first <= num_ranked for choice in chosen]
+            ranked = [
+                runs.read(choice, in_order=choice.policy == "stored" or is_first)
+                for choice, is_first in zip(chosen, is_ranked, strict=True)
+            ]
             wholes = [_whole(runs, scores, choice, chunk_size, token_bytes) for choice in chosen]
-            runs.write(ranked_before_text(scores, num_ranked), chunk_size)
+            runs.write(scores_to_store(scores, is_start=True), chunk_size)
             for i, choice in enumerate(chosen):
-                is_ranked = choice.num_first <= num_ranked
+                is_first = is_ranked[i] or choice.policy == "hybrid"
                 yield {
                     "policy": choice.policy,
                     "budget": choice.budget,
@@ -176,7 +184,7 @@ def measure(case: Case, artifact: Artifact, model: PrefixModel, directory: Path)
                     "attended": choice.num_tokens * token_bytes,
                     "text": text[i],
                     "ranked": ranked[i],
-                    "quarter": runs.read(choice, in_order=True) if is_ranked else None,
+                    "quarter": runs.read(choice, in_order=True) if is_first else None,
                     "whole": wholes[i],
                     "space": file_bytes / (num_tokens * token_bytes),
                 }
@@ -229,7 +237,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
-    parser.add_argument("--prefixes", type=int, default=2, help="of each workload")
+    parser.add_argument("--prefixes", type=int, default=3, help="of each workload")
+    parser.add_argument("--queries", type=int, default=3, help="of each prefix; all others are its history")
     options = parser.parse_args()
     artifact = Artifact.open(options.artifact)
     model, texts = PrefixModel(artifact), Texts(Tokenizer.from_str(artifact.tokenizer_json))
@@ -239,7 +248,11 @@ def main() -> None:
         for workload in options.workloads:
             cases = list(texts.cases(workload))[: options.prefixes]
             lengths += [len(case.prefix) // PAGE_SIZE * PAGE_SIZE for case in cases]
-            measured[workload] = [one for case in cases for one in measure(case, artifact, model, Path(directory))]
+            measured[workload] = [
+                one
+                for case in cases
+                for one in measure(case, artifact, model, Path(directory), max_queries=options.queries)
+            ]
             print(workload, len(measured[workload]), flush=True)
     model.close()
     rows = summary([one for some in measured.values() for one in some])

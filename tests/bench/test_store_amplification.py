@@ -21,7 +21,7 @@ def measured(tiny_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     model = PrefixModel(artifact)
     ids = np.random.default_rng(3).integers(0, 320, 400).tolist()
     queries = [Query(ids[start : start + 8], ids[start + 8 : start + 10]) for start in (340, 360)]
-    yield list(measure(Case(ids[:330], queries), artifact, model, tmp_path_factory.mktemp("runs")))
+    yield list(measure(Case(ids[:330], queries), artifact, model, tmp_path_factory.mktemp("runs"), max_queries=9))
     model.close()
 
 
