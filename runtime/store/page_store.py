@@ -13,7 +13,6 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -26,7 +25,6 @@ from numpy.typing import NDArray
 
 from ..errors import StoreCorrupt, StoreError
 from ..manifest import KVLayout
-from .bandwidth import Bandwidth
 from .chain_reader import ChainReader
 from .chunk_cache import ChunkCache
 from .files import Files, OSFiles
@@ -36,12 +34,12 @@ from .ordered_run import OrderedRun
 from .ordered_store import OrderedStore
 from .page_head import PageHead, StoreIdentity
 from .page_writer import PageWriter, Written
-from .record import MissKind
 from .recovery import INDEX, recover, remove_index
 from .secret import read_secret
 from .segment import Segment
 from .segment_log import NO_SPACE, SegmentLog
 from .store_lock import StoreLock
+from .store_notes import StoreNotes
 from .store_stats import GCReport, PutResult, RecoveryReport, StoreStats, VerifyReport
 from .verification import verify
 
@@ -80,16 +78,8 @@ class PageStore:
         self._write = threading.RLock()
         self._read = threading.Lock()
         self._reader = ChainReader(directory, files, identity)
-        self._state = threading.Lock()  # of all below; held for moments only
-        self._off_because: str | None = None
+        self._notes = StoreNotes(writer.num_pages())
         self._is_closed = False
-        self._touched: set[bytes] = set()
-        self._bad: set[bytes] = set()  # keys of pages that were not right; they leave the index with the next put
-        self._removed: list[int] = []  # segments whose files the reader may still have open
-        self._misses: Counter[MissKind] = Counter()
-        self._num_pages = writer.num_pages()
-        self._num_read = self._read_bytes = self._num_written = self._num_evicted = 0
-        self._bandwidth = Bandwidth()
 
     @classmethod
     def open(
@@ -161,7 +151,7 @@ class PageStore:
 
     def heads(self) -> Iterator[PageHead]:
         """All pages of this model, each after the one before it in its prompt."""
-        if self._off_because is not None:
+        if self._notes.off_because is not None:
             return
         index = None
         try:
@@ -169,7 +159,8 @@ class PageStore:
             ours = self._writer.segments()
             for key, row in index.pages():
                 if row is None:
-                    self._is_bad(key, "index")
+                    self._notes.add_miss("index")
+                    self._notes.add_bad([key])
                 elif row.place.segment in ours:
                     yield row.head
         except sqlite3.Error as error:
@@ -190,8 +181,8 @@ class PageStore:
         """
         assert payload.shape == (len(heads), self.identity.page_bytes) and payload.dtype == np.uint8
         with self._write, self._guarded():
-            if self._off_because is None:
-                return self._after(self._writer.put(heads, np.ascontiguousarray(payload), *self._take_notes()))
+            if self._notes.off_because is None:
+                return self._after(self._writer.put(heads, np.ascontiguousarray(payload), *self._notes.for_writer()))
         return PutResult((), ())
 
     def read(self, heads: Sequence[PageHead], out: NDArray[np.uint8]) -> int:
@@ -206,32 +197,31 @@ class PageStore:
         if not heads:
             return 0
         with self._read, self._guarded():
-            if self._off_because is None:
+            if self._notes.off_because is None:
                 return self._read_chain(heads, out)
-            self._missed("off")
+            self._notes.add_miss("off")
             return 0
-        self._missed("io")
+        self._notes.add_miss("io")
         return 0
 
     def touch(self, keys: Iterable[bytes]) -> None:
         """Count pages, and those before them in their prompts, as used now: they are evicted later."""
-        with self._state:
-            self._touched.update(keys)
+        self._notes.touch(keys)
 
     def drop(self, keys: Iterable[bytes]) -> list[bytes]:
         """Take out pages that somebody knows to be wrong, and all that come after them; their keys. By the thread that
         puts."""
         with self._write, self._guarded():
-            if self._off_because is None:
-                return list(self._after(self._writer.drop(set(keys), *self._take_notes())).evicted)
+            if self._notes.off_because is None:
+                return list(self._after(self._writer.drop(set(keys), *self._notes.for_writer())).evicted)
         return []
 
     def discard(self, namespace: bytes) -> list[bytes]:
         """Take out all pages of a namespace, and overwrite them on disk; their keys. By the thread that puts."""
         with self._write, self._guarded():
-            if self._off_because is None:
+            if self._notes.off_because is None:
                 self._ordered.discard(namespace)
-                return list(self._after(self._writer.discard(namespace, *self._take_notes())).evicted)
+                return list(self._after(self._writer.discard(namespace, *self._notes.for_writer())).evicted)
         return []
 
     @property
@@ -248,7 +238,7 @@ class PageStore:
             StoreError: the run is not of those pages.
         """
         with self._write, self._guarded():
-            if self._off_because is not None:
+            if self._notes.off_because is not None:
                 return PutResult((), ())
             num_bytes, keys = self._ordered.bytes_for(len(heads), chunk_size), [head.key for head in heads]
             max_bytes = self._writer.max_bytes
@@ -276,15 +266,15 @@ class PageStore:
             chunks: a cache of this store's chunks alone; those of a run go with it. Any thread may share it.
         """
         with self._guarded():
-            if self._off_because is None:
+            if self._notes.off_because is None:
                 return self._ordered.open_run(heads, block_heads=block_heads, chunks=chunks)
         return None
 
     def gc(self) -> GCReport:
         """Give the room of pages back that are there no more. By the thread that puts."""
         with self._write, self._guarded():
-            if self._off_because is None:
-                written, report = self._writer.collect(*self._take_notes())
+            if self._notes.off_because is None:
+                written, report = self._writer.collect(*self._notes.for_writer())
                 self._after(written)
                 return report
         return GCReport(0, 0, self._writer.num_bytes, self._writer.num_bytes)
@@ -292,31 +282,22 @@ class PageStore:
     def verify(self) -> VerifyReport:
         """Read all pages of this model, and find those no more that are not right. By any thread."""
         with self._guarded():
-            if self._off_because is None:
+            if self._notes.off_because is None:
                 report = verify(self.directory, self.files, self.identity)
-                with self._state:
-                    self._bad |= report.bad_keys
+                self._notes.add_bad(report.bad_keys)
                 return report
         return VerifyReport(0, 0, {})
 
     def stats(self) -> StoreStats:
         """Counts as of now."""
-        with self._state:
-            return StoreStats(
-                num_pages=self._num_pages,
-                num_segments=self._writer.num_segments,
-                num_bytes=self._writer.num_bytes + self._ordered.num_bytes,
-                num_ordered_bytes=self._ordered.num_bytes,
-                max_bytes=self._writer.max_bytes,
-                num_pages_read=self._num_read,
-                read_bytes=self._read_bytes,
-                num_pages_written=self._num_written,
-                num_pages_evicted=self._num_evicted,
-                misses=dict(self._misses),
-                read_bytes_per_s=self._bandwidth.bytes_per_s,
-                recovery=self._recovery,
-                off_because=self._off_because,
-            )
+        num_ordered_bytes = self._ordered.num_bytes
+        return self._notes.stats(
+            num_segments=self._writer.num_segments,
+            num_bytes=self._writer.num_bytes + num_ordered_bytes,
+            num_ordered_bytes=num_ordered_bytes,
+            max_bytes=self._writer.max_bytes,
+            recovery=self._recovery,
+        )
 
     def close(self) -> None:
         """Note what was used, and let others have the directory."""
@@ -324,16 +305,16 @@ class PageStore:
             if self._is_closed:
                 return
             self._is_closed = True
-            if self._off_because is None:
+            if self._notes.off_because is None:
                 with self._guarded():
-                    self._after(self._writer.settle(*self._take_notes()))
+                    self._after(self._writer.settle(*self._notes.for_writer()))
             for part in (self._reader, self._writer):
                 try:
                     part.close()
                 except (OSError, sqlite3.Error) as error:
                     _LOGGER.warning("the store in %s did not close: %s", self.directory, error)
             self._lock.release()
-            self._off_because = self._off_because or "it was closed"
+            self._notes.turn_off("it was closed")
 
     def __enter__(self) -> Self:
         return self
@@ -345,48 +326,18 @@ class PageStore:
 
     def _read_chain(self, heads: Sequence[PageHead], out: NDArray[np.uint8]) -> int:
         begun = time.perf_counter()
-        with self._state:
-            removed, self._removed = self._removed, []
-            bad = set(self._bad)
+        removed, bad = self._notes.for_reader()
         self._reader.forget(removed)
         result = self._reader.read(heads, out, bad)
-        with self._state:
-            self._touched.update(head.key for head in heads[: result.num_read])
-            self._num_read += result.num_read
-            self._read_bytes += result.num_bytes
-            self._bandwidth.add(result.num_bytes, time.perf_counter() - begun)
-            if result.bad_key is not None:
-                self._bad.add(result.bad_key)
-            if result.miss is not None:
-                self._misses[result.miss] += 1
+        self._notes.add_read(heads, result, time.perf_counter() - begun)
         return result.num_read
-
-    def _take_notes(self) -> tuple[set[bytes], set[bytes]]:
-        """What was used, and what was found bad, since the last time."""
-        with self._state:
-            touched, bad = self._touched, self._bad
-            self._touched, self._bad = set(), set()
-        return touched, bad
 
     def _after(self, written: Written) -> PutResult:
         """Count what the writer did, and let the ordered runs go whose pages went."""
         self._ordered.forget(written.removed)
-        with self._state:
-            self._num_pages += written.num_new - len(written.removed)
-            self._num_written += written.num_new
-            self._num_evicted += written.num_evicted
-            self._removed += written.segments_removed
+        self._notes.add_written(written)
         stored = set(written.stored)
         return PutResult(written.stored, tuple(key for key in written.removed if key not in stored))
-
-    def _missed(self, kind: MissKind) -> None:
-        with self._state:
-            self._misses[kind] += 1
-
-    def _is_bad(self, key: bytes, kind: MissKind) -> None:
-        with self._state:
-            self._misses[kind] += 1
-            self._bad.add(key)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -397,10 +348,8 @@ class PageStore:
             self._turn_off(error)
 
     def _turn_off(self, error: Exception) -> None:
-        with self._state:
-            if self._off_because is not None:
-                return
-            self._off_because = f"{type(error).__name__}: {error}"
+        if not self._notes.turn_off(f"{type(error).__name__}: {error}"):
+            return
         if is_broken(error):
             remove_index(self.directory)  # it broke while it was used; the segments are whole
         _LOGGER.error("the store in %s is off from here on: %s; restart when the disk is well", self.directory, error)
