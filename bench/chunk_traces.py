@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.kv_rows import inverse_order
 from radixlm.runtime.manifest import PAGE_SIZE
-from radixlm.runtime.row_selection import always, num_rows, stored_rows, stored_shares, with_probed
+from radixlm.runtime.row_selection import always, num_rows, scores_to_store, stored_rows, stored_shares, with_probed
 from radixlm.runtime.store.ordered_layout import OrderedLayout
-from radixlm.runtime.store.ordered_run import ranked_before_text
 
 from .partial_policies import Order
 from .partial_prefix import MAX_PREFIX, Prefix, PrefixModel
@@ -55,10 +54,7 @@ def asked(case: Case, foreign: Sequence[Query], model: PrefixModel) -> Asked:
     prefix, layout = Prefix(model, case.prefix[:num_tokens]), OrderedLayout(model.layout, num_tokens)
     known = (*case.queries[:NUM_HISTORY], *foreign[:NUM_HISTORY])
     history = np.asarray(sum(prefix.exact(query.ids, 0).mass for query in known), np.float64)
-    num_ranked = -(-num_tokens // (4 * PAGE_SIZE)) * PAGE_SIZE
-    scores = history.copy()
-    scores[..., always(num_tokens)] = np.inf
-    order = np.argsort(-ranked_before_text(scores, num_ranked), axis=-1, kind="stable")
+    order = np.argsort(-scores_to_store(history, is_start=True), axis=-1, kind="stable")
     by_rank = np.take_along_axis(history, order, axis=-1).reshape(layout.num_groups, layout.num_blocks, -1).sum(axis=-1)
     attention = (by_rank / by_rank.sum(axis=-1, keepdims=True)).T.reshape(-1)
     queries = (*case.queries[NUM_HISTORY:], *foreign[NUM_HISTORY:])
@@ -72,7 +68,7 @@ def _reads(
     kept = always(layout.num_tokens)
     (num_stored,) = stored_shares([layout.num_tokens], [len(kept)], count)
     half = stored_rows(order, kept, num_stored)
-    tokens = with_probed(half, prefix.probe(half, query.ids), count)
+    tokens = with_probed(half, prefix.probe(half, query.ids), count, order)
     ranks = np.take_along_axis(inverse_order(order), tokens, axis=-1).reshape(layout.num_groups, -1)
     chunks = np.unique(ranks // layout.chunk_size * layout.num_groups + np.arange(layout.num_groups)[:, None])
     num_first = num_stored // layout.chunk_size * layout.num_groups

@@ -20,7 +20,15 @@ import numpy as np
 import numpy.typing as npt
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.partial_prefix import MAX_DROPPED_MASS
-from radixlm.runtime.row_selection import always, dropped_mass, num_rows, stored_rows, stored_shares, with_probed
+from radixlm.runtime.row_selection import (
+    always,
+    dropped_mass,
+    num_rows,
+    scores_to_store,
+    stored_rows,
+    stored_shares,
+    with_probed,
+)
 from tokenizers import Tokenizer
 
 from .partial_prefix import Prefix, PrefixModel
@@ -47,13 +55,13 @@ def measure(case: Case, model: PrefixModel, *, max_queries: int) -> Iterator[Dro
     fixed = always(prefix.num_tokens)
     for i, query in enumerate(case.queries[: min(case.num_counted, max_queries)]):
         history = np.asarray(sum(run.mass for j, run in enumerate(runs) if j != i))
-        order = np.argsort(-history, axis=-1, kind="stable")
+        order = np.argsort(-scores_to_store(history, is_start=True), axis=-1, kind="stable")
         for budget in BUDGETS:
             count = num_rows(prefix.num_tokens, budget)
             [share] = stored_shares([prefix.num_tokens], [len(fixed)], count)
             stored = stored_rows(order, fixed, share)
             seen = prefix.look(stored, query.ids)
-            chosen = with_probed(stored, seen.largest, count)
+            chosen = with_probed(stored, seen.largest, count, order)
             partial = prefix.partial(chosen, fed[i], len(query.continuation))
             kept = np.take_along_axis(runs[i].mass, chosen, axis=-1).sum(axis=-1)
             yield Dropped(

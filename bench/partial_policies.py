@@ -6,6 +6,7 @@ made of `runtime/row_selection.py`, with which prefixes are read from disk.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from radixlm.runtime.row_selection import (
     NUM_FIRST,
     always,
     largest,
+    scores_to_store,
     stored_rows,
     stored_shares,
     with_probed,
@@ -44,6 +46,11 @@ class Evidence:
         """What rows are stored by: the pass knows less of what is asked again than other queries do, and more of what
         nobody asked."""
         return self.history + self.prefix
+
+    @functools.cached_property
+    def order(self) -> Order:
+        """As rows are stored, what matters most first: `[layers, kv_heads, tokens]`."""
+        return np.argsort(-scores_to_store(self.stored, is_start=True), axis=-1, kind="stable")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -120,11 +127,11 @@ POLICIES: dict[str, Callable[[Evidence, int], Order]] = {
 
 
 def _stored_half(evidence: Evidence, count: int) -> Order:
-    tokens, order = evidence.shape[-1], np.argsort(-evidence.stored, axis=-1, kind="stable")
+    tokens = evidence.shape[-1]
     [share] = stored_shares([tokens], [len(always(tokens))], count)
-    return stored_rows(order, always(tokens), share)
+    return stored_rows(evidence.order, always(tokens), share)
 
 
 def _with_probe(evidence: Evidence, chosen: Order, count: int) -> Order:
     """`chosen` and what the probe sees from there."""
-    return with_probed(chosen, evidence.probe(chosen), count)
+    return with_probed(chosen, evidence.probe(chosen), count, evidence.order)

@@ -196,7 +196,9 @@ class PartialPrefix:
             self._chosen = np.broadcast_to(np.arange(self.num_tokens), (*self._chosen.shape[:2], self.num_tokens))
             return Choice(0.0, True)
         seen = look(queries, self._probe_keys(), self._chosen[:, self.probe_head])
-        self._chosen = with_probed(self._chosen, seen.largest, self.num_rows)
+        orders = [part.run.order() for part in self._parts]  # which `read_stored` has seen to
+        order = [mine + part.start for mine, part in zip(orders, self._parts, strict=True) if mine is not None]
+        self._chosen = with_probed(self._chosen, seen.largest, self.num_rows, np.concatenate(order, axis=-1))
         dropped = dropped_mass(seen.mean, self._chosen[:, self.probe_head])
         return Choice(dropped, dropped <= MAX_DROPPED_MASS)
 

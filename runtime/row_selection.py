@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from .batch import Float32Array
 from .manifest import PAGE_SIZE
+from .store.ordered_run import ranked_before_text
 
 Scores = npt.NDArray[np.floating[Any]]
 Tokens = npt.NDArray[np.int64]
@@ -81,8 +82,8 @@ def stored_rows(order: npt.NDArray[np.integer[Any]], always: Tokens, count: int)
 def scores_to_store(scores: Scores, *, is_start: bool, budget: float = 0.25) -> npt.NDArray[np.float64]:
     """Scores of a run, `[layers, kv_heads, tokens]`, to store it by, so that reading a share of it asks for few bytes.
 
-    As many as are chosen by stored order are ranked; behind them come the last ones of the run, which are always read
-    if a prefix ends there, and then the others as in the text, for what a probe picks is mostly a passage.
+    What is always read is first, and then as many as are chosen by stored order; behind them the others are as in the
+    text, for what a query picks there is mostly a passage.
 
     Args:
         is_start: the run begins a prompt, whose first tokens are always read.
@@ -91,14 +92,9 @@ def scores_to_store(scores: Scores, *, is_start: bool, budget: float = 0.25) -> 
     num_tokens = scores.shape[-1]
     fixed = always(num_tokens, 0 if is_start else NUM_FIRST)
     scores = scores.astype(np.float64)
-    if is_start:
-        scores[..., :NUM_FIRST] = np.inf
+    scores[..., fixed] = np.inf
     [num_ranked] = stored_shares([num_tokens], [len(fixed)], num_rows(num_tokens, budget))
-    order = np.argsort(-scores, axis=-1, kind="stable")[..., :num_ranked]
-    place = np.broadcast_to(2.0 * num_tokens + np.arange(num_tokens), scores.shape).copy()
-    place[..., -NUM_RECENT:] -= num_tokens
-    np.put_along_axis(place, order, np.broadcast_to(np.arange(num_ranked, dtype=float), order.shape), axis=-1)
-    return np.asarray(-place)
+    return ranked_before_text(scores, num_ranked)
 
 
 @dataclass(frozen=True)
@@ -136,9 +132,21 @@ def look(queries: Float32Array, keys: npt.NDArray[np.floating[Any]], there: Toke
     return seen
 
 
-def with_probed(chosen: Tokens, seen: Scores, count: int) -> Tokens:
-    """`chosen` and, up to `count`, the tokens that are worth most by what was `seen`, `[layers, tokens]`."""
-    scores = np.broadcast_to(worth(seen)[:, None], (*chosen.shape[:2], seen.shape[-1])).copy()
+def with_probed(chosen: Tokens, seen: Scores, count: int, order: npt.NDArray[np.integer[Any]]) -> Tokens:
+    """`chosen` and, up to `count`, what is worth most by what was `seen`, `[layers, tokens]`, in whole chunks.
+
+    A chunk is `PAGE_SIZE` tokens that lie together in `order`, `[layers, kv_heads, tokens]`: behind those that are
+    ranked it is a passage, which a query loses less by than by single tokens, and it is read whole in any case.
+    """
+    tokens = order.astype(np.int64)
+    starts = np.arange(0, tokens.shape[-1], PAGE_SIZE)
+    sizes = np.diff(starts, append=tokens.shape[-1])
+    by_rank = np.take_along_axis(np.broadcast_to(worth(seen)[:, None], tokens.shape), tokens, axis=-1)
+    of_chunk = np.add.reduceat(by_rank, starts, axis=-1) / sizes
+    # of two that are worth the same all of the first come before the second
+    place = np.argsort(np.argsort(-of_chunk, axis=-1, kind="stable"), axis=-1)
+    scores = np.empty(order.shape)
+    np.put_along_axis(scores, tokens, -np.repeat(place, sizes, axis=-1).astype(float), axis=-1)
     np.put_along_axis(scores, chosen, np.inf, axis=-1)
     return largest(scores, count)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.row_selection import NUM_FIRST, NUM_RECENT, WINDOW
+from radixlm.runtime.row_selection import NUM_FIRST, NUM_RECENT
 from tokenizers import Tokenizer
 
 from bench import partial_dropped, partial_quality, partial_tables
@@ -40,11 +40,13 @@ def test_a_choice_is_as_many_different_rows_in_each_layer_and_head(evidence: Evi
 def test_first_recent_half_by_stored_order_and_what_the_probe_sees_are_in_a_hybrid(evidence: Evidence) -> None:
     choice = POLICIES["hybrid"](evidence, 60)
     always = [*range(NUM_FIRST), *range(TOKENS - NUM_RECENT, TOKENS)]
-    seen = range(77 - WINDOW // 2, 77 + WINDOW // 2 + 1)
     stored = np.argsort(-evidence.history - evidence.prefix, axis=-1)[..., : 32 - len(always)]  # whole pages
-    for rows, first in zip(choice.reshape(-1, 60), stored.reshape(LAYERS * HEADS, -1), strict=True):
-        assert set(always) | set(seen) <= set(rows)
-        assert len(set(first) - set(rows)) == 0
+    for rows, first, order in zip(
+        choice.reshape(-1, 60), stored.reshape(LAYERS * HEADS, -1), evidence.order.reshape(-1, TOKENS), strict=True
+    ):
+        [rank] = np.nonzero(order == 77)[0]
+        passage = order[rank // 16 * 16 :][:16]  # as it is stored, what the probe saw among it
+        assert set(always) | set(first) | set(passage) <= set(rows)
 
 
 def test_the_oracle_drops_least_and_history_is_by_other_queries(evidence: Evidence) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from radixlm.runtime.kv_rows import KVRows
 from radixlm.runtime.manifest import KVDType, KVLayout
 from radixlm.runtime.partial_prefix import PartialPrefix
-from radixlm.runtime.row_selection import always, look, num_rows, worth
+from radixlm.runtime.row_selection import always, look, num_rows, with_probed
 from radixlm.runtime.run_cache import RunCache
 from radixlm.runtime.store import NO_PARENT, OSFiles, PageHead, PageStore
 from radixlm.runtime.store.ordered_layout import OrderedLayout
@@ -44,6 +44,19 @@ class Stored:
     @property
     def num_tokens(self) -> int:
         return 16 * len(self.heads)
+
+    def order(self, lengths: Sequence[int]) -> NDArray[np.int64]:
+        """As the runs of so many pages have their tokens."""
+        orders, first = [], 0
+        for length in lengths:
+            run = self.store.open_ordered(self.heads[first : first + length])
+            assert run is not None
+            order = run.order()
+            run.close()
+            assert order is not None and order.shape[-1] == 16 * length
+            orders.append(order.astype(np.int64) + 16 * first)
+            first += length
+        return np.concatenate(orders, axis=-1)
 
     def open(self, budget: float, known: RunCache | None = None, *, num_before: int = 0) -> PartialPrefix | None:
         known = RunCache() if known is None else known
@@ -131,13 +144,9 @@ def test_what_is_read_is_what_is_chosen(
             chosen = rows_of(partial, it)
             assert partial.num_there == partial.num_rows == chosen.shape[-1]
             seen = look(it.queries, it.exact.keys_of(PROBE_HEAD), first[:, PROBE_HEAD])
-            beside = worth(seen.largest)
-            for layer, head in np.ndindex(chosen.shape[:2]):
-                mine, stored_half = set(chosen[layer, head].tolist()), set(first[layer, head].tolist())
-                assert set(always(it.num_tokens, num_before).tolist()) <= stored_half <= mine
-                left = [beside[layer, token] for token in range(it.num_tokens) if token not in mine]
-                best = max(left, default=0)
-                assert all(beside[layer, token] >= best * 0.99 for token in mine - stored_half)
+            assert (chosen == with_probed(first, seen.largest, partial.num_rows, it.order(lengths))).all()
+            for layer, head in np.ndindex(first.shape[:2]):
+                assert set(always(it.num_tokens, num_before).tolist()) <= set(first[layer, head].tolist())
             kept = np.take_along_axis(seen.mean, chosen[:, PROBE_HEAD], axis=-1).sum(axis=-1)
             assert choice.dropped_mass == pytest.approx(1 - kept.mean(), abs=2e-3)
             assert (known.num_bytes > 0) == (partial.num_rows < it.num_tokens)

@@ -133,13 +133,16 @@ def test_scores_too_large_for_an_exponential_are_no_overflow() -> None:
 
 
 @given(seed=SEEDS, num_tokens=st.integers(24, 80), data=st.data())
-def test_what_is_seen_best_is_added_to_what_was_chosen(seed: int, num_tokens: int, data: st.DataObject) -> None:
+def test_what_is_seen_best_is_added_to_what_was_chosen_in_whole_chunks(
+    seed: int, num_tokens: int, data: st.DataObject
+) -> None:
     rng = np.random.default_rng(seed)
     num_stored = data.draw(st.integers(1, num_tokens))
     count = data.draw(st.integers(num_stored, num_tokens))
     stored = largest(rng.random((2, 3, num_tokens)), num_stored)
+    order = np.argsort(rng.random((2, 3, num_tokens)), axis=-1)
     seen = rng.integers(0, 9, (2, num_tokens)).astype(np.float32)
-    chosen = with_probed(stored, seen, count)
+    chosen = with_probed(stored, seen, count, order)
     assert chosen.shape == (2, 3, count) and (np.diff(chosen, axis=-1) > 0).all()
     for layer in range(2):
         beside = [max(seen[layer, max(0, at - WINDOW // 2) : at + WINDOW // 2 + 1]) for at in range(num_tokens)]
@@ -148,10 +151,15 @@ def test_what_is_seen_best_is_added_to_what_was_chosen(seed: int, num_tokens: in
         beside = [near * far / PASSAGE for near, far in zip(beside, around, strict=True)]
         assert worth(seen)[layer].tolist() == pytest.approx(beside, rel=1e-6)
         for head in range(3):
+            ranked = order[layer, head].tolist()
+            chunks = [ranked[start : start + 16] for start in range(0, num_tokens, 16)]
+            means = [sum(beside[token] for token in chunk) / len(chunk) for chunk in chunks]
             mine, before = set(chosen[layer, head].tolist()), set(stored[layer, head].tolist())
             assert before <= mine
-            left = [beside[token] for token in range(num_tokens) if token not in mine]
-            assert not left or all(beside[token] >= max(left) * (1 - 1e-6) for token in mine - before)
+            taken = [number for number, chunk in enumerate(chunks) if mine & set(chunk) - before]
+            left = [number for number, chunk in enumerate(chunks) if set(chunk) - mine]
+            assert len(set(taken) & set(left)) <= 1, "of one chunk a part may have to do"
+            assert not left or all(means[one] >= max(means[each] for each in left) * (1 - 1e-6) for one in taken)
 
 
 def test_dropped_mass_is_what_the_chosen_tokens_do_not_hold() -> None:
@@ -173,12 +181,11 @@ def test_a_run_is_stored_as_its_parts_are_read(seed: int, num_pages: int, is_sta
     before = scores.copy()
     order = np.argsort(-scores_to_store(scores, is_start=is_start, budget=budget), axis=-1, kind="stable")
     assert (scores == before).all()
-    count, first = num_rows(num_tokens, budget), range(NUM_FIRST if is_start else 0)
-    [num_ranked] = stored_shares([num_tokens], [NUM_RECENT + len(first)], count)
+    fixed = always(num_tokens, 0 if is_start else 16).tolist()
+    [num_ranked] = stored_shares([num_tokens], [len(fixed)], num_rows(num_tokens, budget))
     for mine, given_scores in zip(order.reshape(6, -1).tolist(), scores.reshape(6, -1), strict=True):
-        ranked = sorted(
-            range(num_tokens), key=lambda token: (token not in first, token in first or -given_scores[token])
+        others = sorted(
+            (token for token in range(num_tokens) if token not in fixed), key=lambda one: -given_scores[one]
         )
-        rest = [token for token in range(num_tokens) if token not in ranked[:num_ranked]]
-        recent = [token for token in rest if token >= num_tokens - NUM_RECENT]
-        assert mine == [*ranked[:num_ranked], *recent, *(token for token in rest if token not in recent)]
+        ranked = [*fixed, *others][:num_ranked]
+        assert mine == [*ranked, *(token for token in range(num_tokens) if token not in ranked)]
