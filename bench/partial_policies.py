@@ -24,7 +24,6 @@ from radixlm.runtime.row_selection import (
 
 Scores = npt.NDArray[np.floating]  # [layers, kv_heads, tokens]
 Order = npt.NDArray[np.int64]
-NUM_LOOKS = 2
 
 
 @dataclass(frozen=True)
@@ -41,16 +40,15 @@ class Evidence:
     probe: Callable[[Order], Scores]
     seed: int
 
-    @property
-    def stored(self) -> Scores:
-        """What rows are stored by: the pass knows less of what is asked again than other queries do, and more of what
-        nobody asked."""
-        return self.history + self.prefix
-
     @functools.cached_property
     def order(self) -> Order:
-        """As rows are stored, what matters most first: `[layers, kv_heads, tokens]`."""
-        return np.argsort(-scores_to_store(self.stored, is_start=True), axis=-1, kind="stable")
+        """As rows are stored once somebody asked, what matters most first: `[layers, kv_heads, tokens]`."""
+        return _stored(self.history)
+
+    @functools.cached_property
+    def order_of_both(self) -> Order:
+        """The same if the prefix pass counted as much as all queries together."""
+        return _stored(self.history + self.prefix)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -82,30 +80,22 @@ def history(evidence: Evidence, count: int) -> Order:
     return largest(evidence.history, count)
 
 
-def stored(evidence: Evidence, count: int) -> Order:
-    """Those by both: the stored order alone."""
-    return largest(evidence.stored, count)
-
-
 def probe(evidence: Evidence, count: int) -> Order:
     """The first and recent ones, and those that this query looks at from there by one head's keys."""
     layers, heads, tokens = evidence.shape
     start = always(tokens)[:count]
-    return _with_probe(evidence, np.broadcast_to(start, (layers, heads, len(start))), count)
+    chosen = np.broadcast_to(start, (layers, heads, len(start)))
+    return with_probed(chosen, evidence.probe(chosen), count, evidence.order)
 
 
 def hybrid(evidence: Evidence, count: int) -> Order:
     """Half by the stored order, the first and recent ones among them; then half by the probe."""
-    return _with_probe(evidence, _stored_half(evidence, count), count)
+    return _hybrid(evidence, evidence.order, count)
 
 
-def hybrid_in_looks(evidence: Evidence, count: int) -> Order:
-    """The same, but that the probe's half comes in `NUM_LOOKS` parts, each after a look over all that is there."""
-    chosen = _stored_half(evidence, count)
-    stored = chosen.shape[-1]
-    for look in range(1, NUM_LOOKS + 1):
-        chosen = _with_probe(evidence, chosen, stored + (count - stored) * look // NUM_LOOKS)
-    return chosen
+def hybrid_of_both(evidence: Evidence, count: int) -> Order:
+    """The same, but that the order does not forget the prefix pass."""
+    return _hybrid(evidence, evidence.order_of_both, count)
 
 
 def oracle(evidence: Evidence, count: int) -> Order:
@@ -118,20 +108,19 @@ POLICIES: dict[str, Callable[[Evidence, int], Order]] = {
     "first+recent": first_and_recent,
     "prefix pass": prefix_pass,
     "history": history,
-    "stored": stored,
     "probe": probe,
     "hybrid": hybrid,
-    f"hybrid, {NUM_LOOKS} looks": hybrid_in_looks,
+    "hybrid, pass kept": hybrid_of_both,
     "oracle": oracle,
 }
 
 
-def _stored_half(evidence: Evidence, count: int) -> Order:
-    tokens = evidence.shape[-1]
-    [share] = stored_shares([tokens], [len(always(tokens))], count)
-    return stored_rows(evidence.order, always(tokens), share)
+def _stored(scores: Scores) -> Order:
+    return np.argsort(-scores_to_store(scores, is_start=True), axis=-1, kind="stable")
 
 
-def _with_probe(evidence: Evidence, chosen: Order, count: int) -> Order:
-    """`chosen` and what the probe sees from there."""
-    return with_probed(chosen, evidence.probe(chosen), count, evidence.order)
+def _hybrid(evidence: Evidence, order: Order, count: int) -> Order:
+    fixed = always(evidence.shape[-1])
+    [share] = stored_shares([evidence.shape[-1]], [len(fixed)], count)
+    chosen = stored_rows(order, fixed, share)
+    return with_probed(chosen, evidence.probe(chosen), count, order)

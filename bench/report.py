@@ -228,8 +228,9 @@ def _partial(results: Json, directory: Path) -> Iterator[str]:
     yield (
         f"{results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to {results['longest_prefix']:,} "
         f"tokens, {results['rows'][0]['num_queries']} queries; KL(full || partial) over what truly follows, with "
-        "twice the standard error over queries. History is the attention of the prefix's other queries; stored adds "
-        "that of the prefix itself, and the hybrid takes half so. All rows gave the full prefix's logits bit for bit."
+        "twice the standard error over queries. History is the attention of the prefix's other queries, by which the "
+        "hybrid takes half; `pass kept` adds that of the prefix itself. With all rows every query gave the full "
+        "prefix's logits to the last bit."
     )
     store_plots.quality(results, directory / f"partial_{workload}.svg")
     yield f"![KL against the share of rows](results/partial_{workload}.svg)"
@@ -265,16 +266,16 @@ def _store_amplification(results: Json, directory: Path) -> Iterator[str]:
     yield (
         f"KV of {results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to "
         f"{results['longest_prefix']:,} tokens in chunks of tokens of one layer and KV head: in the order of the text, "
-        "ranked by the attention that the prefix itself and other queries paid, and with a quarter ranked and the "
-        "others behind as in the text. Bytes are whole units of 4 KiB, with headers, orders and checksums. Stored "
-        "order: the first tokens of each layer and head, as many as fill pages of 16; whole chunks: fewer, where that "
-        "leaves any."
+        "ranked by the attention that the prefix itself and other queries paid, and as it ships (quarter): ranked are "
+        "those that half of a quarter takes, and the others lie behind as in the text. Bytes are whole units of 4 KiB, "
+        "with headers, orders and checksums. Stored order: the first tokens of each layer and head, as many as fill "
+        "pages of 16; whole chunks: fewer, where that leaves any."
     )
     store_plots.amplification(results, directory / "store_amplification.svg")
     yield "![bytes read over bytes attended to, by size of chunks](results/store_amplification.svg)"
     yield store_tables.by_stored_order(results["rows"])
     yield (
-        "Hybrid: half by stored order, half in windows that a look through the keys of one KV head finds. All that is "
+        "Hybrid: half by stored order, half in chunks that a look through the keys of one KV head finds. All that is "
         "read, those keys among it; with them kept in memory; with the order and the checksums kept there, too."
     )
     yield store_tables.by_probe(results["rows"])

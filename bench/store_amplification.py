@@ -10,7 +10,7 @@ ranked   by the attention of the prefix itself and of its other queries, first a
 quarter  so ranked are as many as a quarter's stored half, and the others lie behind them as in the text: as it ships
 
 stored: the first tokens of each layer and head, as many as fill whole pages of 16 (`whole`: whole chunks). hybrid: half
-of them so, the other half in windows that a look through the keys of one KV head finds (`bench/partial_policies.py`).
+of them so, the other half in chunks of what ships that a look through the keys of one KV head finds.
 What a choice needs to be read with it counts: header, orders and checksums; probe keys too, but for the columns
 without. Runs lie where TMPDIR says, for instance in memory: nothing here is a time.
 """

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from .plots import save
 from .tables import Json
 
-_ORDERS = {"text": "in the order of the text", "ranked": "ranked", "quarter": "a quarter ranked"}
+_ORDERS = {"text": "in the order of the text", "ranked": "ranked", "quarter": "as it ships"}
 _STYLES = {"random": ":", "first+recent": ":", "prefix pass": "--", "history": "--", "oracle": ":"}
 
 

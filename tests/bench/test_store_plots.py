@@ -28,7 +28,7 @@ def test_amplification_has_a_line_for_each_order_and_share(tmp_path: Path) -> No
     ]
     page = drawn(tmp_path / "a.svg", store_plots.amplification, {"rows": rows})
     assert page.count("10%, ranked") == page.count("25%, in the order of the text") == 2
-    assert page.count("25%, a quarter ranked") == 1  # where tokens are picked
+    assert page.count("25%, as it ships") == 1  # where tokens are picked
 
 
 def test_quality_has_a_line_for_each_policy_and_facts_a_second_panel(tmp_path: Path) -> None:
