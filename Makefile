@@ -12,7 +12,7 @@ COMPILER := $(shell find compile tokenizer_fix -name '*.py') runtime/manifest.py
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-browser test-clients test-ray bench bench-cache bench-peers bench-growth bench-replay bench-load bench-store goldens lock clean
+.PHONY: run test test-browser test-clients test-ray bench bench-cache bench-peers bench-growth bench-replay bench-load bench-store bench-partial goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -89,6 +89,14 @@ bench-store: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.store_restart $(ARTIFACT) .cache
 	$(BIN)/python -m bench.store_restart $(ARTIFACT) .cache --append
 	$(BIN)/python -m bench.store_restart $(ARTIFACT) .cache --append
+	$(BIN)/python -m bench.report
+
+# What a part of a prefix's KV loses by how it is chosen, and what disks are asked for it; half an hour, and RADIXLM_DATA.
+PARTIAL := needle text nq tools bbh
+bench-partial: $(ARTIFACT)/manifest.json $(VENV)/.bench
+	set -e; for texts in $(PARTIAL); do $(BIN)/python -m bench.partial_quality $(ARTIFACT) $$texts; done
+	$(BIN)/python -m bench.scored $(ARTIFACT)
+	$(BIN)/python -m bench.store_amplification $(ARTIFACT)
 	$(BIN)/python -m bench.report
 
 # The small files in tests/goldens, made anew with torch and transformers in a virtual environment of their own.
