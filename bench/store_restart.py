@@ -12,25 +12,20 @@ those that are there.
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine import Completion, Engine, SamplingParams
-from radixlm.runtime.load_planner import LoadPlan, LoadPlanner, SplitPlan
-from radixlm.runtime.store import PageStore, StoreIdentity
-from radixlm.runtime.store.files import OSFiles
 from radixlm.runtime.store.throttled_files import ThrottledFiles
 
 from .prompts import Prompts
 from .results import read_results, write_results
+from .store_disks import DISKS_MB_PER_S, AlwaysLoad, device_bytes, disk_files, drop_page_cache, open_store
 
-DISKS_MB_PER_S: Mapping[str, float | None] = {"25": 25.0, "50": 50.0, "100": 100.0, "500": 500.0, "real": None}
-STORE_BYTES = 1 << 30
 PARAMS = SamplingParams(max_tokens=1, temperature=0.0, logprobs=5)
 
 
@@ -42,27 +37,6 @@ class FirstToken:
     disk_tokens: int
     read_bytes: int  # asked of the store's files
     device_bytes: int  # that the kernel read from disks meanwhile
-
-
-class AlwaysLoad(LoadPlanner):
-    """Loads whatever there is, however long it takes, and nothing is computed meanwhile."""
-
-    def plan(self, start: int, stop: int, *, num_bytes: int, queued_bytes: int = 0) -> LoadPlan | None:
-        """A plan without an end."""
-        return LoadPlan(None, 3600.0)
-
-    def plan_split(
-        self,
-        start: int,
-        stop: int,
-        *,
-        num_bytes: int,
-        max_bytes: int,
-        queued_bytes: int = 0,
-        num_tokens_ahead: int = 0,
-    ) -> SplitPlan | None:
-        """Not both at once."""
-        return None
 
 
 def main() -> None:
@@ -104,14 +78,13 @@ def one_round(
         engine.generate(warm_up, PARAMS)
         measured = {"recompute": _ask(engine, ids, None)}
         expected = engine.generate(ids, PARAMS, namespace=b"cold")
-    with Engine(artifact, max_num_seqs=2, store=_open(artifact, directory, None)) as engine:
+    with Engine(artifact, max_num_seqs=2, store=open_store(artifact, directory)) as engine:
         engine.generate(ids, PARAMS)
     for disk in disks:
-        mb_per_s = DISKS_MB_PER_S[disk]
         for way in ("load", "planner"):
-            _drop_page_cache(directory)
-            files = ThrottledFiles(OSFiles(), None if mb_per_s is None else mb_per_s * 1e6)
-            with Engine(artifact, max_num_seqs=2, store=_open(artifact, directory, files)) as engine:
+            drop_page_cache(directory)
+            files = disk_files(disk)
+            with Engine(artifact, max_num_seqs=2, store=open_store(artifact, directory, files)) as engine:
                 if way == "load":
                     _load_always(engine)
                 measured[f"{disk} {way}"] = _ask(engine, ids, files, expected)
@@ -121,7 +94,7 @@ def one_round(
 def _ask(
     engine: Engine, ids: list[int], files: ThrottledFiles | None, expected: Completion | None = None
 ) -> FirstToken:
-    read, device = 0 if files is None else files.read_bytes, _device_bytes()
+    read, device = 0 if files is None else files.read_bytes, device_bytes()
     begun = perf_counter()
     completion = engine.generate(ids, PARAMS)
     seconds = perf_counter() - begun
@@ -131,32 +104,14 @@ def _ask(
         seconds=seconds,
         disk_tokens=sum(completion.usage.disk_tokens_by_kind.values()),
         read_bytes=0 if files is None else files.read_bytes - read,
-        device_bytes=_device_bytes() - device,
+        device_bytes=device_bytes() - device,
     )
-
-
-def _open(artifact: Artifact, directory: Path, files: ThrottledFiles | None) -> PageStore:
-    return PageStore.open(directory, StoreIdentity.of(artifact.manifest), max_bytes=STORE_BYTES, files=files)
 
 
 def _load_always(engine: Engine) -> None:
     tier = engine._core.tier
     assert tier is not None
     tier._loader._planner = AlwaysLoad()
-
-
-def _drop_page_cache(directory: Path) -> None:
-    for path in directory.rglob("*"):
-        if path.is_file():
-            fd = os.open(path, os.O_RDONLY)
-            os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
-
-
-def _device_bytes() -> int:
-    counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return int(counts["read_bytes"])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,64 @@
+"""Disks of declared speed below a store, and what was really read from one. Knows files, not what is measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.load_planner import LoadPlan, LoadPlanner, SplitPlan
+from radixlm.runtime.store import PageStore, StoreIdentity
+from radixlm.runtime.store.files import OSFiles
+from radixlm.runtime.store.throttled_files import ThrottledFiles
+
+DISKS_MB_PER_S: Mapping[str, float | None] = {"25": 25.0, "50": 50.0, "100": 100.0, "500": 500.0, "real": None}
+STORE_BYTES = 1 << 30
+
+
+class AlwaysLoad(LoadPlanner):
+    """Loads whatever there is, however long it takes, and nothing is computed meanwhile."""
+
+    def plan(self, start: int, stop: int, *, num_bytes: int, queued_bytes: int = 0) -> LoadPlan | None:
+        """A plan without an end."""
+        return LoadPlan(None, 3600.0)
+
+    def plan_split(
+        self,
+        start: int,
+        stop: int,
+        *,
+        num_bytes: int,
+        max_bytes: int,
+        queued_bytes: int = 0,
+        num_tokens_ahead: int = 0,
+    ) -> SplitPlan | None:
+        """Not both at once."""
+        return None
+
+
+def disk_files(disk: str) -> ThrottledFiles:
+    """Files on one of `DISKS_MB_PER_S`."""
+    mb_per_s = DISKS_MB_PER_S[disk]
+    return ThrottledFiles(OSFiles(), None if mb_per_s is None else mb_per_s * 1e6)
+
+
+def open_store(artifact: Artifact, directory: Path, files: ThrottledFiles | None = None) -> PageStore:
+    """A store of the artifact's pages; without `files` as fast as the disk is."""
+    return PageStore.open(directory, StoreIdentity.of(artifact.manifest), max_bytes=STORE_BYTES, files=files)
+
+
+def drop_page_cache(directory: Path) -> None:
+    """Have all files read from the disk next time."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def device_bytes() -> int:
+    """What the kernel read from disks for this process."""
+    counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(counts["read_bytes"])
