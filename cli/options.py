@@ -30,6 +30,7 @@ class EngineOptions:
     match: MatchPolicy
     store: str | None = None
     store_gb: float | None = None
+    kv_budget: float | None = None
 
     def open(
         self,
@@ -51,6 +52,8 @@ class EngineOptions:
             raise ValueError(f"--kv-cache-gb is {self.kv_cache_gb}; it must be a number of GB")
         if self.store == "":
             raise ValueError("--store is empty; give a directory, or leave it out")
+        if self.store is None and self.kv_budget is not None:
+            raise ValueError("--kv-budget is given and --store is not; it is of what a store keeps")
         if self.store is None and self.store_gb is not None:
             raise ValueError("--store-gb is given and --store is not; say where, too")
         store_gb = DEFAULT_STORE_GB if self.store_gb is None else self.store_gb
@@ -64,6 +67,7 @@ class EngineOptions:
             match=self.match,
             store=None if self.store is None else Path(self.store),
             store_bytes=int(store_gb * 1e9),
+            kv_budget=self.kv_budget,
             cache_ttl_s=cache_ttl_s,
             max_queue=max_queue,
             kv_log=kv_log,
@@ -103,6 +107,14 @@ def engine_options(function: F) -> F:
 def store_options(function: F) -> F:
     """Add the fields of `EngineOptions` that keep prefixes on disk."""
     for option in (
+        click.option(
+            "--kv-budget",
+            type=click.FloatRange(min=0, max=1, min_open=True),
+            metavar="SHARE",
+            help="Of a prefix in --store, load the share of keys and values that matters most, 0.25 for a quarter, "
+            "where that is quicker: replies are near what they would be, not exact, and say so. 1 leaves it to each "
+            "request to ask for less.  [default: all is loaded, whatever a request asks]",
+        ),
         click.option(
             "--store-gb",
             type=click.FloatRange(min=0, min_open=True),

@@ -30,9 +30,7 @@ class CacheExpiry:
         InvalidParameter: `ttl_s` is not above 0.
     """
 
-    def __init__(
-        self, ttl_s: float, *, clock: Callable[[], float], drops: Sequence[Callable[[float], object]]
-    ) -> None:
+    def __init__(self, ttl_s: float, *, clock: Callable[[], float], drops: Sequence[Callable[[float], object]]) -> None:
         if not (ttl_s > 0 and math.isfinite(ttl_s)):
             raise InvalidParameter(f"the cache's time to live is {ttl_s} s; it must be above 0")
         self._ttl_s, self._clock, self._drops = ttl_s, clock, drops

@@ -80,8 +80,9 @@ class Engine:
             on disk is loaded where that is quicker than computing it, and is the same to the last bit. Or a store
             that was opened for this artifact, which the engine closes.
         store_bytes: that the store's files may take.
-        importance: learn from prompts which tokens of stored prefixes matter, and store what is used in that order,
-            too. Every number stays the same to the last bit; computing a prompt takes longer.
+        kv_budget: the share of a stored prefix's keys and values that is enough, unless a request says otherwise;
+            `usage.pruning` says of a reply that it is not exact. From prompts is learned which tokens matter, so that
+            computing these takes longer. None: all is always loaded, and requests may not ask for less.
         clock: seconds; only differences count.
         open_runner: what runs the artifact; None: the native runtime.
         kv_log: a file to which every change of sequences and pages is added as a line; see `kv_log.py`.
@@ -111,7 +112,7 @@ class Engine:
         cache_ttl_s: float | None = None,
         store: str | Path | PageStore | None = None,
         store_bytes: int = DEFAULT_STORE_BYTES,
-        importance: bool = False,
+        kv_budget: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         open_runner: OpenRunner | None = None,
         kv_log: str | Path | None = None,
@@ -127,7 +128,7 @@ class Engine:
         self.tokenizer = self.prompts.tokenizer
         self.context_length = budget.context_length
         self._intake = RequestIntake(
-            manifest, self.prompts, context_length=budget.context_length, match=match, clock=clock
+            manifest, self.prompts, context_length=budget.context_length, match=match, kv_budget=kv_budget, clock=clock
         )
         self.default_params = self._intake.default_params
         self._clock = clock
@@ -138,7 +139,7 @@ class Engine:
             num_threads=num_threads,
             store=store,
             store_bytes=store_bytes,
-            importance=importance,
+            learns_importance=kv_budget is not None,
             open_runner=open_runner,
             kv_log=kv_log,
             clock=clock,
@@ -182,6 +183,7 @@ class Engine:
         *,
         namespace: bytes = b"",
         cache_match: MatchPolicy | None = None,
+        kv_budget: float | None = None,
         constraint: Grammar | ConstraintSource | None = None,
     ) -> Completion:
         """Continue `prompt` (text, or token ids fed as they are) and wait for the end.
@@ -192,7 +194,10 @@ class Engine:
             EngineOverloaded: too many requests wait.
             EngineError: the request could not be computed, or the engine is closed.
         """
-        return self.stream(prompt, params, namespace=namespace, cache_match=cache_match, constraint=constraint).result()
+        stream = self.stream(
+            prompt, params, namespace=namespace, cache_match=cache_match, kv_budget=kv_budget, constraint=constraint
+        )
+        return stream.result()
 
     def stream(
         self,
@@ -201,19 +206,23 @@ class Engine:
         *,
         namespace: bytes = b"",
         cache_match: MatchPolicy | None = None,
+        kv_budget: float | None = None,
         constraint: Grammar | ConstraintSource | None = None,
         on_ready: Callable[[], None] | None = None,
     ) -> GenerationStream:
         """Like `generate`, but returns at once; the deltas come while they are computed.
 
-        `namespace` separates clients: cached prefixes are never shared between two namespaces. `cache_match` is
-        the request's own choice of the engine's `match`. The reply keeps to `constraint`: a grammar, which is compiled
-        here, or what `grammars.compile` made of one, for several requests. `on_ready` is
-        called on the engine's thread whenever `poll` has something new (a delta or an error): an event loop
-        passes `lambda: loop.call_soon_threadsafe(event.set)`. It must neither block nor raise.
+        `namespace` separates clients: cached prefixes are never shared between two namespaces. `cache_match` and
+        `kv_budget` are the request's own choice of the engine's. The reply keeps to `constraint`: a grammar, which is
+        compiled here, or what `grammars.compile` made of one, for several requests. `on_ready` is called on the
+        engine's thread whenever `poll` has something new (a delta or an error): an event loop passes
+        `lambda: loop.call_soon_threadsafe(event.set)`. It must neither block nor raise.
         """
         self._loop.require_room()
-        return self._start(self._intake.completion(prompt, params, namespace, cache_match, constraint), on_ready)
+        request = self._intake.completion(
+            prompt, params, namespace, cache_match=cache_match, kv_budget=kv_budget, constraint=constraint
+        )
+        return self._start(request, on_ready)
 
     def chat(
         self,
@@ -222,6 +231,7 @@ class Engine:
         *,
         namespace: bytes = b"",
         cache_match: MatchPolicy | None = None,
+        kv_budget: float | None = None,
         tools: Sequence[Tool] = (),
         constraint: Grammar | ConstraintSource | None = None,
     ) -> Completion:
@@ -233,7 +243,13 @@ class Engine:
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, EngineError: as `generate`.
         """
         return self.stream_chat(
-            messages, params, namespace=namespace, cache_match=cache_match, tools=tools, constraint=constraint
+            messages,
+            params,
+            namespace=namespace,
+            cache_match=cache_match,
+            kv_budget=kv_budget,
+            tools=tools,
+            constraint=constraint,
         ).result()
 
     def stream_chat(
@@ -243,13 +259,17 @@ class Engine:
         *,
         namespace: bytes = b"",
         cache_match: MatchPolicy | None = None,
+        kv_budget: float | None = None,
         tools: Sequence[Tool] = (),
         constraint: Grammar | ConstraintSource | None = None,
         on_ready: Callable[[], None] | None = None,
     ) -> GenerationStream:
         """Like `chat`, but returns at once; see `stream`."""
         self._loop.require_room()
-        return self._start(self._intake.chat(messages, tools, params, namespace, cache_match, constraint), on_ready)
+        request = self._intake.chat(
+            messages, tools, params, namespace, cache_match=cache_match, kv_budget=kv_budget, constraint=constraint
+        )
+        return self._start(request, on_ready)
 
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         """The ids that `generate` feeds for a text; `add_bos` overrides what the model asks for.

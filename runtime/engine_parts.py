@@ -15,8 +15,10 @@ from .batch import Forward, PageIO
 from .disk_tier import DiskTier
 from .errors import InvalidParameter
 from .kv_log import KVLog
+from .manifest import Manifest
 from .page_pool import PagePool
 from .prefix_cache import PrefixCache
+from .query_look import QueryLook
 from .scored_runner import ScoredRunner, ScoringRunner
 from .store import PageStore, StoreIdentity
 
@@ -54,7 +56,7 @@ class EngineParts:
         num_threads: int | None,
         store: str | Path | PageStore | None,
         store_bytes: int,
-        importance: bool,
+        learns_importance: bool,
         open_runner: OpenRunner | None,
         kv_log: str | Path | None,
         clock: Callable[[], float],
@@ -69,8 +71,8 @@ class EngineParts:
         """
         if num_threads is not None and not 1 <= num_threads <= MAX_THREADS:
             raise InvalidParameter(f"num_threads is {num_threads}; it must be 1 to {MAX_THREADS}, or None")
-        if importance and store is None:
-            raise InvalidParameter("importance is the order of what a store keeps; give a store, or leave it")
+        if learns_importance and store is None:
+            raise InvalidParameter("kv_budget is of what a store keeps; give a store, or leave it out")
         log = None if kv_log is None else KVLog.open(kv_log)
         cache = PrefixCache(PagePool(num_pages), clock=clock, kv_log=log)
         if isinstance(store, str | Path):
@@ -78,13 +80,19 @@ class EngineParts:
         tier = None
         try:
             if open_runner is None:
-                runner = _open_model_runner(artifact, num_pages, num_threads, keep_mass=importance)
+                runner = _open_model_runner(artifact, num_pages, num_threads, keep_mass=learns_importance)
             else:
                 runner = open_runner(artifact, num_pages, num_threads)
-            scored = ScoredRunner(_scoring(runner)) if importance else None
+            scored = ScoredRunner(_scoring(runner)) if learns_importance else None
             if store is not None:
-                learned = None if scored is None else scored.importance
-                tier = DiskTier(store, cache, _page_io(scored or runner), clock=clock, importance=learned)
+                tier = DiskTier(
+                    store,
+                    cache,
+                    _page_io(scored or runner),
+                    clock=clock,
+                    importance=None if scored is None else scored.importance,
+                    look=None if scored is None else _look(artifact.manifest, cache, scored),
+                )
         except BaseException:
             if store is not None:
                 store.close()
@@ -110,9 +118,14 @@ def _page_io(runner: Runner) -> PageIO:
     return runner
 
 
+def _look(manifest: Manifest, cache: PrefixCache, runner: ScoredRunner) -> QueryLook:
+    group_size = manifest.model.num_attention_heads // manifest.kv.num_kv_heads
+    return QueryLook(cache, runner, max_num_tokens=manifest.module.max_num_tokens, group_size=group_size)
+
+
 def _scoring(runner: Runner) -> ScoringRunner:
     if not isinstance(runner, ScoringRunner):
-        raise InvalidParameter(f"{type(runner).__name__} cannot score, which importance needs; open without it")
+        raise InvalidParameter(f"{type(runner).__name__} cannot score, which a kv_budget needs; open without it")
     return runner
 
 

@@ -364,9 +364,7 @@ class PrefixCache:
             self.tree.touch(full)
             return
         tokens = slice(num_full * PAGE_SIZE, sequence.num_computed)  # may be there: found there, or popped to
-        self.tree.insert_tail(
-            sequence.namespace, full, sequence.token_ids[tokens], tail[0], sequence.generated[tokens]
-        )
+        self.tree.insert_tail(sequence.namespace, full, sequence.token_ids[tokens], tail[0], sequence.generated[tokens])
 
     def _give_back(self, sequence: Sequence, event: str) -> None:
         assert not sequence.is_reserved, f"{sequence} is reserved"

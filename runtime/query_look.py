@@ -1,27 +1,17 @@
 """What a prompt's end looks for, given only some rows of the prefix before it: one forward that nobody keeps.
 
-Knows a cache and a runner that scores, not where rows come from or what the queries are for.
+Knows a cache and a runner that scores, not where rows come from or what the queries are for. The history of attention
+does not notice.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
-from .batch import Batch, Float32Array, PageIO, make_batch
+from .batch import Float32Array, make_batch
 from .prefix_cache import PrefixCache
 from .pruned_load import PrunedLoad
-
-
-@runtime_checkable
-class ScoringRunner(PageIO, Protocol):
-    """A model whose attention can be watched; `ModelRunner` with `keep_mass` is the real one."""
-
-    queries: Float32Array | None
-
-    def forward_scored(self, batch: Batch) -> Float32Array:
-        """As `forward`; `queries` are those of the batch then, `[layers, tokens, heads, head_dim]`."""
-        ...
+from .scored_runner import ScoredRunner
 
 
 @dataclass(frozen=True)
@@ -29,7 +19,7 @@ class QueryLook:
     """Looks by `runner`, at most `max_num_tokens` tokens at once; `group_size` query heads share a KV head."""
 
     cache: PrefixCache
-    runner: ScoringRunner
+    runner: ScoredRunner
     max_num_tokens: int
     group_size: int
 

@@ -33,6 +33,8 @@ class RequestIntake:
     Args:
         context_length: tokens of prompt and reply together.
         match: how cached prefixes may be found, where a request does not say.
+        kv_budget: likewise, the share of a stored prefix's keys and values that is enough; None: no request may ask for
+            less than all.
         clock: seconds; only differences count.
 
     Attributes:
@@ -40,7 +42,7 @@ class RequestIntake:
         default_params: what the model's makers recommend, for requests that say nothing.
 
     Raises:
-        InvalidParameter: there is no such `match`.
+        InvalidParameter: there is no such `match`, or the budget is no share.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class RequestIntake:
         *,
         context_length: int,
         match: MatchPolicy,
+        kv_budget: float | None = None,
         clock: Callable[[], float],
     ) -> None:
         vocab_size = min(manifest.model.vocab_size, prompts.tokenizer.vocab_size)  # embeddings may be padded
@@ -63,6 +66,7 @@ class RequestIntake:
         self._model_name, self._eos_token_ids = manifest.name, manifest.tokenizer.eos_token_ids
         self._prompts = prompts
         self._match = _checked_match(match)
+        self._kv_budget = None if kv_budget is None else _checked_budget(kv_budget)
         self._clock = clock
         self._numbers = itertools.count()
         self._grammars: Grammars | None = None
@@ -73,7 +77,9 @@ class RequestIntake:
         prompt: Prompt,
         params: SamplingParams | None,
         namespace: bytes,
+        *,
         cache_match: MatchPolicy | None,
+        kv_budget: float | None,
         constraint: Grammar | ConstraintSource | None,
     ) -> Request:
         """A request to continue text, or ids that are fed as they are.
@@ -84,7 +90,8 @@ class RequestIntake:
         policy = self._match if cache_match is None else _checked_match(cache_match)
         seam_of = None if policy == "exact" else namespace
         prepared = self._prompts.completion(prompt, seam_of=seam_of, context_length=self.limits.context_length)
-        return self._request(prepared, params, namespace, policy, constraint, render_reply=None)
+        budget = self._budget(kv_budget)
+        return self._request(prepared, params, namespace, policy, budget, constraint, render_reply=None)
 
     def chat(
         self,
@@ -92,7 +99,9 @@ class RequestIntake:
         tools: Sequence[Tool],
         params: SamplingParams | None,
         namespace: bytes,
+        *,
         cache_match: MatchPolicy | None,
+        kv_budget: float | None,
         constraint: Grammar | ConstraintSource | None,
     ) -> Request:
         """A request to answer a conversation.
@@ -103,8 +112,8 @@ class RequestIntake:
         policy = self._match if cache_match is None else _checked_match(cache_match)
         seam_of = None if policy == "exact" else namespace
         prepared = self._prompts.chat(messages, tools, seam_of=seam_of, context_length=self.limits.context_length)
-        render_reply = self._prompts.render_reply
-        return self._request(prepared, params, namespace, policy, constraint, render_reply=render_reply)
+        budget, render_reply = self._budget(kv_budget), self._prompts.render_reply
+        return self._request(prepared, params, namespace, policy, budget, constraint, render_reply=render_reply)
 
     @property
     def grammars(self) -> Grammars:
@@ -129,6 +138,7 @@ class RequestIntake:
         params: SamplingParams | None,
         namespace: bytes,
         policy: MatchPolicy,
+        kv_budget: float,
         constraint: Grammar | ConstraintSource | None,
         *,
         render_reply: Callable[[str], str] | None,
@@ -151,7 +161,20 @@ class RequestIntake:
             render_reply=render_reply if policy == "text" else None,
             explain=self._prompts.explain,
             constraint=None if constraint is None else constraint.start(),
+            kv_budget=kv_budget,
         )
+
+    def _budget(self, kv_budget: float | None) -> float:
+        """The request's own, or everybody's."""
+        if kv_budget is None:
+            return 1.0 if self._kv_budget is None else self._kv_budget
+        if _checked_budget(kv_budget) < 1 and self._kv_budget is None:
+            raise InvalidParameter(
+                f"kv_budget is {kv_budget}, and all of a prefix is loaded here; leave it out, or open the engine with "
+                f"a kv_budget (radixlm serve --kv-budget)",
+                param="kv_budget",
+            )
+        return kv_budget
 
     def _open_grammars(self) -> Grammars:
         from .grammar_vocabulary import GrammarVocabulary
@@ -163,6 +186,12 @@ class RequestIntake:
         return Grammars(
             lambda: GrammarVocabulary(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids), eos_token_ids
         )
+
+
+def _checked_budget(kv_budget: float) -> float:
+    if not 0 < kv_budget <= 1:  # which NaN is not
+        raise InvalidParameter(f"kv_budget is {kv_budget}; it must be above 0 and at most 1", param="kv_budget")
+    return kv_budget
 
 
 def _checked_match(match: MatchPolicy) -> MatchPolicy:

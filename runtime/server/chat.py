@@ -54,6 +54,7 @@ class ChatCompletions:
             history,
             namespace=namespace,
             cache_match=body.cache_match,
+            kv_budget=body.kv_budget,
             tools=use.tools,
             constraint=constraint,
         )

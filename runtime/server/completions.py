@@ -41,7 +41,11 @@ class Completions:
         with body.naming():
             constraint = await compiled(self.served.engine, body.grammar(), request)
         ask = partial(
-            self.served.engine.stream, namespace=namespace, cache_match=body.cache_match, constraint=constraint
+            self.served.engine.stream,
+            namespace=namespace,
+            cache_match=body.cache_match,
+            kv_budget=body.kv_budget,
+            constraint=constraint,
         )
         submits = [partial(ask, *item) for item in zip(prompts, wishes, strict=True)]
         choices = await Choices.open(submits, record_of(request), most=self.served.engine.max_num_requests)

@@ -67,6 +67,7 @@ class Responses:
             params,
             namespace=namespace,
             cache_match=body.cache_match,
+            kv_budget=body.kv_budget,
             constraint=constraint,
         )
         reply = await ReplyStream.open(lambda wake: ask(on_ready=wake), record_of(request))

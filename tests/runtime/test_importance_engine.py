@@ -12,7 +12,7 @@ from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine import Completion, Engine, SamplingParams
 from radixlm.runtime.errors import EngineError, InvalidParameter
 from radixlm.runtime.model_runner import ModelRunner
-from radixlm.runtime.store import PageStore, StoreIdentity
+from radixlm.runtime.store import PageHead, PageStore, StoreIdentity
 
 WAIT_S = 30.0  # only a hang takes that long
 PARAMS = SamplingParams(temperature=1.0, seed=3, max_tokens=6, logprobs=3, ignore_eos=True)
@@ -48,35 +48,50 @@ def conversation(engine: Engine) -> list[Completion]:
     return replies
 
 
-def num_rewritten(engine: Engine, wanted: int) -> int:
-    """Once there are so many runs."""
+def num_rewritten(engine: Engine) -> int:
+    tier = engine.stats().tier
+    assert tier is not None
+    return tier.num_rewritten_runs
+
+
+def use_until_rewritten(engine: Engine) -> None:
+    """Ask again and again: what a prompt finds is rewritten once it is on disk, which takes its time."""
     deadline = time.monotonic() + WAIT_S
-    while (tier := engine.stats().tier) is not None and tier.num_rewritten_runs < wanted:
+    while num_rewritten(engine) == 0:
         assert time.monotonic() < deadline, "nothing is rewritten"
-        time.sleep(0.002)
-    return 0 if tier is None else tier.num_rewritten_runs
+        engine.chat([{"role": "system", "content": "he in the tree " * 12}, {"role": "user", "content": "in"}], PARAMS)
+        time.sleep(0.01)
+
+
+def chains(store: PageStore) -> list[list[PageHead]]:
+    """Every way from the beginning of a prompt to its last page on disk."""
+    ways: dict[bytes, list[PageHead]] = {}
+    for head in store.heads():  # parents before children
+        ways[head.key] = [*ways.get(head.parent_key, []), head]
+    parents = {head.parent_key for way in ways.values() for head in way}
+    return [way for key, way in ways.items() if key not in parents]
 
 
 def test_replies_have_the_same_bits_with_importance_and_what_is_rewritten_is_what_was_computed(
     open_engine: Open, tmp_path: Path, tiny_artifact: Path
 ) -> None:
-    plain, learning = open_engine("plain"), open_engine("learning", importance=True)
+    plain, learning = open_engine("plain"), open_engine("learning", kv_budget=1.0)
     ours, theirs = conversation(learning), conversation(plain)
     for one, other in zip(ours, theirs, strict=True):
         assert one.token_ids == other.token_ids and one.logprobs == other.logprobs
         assert one.usage.cached_tokens == other.usage.cached_tokens
-    assert num_rewritten(learning, 1) > 0 and num_rewritten(plain, 0) == 0
+    use_until_rewritten(learning)
+    assert num_rewritten(plain) == 0
     learning.close()
     identity = StoreIdentity.of(Artifact.open(tiny_artifact).manifest)
     with PageStore.open(tmp_path / "learning", identity, max_bytes=64 << 20) as store:
-        heads = list(store.heads())
-        runs = [run for start in range(len(heads)) if (run := store.open_ordered(heads[start:])) is not None]
+        rests = [way[start:] for way in chains(store) for start in range(len(way))]
+        runs = [(heads, run) for heads in rests if (run := store.open_ordered(heads)) is not None]
         assert runs
-        for run in runs:
+        for heads, run in runs:
             stored = run.pages()
-            first = next(i for i, head in enumerate(heads) if head.parent_key == run.header.parent_key)
             exact = np.empty((run.header.num_pages, identity.page_bytes), np.uint8)
-            assert store.read(heads[first : first + run.header.num_pages], exact) == len(exact)
+            assert store.read(heads[: run.header.num_pages], exact) == len(exact)
             assert stored is not None and (stored == exact).all()
             order = run.order()
             assert order is not None and (np.diff(order.astype(int), axis=-1) < 0).any(), "it is that of the text"
@@ -91,16 +106,16 @@ def test_without_importance_nothing_is_scored(open_engine: Open, monkeypatch: py
     conversation(engine)
 
 
-def test_importance_needs_a_store_and_a_runner_that_scores(tiny_artifact: Path, tmp_path: Path) -> None:
+def test_a_kv_budget_needs_a_store_and_a_runner_that_scores(tiny_artifact: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="give a store"):
-        Engine(tiny_artifact, kv_cache_bytes=1 << 20, importance=True)
+        Engine(tiny_artifact, kv_cache_bytes=1 << 20, kv_budget=1.0)
     runner = ModelRunner(Artifact.open(tiny_artifact), num_pages=8)
     with pytest.raises(EngineError, match="keeps no mass"):
         Engine(
             tiny_artifact,
             kv_cache_bytes=1 << 20,
             store=tmp_path / "store",
-            importance=True,
+            kv_budget=1.0,
             open_runner=lambda *args: runner,
         )
     runner.close()
