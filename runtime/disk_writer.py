@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .batch import Float32Array, UInt8Array
-from .store.ordered_run import ranked_before_text
+from .row_selection import scores_to_store
 from .store.rewriting import rewrite
 
 if TYPE_CHECKING:
@@ -97,15 +97,15 @@ class DiskWriter:
         return True
 
     def rewrite(
-        self, heads: Sequence[PageHead], scores: Float32Array, *, num_ranked: int, probe_head: int
+        self, heads: Sequence[PageHead], scores: Float32Array, *, is_start: bool, probe_head: int
     ) -> Future[None]:
-        """Store a run of pages that are on disk in the order of importance, too, after what is queued: the `num_ranked`
-        tokens with the highest `scores`, `[layers, kv_heads, tokens]`, and behind them the others as in the text.
+        """Store a run of pages that are on disk in the order of importance, too, after what is queued: by `scores`,
+        `[layers, kv_heads, tokens]`, as far as a part of it is read by them; whether it begins a prompt.
         """
         taken = tuple(heads)
 
         def rewrite_run(store: PageStore) -> Written:
-            result = rewrite(store, taken, ranked_before_text(scores, num_ranked), probe_head=probe_head)
+            result = rewrite(store, taken, scores_to_store(scores, is_start=is_start), probe_head=probe_head)
             return Written(gone_keys=result.evicted, num_rewritten=int(bool(result.stored)))
 
         return self._enqueue(rewrite_run)

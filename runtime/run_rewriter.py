@@ -12,8 +12,6 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from .batch import Float32Array
 from .disk_index import DiskIndex
 from .disk_writer import DiskWriter
@@ -21,16 +19,12 @@ from .importance import Importance
 from .manifest import PAGE_SIZE
 from .prefix_cache import PrefixCache
 from .radix_node import Node, tokens_of
-from .row_selection import NUM_FIRST, NUM_RECENT
 from .store.page_head import PageHead
 
 MIN_PAGES = 4  # of a node; fewer are read whole as quickly
-RUN_BYTES = (
-    64 << 20
-)  # of a run's pages, of which a few copies are in memory while it is ordered; longer nodes have more
+RUN_BYTES = 64 << 20  # of a run's pages: a few copies are in memory while it is ordered. Longer nodes have more runs
 MAX_JOBS = 64  # nodes that wait
 MAX_COUNTED = 4096  # nodes whose uses are remembered
-RANKED_SHARE = 4  # of so many tokens one is ranked: what a query picks of the others lies beside each other in the text
 PROBE_HEAD = 2  # the KV head by whose keys a query looks, or the last: of SmolLM2's three the best (bench/LOG.md)
 
 
@@ -49,6 +43,7 @@ class _Run:
 
     heads: tuple[PageHead, ...]
     scores: Float32Array
+    is_start: bool  # of a prompt
 
 
 @dataclass
@@ -99,9 +94,8 @@ class RunRewriter:
                 uses.next_at = 2 * uses.count
         if self._runs:
             run = self._runs.popleft()
-            num_heads, num_tokens = run.scores.shape[1:]
-            num_ranked = min(num_tokens, num_tokens // RANKED_SHARE + NUM_FIRST + NUM_RECENT)
-            self.writer.rewrite(run.heads, run.scores, num_ranked=num_ranked, probe_head=min(PROBE_HEAD, num_heads - 1))
+            probe_head = min(PROBE_HEAD, run.scores.shape[1] - 1)
+            self.writer.rewrite(run.heads, run.scores, is_start=run.is_start, probe_head=probe_head)
 
     def forget(self, namespace: bytes | None = None) -> None:
         """Drop what waits, of a namespace or all."""
@@ -148,7 +142,4 @@ class RunRewriter:
         for first in range(0, len(heads), step):
             some = slice(first, first + step)
             scores = self.importance.scores(node.pages[some])
-            scores[..., -NUM_RECENT:] = np.inf  # what every query reads is at the front
-            if node.start + first == 0:
-                scores[..., :NUM_FIRST] = np.inf
-            yield _Run(heads[some], scores)
+            yield _Run(heads[some], scores, is_start=node.start + first == 0)
