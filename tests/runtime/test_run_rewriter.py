@@ -108,9 +108,9 @@ def test_what_a_second_prompt_finds_is_put_in_the_order_in_which_it_looked(asked
             tokens = first.tokens[layer, head].tolist()
             assert set(tokens[:20]) == always
             ranked = [token for token in np.argsort(-looked, kind="stable").tolist() if token not in always]
-            least = looked[ranked[num_ranked - 21]]  # tokens that are the same token look alike, but for the first pass
-            assert all(looked[token] >= least * 0.97 for token in tokens[20:])
-            assert len({*tokens[20:]} & {*ranked[:24]}) >= 20
+            ranked = ranked[: num_ranked - 20]  # tokens that are the same token look alike, but for the first pass
+            assert all(looked[token] >= looked[ranked[-1]] * 0.97 for token in tokens[20:])
+            assert len({*tokens[20:]} & {*ranked}) >= len(ranked) * 0.8
     exact = np.empty((6, KV.page_bytes), np.uint8)
     assert asked.store.read(heads, exact) == 6
     pages = run.pages()
