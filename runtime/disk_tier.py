@@ -135,8 +135,9 @@ class DiskTier:
                 not to be computed and loaded at once.
             kv_budget: the share of its keys and values that is enough.
         """
-        waits_for_part = kv_budget < 1 and self._parts is not None and self._parts.begin(name, find, kv_budget)
-        if not waits_for_part and not self._loader.begin(name, find, num_tokens_ahead=num_tokens_ahead):
+        parts = self._parts if kv_budget < 1 else None
+        waits = parts is not None and parts.begin(name, find, kv_budget, num_tokens_ahead=num_tokens_ahead)
+        if not waits and not self._loader.begin(name, find, num_tokens_ahead=num_tokens_ahead):
             return False
         self._num_waiting += 1
         return True
@@ -158,7 +159,10 @@ class DiskTier:
         names = self._loader.advance()
         if self._parts is not None:
             ready, back = self._parts.advance()
-            names += [*ready, *(name for name, find in back.items() if not self._loader.begin(name, find))]
+            names += ready
+            for name, (find, num_tokens_ahead) in back.items():
+                if not self._loader.begin(name, find, num_tokens_ahead=num_tokens_ahead):
+                    names.append(name)
         self._num_waiting -= len(names)
         try:
             self._saver.advance()

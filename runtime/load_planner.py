@@ -84,6 +84,7 @@ class LoadPlanner:
 
     disk_bytes_per_s: float | None = None
     _compute: LinearRate = field(default_factory=LinearRate)
+    _part_extra_s: float = 0.03  # that a part takes beyond what its bytes and its query do
 
     def observe_read(self, *, num_bytes: int, seconds: float) -> None:
         """The disk took so long."""
@@ -120,18 +121,28 @@ class LoadPlanner:
 
     def plan_partial(
         self, start: int, stop: int, *, num_bytes: int, full_bytes: int, num_query_tokens: int, queued_bytes: int = 0
-    ) -> bool:
-        """Whether to read a part, `num_bytes`, of the tokens `[start, stop)`, which are `full_bytes` in all, and to run
-        the query behind them once more to choose it, rather than to load or to compute all of them.
+    ) -> float | None:
+        """How many seconds it takes to read a part, `num_bytes`, of the tokens `[start, stop)`, which are `full_bytes`
+        in all, and to run the query behind them once more to choose it; None: to load all of them, to compute all, or
+        to do both at once is as quick.
 
-        Not unless that is clearly quicker, by measured rates; what was never measured is measured by doing all.
+        By measured rates; what was never measured is measured by doing all.
         """
         compute_s, look_s = self.compute_s(start, stop), self.compute_s(stop, stop + num_query_tokens)
         if compute_s is None or look_s is None or self.disk_bytes_per_s is None:
-            return False
+            return None
         queued_s, load_s = queued_bytes / self.disk_bytes_per_s, full_bytes / self.disk_bytes_per_s
-        part_s = queued_s + num_bytes / self.disk_bytes_per_s + look_s
-        return part_s < _MAX_PART * min(queued_s + load_s, compute_s)
+        part_s = queued_s + num_bytes / self.disk_bytes_per_s + look_s + self._part_extra_s
+        both_s = load_s * compute_s / max(load_s + compute_s, 1e-9)  # they meet where both have taken as long
+        if part_s < _MAX_PART * min(queued_s + both_s, compute_s):
+            return part_s
+        self._part_extra_s *= _KEPT  # so that what took too long for once is tried again
+        return None
+
+    def observe_partial(self, *, expected_s: float, seconds: float) -> None:
+        """To read a part took so long: many small reads take longer than their bytes say, and choosing takes time."""
+        extra_s = max(0.0, self._part_extra_s + seconds - expected_s)
+        self._part_extra_s = (self._part_extra_s + extra_s) / 2
 
     def plan_split(
         self,

@@ -59,6 +59,7 @@ class _Stage(Enum):
 class _Waiter:
     name: str
     find: FindPrefix
+    num_tokens_ahead: int | None
     match: PrefixMatch  # the disk's
     prefix: StoredPrefix
     start: int  # pages that memory has
@@ -69,11 +70,18 @@ class _Waiter:
     partial: PartialPrefix | None = None
     pages: UInt8Array | None = None  # the rows that are there
     choice: Choice | None = None
+    planned_at: float = 0.0
+    expected_s: float = 0.0
     work: ReadWork = field(init=False)
 
     @property
     def stop(self) -> int:
-        return len(self.prefix.heads)
+        """The page before which rows are pruned; the rest of the prompt is the query."""
+        return len(self.prefix.heads) if self.partial is None else self.start + self.partial.num_tokens // PAGE_SIZE
+
+    @property
+    def num_query_tokens(self) -> int:
+        return len(self.match.prompt_ids) - self.stop * PAGE_SIZE
 
     @property
     def opened(self) -> PartialPrefix:
@@ -83,8 +91,9 @@ class _Waiter:
     def load(self, dropped_mass: float = 0.0) -> PrunedLoad:
         """Of as many rows as are there."""
         assert self.pages is not None, "nothing was read"
-        token_ids = self.prefix.token_ids[: self.stop * PAGE_SIZE]
-        pruned = PrunedPrefix(self.start * PAGE_SIZE, self.opened.num_there, token_ids, self.prefix.generated)
+        stop = self.stop * PAGE_SIZE
+        token_ids, generated = self.prefix.token_ids[:stop], self.prefix.generated[:stop]
+        pruned = PrunedPrefix(self.start * PAGE_SIZE, self.opened.num_there, token_ids, generated)
         return PrunedLoad(self.match, pruned, self.pages, dropped_mass)
 
     # In the reader's thread.
@@ -128,7 +137,7 @@ class PartialLoader:
         self._known = RunCache()
         self._waiters: dict[str, _Waiter] = {}
         self._ended: list[_Waiter] = []  # whose file the reader may have in use
-        self._back: dict[str, FindPrefix] = {}
+        self._back: dict[str, tuple[FindPrefix, int | None]] = {}
         self._loaded: dict[str, PrunedLoad] = {}
         self.counts = PartialCounts()
 
@@ -144,8 +153,12 @@ class PartialLoader:
             return None
         return max(0.0, min(waiter.deadline for waiter in self._waiters.values()) - self._clock())
 
-    def begin(self, name: str, find: FindPrefix, budget: float) -> bool:
-        """Load `budget` of what the disk has and memory has not, if that may be worth it; whether to wait for it."""
+    def begin(self, name: str, find: FindPrefix, budget: float, *, num_tokens_ahead: int | None = None) -> bool:
+        """Load `budget` of what the disk has and memory has not, if that may be worth it; whether to wait for it.
+
+        Args:
+            num_tokens_ahead: handed back to who is sent back.
+        """
         memory, match = find(self._cache), find(self._index.cache)
         stop = len(match.pages)
         if stop * PAGE_SIZE <= memory.num_tokens:
@@ -161,12 +174,12 @@ class PartialLoader:
             return False
         prefix = self._index.prefix(match.namespace, match.prompt_ids, stop)
         deadline = self._clock() + compute_s + _SLACK_S
-        waiter = _Waiter(name, find, match, prefix, start, budget, num_bytes, deadline)
+        waiter = _Waiter(name, find, num_tokens_ahead, match, prefix, start, budget, num_bytes, deadline)
         waiter.work = self._reader.submit_work(lambda: waiter.open(self._store, self._known))
         self._waiters[name] = waiter
         return True
 
-    def advance(self) -> tuple[list[str], dict[str, FindPrefix]]:
+    def advance(self) -> tuple[list[str], dict[str, tuple[FindPrefix, int | None]]]:
         """Look for those whose first rows came; the names of who has a part, and of who is to be served exactly, with
         what `begin` was told."""
         self._close_ended()
@@ -218,7 +231,8 @@ class PartialLoader:
             elif waiter.stage is _Stage.READING:
                 self._choose(waiter)
                 return False
-            elif self._is_worth_it(waiter):
+            elif (expected_s := self._plan(waiter)) is not None:
+                waiter.expected_s = expected_s
                 waiter.stage = _Stage.READING
                 waiter.work = self._reader.submit_work(waiter.read, num_bytes=waiter.opened.bytes_to_read)
                 return False
@@ -232,14 +246,18 @@ class PartialLoader:
         self._send_back(waiter)
         return False
 
-    def _is_worth_it(self, waiter: _Waiter) -> bool:
+    def _plan(self, waiter: _Waiter) -> float | None:
+        """Seconds that reading the part should take; None: it is not worth it."""
         start, stop = waiter.start * PAGE_SIZE, waiter.stop * PAGE_SIZE
+        if waiter.num_query_tokens > self._look.max_num_tokens:
+            return None
+        waiter.planned_at = self._clock()
         return self._planner.plan_partial(
             start,
             stop,
             num_bytes=waiter.opened.bytes_to_read,
             full_bytes=(waiter.stop - waiter.start) * self._page_bytes,
-            num_query_tokens=len(waiter.match.prompt_ids) - stop,
+            num_query_tokens=waiter.num_query_tokens,
             queued_bytes=self._reader.queued_bytes,
         )
 
@@ -253,11 +271,12 @@ class PartialLoader:
     def _finish(self, waiter: _Waiter) -> None:
         assert waiter.choice is not None
         self._loaded[waiter.name] = waiter.load(waiter.choice.dropped_mass)
+        self._planner.observe_partial(expected_s=waiter.expected_s, seconds=self._clock() - waiter.planned_at)
         self.counts.num_pruned += 1
         self._end(waiter)
 
     def _send_back(self, waiter: _Waiter) -> None:
-        self._back[waiter.name] = waiter.find
+        self._back[waiter.name] = waiter.find, waiter.num_tokens_ahead
         self._end(waiter)
 
     def _end(self, waiter: _Waiter) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .store.ordered_reader import OpenRun, TokenRows
 
 MAX_DROPPED_MASS: Final = 0.15  # above it 10 % of SmolLM2's rows lose facts; no query at 25 % is (bench/LOG.md)
+MAX_REST_PAGES: Final = 3  # at the end of a prefix: so short a node has no run, and is computed with the query
 _SCATTER: Final = 2.0  # bytes read for a byte that a probe picks: its windows end within chunks (bench/LOG.md)
 _NOTHING: Final = 1 << 30  # a token that is none
 
@@ -106,8 +107,9 @@ class PartialPrefix:
     def open(
         cls, store: PageStore, heads: Sequence[PageHead], *, budget: float, num_before: int, known: RunCache
     ) -> PartialPrefix | None:
-        """Find the runs that together are the pages `heads`, one behind the other; None if there is a gap, or a run is
-        not right. Reads their headers only.
+        """Find the runs that together are the pages `heads`, one behind the other, but for a few at the end, which are
+        left out: `num_tokens` says how far it goes. None if there is a gap before, or a run is not right. Reads their
+        headers only.
 
         Args:
             budget: share of the rows to read, above 0 and at most 1.
@@ -124,6 +126,8 @@ class PartialPrefix:
                 is_known = found is not None and found.block_heads.number == run.header.number
                 parts.append(_Part(run, first * PAGE_SIZE, 0, found if is_known else None))
                 first += run.header.num_pages
+            elif parts and len(heads) - first <= MAX_REST_PAGES:
+                break
             if run is None or run.header.probe_head != parts[0].run.header.probe_head:
                 _close(parts)
                 return None
