@@ -82,9 +82,9 @@ class OpenRun:
         self._chunks = chunks
         is_known = block_heads is not None and block_heads.number == header.number  # it was not written again since
         self._heads = block_heads if block_heads and is_known else BlockHeads(header.number, [None] * layout.num_blocks)
-        shape = (layout.num_groups, layout.num_tokens, row_bytes(layout.kv))
-        self._rows = np.empty(shape, np.uint8)  # by rank; untouched memory costs nothing
-        self._num_blocks = 0  # the first ones, which are in `_rows`
+        # by rank, of the first blocks alone: with huge pages also memory that nobody touches is zeroed
+        self._rows = np.empty((layout.num_groups, 0, row_bytes(layout.kv)), np.uint8)
+        self._num_blocks = 0  # which are in `_rows`
 
     def first(self, num_tokens: int) -> TokenRows | None:
         """The `num_tokens` that matter most, of each layer and head, in that order: one read."""
@@ -116,11 +116,12 @@ class OpenRun:
         scattered = self._read_chunks(wanted)
         if scattered is None:
             return None
-        rows = self._rows[groups, ranks]
-        is_scattered = ranks >= self._num_blocks * layout.chunk_size
+        rows = np.empty((*ranks.shape, self._rows.shape[-1]), np.uint8)
+        is_there = ranks < self._num_blocks * layout.chunk_size
+        rows[is_there] = self._rows[np.broadcast_to(groups, ranks.shape)[is_there], ranks[is_there]]
         if len(wanted):
-            places = np.searchsorted(wanted, chunk_ids[is_scattered])
-            rows[is_scattered] = scattered[places, ranks[is_scattered] % layout.chunk_size]
+            places = np.searchsorted(wanted, chunk_ids[~is_there])
+            rows[~is_there] = scattered[places, ranks[~is_there] % layout.chunk_size]
         return TokenRows(tokens.astype(np.uint16), unpack(layout.kv, self._by_head(rows)))
 
     def order(self) -> RunOrder | None:
@@ -165,6 +166,7 @@ class OpenRun:
         read = self._read([whole])
         if read is None:
             return False
+        rows = self._grown(num_blocks)
         for block in range(first, num_blocks):
             at = layout.block_start(block) - whole.start
             head_bytes, chunk_bytes = layout.block_head_bytes(block), layout.chunk_bytes(block)
@@ -177,8 +179,8 @@ class OpenRun:
                     self._on_miss("payload", None)
                     return False
             some = slice(block * layout.chunk_size, block * layout.chunk_size + layout.block_tokens(block))
-            self._rows[:, some] = chunks.reshape(layout.num_groups, -1, self._rows.shape[-1])
-        self._num_blocks = num_blocks
+            rows[:, some] = chunks.reshape(layout.num_groups, -1, rows.shape[-1])
+        self._rows, self._num_blocks = rows, num_blocks
         self.counts.num_chunks += (num_blocks - first) * layout.num_groups
         return True
 
@@ -191,10 +193,19 @@ class OpenRun:
         if chunks is None:
             return False
         by_group = chunks.reshape(num_blocks - first, layout.num_groups, *chunks.shape[1:]).swapaxes(0, 1)
-        some = slice(first * layout.chunk_size, min(num_blocks * layout.chunk_size, layout.num_tokens))
-        self._rows[:, some] = by_group.reshape(layout.num_groups, -1, chunks.shape[-1])[:, : some.stop - some.start]
-        self._num_blocks = num_blocks
+        rows = self._grown(num_blocks)
+        num_more = rows.shape[1] - self._rows.shape[1]
+        rows[:, self._rows.shape[1] :] = by_group.reshape(layout.num_groups, -1, chunks.shape[-1])[:, :num_more]
+        self._rows, self._num_blocks = rows, num_blocks
         return True
+
+    def _grown(self, num_blocks: int) -> UInt8Array:
+        """The rows of the first blocks, and room for more."""
+        layout, before = self.layout, self._rows
+        num_tokens = min(num_blocks * layout.chunk_size, layout.num_tokens)
+        rows = np.empty((layout.num_groups, num_tokens, before.shape[-1]), np.uint8)
+        rows[:, : before.shape[1]] = before
+        return rows
 
     def _read_heads(self, num_blocks: int | None = None) -> bool:
         """Have in memory what is in front of the first blocks, by default of all."""
