@@ -62,7 +62,8 @@ class _Waiter:
     num_tokens_ahead: int | None
     match: PrefixMatch  # the disk's
     prefix: StoredPrefix
-    start: int  # pages that memory has
+    num_in_memory: int  # pages
+    start: int  # the page from which on rows are pruned
     budget: float
     num_bytes: int  # of rows when all is read, about
     deadline: float
@@ -99,9 +100,14 @@ class _Waiter:
     # In the reader's thread.
 
     def open(self, store: PageStore, known: RunCache) -> bool:
-        heads, num_before = self.prefix.heads[self.start :], self.start * PAGE_SIZE
-        self.partial = PartialPrefix.open(store, heads, budget=self.budget, num_before=num_before, known=known)
-        return self.partial is not None
+        """Begin where memory ends, or, where no run begins there, because memory has a part of one, at the start."""
+        for start in dict.fromkeys((self.num_in_memory, 0)):
+            heads, num_before = self.prefix.heads[start:], start * PAGE_SIZE
+            self.start = start
+            self.partial = PartialPrefix.open(store, heads, budget=self.budget, num_before=num_before, known=known)
+            if self.partial is not None:
+                return True
+        return False
 
     def read(self) -> bool:
         if not self.opened.read_stored():
@@ -174,7 +180,7 @@ class PartialLoader:
             return False
         prefix = self._index.prefix(match.namespace, match.prompt_ids, stop)
         deadline = self._clock() + compute_s + _SLACK_S
-        waiter = _Waiter(name, find, num_tokens_ahead, match, prefix, start, budget, num_bytes, deadline)
+        waiter = _Waiter(name, find, num_tokens_ahead, match, prefix, start, start, budget, num_bytes, deadline)
         waiter.work = self._reader.submit_work(lambda: waiter.open(self._store, self._known))
         self._waiters[name] = waiter
         return True
@@ -248,15 +254,15 @@ class PartialLoader:
 
     def _plan(self, waiter: _Waiter) -> float | None:
         """Seconds that reading the part should take; None: it is not worth it."""
-        start, stop = waiter.start * PAGE_SIZE, waiter.stop * PAGE_SIZE
+        start, stop = waiter.num_in_memory, max(waiter.num_in_memory, waiter.stop)  # which doing all would bring
         if waiter.num_query_tokens > self._look.max_num_tokens:
             return None
         waiter.planned_at = self._clock()
         return self._planner.plan_partial(
-            start,
-            stop,
+            start * PAGE_SIZE,
+            stop * PAGE_SIZE,
             num_bytes=waiter.opened.bytes_to_read,
-            full_bytes=(waiter.stop - waiter.start) * self._page_bytes,
+            full_bytes=(stop - start) * self._page_bytes,
             num_query_tokens=waiter.num_query_tokens,
             queued_bytes=self._reader.queued_bytes,
         )

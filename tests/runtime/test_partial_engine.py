@@ -1,0 +1,178 @@
+"""On a real compiled model: a part of a prefix is labelled and its request's own; whatever fails is served exactly."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from radixlm.runtime import partial_prefix
+from radixlm.runtime.engine import Completion, Engine, SamplingParams
+from radixlm.runtime.errors import InvalidParameter
+from radixlm.runtime.load_planner import LoadPlan, LoadPlanner
+from radixlm.runtime.tier_stats import TierStats
+
+WAIT_S = 30.0  # only a hang takes that long
+PREFIX = [5 + i * i % 200 for i in range(192)]  # twelve pages
+PARAMS = SamplingParams(temperature=1.0, seed=3, max_tokens=20, logprobs=3, ignore_eos=True)
+
+Open = Callable[..., Engine]
+
+
+def asked(number: int) -> list[int]:
+    return [*PREFIX, *(7 + (number * 31 + i * 11) % 150 for i in range(9))]
+
+
+@pytest.fixture
+def open_engine(tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    """Opens an engine over one store, and closes the one before it. Loads are always worth it, and parts more so."""
+    monkeypatch.setattr(LoadPlanner, "plan", lambda *args, **sizes: LoadPlan(None, 60.0))
+    monkeypatch.setattr(LoadPlanner, "plan_partial", lambda *args, **sizes: 1.0)
+    monkeypatch.setattr(LoadPlanner, "compute_s", lambda *args: 60.0)
+    monkeypatch.setattr(LoadPlanner, "plan_split", lambda *args, **sizes: None)
+    monkeypatch.setattr(partial_prefix, "MAX_DROPPED_MASS", 1.0)  # random weights look everywhere
+    opened: list[Engine] = []
+
+    def open_again(**options: object) -> Engine:
+        if opened:
+            opened[-1].close()
+        settings = {"kv_cache_bytes": 1 << 20, "max_num_seqs": 4, "store": tmp_path / "store", **options}
+        settings = {"kv_budget": 0.5, **settings}
+        opened.append(Engine(tiny_artifact, store_bytes=64 << 20, num_threads=1, **settings))  # type: ignore[arg-type]
+        return opened[-1]
+
+    yield open_again
+    opened[-1].close()
+
+
+def tier_of(engine: Engine) -> TierStats:
+    tier = engine.stats().tier
+    assert tier is not None
+    return tier
+
+
+def learn(engine: Engine) -> None:
+    """Ask until the prefix is stored in the order of importance, too."""
+    deadline, number = time.monotonic() + WAIT_S, 0
+    while tier_of(engine).num_rewritten_runs == 0:
+        assert time.monotonic() < deadline, "nothing is rewritten"
+        engine.generate(asked(number % 3), replace(PARAMS, max_tokens=1), kv_budget=1.0)
+        number += 1
+
+
+def bits(completion: Completion) -> tuple[object, object]:
+    return completion.token_ids, completion.logprobs
+
+
+def exact(engine: Engine, ids: list[int]) -> Completion:
+    """Computed from nothing, for nobody else to find."""
+    reply = engine.generate(ids, PARAMS, namespace=b"nobody's", kv_budget=1.0)
+    engine.clear_cache(b"nobody's")
+    assert reply.usage.cached_tokens == 0
+    return reply
+
+
+def test_a_part_is_labelled_and_what_it_led_to_is_never_found_again(open_engine: Open) -> None:
+    learn(open_engine())
+    engine = open_engine()
+    part = engine.generate(asked(7), PARAMS)
+    pruning = part.usage.pruning
+    assert pruning is not None and pruning.loaded == 0.5 and 0 < pruning.dropped_mass < 0.5
+    assert part.usage.cached_tokens == 192 and part.usage.disk_tokens_by_kind == {"exact": 192}
+    assert bits(part) != bits(exact(engine, asked(7))), "half of the prefix is not the prefix"
+    assert engine.stats().num_computed_tokens == (9 + 19) + (192 + 9 + 19), "looks are nobody's tokens"
+    whole = engine.generate([*asked(7), *part.token_ids, 3], PARAMS, kv_budget=1.0)
+    assert whole.usage.pruning is None and whole.usage.cached_tokens == 192, "nothing behind the prefix is kept"
+    assert bits(whole) == bits(exact(engine, [*asked(7), *part.token_ids, 3]))
+    engine = open_engine()
+    assert bits(engine.generate(asked(7), PARAMS, kv_budget=1.0)) == bits(exact(engine, asked(7)))
+    assert (tier_of(engine).num_parts, tier_of(engine).num_parts_broken) == (0, 0)
+
+
+def test_the_same_part_gives_the_same_reply_in_company_too(open_engine: Open) -> None:
+    learn(open_engine())
+    alone = [open_engine().generate(asked(number), PARAMS) for number in range(5, 8)]
+    engine = open_engine()
+    streams = [engine.stream(asked(number), PARAMS) for number in range(5, 8)]
+    together = [stream.result() for stream in streams]
+    assert [bits(reply) for reply in together] == [bits(reply) for reply in alone]
+    assert tier_of(engine).num_parts == 3 and all(reply.usage.pruning for reply in together)
+
+
+def test_where_memory_has_a_part_of_a_run_the_run_is_read_from_its_start(open_engine: Open) -> None:
+    learn(open_engine())
+    alone = open_engine().generate(asked(7), PARAMS)
+    engine = open_engine()
+    engine.generate(PREFIX[:100], replace(PARAMS, max_tokens=1), kv_budget=1.0)
+    reply = engine.generate(asked(7), PARAMS)
+    assert reply.usage.pruning == alone.usage.pruning and bits(reply) == bits(alone)
+
+
+def test_what_memory_has_is_not_pruned(open_engine: Open) -> None:
+    learn(open_engine())
+    engine = open_engine()
+    engine.generate(asked(6), PARAMS, kv_budget=1.0)
+    reply = engine.generate(asked(7), PARAMS)
+    assert reply.usage.pruning is None and reply.usage.disk_tokens_by_kind == {}
+    assert bits(reply) == bits(exact(engine, asked(7)))
+
+
+def spoil(directory: Path) -> None:
+    [path] = directory.glob("ordered-*.run")
+    content = bytearray(path.read_bytes())
+    for at in range(len(content) // 3, len(content), 4096):
+        content[at] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("fault", ["no order", "spoiled", "disagrees", "late"])
+def test_whatever_fails_is_served_exactly(
+    open_engine: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    if fault == "no order":
+        open_engine(kv_budget=None).generate(asked(0), PARAMS)
+    else:
+        learn(open_engine())
+    if fault == "spoiled":
+        open_engine().close()
+        spoil(tmp_path / "store")
+    if fault == "disagrees":
+        monkeypatch.setattr(partial_prefix, "MAX_DROPPED_MASS", -1.0)
+    if fault == "late":
+        monkeypatch.setattr(LoadPlanner, "compute_s", lambda *args: -1.0)
+    engine = open_engine()
+    reply = engine.generate(asked(7), PARAMS)
+    assert reply.usage.pruning is None and bits(reply) == bits(exact(engine, asked(7)))
+    assert reply.usage.disk_tokens_by_kind == {"exact": 192}, "the exact pages did"
+    tier = tier_of(engine)
+    counted = {"disagrees": tier.num_parts_disagreed, "late": tier.num_parts_late}.get(fault, tier.num_parts_broken)
+    assert (tier.num_parts, counted) == (0, 1)
+
+
+def test_who_leaves_while_a_part_is_read_leaves_nothing_behind(open_engine: Open) -> None:
+    learn(open_engine())
+    engine = open_engine()
+    for number in range(6):
+        with engine.stream(asked(number), PARAMS):
+            time.sleep(0.001 * number)
+    assert engine.generate(asked(7), PARAMS).usage.pruning is not None
+    deadline = time.monotonic() + WAIT_S
+    while engine.stats().num_running or engine.stats().num_waiting:
+        assert time.monotonic() < deadline, "somebody is still there"
+    assert tier_of(engine).num_waiting == 0
+    engine._loop.call(lambda core: core.check())
+
+
+def test_a_share_is_above_nothing_and_only_where_the_engine_allows_it(open_engine: Open) -> None:
+    engine = open_engine()
+    for share in (0.0, -1.0, 1.5, float("nan")):
+        with pytest.raises(InvalidParameter, match="above 0 and at most 1"):
+            engine.generate(PREFIX, PARAMS, kv_budget=share)
+    with pytest.raises(InvalidParameter, match="above 0 and at most 1"):
+        open_engine(kv_budget=0.0)
+    engine = open_engine(kv_budget=None)
+    with pytest.raises(InvalidParameter, match="--kv-budget"):
+        engine.generate(PREFIX, PARAMS, kv_budget=0.5)
+    assert engine.generate(PREFIX, PARAMS, kv_budget=1.0).usage.pruning is None
