@@ -190,7 +190,7 @@ class PartialPrefix:
         assert self._read, "nothing was read"
         tokens = self._read_tokens()
         order = np.argsort(tokens, axis=-1, kind="stable")[..., : self.num_there]
-        return KVRows.joined([some.rows for some in self._read]).take(order).to_pages()
+        return KVRows.pages_of([some.rows for some in self._read], order)
 
     def choose(self, queries: Float32Array) -> Choice:
         """Look for the rest with the query's own `queries`, `[layers, rows, group, head_dim]`, of the heads that share

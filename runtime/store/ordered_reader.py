@@ -116,12 +116,13 @@ class OpenRun:
         scattered = self._read_chunks(wanted)
         if scattered is None:
             return None
-        rows = np.empty((*ranks.shape, self._rows.shape[-1]), np.uint8)
         is_there = ranks < self._num_blocks * layout.chunk_size
-        rows[is_there] = self._rows[np.broadcast_to(groups, ranks.shape)[is_there], ranks[is_there]]
-        if len(wanted):
-            places = np.searchsorted(wanted, chunk_ids[~is_there])
-            rows[~is_there] = scattered[places, ranks[~is_there] % layout.chunk_size]
+        if not len(wanted):
+            rows = self._rows[groups, ranks]
+        else:
+            places = np.searchsorted(wanted, np.where(is_there, wanted[0], chunk_ids))
+            rows = scattered[places, ranks % layout.chunk_size]
+            rows[is_there] = self._rows[np.broadcast_to(groups, ranks.shape)[is_there], ranks[is_there]]
         return TokenRows(tokens.astype(np.uint16), unpack(layout.kv, self._by_head(rows)))
 
     def order(self) -> RunOrder | None:

@@ -101,13 +101,14 @@ def pack(rows: KVRows) -> UInt8Array:
 
 
 def unpack(kv: KVLayout, packed: UInt8Array) -> KVRows:
-    """What `pack` packed."""
+    """What `pack` packed; without scales a view."""
     num_code_bytes = kv.head_dim * kv.itemsize
     dtype = {"f16": np.float16, "f32": np.float32, "int8": np.int8}[kv.dtype]
+    if not kv.has_scales:
+        items = packed.view(dtype).reshape(*packed.shape[:-1], 2, kv.head_dim)
+        return KVRows(kv, np.moveaxis(items, -2, 0), None)
     keys, values, scales = np.split(packed, (num_code_bytes, 2 * num_code_bytes), axis=-1)
     items = np.stack([np.ascontiguousarray(part).view(dtype) for part in (keys, values)])
-    if not kv.has_scales:
-        return KVRows(kv, items, None)
     return KVRows(kv, items, np.ascontiguousarray(np.moveaxis(np.ascontiguousarray(scales).view(np.float32), -1, 0)))
 
 

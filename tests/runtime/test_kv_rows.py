@@ -49,6 +49,17 @@ def test_rows_in_any_order_come_back_as_the_same_bits(layout: KVLayout, num_page
     assert (moved.take(inverse_order(order)).to_pages() == pages).all()
 
 
+@given(layout=LAYOUTS, num_pages=st.integers(1, 4), share=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=30, deadline=None)
+def test_pages_of_parts_are_those_of_all_their_rows(layout: KVLayout, num_pages: int, share: float, seed: int) -> None:
+    rows = KVRows.of_pages(layout, random_pages(layout, num_pages, seed))
+    order = random_order(layout, rows.num_tokens, seed)
+    num_first = int(share * rows.num_tokens)
+    parts = [rows.take(order[..., :num_first]), rows.take(order[..., num_first:])]
+    some = random_order(layout, rows.num_tokens, seed + 1)[..., :num_first]
+    assert (KVRows.pages_of(parts, some) == KVRows.joined(parts).take(some).to_pages()).all()
+
+
 @pytest.mark.parametrize("dtype", ["f16", "f32", "int8"])
 def test_a_row_is_what_the_layout_says(dtype: KVDType) -> None:
     layout = layout_of(dtype)
