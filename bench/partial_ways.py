@@ -132,18 +132,18 @@ def heads_of(artifact: Artifact, token_ids: list[int]) -> list[PageHead]:
     return heads
 
 
-def lay_as_text(store: PageStore, heads: list[PageHead]) -> dict[str, RunOrder]:
-    """Write the runs that `heads` begin with again in the order of the text; by their last page, what it was before."""
-    orders: dict[str, RunOrder] = {}
+def lay_as_text(store: PageStore, heads: list[PageHead], orders: dict[str, RunOrder]) -> None:
+    """Write the runs that `heads` begin with again in the order of the text; `orders` has, by their last page, that in
+    which they were, and those that lie so already."""
     while (run := store.open_ordered(heads)) is not None:
-        order = run.order()
+        order, key = run.order(), run.header.key.hex()
         assert order is not None
         run.close()
         mine, heads = heads[: run.header.num_pages], heads[run.header.num_pages :]
-        scores = -np.broadcast_to(np.arange(order.shape[-1], dtype=np.float64), order.shape)
-        assert rewrite(store, mine, scores, probe_head=run.header.probe_head).stored
-        orders[run.header.key.hex()] = order
-    return orders
+        if key not in orders:
+            scores = -np.broadcast_to(np.arange(order.shape[-1], dtype=np.float64), order.shape)
+            assert rewrite(store, mine, scores, probe_head=run.header.probe_head).stored
+            orders[key] = order
 
 
 def save_orders(directory: Path, orders: Mapping[str, RunOrder]) -> None:

@@ -28,6 +28,7 @@ from typing import Any
 
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine import Completion, Engine, SamplingParams
+from radixlm.runtime.store.ordered_run import RunOrder
 from tokenizers import Tokenizer
 
 from .partial_texts import Case, Texts
@@ -148,8 +149,10 @@ def prepare(artifact: Artifact, directory: Path, asked: Sequence[Asked]) -> None
         print(engine.stats().tier, flush=True)
     shutil.copytree(directory / "store", directory / "store_in_text")
     with open_store(artifact, directory / "store_in_text") as store:
-        orders = [lay_as_text(store, heads_of(artifact, one.prefix)) for one in asked]
-    save_orders(directory, {key: order for some in orders for key, order in some.items()})
+        orders: dict[str, RunOrder] = {}
+        for prompt in [prompt for one in asked for prompt in one.measured]:
+            lay_as_text(store, heads_of(artifact, prompt), orders)
+    save_orders(directory, orders)
     with Engine(artifact, max_num_seqs=2) as engine:
         replies = [[digest(engine.generate(prompt, PARAMS)) for prompt in one.measured] for one in asked]
     (directory / "replies.json").write_text(json.dumps(replies))
