@@ -17,8 +17,9 @@ _MAX_BUFFERS = 512  # in one call; Linux takes 1024
 class Files(Protocol):
     """What the store asks of a file system. Every method may raise OSError."""
 
-    def open(self, path: Path, *, create: bool = False) -> int:
-        """A descriptor to read and write `path`; with `create` of a new file, which must not be there."""
+    def open(self, path: Path, *, create: bool = False, is_scattered: bool = False) -> int:
+        """A descriptor to read and write `path`; with `create` of a new file, which must not be there. If reads are to
+        be scattered, nothing is read ahead of them."""
 
     def close(self, fd: int) -> None:
         """End a descriptor."""
@@ -51,8 +52,11 @@ class Files(Protocol):
 class OSFiles:
     """The operating system's own. Files that are made are their owner's alone: keys and values are conversations."""
 
-    def open(self, path: Path, *, create: bool = False) -> int:
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
+    def open(self, path: Path, *, create: bool = False, is_scattered: bool = False) -> int:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
+        if is_scattered:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        return fd
 
     def close(self, fd: int) -> None:
         os.close(fd)

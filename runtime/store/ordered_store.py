@@ -102,7 +102,7 @@ class OrderedStore:
             self._missed(None, "absent")
             return None
         try:
-            fd = self._files.open(entry.path)
+            fd = self._files.open(entry.path, is_scattered=True)
         except FileNotFoundError:
             self._missed(entry, "gone")
             return None

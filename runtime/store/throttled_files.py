@@ -58,8 +58,8 @@ class ThrottledFiles:
         self._wait(num_bytes)
         return num_bytes
 
-    def open(self, path: Path, *, create: bool = False) -> int:
-        return self._files.open(path, create=create)
+    def open(self, path: Path, *, create: bool = False, is_scattered: bool = False) -> int:
+        return self._files.open(path, create=create, is_scattered=is_scattered)
 
     def close(self, fd: int) -> None:
         self._files.close(fd)

@@ -40,9 +40,9 @@ class FaultyFiles(OSFiles):
     _new: set[Path] = field(default_factory=set)
     _removed: dict[Path, bytes] = field(default_factory=dict)
 
-    def open(self, path: Path, *, create: bool = False) -> int:
+    def open(self, path: Path, *, create: bool = False, is_scattered: bool = False) -> int:
         self._begin("open")
-        fd = super().open(path, create=create)
+        fd = super().open(path, create=create, is_scattered=is_scattered)
         self._paths[fd] = path
         if path not in self._files:
             self._files[path] = _File(path, bytearray(path.read_bytes()))
