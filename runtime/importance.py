@@ -3,10 +3,11 @@ order.
 
 A use is what one prompt's new tokens put on the rows before them and on their own. Of each it is the mean over the
 tokens that came after the row, so that a long prompt counts as much as a short one and an early row as much as a late
-one. A use weighs `DECAY` times as much as the next, and the pass that computed a row next to nothing as soon as
-somebody else has looked. Of the quarter of a prefix that ranks first so, 79 to 88 % are among the quarter that the next
-query looks at most; with sums instead of means and all uses alike it was 45 to 48 % (bench/importance_order.py,
-bench/LOG.md). What the decay is made no difference there: 0.8 still knows five uses, and forgets what nobody asks for.
+one. A use weighs `DECAY` times as much as the next: 0.8 still knows five, and forgets what nobody asks for.
+
+The pass that computed a row is added to that and never forgotten, as if `PASS_RUN_UP` tokens more had come after it, or
+the last rows were first: it knows less of what is asked again than other queries do, and more of what nobody asked. By
+both, a quarter of the rows loses less than half of what the first and recent ones lose, on all texts of bench/LOG.md.
 
 Replies that are decoded while nobody's prompt is computed are not counted, nor are sequences over a pruned prefix: what
 they miss would be held against it. Knows pages and batches, not requests, trees or disks. The engine's thread owns it.
@@ -24,7 +25,7 @@ from .batch import BatchArrays, Float32Array, Int32Array, PageCopy
 from .manifest import PAGE_SIZE
 
 DECAY = 0.8
-OWN_PASS_WEIGHT = 0.01  # of the pass that computed a row: it decides until the first query, and between equals
+PASS_RUN_UP = 512
 _NO_PAGES: Int32Array = np.zeros(0, np.int32)
 
 
@@ -49,25 +50,28 @@ class Importance:
         num_pages = mass.shape[2]
         self._history = np.zeros_like(mass)
         self._weight = np.zeros((num_pages, PAGE_SIZE), np.float32)  # of what is in the history
+        self._pass = np.zeros_like(mass)  # of the prompt that computed the row
         self._num_looks = np.zeros((num_pages, PAGE_SIZE), np.int32)  # tokens whose attention is in `mass`
 
     def forget_rows(self, slots: Int32Array) -> None:
         """Rows that are about to be written start anew."""
         pages, rows = np.divmod(slots, PAGE_SIZE)
-        self._mass[:, :, pages, rows] = self._history[:, :, pages, rows] = 0
+        for scores in (self._mass, self._history, self._pass):
+            scores[:, :, pages, rows] = 0
         self._weight[pages, rows] = self._num_looks[pages, rows] = 0
 
     def forget_pages(self, page_ids: Sequence[int]) -> None:
         """Pages that come from elsewhere start anew."""
         pages = np.array(page_ids, np.int64)
-        self._mass[:, :, pages] = self._history[:, :, pages] = 0
+        for scores in (self._mass, self._history, self._pass):
+            scores[:, :, pages] = 0
         self._weight[pages] = self._num_looks[pages] = 0
 
     def copy_rows(self, copies: Sequence[PageCopy]) -> None:
         """Rows that are copied to another page take their history along; what is not folded yet stays."""
         for copy in copies:
             self.forget_pages([copy.dst_page])
-            for array in (self._history, self._weight):
+            for array in (self._history, self._pass, self._weight):
                 array[..., copy.dst_page, : copy.num_rows] = array[..., copy.src_page, : copy.num_rows]
 
     @contextmanager
@@ -98,18 +102,21 @@ class Importance:
         if not np.isfinite(mass).all():  # numbers went wrong, and are dropped with all that came of them
             return
         is_reused = (np.arange(pages.size * PAGE_SIZE) < num_reused).reshape(-1, PAGE_SIZE)
-        decay = np.where(num_looks > 0, np.float32(DECAY), np.float32(1))
-        weight = np.where(num_looks > 0, np.where(is_reused, np.float32(1), np.float32(OWN_PASS_WEIGHT)), np.float32(0))
-        self._history[:, :, pages] = decay * self._history[:, :, pages] + weight / np.maximum(num_looks, 1) * mass
-        self._weight[pages] = decay * self._weight[pages] + weight
+        is_use = is_reused & (num_looks > 0)
+        decay = np.where(is_use, np.float32(DECAY), np.float32(1))
+        self._history[:, :, pages] *= decay
+        self._history[:, :, pages] += np.where(is_use, mass / np.maximum(num_looks, 1), np.float32(0))
+        self._weight[pages] = decay * self._weight[pages] + is_use
+        self._pass[:, :, pages] += np.where(is_reused, np.float32(0), mass / (num_looks + PASS_RUN_UP))
 
     def scores(self, page_ids: Sequence[int]) -> Float32Array:
         """Of each row of pages, `[layers, kv_heads, PAGE_SIZE * len(page_ids)]`: the share of a later token's attention
-        that its KV head's queries put there, summed over them; 0 of what nobody looked at. A copy.
+        that its KV head's queries put there, summed over them, and something for its own pass; 0 of what nobody looked
+        at. A copy.
         """
         pages = np.array(page_ids, np.int64)
         weight = self._weight[pages]
-        scores = self._history[:, :, pages] / np.where(weight > 0, weight, 1)
+        scores = self._history[:, :, pages] / np.where(weight > 0, weight, 1) + self._pass[:, :, pages]
         return np.asarray(scores.reshape(*scores.shape[:2], -1))
 
 

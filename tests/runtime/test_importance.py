@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from radixlm.runtime.batch import Batch, PageCopy
 from radixlm.runtime.errors import EngineError
-from radixlm.runtime.importance import DECAY, OWN_PASS_WEIGHT, Importance
+from radixlm.runtime.importance import DECAY, PASS_RUN_UP, Importance
 from radixlm.runtime.manifest import PAGE_SIZE
 from radixlm.runtime.scored_runner import ScoredRunner
 
@@ -40,11 +40,12 @@ def batch_of(*parts: tuple[Sequence[int], Sequence[int], int], num_missing: int 
 
 @dataclass
 class Slow:
-    """Of each slot its token, the looks since the last fold, and its uses: pairs of weight and mean."""
+    """Of each slot its token, the looks since the last fold, and the means of its uses, and of its own passes."""
 
     tokens: dict[int, int] = field(default_factory=dict)
     looks: dict[int, list[np.ndarray]] = field(default_factory=dict)
-    uses: dict[int, list[tuple[float, np.ndarray]]] = field(default_factory=dict)
+    uses: dict[int, list[np.ndarray]] = field(default_factory=dict)
+    passes: dict[int, list[np.ndarray]] = field(default_factory=dict)
 
     def step(self, token_ids: Sequence[int], pages: Sequence[int], start: int, *, is_scored: bool) -> None:
         slots = [page * PAGE_SIZE + row for page in pages for row in range(PAGE_SIZE)]
@@ -56,29 +57,32 @@ class Slow:
 
     def forget(self, slots: Sequence[int]) -> None:
         for slot in slots:
-            self.looks[slot], self.uses[slot] = [], []
+            self.looks[slot], self.uses[slot], self.passes[slot] = [], [], []
 
     def copy(self, copy: PageCopy) -> None:
         for row in range(PAGE_SIZE):
             source, target = copy.src_page * PAGE_SIZE + row, copy.dst_page * PAGE_SIZE + row
             self.forget([target])
             if row < copy.num_rows:
-                self.uses[target], self.tokens[target] = list(self.uses[source]), self.tokens[source]
+                self.uses[target], self.passes[target] = list(self.uses[source]), list(self.passes[source])
+                self.tokens[target] = self.tokens[source]
 
     def fold(self, pages: Sequence[int], num_reused: int) -> None:
         for position in range(len(pages) * PAGE_SIZE):
             slot = pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
             if self.looks.get(slot):
-                weight = 1.0 if position < num_reused else OWN_PASS_WEIGHT
-                self.uses[slot].append((weight, np.mean(self.looks[slot], axis=0)))
+                if position < num_reused:
+                    self.uses[slot].append(np.mean(self.looks[slot], axis=0))
+                else:
+                    self.passes[slot].append(np.sum(self.looks[slot], axis=0) / (len(self.looks[slot]) + PASS_RUN_UP))
                 self.looks[slot] = []
 
     def score(self, slot: int) -> np.ndarray:
-        uses = self.uses.get(slot, [])
-        if not uses:
-            return np.zeros((NUM_LAYERS, NUM_HEADS))
-        weights = [weight * DECAY ** (len(uses) - 1 - i) for i, (weight, _) in enumerate(uses)]
-        return np.asarray(np.average([mean for _, mean in uses], axis=0, weights=weights))
+        uses, passes = self.uses.get(slot, []), self.passes.get(slot, [])
+        score = np.sum(passes, axis=0) if passes else np.zeros((NUM_LAYERS, NUM_HEADS))
+        if uses:
+            score = score + np.average(uses, axis=0, weights=[DECAY ** (len(uses) - 1 - i) for i in range(len(uses))])
+        return np.asarray(score)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -177,18 +181,19 @@ def test_numbers_that_went_wrong_are_no_scores() -> None:
     assert np.array_equal(importance.scores([1])[0, 0], 1 / np.arange(16, 0, -1, dtype=np.float32))
 
 
-def test_a_use_that_comes_after_the_first_pass_takes_its_place() -> None:
+def test_a_use_weighs_more_than_the_first_pass_which_is_never_forgotten() -> None:
     mass = np.zeros((1, 1, 2, PAGE_SIZE), np.float32)
     importance = Importance(mass)
     with importance.looking(batch_of((range(16), [0], 0)).arrays):
         mass[..., 0, 0] = 16.0
     importance.fold([0], num_reused=0)
-    assert importance.scores([0])[0, 0, :2].tolist() == [1.0, 0.0]
-    with importance.looking(batch_of((range(4), [0, 1], 16)).arrays):
-        mass[..., 0, 1] = 4.0
-    importance.fold([0], num_reused=16)
-    scores = importance.scores([0])[0, 0]
-    assert scores[0] < 0.01 and scores[1] > 0.99
+    own = 16 / (16 + PASS_RUN_UP)
+    assert importance.scores([0])[0, 0, :2].tolist() == pytest.approx([own, 0.0])
+    for _ in range(9):
+        with importance.looking(batch_of((range(4), [0, 1], 16)).arrays):
+            mass[..., 0, 1] = 4.0
+        importance.fold([0], num_reused=16)
+        assert importance.scores([0])[0, 0, :2].tolist() == pytest.approx([own, 1.0])
 
 
 def test_a_runner_without_mass_cannot_be_scored() -> None:

