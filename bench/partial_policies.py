@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from radixlm.runtime.importance import PASS_RUN_UP
 from radixlm.runtime.row_selection import (
     NUM_FIRST,
     always,
@@ -42,13 +43,14 @@ class Evidence:
 
     @functools.cached_property
     def order(self) -> Order:
-        """As rows are stored once somebody asked, what matters most first: `[layers, kv_heads, tokens]`."""
-        return _stored(self.history)
+        """As rows are stored, what matters most first, by `runtime/importance.py`: `[layers, kv_heads, tokens]`."""
+        num_after = np.arange(self.shape[-1], 0, -1)
+        return _stored(self.history + self.prefix * (self.shape[-1] / (num_after + PASS_RUN_UP)))
 
     @functools.cached_property
-    def order_of_both(self) -> Order:
-        """The same if the prefix pass counted as much as all queries together."""
-        return _stored(self.history + self.prefix)
+    def order_of_queries(self) -> Order:
+        """The same without the prefix pass."""
+        return _stored(self.history)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -93,9 +95,9 @@ def hybrid(evidence: Evidence, count: int) -> Order:
     return _hybrid(evidence, evidence.order, count)
 
 
-def hybrid_of_both(evidence: Evidence, count: int) -> Order:
-    """The same, but that the order does not forget the prefix pass."""
-    return _hybrid(evidence, evidence.order_of_both, count)
+def hybrid_of_queries(evidence: Evidence, count: int) -> Order:
+    """The same by the order of other queries alone."""
+    return _hybrid(evidence, evidence.order_of_queries, count)
 
 
 def oracle(evidence: Evidence, count: int) -> Order:
@@ -110,7 +112,7 @@ POLICIES: dict[str, Callable[[Evidence, int], Order]] = {
     "history": history,
     "probe": probe,
     "hybrid": hybrid,
-    "hybrid, pass kept": hybrid_of_both,
+    "hybrid, no pass": hybrid_of_queries,
     "oracle": oracle,
 }
 

@@ -228,9 +228,9 @@ def _partial(results: Json, directory: Path) -> Iterator[str]:
     yield (
         f"{results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to {results['longest_prefix']:,} "
         f"tokens, {results['rows'][0]['num_queries']} queries; KL(full || partial) over what truly follows, with "
-        "twice the standard error over queries. History is the attention of the prefix's other queries, by which the "
-        "hybrid takes half; `pass kept` adds that of the prefix itself. With all rows every query gave the full "
-        "prefix's logits to the last bit."
+        "twice the standard error over queries. History is the attention of the prefix's other queries; the hybrid "
+        "takes half by that and that of the prefix itself, or without the latter (`no pass`). With all rows every "
+        "query gave the full prefix's logits to the last bit."
     )
     store_plots.quality(results, directory / f"partial_{workload}.svg")
     yield f"![KL against the share of rows](results/partial_{workload}.svg)"

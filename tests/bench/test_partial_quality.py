@@ -38,11 +38,14 @@ def test_a_choice_is_as_many_different_rows_in_each_layer_and_head(evidence: Evi
 
 
 def test_first_recent_half_by_stored_order_and_what_the_probe_sees_are_in_a_hybrid(evidence: Evidence) -> None:
-    choice = POLICIES["hybrid"](evidence, 60)
+    choice = POLICIES["hybrid, no pass"](evidence, 60)
     always = [*range(NUM_FIRST), *range(TOKENS - NUM_RECENT, TOKENS)]
     stored = np.argsort(-evidence.history, axis=-1)[..., : 32 - len(always)]  # whole pages
     for rows, first, order in zip(
-        choice.reshape(-1, 60), stored.reshape(LAYERS * HEADS, -1), evidence.order.reshape(-1, TOKENS), strict=True
+        choice.reshape(-1, 60),
+        stored.reshape(LAYERS * HEADS, -1),
+        evidence.order_of_queries.reshape(-1, TOKENS),
+        strict=True,
     ):
         [rank] = np.nonzero(order == 77)[0]
         passage = order[rank // 16 * 16 :][:16]  # as it is stored, what the probe saw among it
