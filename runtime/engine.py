@@ -145,13 +145,17 @@ class Engine:
             clock=clock,
         )
         self.namespaces = CacheNamespaces(ModelIdentity.of(manifest), parts.secret)
-        expiry = None
-        if cache_ttl_s is not None:
-            drops = [parts.drop_unused, self.tokenizer.forget_unused_texts]
-            expiry = CacheExpiry(cache_ttl_s, clock=clock, drops=drops)
-        self._core = EngineCore(
-            parts.runner, parts.cache, self._intake.limits, policy=policy, clock=clock, tier=parts.tier
-        )
+        try:
+            expiry = None
+            if cache_ttl_s is not None:
+                drops = [parts.drop_unused, self.tokenizer.forget_unused_texts]
+                expiry = CacheExpiry(cache_ttl_s, clock=clock, drops=drops)
+            self._core = EngineCore(
+                parts.runner, parts.cache, self._intake.limits, policy=policy, clock=clock, tier=parts.tier
+            )
+        except BaseException:
+            parts.close()
+            raise
         self._loop = EngineLoop(
             self._core,
             clock=clock,

@@ -6,6 +6,7 @@ Knows who opens what, and that it is closed again; not requests, prompts or step
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -73,17 +74,23 @@ class EngineParts:
             raise InvalidParameter(f"num_threads is {num_threads}; it must be 1 to {MAX_THREADS}, or None")
         if learns_importance and store is None:
             raise InvalidParameter("kv_budget is of what a store keeps; give a store, or leave it out")
-        log = None if kv_log is None else KVLog.open(kv_log)
-        cache = PrefixCache(PagePool(num_pages), clock=clock, kv_log=log)
-        if isinstance(store, str | Path):
-            store = PageStore.open(store, StoreIdentity.of(artifact.manifest), max_bytes=store_bytes)
-        tier = None
-        try:
+        with ExitStack() as opened:  # what is, is closed again if something else cannot be
+            if isinstance(store, PageStore):
+                opened.callback(store.close)
+            log = None if kv_log is None else KVLog.open(kv_log)
+            if log is not None:
+                opened.callback(log.close)
+            if isinstance(store, str | Path):
+                store = PageStore.open(store, StoreIdentity.of(artifact.manifest), max_bytes=store_bytes)
+                opened.callback(store.close)
             if open_runner is None:
                 runner = _open_model_runner(artifact, num_pages, num_threads, keep_mass=learns_importance)
             else:
                 runner = open_runner(artifact, num_pages, num_threads)
+            opened.callback(runner.close)
+            cache = PrefixCache(PagePool(num_pages), clock=clock, kv_log=log)
             scored = ScoredRunner(_scoring(runner)) if learns_importance else None
+            tier = None
             if store is not None:
                 tier = DiskTier(
                     store,
@@ -93,10 +100,7 @@ class EngineParts:
                     importance=None if scored is None else scored.importance,
                     look=None if scored is None else _look(artifact.manifest, cache, scored),
                 )
-        except BaseException:
-            if store is not None:
-                store.close()
-            raise
+            opened.pop_all()
         return cls(scored or runner, cache, tier, log, None if store is None else store.secret)
 
     def drop_unused(self, since: float) -> None:

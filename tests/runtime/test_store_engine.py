@@ -133,3 +133,16 @@ def _directory(engine: Engine) -> Path:
     tier = engine._core.tier
     assert tier is not None
     return tier._store.directory
+
+
+def test_an_engine_that_cannot_be_opened_lets_go_of_its_store(tiny_artifact: Path, tmp_path: Path) -> None:
+    wrong: list[dict[str, object]] = [
+        {"cache_ttl_s": 0.0},
+        {"kv_log": tmp_path / "no" / "such" / "folder"},
+        {"open_runner": lambda *args: object()},
+    ]
+    for options in wrong:
+        with pytest.raises((InvalidParameter, OSError, AttributeError)):
+            Engine(tiny_artifact, kv_cache_bytes=1 << 20, store=tmp_path / "store", **options)  # type: ignore[arg-type]
+    with Engine(tiny_artifact, kv_cache_bytes=1 << 20, store=tmp_path / "store") as engine:
+        assert engine.generate(PROMPT, PARAMS).usage.cached_tokens == 0
