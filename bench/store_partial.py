@@ -98,14 +98,13 @@ def main() -> None:
     artifact = Artifact.open(options.artifact)
     asked = list(asked_of(artifact, options.workload))
     directory = options.directory / options.workload
-    if not (directory / "replies.json").is_file():
-        prepare(artifact, directory, asked)
-    replies = json.loads((directory / "replies.json").read_text())
+    kept = directory / "replies.json"
+    replies = json.loads(kept.read_text()) if kept.is_file() else prepare(artifact, directory, asked)
     measured: Json = dict((read_results("store_partial") or {}).get("measured", {})) if options.append else {}
     for disk, name in [(disk, name) for disk in options.disks for name in options.ways if name != RECOMPUTE]:
         measured[f"{disk} {name}"] = one_way(artifact, directory, WAYS[name], disk, asked, replies)
     if RECOMPUTE in options.ways:
-        measured[RECOMPUTE] = one_way(artifact, directory, WAYS[RECOMPUTE], "real", asked, replies)
+        measured[RECOMPUTE] = one_way(artifact, directory, WAYS[RECOMPUTE], RECOMPUTE, asked, replies)
     write_results(
         "store_partial",
         {
@@ -135,9 +134,9 @@ def joined(cases: Sequence[Case]) -> Asked:
     return Asked(len(cases), prefix, prompts[::2], others[:: -(-len(others) // MAX_ASKED)])
 
 
-def prepare(artifact: Artifact, directory: Path, asked: Sequence[Asked]) -> None:
-    """Ask for the history and store what it leaves, in the order of importance and as in the text; and note what exact
-    replies are."""
+def prepare(artifact: Artifact, directory: Path, asked: Sequence[Asked]) -> list[list[str]]:
+    """Ask for the history and store what it leaves, in the order of importance and as in the text; what the measured
+    questions' exact replies are is kept beside it, and returned."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     store = open_store(artifact, directory / "store")
@@ -156,6 +155,7 @@ def prepare(artifact: Artifact, directory: Path, asked: Sequence[Asked]) -> None
     with Engine(artifact, max_num_seqs=2) as engine:
         replies = [[digest(engine.generate(prompt, PARAMS)) for prompt in one.measured] for one in asked]
     (directory / "replies.json").write_text(json.dumps(replies))
+    return replies
 
 
 def one_way(
@@ -167,7 +167,7 @@ def one_way(
     replies: Sequence[Sequence[str]],
 ) -> Json:
     """Ask the measured questions, of one prefix after the other, a question each."""
-    files = disk_files(disk)
+    files = disk_files(disk if way.has_store else "real")
     found: list[FirstToken] = []
     drop_page_cache(directory)
     with engine_of(way, artifact, directory, files) as engine:
