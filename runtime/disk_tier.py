@@ -161,7 +161,7 @@ class DiskTier:
             ready, back = self._parts.advance()
             names += ready
             for name, (find, num_tokens_ahead) in back.items():
-                if not self._loader.begin(name, find, num_tokens_ahead=num_tokens_ahead):
+                if not self._begins_in_full(name, find, num_tokens_ahead):
                     names.append(name)
         self._num_waiting -= len(names)
         try:
@@ -284,6 +284,14 @@ class DiskTier:
     def check(self) -> None:
         """Raise AssertionError unless the index agrees with itself."""
         self._index.check()
+
+    def _begins_in_full(self, name: str, find: FindPrefix, num_tokens_ahead: int | None) -> bool:
+        """Whether who did not get a part waits for all of it; who cannot be looked up goes on, and fails alone."""
+        try:
+            return self._loader.begin(name, find, num_tokens_ahead=num_tokens_ahead)
+        except Exception:
+            _LOGGER.exception("what %s waits for could not be looked up", name)
+            return False
 
     def _end_loads(self, namespace: bytes | None = None) -> None:
         """All, or a namespace's; who waits goes on with the next `advance`."""

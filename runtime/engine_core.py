@@ -118,6 +118,7 @@ class EngineCore:
         """Forget a namespace in memory and on disk; the second comes when nothing of it is on disk any more."""
         cleared = CacheCleared.of(self._cache, namespace)
         num_discarded, done = self._disk.discard(namespace)
+        self._scheduler.forget_pruned(namespace)
         return replace(cleared, num_discarded_pages=num_discarded), done
 
     def add(self, request: Request) -> None:
@@ -229,6 +230,7 @@ class EngineCore:
         if damaged:
             self._cache.clear()  # the numbers may have been wrong in earlier pages already
             self._disk.distrust(damaged)
+            self._scheduler.forget_pruned()
         if plan.unservable is not None:
             self._scheduler.remove(plan.unservable.request_id)
             outputs.append(self._ends.fail_unservable(plan.unservable))

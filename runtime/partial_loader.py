@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from .batch import UInt8Array
 from .disk_index import DiskIndex, StoredPrefix
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 
 MAX_STAGED_BYTES = 256 << 20  # of rows that waiters have, or will; who comes then is served exactly
+MAX_WAITERS = 16  # that have files open, or will: of each run of a prefix one
 _SLACK_S = 0.05
 
 
@@ -71,6 +73,7 @@ class _Waiter:
     partial: PartialPrefix | None = None
     pages: UInt8Array | None = None  # the rows that are there
     choice: Choice | None = None
+    is_forgotten: bool = False  # with all that is kept of its namespace's runs
     planned_at: float = 0.0
     expected_s: float = 0.0
     work: ReadWork = field(init=False)
@@ -145,12 +148,15 @@ class PartialLoader:
         self._ended: list[_Waiter] = []  # whose file the reader may have in use
         self._back: dict[str, tuple[FindPrefix, int | None]] = {}
         self._loaded: dict[str, PrunedLoad] = {}
+        # whoever has them by now: who was let go may wait for his turn with them
+        self._staged: WeakValueDictionary[str, PrunedLoad] = WeakValueDictionary()
         self.counts = PartialCounts()
 
     @property
     def is_ready(self) -> bool:
         """Whether `advance` would do anything now."""
-        return bool(self._back) or any(waiter.work.is_done for waiter in self._waiters.values()) or self.wait_s == 0.0
+        is_done = any(waiter.work.is_done for waiter in [*self._waiters.values(), *self._ended])
+        return bool(self._back) or is_done or self.wait_s == 0.0
 
     @property
     def wait_s(self) -> float | None:
@@ -173,9 +179,10 @@ class PartialLoader:
         num_query = len(match.prompt_ids) - stop * PAGE_SIZE
         num_bytes = int(budget * (stop - start) * self._page_bytes)
         staged = sum(waiter.num_bytes for waiter in self._waiters.values())
-        staged += sum(load.pages.nbytes for load in self._loaded.values())
+        staged += sum(load.pages.nbytes for load in self._staged.values())
+        has_room = staged + num_bytes <= MAX_STAGED_BYTES and len(self._waiters) + len(self._ended) < MAX_WAITERS
         compute_s = self._planner.compute_s(start * PAGE_SIZE, stop * PAGE_SIZE)
-        if num_query > self._look.max_num_tokens or staged + num_bytes > MAX_STAGED_BYTES or compute_s is None:
+        if num_query > self._look.max_num_tokens or not has_room or compute_s is None:
             self.counts.num_refused += 1
             return False
         prefix = self._index.prefix(match.namespace, match.prompt_ids, stop)
@@ -193,6 +200,8 @@ class PartialLoader:
         now = self._clock()
         for waiter in [waiter for waiter in self._waiters.values() if waiter.deadline <= now]:
             self.counts.num_late += 1
+            if waiter.stage is not _Stage.OPENING:  # so that the next is not planned as if it had come in time
+                self._planner.observe_partial(expected_s=waiter.expected_s, seconds=now - waiter.planned_at)
             self._send_back(waiter)
         back, self._back = self._back, {}
         return ready, back
@@ -210,9 +219,11 @@ class PartialLoader:
 
     def end(self, namespace: bytes | None = None) -> None:
         """Send all waiters back, or a namespace's, and forget what is kept in memory of its runs."""
-        for waiter in list(self._waiters.values()):
+        for waiter in [*self._waiters.values(), *self._ended]:
             if namespace is None or waiter.prefix.namespace == namespace:
-                self._send_back(waiter)
+                waiter.is_forgotten = True  # what the reader is at may still be noted
+                if waiter not in self._ended:
+                    self._send_back(waiter)
         if namespace is None:
             self._known.clear()
         else:
@@ -276,7 +287,8 @@ class PartialLoader:
 
     def _finish(self, waiter: _Waiter) -> None:
         assert waiter.choice is not None
-        self._loaded[waiter.name] = waiter.load(waiter.choice.dropped_mass)
+        load = waiter.load(waiter.choice.dropped_mass)
+        self._loaded[waiter.name] = self._staged[waiter.name] = load
         self._planner.observe_partial(expected_s=waiter.expected_s, seconds=self._clock() - waiter.planned_at)
         self.counts.num_pruned += 1
         self._end(waiter)
@@ -296,4 +308,6 @@ class PartialLoader:
         for waiter in [waiter for waiter in self._ended if waiter.work.is_done]:
             if waiter.partial is not None:
                 waiter.partial.close()
+            if waiter.is_forgotten:
+                self._known.discard(waiter.prefix.namespace)
             self._ended.remove(waiter)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 MAX_DROPPED_MASS: Final = 0.15  # above it 10 % of SmolLM2's rows lose facts; no query at 25 % is (bench/LOG.md)
 MAX_REST_PAGES: Final = 3  # at the end of a prefix: so short a node has no run, and is computed with the query
+MAX_RUNS: Final = 32  # of a prefix: each has a file open, and so many reads are no quicker than the exact pages
 _SCATTER: Final = 2.0  # bytes read for a byte that a probe picks: its windows end within chunks (bench/LOG.md)
 _NOTHING: Final = 1 << 30  # a token that is none
 
@@ -102,14 +103,15 @@ class PartialPrefix:
         self.num_stored = sum(shares)
         self._chosen: Tokens | None = None  # [layers, kv_heads, num_stored], then num_rows
         self._read: list[_Rows] = []
+        self._is_closed = False
 
     @classmethod
     def open(
         cls, store: PageStore, heads: Sequence[PageHead], *, budget: float, num_before: int, known: RunCache
     ) -> PartialPrefix | None:
         """Find the runs that together are the pages `heads`, one behind the other, but for a few at the end, which are
-        left out: `num_tokens` says how far it goes. None if there is a gap before, or a run is not right. Reads their
-        headers only.
+        left out: `num_tokens` says how far it goes. None if there is a gap before, a run is not right, or there are
+        more than `MAX_RUNS`. Reads their headers only.
 
         Args:
             budget: share of the rows to read, above 0 and at most 1.
@@ -117,21 +119,14 @@ class PartialPrefix:
             known: of this store.
         """
         parts: list[_Part] = []
-        first = 0
-        while first < len(heads):
-            rest = list(heads[first:])
-            found = known.find(rest)
-            run = store.open_ordered(rest, block_heads=None if found is None else found.block_heads)
-            if run is not None:
-                is_known = found is not None and found.block_heads.number == run.header.number
-                parts.append(_Part(run, first * PAGE_SIZE, 0, found if is_known else None))
-                first += run.header.num_pages
-            elif parts and len(heads) - first <= MAX_REST_PAGES:
-                break
-            if run is None or run.header.probe_head != parts[0].run.header.probe_head:
-                _close(parts)
-                return None
-        return cls(parts, budget=budget, num_before=num_before, known=known) if parts else None
+        try:
+            if _find(store, heads, known, parts):
+                return cls(parts, budget=budget, num_before=num_before, known=known)
+        except BaseException:
+            _close(parts)
+            raise
+        _close(parts)
+        return None
 
     @property
     def num_there(self) -> int:
@@ -220,7 +215,9 @@ class PartialPrefix:
 
     def close(self) -> None:
         """Close the files; may be called twice."""
-        _close(self._parts)
+        if not self._is_closed:
+            self._is_closed = True
+            _close(self._parts)
 
     @property
     def _token_bytes(self) -> int:
@@ -268,6 +265,23 @@ class PartialPrefix:
 
     def _read_tokens(self) -> Tokens:
         return np.concatenate([some.tokens for some in self._read], axis=-1)
+
+
+def _find(store: PageStore, heads: Sequence[PageHead], known: RunCache, parts: list[_Part]) -> bool:
+    """Add the runs that are the pages `heads`; whether they are, but for a few at the end."""
+    first = 0
+    while first < len(heads):
+        rest = list(heads[first:])
+        found = known.find(rest)
+        run = store.open_ordered(rest, block_heads=None if found is None else found.block_heads)
+        if run is None:
+            return bool(parts) and len(rest) <= MAX_REST_PAGES
+        is_known = found is not None and found.block_heads.number == run.header.number
+        parts.append(_Part(run, first * PAGE_SIZE, 0, found if is_known else None))
+        if len(parts) > MAX_RUNS or run.header.probe_head != parts[0].run.header.probe_head:
+            return False
+        first += run.header.num_pages
+    return bool(parts)
 
 
 def _close(parts: Sequence[_Part]) -> None:

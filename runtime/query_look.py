@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from .batch import Float32Array, make_batch
 from .prefix_cache import PrefixCache
 from .pruned_load import PrunedLoad
+from .row_selection import MAX_LOOK_TOKENS
 from .scored_runner import ScoredRunner
 
 
@@ -24,8 +25,8 @@ class QueryLook:
     group_size: int
 
     def queries(self, load: PrunedLoad, head: int) -> Float32Array:
-        """The queries of all tokens of a prompt behind `load`, `[layers, tokens, group, head_dim]`, of those heads
-        that share KV head `head`, computed over the rows of the load. Nothing is kept.
+        """The queries of the tokens of a prompt behind `load`, `[layers, tokens, group, head_dim]`, of those heads that
+        share KV head `head`, computed over the rows of the load: of the last ones, as many as look. Nothing is kept.
 
         Raises:
             OutOfPages, PrunedPrefixError: it cannot be done now.
@@ -37,6 +38,7 @@ class QueryLook:
                 self.runner.forward_scored(make_batch([reservation], [False]))
             assert self.runner.queries is not None
             heads = slice(head * self.group_size, (head + 1) * self.group_size)
-            return self.runner.queries[:, : reservation.num_tokens, heads].copy()
+            num_tokens = reservation.num_tokens
+            return self.runner.queries[:, max(0, num_tokens - MAX_LOOK_TOKENS) : num_tokens, heads].copy()
         finally:
             self.cache.close(sequence, keep=False)

@@ -166,6 +166,12 @@ class Scheduler:
         self._admit(plan, now)
         return plan
 
+    def forget_pruned(self, namespace: bytes | None = None) -> None:
+        """Let those who wait with a part of a prefix, of a namespace or all, compute it: it is not to be used."""
+        for request in self._waiting.values():
+            if request.pruned is not None and (namespace is None or request.namespace == namespace):
+                _forget_pruned(request)
+
     def check(self) -> None:
         """Raise AssertionError unless queues and sequences agree; not inside a transaction."""
         queues = (self._running, self._preempted, self._waiting)
@@ -309,7 +315,7 @@ class Scheduler:
             request.is_candidate_final = False
         request.candidate = before
         if request.pruned is not None and before.num_tokens >= request.pruned.stop:
-            request.pruned = None  # memory has all of it by now
+            request.pruned = request.pruned_load = None  # memory has all of it by now
         return before
 
     def _is_being_computed(self, match: PrefixMatch) -> bool:
@@ -345,7 +351,8 @@ class Scheduler:
 
 def _forget_pruned(request: Request) -> None:
     """Let a waiting request go on as if nothing of it had ever been pruned."""
-    request.pruned, request.candidate, request.is_candidate_final = None, None, False
+    request.pruned = request.pruned_load = request.candidate = None
+    request.is_candidate_final = False
 
 
 def _num_common(left: collections.abc.Sequence[int], right: collections.abc.Sequence[int], limit: int) -> int:

@@ -14,7 +14,9 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from radixlm.runtime.batch import Batch, Float32Array
 from radixlm.runtime.prefix_match import PrefixMatch
 from radixlm.runtime.pruned_prefix import PrunedPrefix
 from radixlm.runtime.request import Request
@@ -119,3 +121,31 @@ def test_no_page_that_was_computed_over_a_pruned_prefix_is_found_or_stored(serve
     served.run()
     assert served.num_loaded("later") <= 32
     assert served.bench.tokens("later") == alone(history, GREEDY, context_length=CONTEXT_LENGTH)
+
+
+@pytest.mark.parametrize("why", ["forgotten", "numbers that are wrong"])
+def test_who_waits_with_rows_that_are_not_to_be_used_any_more_computes_them(
+    serve: Callable[..., Served], why: str
+) -> None:
+    served = serve(num_pages=24, context_length=CONTEXT_LENGTH)
+    pruning, ids = Pruning(served), [*range(30), *range(30)]
+
+    def spoil(batch: Batch, logits: Float32Array) -> None:
+        logits[:, 7] = np.nan
+        request = served.bench.request("pruned", ids, GREEDY)
+        request.pruned = PrunedPrefix(0, 9, tuple(ids[:-1]))
+        served.bench.core._scheduler.add(request)  # as if it had come from the disk before the step
+
+    if why == "forgotten":
+        pruning.add("pruned", ids, 0, 9)
+        served.bench.core.forget(b"")
+    else:
+        bad = served.bench.add("bad", ids, GREEDY)
+        while not bad.num_generated:
+            served.bench.step()
+        served.bench.model.after = spoil
+        served.bench.step()
+        served.bench.model.after = lambda batch, logits: None
+    served.run()
+    assert pruning.num_opened == 0
+    assert served.bench.tokens("pruned") == alone(ids, GREEDY, context_length=CONTEXT_LENGTH)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from radixlm.runtime import partial_prefix
+from radixlm.runtime import partial_loader, partial_prefix
+from radixlm.runtime.disk_tier import DiskTier
 from radixlm.runtime.engine import Completion, Engine, SamplingParams
+from radixlm.runtime.engine_core import EngineCore
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.load_planner import LoadPlan, LoadPlanner
+from radixlm.runtime.partial_loader import PartialLoader
+from radixlm.runtime.prefix_cache import PrefixCache
+from radixlm.runtime.prefix_match import PrefixMatch
+from radixlm.runtime.pruned_load import PrunedLoad
 from radixlm.runtime.tier_stats import TierStats
 
 WAIT_S = 30.0  # only a hang takes that long
@@ -176,3 +183,149 @@ def test_a_share_is_above_nothing_and_only_where_the_engine_allows_it(open_engin
     with pytest.raises(InvalidParameter, match="--kv-budget"):
         engine.generate(PREFIX, PARAMS, kv_budget=0.5)
     assert engine.generate(PREFIX, PARAMS, kv_budget=1.0).usage.pruning is None
+
+
+def in_its_thread(engine: Engine, do: Callable[[DiskTier, PartialLoader], None]) -> None:
+    """What an engine's thread would do with its tier between two steps; and nobody is left waiting."""
+
+    def call(core: EngineCore) -> None:
+        tier = core.tier
+        assert tier is not None and tier._parts is not None
+        do(tier, tier._parts)
+
+    engine._loop.call(call)
+
+
+def find(cache: PrefixCache) -> PrefixMatch:
+    return cache.match(asked(7))
+
+
+def part_of(parts: PartialLoader, name: str) -> PrunedLoad:
+    """A part that came for who waits under a name; nobody else waits."""
+    deadline = time.monotonic() + WAIT_S
+    while name not in parts.advance()[0]:
+        assert time.monotonic() < deadline, "nothing came"
+        time.sleep(0.001)
+    load = parts.loaded(name)
+    assert load is not None
+    return load
+
+
+def test_parts_count_for_as_long_as_somebody_waits_for_his_turn_with_them(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn(open_engine())
+
+    def ask(tier: DiskTier, parts: PartialLoader) -> None:
+        assert parts.begin("first", find, 0.5)
+        load = part_of(parts, "first")
+        monkeypatch.setattr(partial_loader, "MAX_STAGED_BYTES", load.pages.nbytes + 1)
+        assert not parts.begin("second", find, 0.5), "there is no room beside the first"
+        del load
+        assert parts.begin("second", find, 0.5)
+        parts.abandon("second")
+
+    in_its_thread(open_engine(), ask)
+
+
+def test_many_who_ask_at_once_have_few_files_open(open_engine: Open) -> None:
+    learn(open_engine())
+
+    def ask(tier: DiskTier, parts: PartialLoader) -> None:
+        may_read = threading.Event()
+        tier._reader.submit_work(lambda: may_read.wait(WAIT_S))
+        begun = [parts.begin(str(number), find, 0.1) for number in range(partial_loader.MAX_WAITERS + 3)]
+        assert begun == [True] * partial_loader.MAX_WAITERS + [False] * 3
+        parts.abandon("0")
+        assert not parts.begin("another", find, 0.1), "the reader may have the file of who left in use"
+        may_read.set()
+        for number in range(1, partial_loader.MAX_WAITERS):
+            parts.abandon(str(number))
+        deadline = time.monotonic() + WAIT_S
+        while parts._ended:
+            parts.advance()
+            assert time.monotonic() < deadline, "files stay open"
+        assert parts.begin("another", find, 0.1)
+        parts.abandon("another")
+
+    in_its_thread(open_engine(), ask)
+
+
+def test_files_of_who_left_are_closed_though_nobody_asks_again(open_engine: Open) -> None:
+    learn(open_engine())
+    engine = open_engine()
+
+    def leave(tier: DiskTier, parts: PartialLoader) -> None:
+        assert parts.begin("gone", find, 0.5)
+        parts.abandon("gone")
+
+    in_its_thread(engine, leave)
+    deadline, parts = time.monotonic() + WAIT_S, engine._core.tier._parts  # type: ignore[union-attr]
+    assert parts is not None
+    while parts._ended:
+        assert time.monotonic() < deadline, "a file stays open until somebody asks"
+        time.sleep(0.001)
+
+
+def test_who_cannot_be_looked_up_after_a_part_failed_goes_on(open_engine: Open) -> None:
+    learn(open_engine())
+
+    def ask(tier: DiskTier, parts: PartialLoader) -> None:
+        finds = iter([find, find])  # in memory and on disk; then it raises
+
+        def find_twice(cache: PrefixCache) -> PrefixMatch:
+            return next(finds)(cache)
+
+        assert tier.begin("one", find_twice, kv_budget=0.5) and tier.begin("other", find, kv_budget=0.5)
+        tier._end_loads()
+        assert tier.advance() == ["one"], "the other waits for all of it"
+        tier.abandon("other")
+
+    in_its_thread(open_engine(), ask)
+
+
+def test_what_came_too_late_makes_the_next_plan_more_careful(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn(open_engine())
+    seen: list[float] = []
+    monkeypatch.setattr(LoadPlanner, "observe_partial", lambda self, *, expected_s, seconds: seen.append(seconds))
+
+    def ask(tier: DiskTier, parts: PartialLoader) -> None:
+        assert parts.begin("late", find, 0.5)
+        waiter, deadline = parts._waiters["late"], time.monotonic() + WAIT_S
+        while waiter.expected_s == 0.0:
+            parts.advance()
+            assert time.monotonic() < deadline, "it is never planned"
+        waiter.deadline = -1.0
+        waiter.stage = partial_loader._Stage.READING  # whether it has looked by now or not
+        monkeypatch.setattr(parts, "_go_on", lambda waiter: False)
+        assert list(parts.advance()[1]) == ["late"] and parts.counts.num_late == 1
+
+    in_its_thread(open_engine(), ask)
+    assert len(seen) == 1 and seen[0] > 0
+
+
+def test_nothing_of_a_namespace_is_noted_after_it_was_forgotten(open_engine: Open) -> None:
+    learn(open_engine())
+
+    def ask(tier: DiskTier, parts: PartialLoader) -> None:
+        load = parts.begin("one", find, 0.5) and part_of(parts, "one")
+        assert load and parts._known.num_bytes
+        [known] = parts._known._runs.values()
+        parts.end(b"")
+        assert parts._known.num_bytes == 0
+        may_read = threading.Event()
+        tier._reader.submit_work(lambda: may_read.wait(WAIT_S))
+        assert parts.begin("two", find, 0.5)
+        waiter = parts._waiters["two"]
+        parts.end(b"")
+        parts._known._runs[b"", b""], parts._known._num_bytes = known, known.num_bytes  # as its read may, that runs
+        may_read.set()
+        deadline = time.monotonic() + WAIT_S
+        while waiter in parts._ended:
+            parts.advance()
+            assert time.monotonic() < deadline, "it never ends"
+        assert parts._known.num_bytes == 0
+
+    in_its_thread(open_engine(), ask)
