@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from radixlm.runtime import partial_prefix
 from radixlm.runtime.kv_rows import KVRows
 from radixlm.runtime.manifest import KVDType, KVLayout
 from radixlm.runtime.partial_prefix import PartialPrefix
@@ -306,3 +307,39 @@ def test_what_is_known_has_a_bound(prefix: Stored) -> None:
     partial.close()
     small.clear()
     assert small.num_bytes == 0 and small.find(prefix.heads[6:10]) is None
+
+
+class CountingFiles(OSFiles):
+    """Knows which descriptors are open, and that none is closed twice."""
+
+    def __init__(self) -> None:
+        self.open_ones: set[int] = set()
+
+    def open(self, path: Path, **options: bool) -> int:
+        self.open_ones.add(fd := super().open(path, **options))
+        return fd
+
+    def close(self, fd: int) -> None:
+        self.open_ones.remove(fd)
+        super().close(fd)
+
+
+def test_no_file_stays_open_whatever_came_of_it(
+    prefix: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix.store.close()
+    with reopened(prefix, files := CountingFiles()) as it:
+        before = set(files.open_ones)
+        partial = it.opened(0.3)
+        assert len(files.open_ones - before) == 3
+        partial.close()
+        partial.close()
+        assert files.open_ones == before
+        monkeypatch.setattr(partial_prefix, "MAX_RUNS", 2)
+        assert it.open(0.3) is None and files.open_ones == before, "there are three runs"
+        monkeypatch.setattr(partial_prefix, "MAX_RUNS", 3)
+        it.opened(0.3).close()
+        monkeypatch.setattr(PartialPrefix, "__init__", lambda *args, **options: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            it.open(0.3)
+        assert files.open_ones == before
