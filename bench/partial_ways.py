@@ -98,13 +98,14 @@ def engine_of(way: Way, artifact: Artifact, directory: Path, files: ThrottledFil
 
 
 def settle(engine: Engine) -> None:
-    """Wait until the disk has all that it is to have, rewritten runs with it."""
+    """Wait until the disk has all that it is to have, rewritten runs with it, and what is read for later is there."""
     tier = _tier(engine)
 
     def is_busy() -> bool:
         is_saving = tier._saver.has_pending and tier._writer.max_bytes > 0
         rewriter = tier._saver.rewriter
-        return is_saving or not tier._writer.is_idle or (rewriter is not None and rewriter.is_ready)
+        is_learning = tier._parts is not None and bool(tier._parts._lessons)
+        return is_saving or is_learning or not tier._writer.is_idle or (rewriter is not None and rewriter.is_ready)
 
     while engine._loop.call(lambda core: is_busy()):
         time.sleep(_POLL_S)

@@ -19,6 +19,7 @@ _MIN_COMPUTED_TOKENS = 32  # of a step that measures prefill: fewer are decode, 
 _MIN_GAIN = 1.15  # computing must take so much longer than loading: it is measured by a tenth too slow, and scatters
 _MIN_SPLIT_GAIN = 1.15  # what both at once must be quicker than the better of the two: they share processor and memory
 _MAX_PART = 0.9  # of what all of a prefix takes, for a part of it to be worth what it loses
+_SPLIT_S = 0.04  # that both at once take longer than that: 900 and 2,500 tokens, at 25 to 100 MB/s (bench/LOG.md)
 _SLACK_S = 0.05  # for the threads to get their turn
 _PATIENCE = 2.0  # times what was planned, before a load is late
 _UNKNOWN_S = 1.0  # to wait for a load of which nothing is known
@@ -133,8 +134,9 @@ class LoadPlanner:
             return None
         queued_s, load_s = queued_bytes / self.disk_bytes_per_s, full_bytes / self.disk_bytes_per_s
         part_s = queued_s + num_bytes / self.disk_bytes_per_s + look_s + self._part_extra_s
-        both_s = load_s * compute_s / max(load_s + compute_s, 1e-9)  # they meet where both have taken as long
-        if part_s < _MAX_PART * min(queued_s + both_s, compute_s):
+        # they meet where both have taken as long
+        both_s = load_s * compute_s / max(load_s + compute_s, 1e-9) + _SPLIT_S
+        if part_s < _MAX_PART * min(queued_s + min(load_s, both_s), compute_s):
             return part_s
         self._part_extra_s *= _KEPT  # so that what took too long for once is tried again
         return None

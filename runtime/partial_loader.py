@@ -8,6 +8,7 @@ to be served exactly, as if it had not asked. Each waiter has rows of its own: t
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 
 MAX_STAGED_BYTES = 256 << 20  # of rows that waiters have, or will; who comes then is served exactly
+MAX_LESSONS = 8  # runs whose keys are to be read when nothing else is
 MAX_WAITERS = 16  # that have files open, or will: of each run of a prefix one
 _SLACK_S = 0.05
 
@@ -126,6 +128,17 @@ class _Waiter:
         return True
 
 
+@dataclass(eq=False)
+class _Lesson:
+    """What is to be kept in memory of a prefix, for the next who asks."""
+
+    partial: PartialPrefix
+    namespace: bytes
+    num_bytes: int
+    is_forgotten: bool = False
+    work: ReadWork | None = None
+
+
 class PartialLoader:
     """`begin` for whoever would gain by a part; `advance` says who may go on, and who is to be served exactly."""
 
@@ -146,6 +159,7 @@ class PartialLoader:
         self._known = RunCache()
         self._waiters: dict[str, _Waiter] = {}
         self._ended: list[_Waiter] = []  # whose file the reader may have in use
+        self._lessons: deque[_Lesson] = deque()  # the first may be under way
         self._back: dict[str, tuple[FindPrefix, int | None]] = {}
         self._loaded: dict[str, PrunedLoad] = {}
         # whoever has them by now: who was let go may wait for his turn with them
@@ -156,7 +170,7 @@ class PartialLoader:
     def is_ready(self) -> bool:
         """Whether `advance` would do anything now."""
         is_done = any(waiter.work.is_done for waiter in [*self._waiters.values(), *self._ended])
-        return bool(self._back) or is_done or self.wait_s == 0.0
+        return bool(self._back) or is_done or self._can_learn or self.wait_s == 0.0
 
     @property
     def wait_s(self) -> float | None:
@@ -196,6 +210,7 @@ class PartialLoader:
         """Look for those whose first rows came; the names of who has a part, and of who is to be served exactly, with
         what `begin` was told."""
         self._close_ended()
+        self._learn()
         ready = [name for name, waiter in list(self._waiters.items()) if waiter.work.is_done and self._go_on(waiter)]
         now = self._clock()
         for waiter in [waiter for waiter in self._waiters.values() if waiter.deadline <= now]:
@@ -224,6 +239,8 @@ class PartialLoader:
                 waiter.is_forgotten = True  # what the reader is at may still be noted
                 if waiter not in self._ended:
                     self._send_back(waiter)
+        for lesson in self._lessons:
+            lesson.is_forgotten |= namespace is None or lesson.namespace == namespace
         if namespace is None:
             self._known.clear()
         else:
@@ -234,6 +251,8 @@ class PartialLoader:
         for waiter in [*self._waiters.values(), *self._ended]:
             if waiter.partial is not None:
                 waiter.partial.close()
+        for lesson in self._lessons:
+            lesson.partial.close()
 
     def _go_on(self, waiter: _Waiter) -> bool:
         """Take what was read, and read on; whether there is no more to read."""
@@ -255,6 +274,7 @@ class PartialLoader:
                 return False
             else:
                 self.counts.num_refused += 1
+                self._learn_later(waiter)
         except (OutOfPages, PrunedPrefixError):
             self.counts.num_broken += 1
         except Exception:  # whoever waits must go on
@@ -263,8 +283,39 @@ class PartialLoader:
         self._send_back(waiter)
         return False
 
-    def _plan(self, waiter: _Waiter) -> float | None:
-        """Seconds that reading the part should take; None: it is not worth it."""
+    def _learn_later(self, waiter: _Waiter) -> None:
+        """If a part would be worth it to who has the keys in memory: have them read when the disk has nothing to do.
+        Else nobody ever had them, where the first who asks is better off without."""
+        num_bytes = waiter.opened.bytes_to_learn
+        if num_bytes and len(self._lessons) < MAX_LESSONS and self._plan(waiter, is_learned=True) is not None:
+            self._lessons.append(_Lesson(waiter.opened, waiter.prefix.namespace, num_bytes))
+            waiter.partial = None
+
+    @property
+    def _can_learn(self) -> bool:
+        """Whether `_learn` would do anything."""
+        if not self._lessons:
+            return False
+        work = self._lessons[0].work
+        if work is not None:
+            return work.is_done
+        return not self._waiters and self._reader.queued_bytes == 0
+
+    def _learn(self) -> None:
+        """End the lesson that is over, or begin one."""
+        if not self._can_learn:
+            return
+        lesson = self._lessons[0]
+        if lesson.work is None:
+            lesson.work = self._reader.submit_work(lesson.partial.learn, num_bytes=lesson.num_bytes)
+            return
+        lesson.partial.close()
+        if lesson.is_forgotten:
+            self._known.discard(lesson.namespace)
+        self._lessons.popleft()
+
+    def _plan(self, waiter: _Waiter, *, is_learned: bool = False) -> float | None:
+        """Seconds that reading the part should take, or would if its keys were in memory; None: it is not worth it."""
         start, stop = waiter.num_in_memory, max(waiter.num_in_memory, waiter.stop)  # which doing all would bring
         if waiter.num_query_tokens > self._look.max_num_tokens:
             return None
@@ -272,7 +323,7 @@ class PartialLoader:
         return self._planner.plan_partial(
             start * PAGE_SIZE,
             stop * PAGE_SIZE,
-            num_bytes=waiter.opened.bytes_to_read,
+            num_bytes=waiter.opened.bytes_to_read - (waiter.opened.bytes_to_learn if is_learned else 0),
             full_bytes=(stop - start) * self._page_bytes,
             num_query_tokens=waiter.num_query_tokens,
             queued_bytes=self._reader.queued_bytes,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MAX_DROPPED_MASS: Final = 0.15  # above it 10 % of SmolLM2's rows lose facts; no query at 25 % is (bench/LOG.md)
 MAX_REST_PAGES: Final = 3  # at the end of a prefix: so short a node has no run, and is computed with the query
 MAX_RUNS: Final = 32  # of a prefix: each has a file open, and so many reads are no quicker than the exact pages
-_SCATTER: Final = 2.0  # bytes read for a byte that a probe picks: its windows end within chunks (bench/LOG.md)
+_SCATTER: Final = 1.1  # bytes read for a byte that a probe picks: whole chunks, and what fills up units (bench/LOG.md)
 _NOTHING: Final = 1 << 30  # a token that is none
 
 
@@ -144,12 +144,22 @@ class PartialPrefix:
             num_blocks = -(-part.share // layout.chunk_size)
             num_bytes += layout.blocks(0, num_blocks).num_bytes
             num_bytes += len(self._always_of(part)) * self._token_bytes
-            if part.known is None and self.num_rows < self.num_tokens:
-                num_bytes += layout.probe.num_bytes
-                num_bytes += sum(layout.block_head_bytes(block) for block in range(num_blocks, layout.num_blocks))
+        num_bytes += self.bytes_to_learn
         num_picked = self.num_rows - self.num_stored
         scattered = min(_SCATTER * num_picked, self.num_tokens - self.num_stored)
         return num_bytes + int(scattered * self._token_bytes)
+
+    @property
+    def bytes_to_learn(self) -> int:
+        """Of these, what is read once and kept in memory for the next: probe keys and orders."""
+        num_bytes = 0
+        for part in self._parts:
+            if part.known is None and self.num_rows < self.num_tokens:
+                layout = part.run.layout
+                num_blocks = -(-part.share // layout.chunk_size)
+                num_bytes += layout.probe.num_bytes
+                num_bytes += sum(layout.block_head_bytes(block) for block in range(num_blocks, layout.num_blocks))
+        return num_bytes
 
     @property
     def bytes_read(self) -> int:
@@ -165,6 +175,10 @@ class PartialPrefix:
     def num_chunks(self) -> int:
         """Chunks read so far."""
         return sum(part.run.counts.num_chunks for part in self._parts)
+
+    def learn(self) -> bool:
+        """Read no more than what is kept in memory for the next; False: a run is not right."""
+        return all([self._learn(part) for part in self._parts])
 
     def read_stored(self) -> bool:
         """Read the rows that matter to most queries, and what a look needs; False: use the exact pages."""

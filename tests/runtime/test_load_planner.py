@@ -141,7 +141,8 @@ def test_a_part_is_read_only_where_it_is_clearly_quicker_than_all(
     planner, full_bytes = measured(rate, tokens_per_s), num_tokens * TOKEN_BYTES
     load_s, compute_s = full_bytes / rate, num_tokens / tokens_per_s
     part_s = (queued + share * full_bytes) / rate + num_query_tokens / tokens_per_s + 0.03
-    better_s = min(queued / rate + load_s * compute_s / (load_s + compute_s), compute_s)
+    both_s = load_s * compute_s / (load_s + compute_s) + 0.04
+    better_s = min(queued / rate + min(load_s, both_s), compute_s)
     planned_s = planner.plan_partial(
         0,
         num_tokens,
