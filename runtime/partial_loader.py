@@ -211,12 +211,20 @@ class PartialLoader:
         what `begin` was told."""
         self._close_ended()
         self._learn()
-        ready = [name for name, waiter in list(self._waiters.items()) if waiter.work.is_done and self._go_on(waiter)]
+        ready, has_looked = [], False
+        for name, waiter in [(name, waiter) for name, waiter in self._waiters.items() if waiter.work.is_done]:
+            if waiter.stage is _Stage.READING:
+                if has_looked or waiter.deadline <= self._clock():
+                    continue  # one look between two steps: others wait for the next
+                has_looked = True
+            if self._go_on(waiter):
+                ready.append(name)
         now = self._clock()
         for waiter in [waiter for waiter in self._waiters.values() if waiter.deadline <= now]:
             self.counts.num_late += 1
             if waiter.stage is not _Stage.OPENING:  # so that the next is not planned as if it had come in time
-                self._planner.observe_partial(expected_s=waiter.expected_s, seconds=now - waiter.planned_at)
+                seconds = max(waiter.expected_s, waiter.deadline - waiter.planned_at)  # as long at least
+                self._planner.observe_partial(expected_s=waiter.expected_s, seconds=seconds)
             self._send_back(waiter)
         back, self._back = self._back, {}
         return ready, back

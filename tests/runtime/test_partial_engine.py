@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from radixlm.runtime import partial_loader, partial_prefix
@@ -327,5 +328,48 @@ def test_nothing_of_a_namespace_is_noted_after_it_was_forgotten(open_engine: Ope
             parts.advance()
             assert time.monotonic() < deadline, "it never ends"
         assert parts._known.num_bytes == 0
+
+    in_its_thread(open_engine(), ask)
+
+
+def test_between_two_steps_there_is_one_look_at_most(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    learn(open_engine())
+
+    def ask(tier: DiskTier, parts: PartialLoader) -> None:
+        for name in "abc":
+            assert parts.begin(name, find, 0.5)
+        ready: list[str] = []
+        num_looks, deadline = 0, time.monotonic() + WAIT_S
+        choose = parts._choose
+
+        def count(waiter: Any) -> None:
+            nonlocal num_looks
+            num_looks += 1
+            choose(waiter)
+
+        monkeypatch.setattr(parts, "_choose", count)
+        while len(ready) < 3:
+            before, queued = num_looks, tier._reader.submit_work(lambda: True)
+            while not queued.is_done:
+                time.sleep(0.001)
+            ready += parts.advance()[0]  # all that was asked of the reader is done
+            assert num_looks - before <= 1 and time.monotonic() < deadline
+        assert num_looks == 3 and sorted(ready) == ["a", "b", "c"]
+
+    in_its_thread(open_engine(), ask)
+
+
+def test_who_is_too_late_does_not_look(open_engine: Open) -> None:
+    learn(open_engine())
+
+    def ask(tier: DiskTier, parts: PartialLoader) -> None:
+        assert parts.begin("late", find, 0.5)
+        waiter, deadline = parts._waiters["late"], time.monotonic() + WAIT_S
+        while not (waiter.stage is partial_loader._Stage.READING and waiter.work.is_done):
+            if waiter.stage is partial_loader._Stage.OPENING:
+                parts.advance()
+            assert time.monotonic() < deadline, "it is never read"
+        waiter.deadline = -1.0
+        assert list(parts.advance()[1]) == ["late"] and waiter.stage is partial_loader._Stage.READING
 
     in_its_thread(open_engine(), ask)
