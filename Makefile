@@ -83,12 +83,15 @@ $(LOADED)/manifest.json: $(COMPILER) | $(VENV)/.run
 	@rm -rf $(LOADED)
 	@$(BIN)/python -m bench.load_model $(LOADED)
 
-# Pages on disk, and the first token of 8,000 after a restart, from real and throttled disks; five minutes.
+# Pages on disk, and the first token of 8,000 after a restart, from real and throttled disks; then of prefixes of which a
+# part is read, which needs RADIXLM_DATA; twelve minutes.
 bench-store: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.store_pages --directory .cache
 	$(BIN)/python -m bench.store_restart $(ARTIFACT) .cache
 	$(BIN)/python -m bench.store_restart $(ARTIFACT) .cache --append
 	$(BIN)/python -m bench.store_restart $(ARTIFACT) .cache --append
+	@rm -rf .cache/partial
+	$(BIN)/python -m bench.store_partial $(ARTIFACT) .cache/partial
 	$(BIN)/python -m bench.report
 
 # What a part of a prefix's KV loses by how it is chosen, and what disks are asked for it; half an hour, and RADIXLM_DATA.

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from radixlm.runtime.manifest import PAGE_SIZE
+
 from .tables import Json, table
 
 MIN_GAIN = 2.5  # that a quarter is wanted to be quicker than all, where the disk is the bottleneck
-_BOTTLENECK = 2.0  # times as long as computing nothing but the question: then it is
+BOTTLENECK = 0.75  # of a full load is the time that the disk takes for its bytes: then it is
 _RECOMPUTE, _FULL, _QUARTER = "recompute", "full", "25%"
 
 
@@ -37,7 +39,7 @@ def verdicts(results: Json) -> str:
             others = [
                 median(some) for some in (_seconds(measured, f"{disk} {way}", num_joined) for way in _EXACT) if some
             ]
-            is_slow = full >= _BOTTLENECK * _memory_s(measured, num_joined)
+            is_slow = _disk_s(measured, disk, num_joined) >= BOTTLENECK * full
             gain, loss = full / quarter, quarter / min(computed, *others)
             rows.append(
                 [
@@ -83,6 +85,13 @@ def bytes_read(results: Json) -> str:
         for what in ("first request", "later", "later, by the kernel")
     ]
     return table(["MB read", *columns], rows)
+
+
+def known_mib(results: Json) -> float:
+    """What is kept in memory of runs, for each token that is stored."""
+    known = max(one["known_bytes"] for one in results["measured"].values())
+    num_tokens: int = sum(length // PAGE_SIZE * PAGE_SIZE for _, length in results["num_tokens"])
+    return float(known / num_tokens / 2**20)
 
 
 _EXACT = (_FULL, "planner")
@@ -134,9 +143,12 @@ def _seconds(measured: Json, name: str, num_joined: int, *, is_first: bool = Fal
     return [seconds for group in groups if group["is_first"] == is_first for seconds in group["seconds"]]
 
 
-def _memory_s(measured: Json, num_joined: int) -> float:
-    """What a request takes whose prefix comes from the fastest disk: no disk is slower than that for nothing."""
-    return min(median(_seconds(measured, f"{disk} {_FULL}", num_joined)) for disk in _disks(measured))
+def _disk_s(measured: Json, disk: str, num_joined: int) -> float:
+    """What a disk of that speed takes for a full load."""
+    if disk == "real":
+        return 0.0
+    read = [one for group in _groups(measured, f"{disk} {_FULL}", num_joined) for one in group["read_bytes"]]
+    return float(median(read)) / (float(disk) * 1e6)
 
 
 def _fallbacks(measured: Json, name: str, num_joined: int) -> list[str]:

@@ -14,6 +14,7 @@ from . import (
     cache_tables,
     chunk_tables,
     load_tables,
+    partial_first_tables,
     partial_tables,
     plots,
     quality_tables,
@@ -261,6 +262,36 @@ def _store_restart(results: Json, directory: Path) -> Iterator[str]:
     yield restart_tables.first_tokens(results)
 
 
+def _store_partial(results: Json, _: Path) -> Iterator[str]:
+    yield f"## The first token with a part of a stored prefix: {_PARTIAL[results['workload']]}"
+    yield (
+        f"Seconds to the first token over {len(results['num_tokens'])} prefixes that are on disk only, medians over "
+        f"questions that nobody asked before; {min(results['num_history'])} to {max(results['num_history'])} others of "
+        "each were asked first, and where they looked is the order in which it is stored. Always: whatever the engine "
+        "thinks of it. As in the text: the same tokens, from runs that are in no order. Disks other than the real one "
+        "are throttled by a token bucket; the page cache is emptied before each request. Replies that are not of a "
+        "part are those of an engine without a store, to the last bit of their logprobs."
+    )
+    for num_joined in sorted({joined for joined, _ in results["num_tokens"]}):
+        lengths = [length for joined, length in results["num_tokens"] if joined == num_joined]
+        yield f"Prefixes of {min(lengths):,} to {max(lengths):,} tokens, with probe keys in memory:"
+        yield partial_first_tables.first_tokens(results, num_joined)
+        yield "The first question of each, which finds none there:"
+        yield partial_first_tables.first_tokens(results, num_joined, is_first=True)
+    yield (
+        "A quarter, as the engine decides, beside a full load and the better of that and of computing; parts: how many "
+        "of the requests had one, the others are answered exactly. It is wanted to be "
+        f"{partial_first_tables.MIN_GAIN} times as fast as a full load that waits for the disk for "
+        f"{partial_first_tables.BOTTLENECK:.0%} of its time and more."
+    )
+    yield partial_first_tables.verdicts(results)
+    yield partial_first_tables.bytes_read(results)
+    yield (
+        f"Probe keys and orders take {partial_first_tables.known_mib(results):.4f} MiB of memory a token, its keys and "
+        f"values {results['page_bytes'] / 16 / 2**20:.4f}."
+    )
+
+
 def _store_amplification(results: Json, directory: Path) -> Iterator[str]:
     yield "## Bytes read for each byte attended to"
     yield (
@@ -319,6 +350,7 @@ _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     **{f"partial_{workload}": _partial for workload in _PARTIAL},
     "scored": _scored,
     "store_restart": _store_restart,
+    "store_partial": _store_partial,
     "store_amplification": _store_amplification,
     "chunk_cache": _chunk_cache,
     "load": _load,

@@ -65,6 +65,7 @@ def test_tables_have_a_line_for_each_disk_and_way(measured: Json) -> None:
 def test_a_quarter_is_held_against_what_is_better() -> None:
     def group(*seconds: float, loaded: float | None = None) -> Json:
         shared = {"num_joined": 1, "is_first": False, "seconds": list(seconds), "loaded": [loaded] * len(seconds)}
+        shared["read_bytes"] = [70_000_000] * len(seconds)
         return {"groups": [{**shared, "dropped_mass": [None if loaded is None else 0.1] * len(seconds)}]}
 
     ways = {"25 full": group(3.0, 3.0), "25 25%": group(1.0, 1.0, loaded=0.25), "25 planner": group(1.25, 1.25)}
