@@ -169,7 +169,7 @@ class Engine:
             parts.tier.wake = self._loop.wake
             if parts.tier.stats().num_pages:
                 planner = parts.tier.planner
-                self._loop.call(
+                self._loop.post(  # nobody waits for it but a request that comes before it is done
                     lambda core: measure_prefill(
                         parts.runner,
                         parts.cache.pool,

@@ -153,9 +153,13 @@ class EngineLoop:
             EngineError: the loop died of an error.
         """
         assert threading.current_thread() is not self._thread, "it would wait for itself"
+        return self.post(work).result()
+
+    def post(self, work: Callable[[EngineCore], T]) -> Future[T]:
+        """Like `call`, without waiting: who submits a request later has it after that."""
         result: Future[T] = Future()
         self._post(_Call(work, result))
-        return result.result()
+        return result
 
     def wake(self) -> None:
         """Look whether the core has work, which came from elsewhere."""
