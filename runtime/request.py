@@ -191,6 +191,13 @@ class Request:
         if self.params.max_tokens is not None:
             self._max_length = min(self._max_length, len(self.prompt.ids) + self.params.max_tokens)
 
+    def preempted(self) -> None:
+        """Note that it gave its pages back, those of a pruned prefix for good: what comes is exact, and if nothing came
+        before, all is."""
+        self.num_preemptions += 1
+        if self.num_generated == 0:
+            self._pruning = None
+
     def count_loaded(self, by_kind: Mapping[MatchKind, int], why_not_more: WhyNotMore) -> None:
         """Note tokens of the prompt that came from disk after it was admitted, and why not more did."""
         assert self._match is not None, f"request {self.request_id} was never admitted"

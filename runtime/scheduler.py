@@ -219,7 +219,7 @@ class Scheduler:
         plan.drop(request)
         self._cache.preempt(request.admitted)
         self._preempted[request.request_id] = self._running.pop(request.request_id)
-        request.num_preemptions += 1
+        request.preempted()
         self.num_preemptions += 1
 
     # Waiting requests.

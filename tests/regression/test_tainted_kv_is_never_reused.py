@@ -17,11 +17,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from radixlm.runtime.batch import Batch, Float32Array
+from radixlm.runtime.completion import KVPruning
 from radixlm.runtime.prefix_match import PrefixMatch
 from radixlm.runtime.pruned_prefix import PrunedPrefix
 from radixlm.runtime.request import Request
 from radixlm.runtime.sampling_params import SamplingParams
 from radixlm.runtime.sequence import Sequence
+from radixlm.runtime.step_plan import StepPlan
 
 from ..runtime.fake_model import EOS, alone
 from ..runtime.fake_tier import Served, processes
@@ -149,3 +151,24 @@ def test_who_waits_with_rows_that_are_not_to_be_used_any_more_computes_them(
     served.run()
     assert pruning.num_opened == 0
     assert served.bench.tokens("pruned") == alone(ids, GREEDY, context_length=CONTEXT_LENGTH)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 3])
+def test_a_reply_is_labelled_only_if_some_of_it_came_over_a_part(serve: Callable[..., Served], num_tokens: int) -> None:
+    served = serve(num_pages=24, context_length=CONTEXT_LENGTH)
+    core, cache = served.bench.core, served.bench.cache
+    request = Pruning(served).add("pruned", ids := [*range(30), *range(30)], 0, 9)
+    with cache.begin() as step:  # it is admitted, and its step fails
+        core._scheduler.schedule(step, 0.0)
+    request._pruning = KVPruning(0.5, 0.1)
+    while request.num_generated < num_tokens:
+        served.bench.step()
+    assert request.admitted.pruned is not None
+    with cache.begin() as step:
+        core._scheduler._preempt(request, StepPlan(step, 16))
+    assert request.num_preemptions == 1
+    served.run()
+    completion = served.bench.outputs["pruned"][-1].completion
+    assert completion is not None
+    is_exact = completion.token_ids == tuple(alone(ids, GREEDY, context_length=CONTEXT_LENGTH))
+    assert is_exact == (num_tokens == 0) == (completion.usage.pruning is None)
