@@ -50,7 +50,8 @@ def test_what_a_killed_server_had_computed_is_loaded_by_the_next_one(smollm2_art
         serving(smollm2_artifact, store, tmp_path / "first.log") as (client, process),
         client.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True, "max_tokens": 500}) as reply,
     ):
-        assert next(reply.iter_lines()).startswith("data: {")
+        lines = reply.iter_lines()  # while nobody holds them the reply is given up, and nothing more is computed
+        assert next(lines).startswith("data: {")
         deadline = time.monotonic() + WAIT_S
         while tier(client)["num_pages"] < 30:  # of the prompt, which has 33 full ones or more
             assert time.monotonic() < deadline, "nothing is saved while the reply goes on"
