@@ -176,7 +176,7 @@ class LoadPlanner:
         assert computed_s is not None
         expected_s = max(ahead_s + computed_s, queued_s + load_s * (stop - meet))
         either_s = min(ahead_s + token_s * (stop - start), queued_s + load_s * (stop - start))
-        if expected_s * _MIN_SPLIT_GAIN > either_s or either_s - expected_s < _SLACK_S:
+        if expected_s * _MIN_SPLIT_GAIN > either_s or either_s - expected_s < _SPLIT_S + _SLACK_S:
             return None
         return SplitPlan(meet, expected_s)
 
