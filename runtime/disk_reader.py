@@ -105,6 +105,8 @@ class DiskReader:
     def submit(self, job: ReadJob) -> None:
         """Read a chain; its pieces come in order, and no more of them after one that is not right to its end."""
         with self._wake:
+            # behind a disk that hangs, those that ended would keep their room for ever
+            self._jobs = deque(other for other in self._jobs if not _is_over(other))
             self._jobs.append(job)
             self._wake.notify()
 

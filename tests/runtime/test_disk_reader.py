@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,3 +99,23 @@ def test_work_waits_for_no_buffer_of_others_pages(watched: Watched) -> None:
     work = reader.submit_work(lambda: np.array_equal(reader.results[2].pages, payload(HEADS)))
     watched.wait(4)
     assert work.is_right and isinstance(work, ReadWork)
+
+
+def test_behind_a_disk_that_hangs_nothing_is_kept_of_loads_that_have_ended(watched: Watched) -> None:
+    goes_on = threading.Event()
+    watched.reader.submit_work(lambda: goes_on.wait(WAIT_S))
+    rooms = []
+    for _ in range(5):
+        room = np.empty((len(HEADS), PAGE_BYTES), np.uint8)
+        rooms.append(weakref.ref(room))
+        job = ReadJob(tuple(HEADS), into=room)
+        watched.reader.submit(job)
+        job.is_cancelled = True
+        del room, job
+    last = ReadJob(tuple(HEADS))
+    watched.reader.submit(last)
+    gc.collect()
+    assert [room() for room in rooms] == [None] * 5
+    goes_on.set()
+    watched.wait(2)
+    assert [piece.job for piece in watched.reader.results] == [last]
