@@ -249,7 +249,7 @@ class DiskTier:
             num_parts_disagreed=parts.num_disagreed,
             num_parts_broken=parts.num_broken,
             num_parts_late=parts.num_late,
-            num_read_bytes=store.read_bytes,
+            num_read_bytes=store.read_bytes + parts.num_read_bytes,
             num_saved_pages=saver.num_saved_pages,
             num_dropped_pages=saver.num_dropped_pages,
             num_written_bytes=store.num_pages_written * self._store.identity.page_bytes,

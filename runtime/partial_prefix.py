@@ -287,7 +287,8 @@ def _find(store: PageStore, heads: Sequence[PageHead], known: RunCache, parts: l
     while first < len(heads):
         rest = list(heads[first:])
         found = known.find(rest)
-        run = store.open_ordered(rest, block_heads=None if found is None else found.block_heads)
+        block_heads = None if found is None else found.block_heads
+        run = store.open_ordered(rest, block_heads=block_heads, chunks=known.chunks)
         if run is None:
             return bool(parts) and len(rest) <= MAX_REST_PAGES
         is_known = found is not None and found.block_heads.number == run.header.number

@@ -99,6 +99,17 @@ def test_a_part_is_labelled_and_what_it_led_to_is_never_found_again(open_engine:
     assert (tier_of(engine).num_parts, tier_of(engine).num_parts_broken) == (0, 0)
 
 
+def test_what_is_wanted_again_is_read_from_memory(open_engine: Open) -> None:
+    learn(open_engine())
+    engine = open_engine()
+    replies, read = [], []
+    for _ in range(2):
+        replies.append(engine.generate(asked(7), PARAMS))
+        read.append(tier_of(engine).num_read_bytes)
+    assert bits(replies[0]) == bits(replies[1]) and tier_of(engine).num_parts == 2
+    assert 0 < read[1] - read[0] < read[0] / 4, "headers only"
+
+
 def test_the_same_part_gives_the_same_reply_in_company_too(open_engine: Open) -> None:
     learn(open_engine())
     alone = [open_engine().generate(asked(number), PARAMS) for number in range(5, 8)]
