@@ -8,40 +8,34 @@ to be served exactly, as if it had not asked. Each waiter has rows of its own: t
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum, auto
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from .batch import UInt8Array
-from .disk_index import DiskIndex, StoredPrefix
-from .disk_reader import DiskReader, ReadWork
+from .disk_index import DiskIndex
+from .disk_reader import DiskReader
 from .errors import OutOfPages, PrunedPrefixError
+from .key_lessons import KeyLessons
 from .load_planner import LoadPlanner
 from .manifest import PAGE_SIZE
 from .page_loader import FindPrefix
-from .partial_prefix import Choice, PartialPrefix
+from .partial_prefix import PartialPrefix
+from .partial_waiter import PartialWaiter, Stage
 from .prefix_cache import PrefixCache
-from .prefix_match import PrefixMatch
 from .pruned_load import PrunedLoad
-from .pruned_prefix import PrunedPrefix
 from .query_look import QueryLook
 from .run_cache import RunCache
 from .store.chunk_cache import ChunkCache
 
 if TYPE_CHECKING:
-    from .batch import Float32Array
     from .store import PageStore
 
 _LOGGER = logging.getLogger(__name__)
 
-CHUNK_CACHE_BYTES = (
-    64 << 20
-)  # of keys and values that are wanted again and again: a quarter of 11,000 tokens of SmolLM2
+# of keys and values that are wanted again and again: a quarter of 11,000 tokens of SmolLM2
+CHUNK_CACHE_BYTES = 64 << 20
 MAX_STAGED_BYTES = 256 << 20  # of rows that waiters have, or will; who comes then is served exactly
-MAX_LESSONS = 8  # runs whose keys are to be read when nothing else is
 MAX_WAITERS = 16  # that have files open, or will: of each run of a prefix one
 _SLACK_S = 0.05
 
@@ -56,92 +50,6 @@ class PartialCounts:
     num_broken: int = 0  # no run of some pages, or one that was not right, or no room
     num_late: int = 0
     num_read_bytes: int = 0  # asked of the disk for all of them
-
-
-class _Stage(Enum):
-    OPENING = auto()
-    READING = auto()  # what most queries looked at
-    CHOOSING = auto()  # and reading what this one looks for
-
-
-@dataclass(eq=False)
-class _Waiter:
-    name: str
-    find: FindPrefix
-    num_tokens_ahead: int | None
-    match: PrefixMatch  # the disk's
-    prefix: StoredPrefix
-    num_in_memory: int  # pages
-    start: int  # the page from which on rows are pruned
-    budget: float
-    num_bytes: int  # of rows when all is read, about
-    deadline: float
-    stage: _Stage = _Stage.OPENING
-    partial: PartialPrefix | None = None
-    pages: UInt8Array | None = None  # the rows that are there
-    choice: Choice | None = None
-    is_forgotten: bool = False  # with all that is kept of its namespace's runs
-    planned_at: float = 0.0
-    expected_s: float = 0.0
-    work: ReadWork = field(init=False)
-
-    @property
-    def stop(self) -> int:
-        """The page before which rows are pruned; the rest of the prompt is the query."""
-        return len(self.prefix.heads) if self.partial is None else self.start + self.partial.num_tokens // PAGE_SIZE
-
-    @property
-    def num_query_tokens(self) -> int:
-        return len(self.match.prompt_ids) - self.stop * PAGE_SIZE
-
-    @property
-    def opened(self) -> PartialPrefix:
-        assert self.partial is not None, "nothing is open"
-        return self.partial
-
-    def load(self, dropped_mass: float = 0.0) -> PrunedLoad:
-        """Of as many rows as are there."""
-        assert self.pages is not None, "nothing was read"
-        stop = self.stop * PAGE_SIZE
-        token_ids, generated = self.prefix.token_ids[:stop], self.prefix.generated[:stop]
-        pruned = PrunedPrefix(self.start * PAGE_SIZE, self.opened.num_there, token_ids, generated)
-        return PrunedLoad(self.match, pruned, self.pages, dropped_mass)
-
-    # In the reader's thread.
-
-    def open(self, store: PageStore, known: RunCache) -> bool:
-        """Begin where memory ends, or, where no run begins there, because memory has a part of one, at the start."""
-        for start in dict.fromkeys((self.num_in_memory, 0)):
-            heads, num_before = self.prefix.heads[start:], start * PAGE_SIZE
-            self.start = start
-            self.partial = PartialPrefix.open(store, heads, budget=self.budget, num_before=num_before, known=known)
-            if self.partial is not None:
-                return True
-        return False
-
-    def read(self) -> bool:
-        if not self.opened.read_stored():
-            return False
-        self.pages = self.opened.rows()
-        return True
-
-    def choose(self, queries: Float32Array) -> bool:
-        self.choice = self.opened.choose(queries)
-        if not self.choice.is_enough or not self.opened.read_chosen():
-            return False
-        self.pages = self.opened.rows()
-        return True
-
-
-@dataclass(eq=False)
-class _Lesson:
-    """What is to be kept in memory of a prefix, for the next who asks."""
-
-    partial: PartialPrefix
-    namespace: bytes
-    num_bytes: int
-    is_forgotten: bool = False
-    work: ReadWork | None = None
 
 
 class PartialLoader:
@@ -162,9 +70,9 @@ class PartialLoader:
         self._cache, self._index, self._store, self._reader = cache, index, store, reader
         self._planner, self._look, self._page_bytes, self._clock = planner, look, page_bytes, clock
         self._known = RunCache(chunks=ChunkCache(CHUNK_CACHE_BYTES))
-        self._waiters: dict[str, _Waiter] = {}
-        self._ended: list[_Waiter] = []  # whose file the reader may have in use
-        self._lessons: deque[_Lesson] = deque()  # the first may be under way
+        self._waiters: dict[str, PartialWaiter] = {}
+        self._ended: list[PartialWaiter] = []  # whose file the reader may have in use
+        self._lessons = KeyLessons(reader, self._close, self._known.discard)
         self._back: dict[str, tuple[FindPrefix, int | None]] = {}
         self._loaded: dict[str, PrunedLoad] = {}
         # whoever has them by now: who was let go may wait for his turn with them
@@ -175,7 +83,7 @@ class PartialLoader:
     def is_ready(self) -> bool:
         """Whether `advance` would do anything now."""
         is_done = any(waiter.work.is_done for waiter in [*self._waiters.values(), *self._ended])
-        return bool(self._back) or is_done or self._can_learn or self.wait_s == 0.0
+        return bool(self._back) or is_done or self._has_lesson or self.wait_s == 0.0
 
     @property
     def wait_s(self) -> float | None:
@@ -206,7 +114,7 @@ class PartialLoader:
             return False
         prefix = self._index.prefix(match.namespace, match.prompt_ids, stop)
         deadline = self._clock() + compute_s + _SLACK_S
-        waiter = _Waiter(name, find, num_tokens_ahead, match, prefix, start, start, budget, num_bytes, deadline)
+        waiter = PartialWaiter(name, find, num_tokens_ahead, match, prefix, start, start, budget, num_bytes, deadline)
         waiter.work = self._reader.submit_work(lambda: waiter.open(self._store, self._known))
         self._waiters[name] = waiter
         return True
@@ -215,10 +123,11 @@ class PartialLoader:
         """Look for those whose first rows came; the names of who has a part, and of who is to be served exactly, with
         what `begin` was told."""
         self._close_ended()
-        self._learn()
+        if self._has_lesson:
+            self._lessons.advance()
         ready, has_looked = [], False
         for name, waiter in [(name, waiter) for name, waiter in self._waiters.items() if waiter.work.is_done]:
-            if waiter.stage is _Stage.READING:
+            if waiter.stage is Stage.READING:
                 if has_looked or waiter.deadline <= self._clock():
                     continue  # one look between two steps: others wait for the next
                 has_looked = True
@@ -227,7 +136,7 @@ class PartialLoader:
         now = self._clock()
         for waiter in [waiter for waiter in self._waiters.values() if waiter.deadline <= now]:
             self.counts.num_late += 1
-            if waiter.stage is not _Stage.OPENING:  # so that the next is not planned as if it had come in time
+            if waiter.stage is not Stage.OPENING:  # so that the next is not planned as if it had come in time
                 seconds = max(waiter.expected_s, waiter.deadline - waiter.planned_at)  # as long at least
                 self._planner.observe_partial(expected_s=waiter.expected_s, seconds=seconds)
             self._send_back(waiter)
@@ -252,8 +161,7 @@ class PartialLoader:
                 waiter.is_forgotten = True  # what the reader is at may still be noted
                 if waiter not in self._ended:
                     self._send_back(waiter)
-        for lesson in self._lessons:
-            lesson.is_forgotten |= namespace is None or lesson.namespace == namespace
+        self._lessons.end(namespace)
         if namespace is None:
             self._known.clear()
         else:
@@ -264,25 +172,29 @@ class PartialLoader:
         for waiter in [*self._waiters.values(), *self._ended]:
             if waiter.partial is not None:
                 self._close(waiter.partial)
-        for lesson in self._lessons:
-            self._close(lesson.partial)
+        self._lessons.close_all()
 
-    def _go_on(self, waiter: _Waiter) -> bool:
+    @property
+    def _has_lesson(self) -> bool:
+        """Whether one is over, or may begin: nobody waits."""
+        return self._lessons.is_over or (not self._waiters and self._lessons.is_ready)
+
+    def _go_on(self, waiter: PartialWaiter) -> bool:
         """Take what was read, and read on; whether there is no more to read."""
         try:
             if not waiter.work.is_right:
                 agreed = waiter.choice is None or waiter.choice.is_enough
                 self.counts.num_broken += agreed
                 self.counts.num_disagreed += not agreed
-            elif waiter.stage is _Stage.CHOOSING:
+            elif waiter.stage is Stage.CHOOSING:
                 self._finish(waiter)
                 return True
-            elif waiter.stage is _Stage.READING:
+            elif waiter.stage is Stage.READING:
                 self._choose(waiter)
                 return False
             elif (expected_s := self._plan(waiter)) is not None:
                 waiter.expected_s = expected_s
-                waiter.stage = _Stage.READING
+                waiter.stage = Stage.READING
                 waiter.work = self._reader.submit_work(waiter.read, num_bytes=waiter.opened.bytes_to_read)
                 return False
             else:
@@ -296,38 +208,15 @@ class PartialLoader:
         self._send_back(waiter)
         return False
 
-    def _learn_later(self, waiter: _Waiter) -> None:
+    def _learn_later(self, waiter: PartialWaiter) -> None:
         """If a part would be worth it to who has the keys in memory: have them read when the disk has nothing to do.
         Else nobody ever had them, where the first who asks is better off without."""
-        num_bytes = waiter.opened.bytes_to_learn
-        if num_bytes and len(self._lessons) < MAX_LESSONS and self._plan(waiter, is_learned=True) is not None:
-            self._lessons.append(_Lesson(waiter.opened, waiter.prefix.namespace, num_bytes))
+        if not waiter.opened.bytes_to_learn or self._plan(waiter, is_learned=True) is None:
+            return
+        if self._lessons.add(waiter.opened, waiter.prefix.heads[waiter.stop - 1].key, waiter.prefix.namespace):
             waiter.partial = None
 
-    @property
-    def _can_learn(self) -> bool:
-        """Whether `_learn` would do anything."""
-        if not self._lessons:
-            return False
-        work = self._lessons[0].work
-        if work is not None:
-            return work.is_done
-        return not self._waiters and self._reader.queued_bytes == 0
-
-    def _learn(self) -> None:
-        """End the lesson that is over, or begin one."""
-        if not self._can_learn:
-            return
-        lesson = self._lessons[0]
-        if lesson.work is None:
-            lesson.work = self._reader.submit_work(lesson.partial.learn, num_bytes=lesson.num_bytes)
-            return
-        self._close(lesson.partial)
-        if lesson.is_forgotten:
-            self._known.discard(lesson.namespace)
-        self._lessons.popleft()
-
-    def _plan(self, waiter: _Waiter, *, is_learned: bool = False) -> float | None:
+    def _plan(self, waiter: PartialWaiter, *, is_learned: bool = False) -> float | None:
         """Seconds that reading the part should take, or would if its keys were in memory; None: it is not worth it."""
         start, stop = waiter.num_in_memory, max(waiter.num_in_memory, waiter.stop)  # which doing all would bring
         if waiter.num_query_tokens > self._look.max_num_tokens:
@@ -342,14 +231,14 @@ class PartialLoader:
             queued_bytes=self._reader.queued_bytes,
         )
 
-    def _choose(self, waiter: _Waiter) -> None:
+    def _choose(self, waiter: PartialWaiter) -> None:
         """Look, and have the rest read."""
         queries = self._look.queries(waiter.load(), waiter.opened.probe_head)
         num_bytes = max(0, waiter.opened.bytes_to_read - waiter.opened.bytes_read)
-        waiter.stage = _Stage.CHOOSING
+        waiter.stage = Stage.CHOOSING
         waiter.work = self._reader.submit_work(lambda: waiter.choose(queries), num_bytes=num_bytes)
 
-    def _finish(self, waiter: _Waiter) -> None:
+    def _finish(self, waiter: PartialWaiter) -> None:
         assert waiter.choice is not None
         load = waiter.load(waiter.choice.dropped_mass)
         self._loaded[waiter.name] = self._staged[waiter.name] = load
@@ -357,11 +246,11 @@ class PartialLoader:
         self.counts.num_pruned += 1
         self._end(waiter)
 
-    def _send_back(self, waiter: _Waiter) -> None:
+    def _send_back(self, waiter: PartialWaiter) -> None:
         self._back[waiter.name] = waiter.find, waiter.num_tokens_ahead
         self._end(waiter)
 
-    def _end(self, waiter: _Waiter) -> None:
+    def _end(self, waiter: PartialWaiter) -> None:
         del self._waiters[waiter.name]
         waiter.work.is_cancelled = True
         self._ended.append(waiter)

@@ -310,7 +310,7 @@ def test_what_came_too_late_makes_the_next_plan_more_careful(
             parts.advance()
             assert time.monotonic() < deadline, "it is never planned"
         waiter.deadline = -1.0
-        waiter.stage = partial_loader._Stage.READING  # whether it has looked by now or not
+        waiter.stage = partial_loader.Stage.READING  # whether it has looked by now or not
         monkeypatch.setattr(parts, "_go_on", lambda waiter: False)
         assert list(parts.advance()[1]) == ["late"] and parts.counts.num_late == 1
 
@@ -376,11 +376,11 @@ def test_who_is_too_late_does_not_look(open_engine: Open) -> None:
     def ask(tier: DiskTier, parts: PartialLoader) -> None:
         assert parts.begin("late", find, 0.5)
         waiter, deadline = parts._waiters["late"], time.monotonic() + WAIT_S
-        while not (waiter.stage is partial_loader._Stage.READING and waiter.work.is_done):
-            if waiter.stage is partial_loader._Stage.OPENING:
+        while not (waiter.stage is partial_loader.Stage.READING and waiter.work.is_done):
+            if waiter.stage is partial_loader.Stage.OPENING:
                 parts.advance()
             assert time.monotonic() < deadline, "it is never read"
         waiter.deadline = -1.0
-        assert list(parts.advance()[1]) == ["late"] and waiter.stage is partial_loader._Stage.READING
+        assert list(parts.advance()[1]) == ["late"] and waiter.stage is partial_loader.Stage.READING
 
     in_its_thread(open_engine(), ask)

@@ -57,7 +57,7 @@ def test_keys_that_nobody_waits_for_are_there_for_the_next(
         engine._loop.call(lambda core: setattr(core.tier._saver, "rewriter", None))  # or the order is another by then
         first = engine.generate(asked(7), PARAMS, kv_budget=0.5)
         assert first.usage.pruning is None and first.usage.cached_tokens == 192
-        wait(engine, lambda tier: not tier._parts._lessons)
+        wait(engine, lambda tier: not len(tier._parts._lessons))
         engine._loop.call(lambda core: core.cache.clear())
         second = engine.generate(asked(8), PARAMS, kv_budget=0.5)
         assert second.usage.pruning is not None and second.usage.pruning.loaded == 0.5
