@@ -20,7 +20,8 @@ def open_artifact(path: str | Path) -> Any:
     return REAL_OPEN(path) if Path(path).name == "nowhere" else open_fake_artifact()
 
 
-def open_runner(artifact: Any, num_pages: int, num_threads: int | None) -> SlowModel:
+def open_runner(artifact: Any, num_pages: int, num_threads: int | None, *, keep_mass: bool) -> SlowModel:
+    assert not keep_mass, "this model looks nowhere"
     model = SlowModel(num_pages)
     model.step_s = 0.02
     return model

@@ -40,10 +40,8 @@ def test_without_a_terminal_it_holds_a_conversation_of_two_turns(runner: CliRunn
 
 def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEngine]) -> None:
     options = ["--system", "", "--temperature", "0.7", "--stop", "a", "--stop", "b", "--kv-cache-gb", "0.5"]
-    runner.invoke(
-        cli,
-        ["chat", "x.radixlm", *options, "--threads", "2", "--match", "seam", "--store", "kept", "--store-gb", "2.5"],
-    )
+    kept = ["--store", "kept", "--store-gb", "2.5", "--kv-budget", "0.25"]
+    runner.invoke(cli, ["chat", "x.radixlm", *options, "--threads", "2", "--match", "seam", *kept])
     messages, params = engine.asked[0]
     assert [message["role"] for message in messages] == ["user"]  # type: ignore[attr-defined]
     assert (params.temperature, params.stop) == (0.7, ("a", "b"))
@@ -55,6 +53,7 @@ def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEn
             "match": "seam",
             "store": Path("kept"),
             "store_bytes": 2_500_000_000,
+            "kv_budget": 0.25,
             "cache_ttl_s": None,
             "max_queue": None,
             "kv_log": None,
