@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,7 +58,8 @@ def test_everybody_is_answered_or_refused_as_they_should_and_survivors_are_what_
     asyncio.run(crowd.run())
     books = loaded.books()
     assert not crowd.num_faults, crowd.faults
-    assert not caplog.records, "clients who leave are nobody's error"
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not warnings, "clients who leave are nobody's error"
     # far less than any machine reaches in the time: more would be for its speed to decide
     assert sum(crowd.answered.values()) > 40 and sum(crowd.left.values()) > 5 and len(crowd.refused) > 12
     assert crowd.refused["429 queue full"]
