@@ -211,14 +211,14 @@ class PageStore:
     def drop(self, keys: Iterable[bytes]) -> list[bytes]:
         """Take out pages that somebody knows to be wrong, and all that come after them; their keys. By the thread that
         puts."""
-        with self._write, self._guarded():
+        with self._write, self._guarded(), self._notes.erasing():
             if self._notes.off_because is None:
                 return list(self._after(self._writer.drop(set(keys), *self._notes.for_writer())).evicted)
         return []
 
     def discard(self, namespace: bytes) -> list[bytes]:
         """Take out all pages of a namespace, and overwrite them on disk; their keys. By the thread that puts."""
-        with self._write, self._guarded():
+        with self._write, self._guarded(), self._notes.erasing():
             if self._notes.off_because is None:
                 self._ordered.discard(namespace)
                 return list(self._after(self._writer.discard(namespace, *self._notes.for_writer())).evicted)
@@ -326,10 +326,10 @@ class PageStore:
 
     def _read_chain(self, heads: Sequence[PageHead], out: NDArray[np.uint8]) -> int:
         begun = time.perf_counter()
-        removed, bad = self._notes.for_reader()
+        removed, bad, num_erasures = self._notes.for_reader()
         self._reader.forget(removed)
         result = self._reader.read(heads, out, bad)
-        self._notes.add_read(heads, result, time.perf_counter() - begun)
+        self._notes.add_read(heads, result, time.perf_counter() - begun, num_erasures)
         return result.num_read
 
     def _after(self, written: Written) -> PutResult:

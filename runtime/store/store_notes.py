@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 from .bandwidth import Bandwidth
 from .chain_reader import ChainRead
@@ -31,6 +33,8 @@ class StoreNotes:
         self._bad: set[bytes] = set()  # keys of pages that were not right; they leave the index with the next put
         self._removed: list[int] = []  # segments whose files the reader may still have open
         self._misses: Counter[MissKind] = Counter()
+        self._num_erasures = 0  # begun, of pages that the index still has
+        self._num_erasing = 0
         self._num_pages = num_pages
         self._num_read = self._read_bytes = self._num_written = self._num_evicted = 0
         self._bandwidth = Bandwidth()
@@ -58,9 +62,27 @@ class StoreNotes:
         with self._lock:
             self._misses[kind] += 1
 
-    def add_read(self, heads: Sequence[PageHead], result: ChainRead, seconds: float) -> None:
-        """The first pages of a chain were read, and perhaps one after them was missed."""
+    @contextmanager
+    def erasing(self) -> Iterator[None]:
+        """Around overwriting pages and taking them out of the index: who reads meanwhile may find them wrong."""
         with self._lock:
+            self._num_erasures += 1
+            self._num_erasing += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_erasing -= 1
+
+    def add_read(self, heads: Sequence[PageHead], result: ChainRead, seconds: float, num_erasures: int | None) -> None:
+        """The first pages of a chain were read, and perhaps one after them was missed.
+
+        Args:
+            num_erasures: what `for_reader` said before.
+        """
+        with self._lock:
+            if result.bad_key is not None and num_erasures != self._num_erasures:
+                result = replace(result, miss="gone", bad_key=None)  # overwritten while it was read, as far as we know
             self._touched.update(head.key for head in heads[: result.num_read])
             self._num_read += result.num_read
             self._read_bytes += result.num_bytes
@@ -78,11 +100,12 @@ class StoreNotes:
             self._num_evicted += written.num_evicted
             self._removed += written.segments_removed
 
-    def for_reader(self) -> tuple[list[int], set[bytes]]:
-        """Segments that were removed since the last time, and keys that the index still has and must not have."""
+    def for_reader(self) -> tuple[list[int], set[bytes], int | None]:
+        """Segments that were removed since the last time, keys that the index still has and must not have, and how
+        often pages were erased; None while they are."""
         with self._lock:
             removed, self._removed = self._removed, []
-            return removed, set(self._bad)
+            return removed, set(self._bad), None if self._num_erasing else self._num_erasures
 
     def for_writer(self) -> tuple[set[bytes], set[bytes]]:
         """What was used, and what was found bad, since the last time."""

@@ -136,6 +136,26 @@ def test_reading_beside_a_writer_that_evicts_gives_nothing_wrong(tmp_path: Path)
         assert read(store, chains[19]) == 5
 
 
+def test_what_is_read_while_it_is_discarded_is_gone_and_not_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = chain(5)
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
+        put(store, heads)
+        erase = store._writer.log.erase
+        found = []
+
+        def erase_and_read(*args: object, **options: object) -> None:
+            erase(*args, **options)  # type: ignore[arg-type]
+            found.append(read(store, heads))
+
+        monkeypatch.setattr(store._writer.log, "erase", erase_and_read)
+        store.discard(ALICE)
+        assert found == [0] and store.stats().misses == {"gone": 1}
+        put(store, heads)
+        assert read(store, heads) == 5, "what is stored again is not taken for what was overwritten"
+
+
 def test_gc_gives_back_the_room_of_pages_that_are_no_more(tmp_path: Path) -> None:
     kept, dropped = [chain(5, seed) for seed in range(6)], [chain(5, seed, namespace=BOB) for seed in range(6)]
     with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
