@@ -62,6 +62,7 @@ def know(served: Served) -> None:
     planner = served.tier.planner
     while planner.disk_bytes_per_s is None:  # it is measured as soon as it is opened
         served.bench.step()
+        time.sleep(0.0005)  # for the thread that does
     planner.observe_compute(num_tokens=512, position=256, seconds=512 * TOKEN_S)
     planner.disk_bytes_per_s = FAKE_PAGE_BYTES / (PAGE_SIZE * TOKEN_S)
     planner.observe_read = lambda **measured: None  # type: ignore[method-assign]
