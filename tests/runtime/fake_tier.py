@@ -96,7 +96,7 @@ class Served:
         while self.bench.core.has_work or self.bench.core.num_waiting:
             if self.bench.core.has_work:
                 self.bench.step()
-                time.sleep(0)  # steps of this model cost nothing: without it who reads waits for the interpreter
+                time.sleep(0.0001)  # steps of this model cost nothing: without it who reads waits for the interpreter
             else:
                 time.sleep(0.001)
             assert time.monotonic() < deadline, "a request waits for ever"
