@@ -15,7 +15,7 @@ from radixlm.runtime.disk_tier import DiskTier
 from radixlm.runtime.manifest import PAGE_SIZE
 from radixlm.runtime.page_pool import PagePool
 from radixlm.runtime.prefix_cache import PrefixCache
-from radixlm.runtime.row_selection import NUM_RECENT, num_rows, stored_shares
+from radixlm.runtime.row_selection import scores_to_store
 from radixlm.runtime.scored_runner import ScoredRunner
 from radixlm.runtime.store import PageHead, PageStore
 from radixlm.runtime.store.ordered_reader import OpenRun
@@ -98,21 +98,13 @@ def test_what_a_second_prompt_finds_is_put_in_the_order_in_which_it_looked(asked
     assert asked.num_rewritten == 1
     heads = asked.heads(SYSTEM)
     run = asked.run(heads)
-    [num_ranked] = stored_shares([len(SYSTEM)], [20], num_rows(len(SYSTEM), 0.25))
-    first = run.first(num_ranked)
-    assert first is not None
-    always = {*range(4), *range(len(SYSTEM) - NUM_RECENT, len(SYSTEM))}
-    for layer in range(NUM_LAYERS):
-        for head in range(NUM_HEADS):
-            looked = WEIGHTS[layer, head][query(1)][:, SYSTEM].sum(axis=0)
-            tokens = first.tokens[layer, head].tolist()
-            assert set(tokens[:20]) == always
-            ranked = [token for token in np.argsort(-looked, kind="stable").tolist() if token not in always]
-            ranked = ranked[: num_ranked - 20]
-            # tokens that are the same token look alike, but for the first pass, which has a little to say in it
-            assert len({*tokens[20:]} & {*ranked}) >= len(ranked) * 0.5
-            by_chance = np.mean([looked[token] for token in range(len(SYSTEM)) if token not in always])
-            assert np.mean(looked[tokens[20:]]) > by_chance
+    scores = asked.runner.importance.scores(asked.cache.tree.find(b"", SYSTEM).pages)
+    wanted = np.argsort(-scores_to_store(scores, is_start=True), axis=-1, kind="stable")
+    order = run.order()
+    assert order is not None and (order == wanted).all()
+    looked = WEIGHTS[:, :, query(1)][..., SYSTEM].sum(axis=2)
+    ranked = np.take_along_axis(looked, wanted[..., 20:32], axis=-1)  # behind those that are always first
+    assert (ranked.mean(axis=-1) > looked.mean(axis=-1)).all()
     exact = np.empty((6, KV.page_bytes), np.uint8)
     assert asked.store.read(heads, exact) == 6
     pages = run.pages()
