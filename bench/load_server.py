@@ -7,7 +7,6 @@ The door is this process's standard input, which clients cannot reach; the produ
 
 from __future__ import annotations
 
-import socket
 import sys
 import threading
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from radixlm.runtime.cache_namespace import CacheScope
 from radixlm.runtime.engine import Engine
 from radixlm.runtime.malloc_arenas import share_one_arena
 from radixlm.runtime.server import create_app
+from radixlm.runtime.server.listener import listen
 
 from .load_requests import API_KEYS, MAX_BODY_BYTES, Facts
 from .worker import serve
@@ -34,7 +34,7 @@ class LoadedServer:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self._listener = listen("127.0.0.1", 0)
         app = create_app(engine, api_keys=API_KEYS, max_body_bytes=MAX_BODY_BYTES)
         self._server = server(uvicorn.Config(app, log_level="error", access_log=False), engine.close, 5.0)
         self._thread = threading.Thread(target=self._server.run, args=([self._listener],), daemon=True)

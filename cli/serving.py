@@ -21,6 +21,7 @@ import uvicorn
 from radixlm.runtime.errors import RadixLMError
 from radixlm.runtime.server import Loading, create_app
 from radixlm.runtime.server.http_protocol import MAX_HEADER_BYTES, HTTPProtocol
+from radixlm.runtime.server.listener import listen
 from radixlm.runtime.server.origins import local_hosts
 
 from .log_config import log_config
@@ -131,7 +132,6 @@ def _is_loopback(listener: socket.socket) -> bool:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family)
+        return listen(host, port)
     except OSError as error:
         raise ValueError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from error

@@ -6,12 +6,12 @@ RADIXLM names the command, RADIXLM_ARTIFACT the compiled SmolLM2; the Makefile's
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
 import subprocess
 import time
-import urllib.request
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -31,6 +31,7 @@ class ServeProcess:
         self._log_path = log
         self._api_key = api_key
         command = [os.environ["RADIXLM"], "serve", os.environ["RADIXLM_ARTIFACT"], "--port", "0", *options]
+        self._connection: http.client.HTTPConnection | None = None  # kept open, as SDKs do
         with log.open("wb") as file:
             self._process = subprocess.Popen(command, stdout=file, stderr=file)
 
@@ -67,11 +68,17 @@ class ServeProcess:
         headers = {"Content-Type": "application/json"}
         if self._api_key:
             headers["Authorization"] = f"Bearer {self._api_key}"
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=60) as response:
-            content: bytes = response.read()
-            return content
+        data = None if body is None else json.dumps(body)
+        method = method or ("GET" if data is None else "POST")
+        try:
+            response = self._ask(method, path, data, headers)
+        except (http.client.RemoteDisconnected, ConnectionError):  # idle for long, it was closed
+            self._connection = None
+            response = self._ask(method, path, data, headers)
+        content = response.read()
+        if response.status >= 400:
+            raise OSError(f"{method} {path}: {response.status} {content[:500]!r}")
+        return content
 
     def wait_until_idle(self) -> None:
         """Return once no request runs or waits: what was cancelled is gone long before it would have ended."""
@@ -79,6 +86,12 @@ class ServeProcess:
         while (health := self.json("/health"))["num_running"] or health["num_waiting"]:
             assert time.monotonic() < deadline, f"requests go on: {health}"
             time.sleep(0.02)
+
+    def _ask(self, method: str, path: str, data: str | None, headers: dict[str, str]) -> http.client.HTTPResponse:
+        if self._connection is None:
+            self._connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=60)
+        self._connection.request(method, path, data, headers)
+        return self._connection.getresponse()
 
     def _is_ready(self) -> bool:
         found = re.search(r"http://127\.0\.0\.1:\d+", self.log)

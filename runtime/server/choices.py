@@ -105,6 +105,8 @@ class Choices:
         Raises:
             EngineError: one of the requests failed; the others are not waited for.
         """
+        if len(self._streams) == 1:  # as nearly always: no task
+            return [await self._streams[0].result()]
         return await asyncio.gather(*(stream.result() for stream in self._streams))
 
     async def __aenter__(self) -> Self:

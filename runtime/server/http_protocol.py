@@ -18,6 +18,7 @@ from uvicorn.protocols.http.flow_control import CLOSE_HEADER, FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from .corked_transport import CorkedTransport
 from .replies import ErrorBody, ErrorReply
 from .step_reader import StepReader
 
@@ -53,13 +54,18 @@ class HTTPProtocol(H11Protocol):
         self._served, self.app = self.app, self._answer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(CorkedTransport(transport, self.loop))  # type: ignore[arg-type]
         self._reader = StepReader(transport, self.loop, self._feed, self._step_bytes)
         self.flow = FlowControl(self._reader)  # type: ignore[arg-type]
         self._watch()
 
     def data_received(self, data: bytes) -> None:
         self._reader.received(data)
+
+    def on_response_complete(self) -> None:
+        """Send the answer's last packet before anything else is done, such as to log the request."""
+        self.transport.flush()  # type: ignore[attr-defined]
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watching()

@@ -68,19 +68,18 @@ class EventStream(Response):
     async def _send_all(self, send: Send, record: RequestRecord) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         keeping_alive = asyncio.create_task(self._keep_alive(send))
+        last = self._done
         async with aclosing(self._values) as values:
             try:
                 async for value in values:
                     await self._send(send, self._encode(value))
-                if self._done:
-                    await self._send(send, self._done)
             # The status line is sent: whatever fails now can only be said in the stream.
             except Exception as error:
                 record.error = type(error).__name__
-                await self._send(send, _event(describe(error)[1]))
+                last = _event(describe(error)[1])
             finally:
                 keeping_alive.cancel()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _send(self, send: Send, body: bytes) -> None:
         self._sent_at = asyncio.get_running_loop().time()

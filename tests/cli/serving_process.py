@@ -1,16 +1,22 @@
 """`radixlm` in a process of its own, whose artifacts are fake: `python -m tests.cli.serving_process serve NAME ...`.
 
-The command, its engine and its server are the real ones. A step takes 20 ms.
+The command, its engine and its server are the real ones. A step takes 20 ms. With RADIXLM_TELL_CONNECTIONS
+set, stderr has a line for each connection.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 from radixlm.cli.main import main
 from radixlm.runtime import engine_parts
 from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.server.http_protocol import HTTPProtocol
 
 from ..runtime.server.real_server import SlowModel, open_fake_artifact
 
@@ -27,9 +33,21 @@ def open_runner(artifact: Any, num_pages: int, num_threads: int | None, *, keep_
     return model
 
 
+def connection_made(self: HTTPProtocol, transport: asyncio.Transport) -> None:
+    """Say of an accepted connection whether its packets wait for one another."""
+    accepted: socket.socket = transport.get_extra_info("socket")
+    no_delay = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    print(f"accepted TCP_NODELAY={no_delay}", file=sys.stderr, flush=True)
+    REAL_CONNECTION_MADE(self, transport)
+
+
+TELL_CONNECTIONS = "RADIXLM_TELL_CONNECTIONS"
 REAL_OPEN = Artifact.open
+REAL_CONNECTION_MADE = HTTPProtocol.connection_made
 
 if __name__ == "__main__":
     Artifact.open = staticmethod(open_artifact)  # type: ignore[assignment,method-assign]
     engine_parts._open_model_runner = open_runner
+    if TELL_CONNECTIONS in os.environ:
+        HTTPProtocol.connection_made = connection_made  # type: ignore[method-assign]
     main()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +19,7 @@ import uvicorn
 from radixlm.cli.serving import server
 from radixlm.runtime.errors import EngineClosed
 from radixlm.runtime.server.errors import answer
+from radixlm.runtime.server.listener import listen
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -35,7 +36,7 @@ class Endless:
     def __init__(self, reply_s: float, grace_s: float) -> None:
         self._reply_s = reply_s
         self._closed = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         app = Starlette(routes=[Route("/", self._reply)])
         app.add_exception_handler(EngineClosed, answer)
@@ -117,9 +118,14 @@ def test_who_reads_json_is_told_in_json_why_serving_does_not_begin(arguments: li
 class Serving:
     """The command in a process of its own, which serves now."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, **environment: str) -> None:
         self.process = subprocess.Popen(
-            command("fake", *arguments), cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, bufsize=1
+            command("fake", *arguments),
+            cwd=REPOSITORY,
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env=os.environ | environment,
         )
         assert self.process.stderr is not None
         self.lines: list[str] = []
@@ -154,6 +160,16 @@ def test_serving_this_machine_without_a_key_answers_to_no_name_that_a_web_page_m
     serving.process.send_signal(signal.SIGTERM)
     assert statuses == [403, 200]
     assert serving.end() == 143
+
+
+def test_no_answer_of_a_kept_open_connection_waits_for_an_acknowledgement() -> None:
+    """Clients acknowledge after 40 ms; a second packet leaves without waiting for that."""
+    serving = Serving(RADIXLM_TELL_CONNECTIONS="1")
+    assert httpx.get(f"{serving.url}/models").status_code == 200
+    serving.process.send_signal(signal.SIGTERM)
+    assert serving.end() == 143
+    options = [line.strip() for line in serving.lines if line.startswith("accepted ")]
+    assert options == ["accepted TCP_NODELAY=1"]
 
 
 def test_sigterm_in_the_middle_of_a_stream_lets_it_end_within_the_deadline() -> None:

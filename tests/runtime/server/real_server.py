@@ -16,6 +16,7 @@ import httpx
 import uvicorn
 from radixlm.runtime.engine import Engine
 from radixlm.runtime.server import create_app
+from radixlm.runtime.server.listener import listen
 
 from ..fake_artifact import fake_artifact
 from ..fake_model import FakeModel
@@ -119,7 +120,7 @@ def real_engine(*, num_pages: int = 100, context_length: int = 256, **options: A
 def real_server(*, app: dict[str, Any] | None = None, **options: Any) -> Iterator[RealServer]:
     """One that listens; `app` is for `create_app`, the others are the engine's."""
     engine, model = real_engine(**options)
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listen("127.0.0.1", 0)
     config = uvicorn.Config(create_app(engine, **(app or {})), log_level="warning", lifespan="off")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

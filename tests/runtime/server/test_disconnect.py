@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import uvicorn
 from radixlm.runtime.server import create_app
+from radixlm.runtime.server.listener import listen
 
 if TYPE_CHECKING:
     from .conftest import FakeEngine
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def address(engine: FakeEngine) -> Iterator[tuple[str, int]]:
     """A real server over the fake engine."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listen("127.0.0.1", 0)
     app = create_app(engine)  # type: ignore[arg-type]
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 from radixlm.runtime.server import create_app, http_protocol
 from radixlm.runtime.server.http_protocol import MAX_HEADER_BYTES, HTTPProtocol
+from radixlm.runtime.server.listener import listen
 from radixlm.runtime.server.step_reader import StepReader
 
 from .real_server import wait_until
@@ -32,7 +33,7 @@ class Hasty(HTTPProtocol):
 @pytest.fixture
 def address(engine: FakeEngine) -> Iterator[tuple[str, int]]:
     """A real server over the fake engine."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listen("127.0.0.1", 0)
     app = create_app(engine)  # type: ignore[arg-type]
     config = uvicorn.Config(
         app, log_level="error", lifespan="off", http=Hasty, h11_max_incomplete_event_size=MAX_HEADER_BYTES
