@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import signal
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +37,12 @@ def command(artifact: Path, system: str, **options: Any) -> None:
     """Talk with the model. Ctrl-C stops a reply, /exit leaves, /reset begins again, /help says so.
 
     After each reply one line tells its tokens, their speed, the time to the first one, and how many tokens of
-    the prompt came from the cache. Without a terminal on standard input it holds a short conversation of its
-    own.
+    the prompt came from the cache. Each line of a standard input that is no terminal is a turn; where there is none,
+    it holds a short conversation of its own.
 
     \b
     radixlm chat smollm2.radixlm
+    printf 'What is 2+2?\n' | radixlm chat smollm2.radixlm
     radixlm chat smollm2.radixlm --system "You are a pirate." --temperature 0.7
     """
     from .conversation import Conversation
@@ -47,21 +50,31 @@ def command(artifact: Path, system: str, **options: Any) -> None:
     engine_wishes, sampling_wishes = take(options)
     with engine_wishes.open(artifact) as engine:
         interactive = sys.stdin is not None and sys.stdin.isatty()
+        piped = None if interactive else _piped_lines()
         defaults = dataclasses.replace(engine.default_params, max_tokens=MAX_TOKENS)
-        if not interactive:
+        if not interactive and piped is None:
             defaults = dataclasses.replace(defaults, temperature=0.0, seed=DEMO_SEED, max_tokens=DEMO_MAX_TOKENS)
         conversation = Conversation(engine, sampling_wishes.params(defaults), system)
         if interactive:
             with interrupts(lambda: None):
                 _talk(conversation)
         else:
-            _demonstrate(conversation)
+            _take_turns(conversation, DEMO_QUESTIONS if piped is None else piped)
 
 
-def _demonstrate(conversation: Conversation) -> None:
-    for question in DEMO_QUESTIONS:
-        click.echo(f"> {question}")
-        conversation.ask(question)
+def _piped_lines() -> Iterator[str] | None:
+    """The lines of standard input that are not blank, each as soon as it comes; None if there is none."""
+    lines = (line.strip() for line in sys.stdin or () if line.strip())
+    first = next(lines, None)
+    return None if first is None else itertools.chain([first], lines)
+
+
+def _take_turns(conversation: Conversation, lines: Iterable[str]) -> None:
+    """Show and answer each line; what cannot be answered ends the command."""
+    for line in lines:
+        click.echo(f"> {line}")
+        if not _answer(conversation, line):
+            return
 
 
 def _talk(conversation: Conversation) -> None:
@@ -73,23 +86,30 @@ def _talk(conversation: Conversation) -> None:
 
     click.secho(HELP, dim=True)
     while (text := _read()) is not None:
-        match text.strip():
-            case "":
-                continue
-            case "/exit":
+        try:
+            if not _answer(conversation, text.strip()):
                 return
-            case "/reset":
-                conversation.reset()
-                click.secho("the conversation begins again", dim=True)
-            case "/help":
-                click.secho(HELP, dim=True)
-            case command if command.startswith("/"):
-                click.secho(f"there is no {command.split()[0]}; {HELP}", dim=True)
-            case question:
-                try:
-                    conversation.ask(question)
-                except RadixLMError as error:
-                    click.secho(f"Error: {error}", err=True)
+        except RadixLMError as error:
+            click.secho(f"Error: {error}", err=True)
+
+
+def _answer(conversation: Conversation, line: str) -> bool:
+    """Ask a question, or do what a line that begins with a slash says; False: that was to leave."""
+    match line:
+        case "":
+            pass
+        case "/exit":
+            return False
+        case "/reset":
+            conversation.reset()
+            click.secho("the conversation begins again", dim=True)
+        case "/help":
+            click.secho(HELP, dim=True)
+        case command if command.startswith("/"):
+            click.secho(f"there is no {command.split()[0]}; {HELP}", dim=True)
+        case question:
+            conversation.ask(question)
+    return True
 
 
 def _read() -> str | None:

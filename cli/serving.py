@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 import uvicorn
+from radixlm.runtime.artifact import read_manifest
 from radixlm.runtime.errors import RadixLMError
 from radixlm.runtime.server import Loading, create_app
 from radixlm.runtime.server.http_protocol import MAX_HEADER_BYTES, HTTPProtocol
@@ -51,9 +52,11 @@ class Serving:
         """Listen at once, open the engine beside that, and serve it until the process is told to stop.
 
         Raises:
+            ArtifactError: there is no artifact; nothing has listened then.
             ValueError: nobody can listen there.
             Exception: what `open_engine` raised.
         """
+        read_manifest(self.artifact)  # what is no artifact is never listened for
         with _listen(self.host, self.port) as listener:  # first: an address in use is known before the model is loaded
             host = f"[{self.host}]" if ":" in self.host else self.host
             url = f"http://{host}:{listener.getsockname()[1]}"

@@ -51,7 +51,7 @@ class Artifact:
             UnsupportedArtifact: another format version.
             CorruptArtifact: the manifest is not valid, or a file is missing or not the one it describes.
         """
-        artifact = cls(Path(path), _read_manifest(Path(path)))
+        artifact = cls(Path(path), read_manifest(Path(path)))
         artifact._check_sizes()
         for name in sorted(artifact.manifest.files.keys() - {WEIGHTS}):
             artifact._check_digest(name)
@@ -171,7 +171,12 @@ def _verified_dir() -> Path:
     return Path(cache) / "radixlm" / "verified"
 
 
-def _read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> Manifest:
+    """What the artifact at `path` says of itself; nothing else of it is read.
+
+    Raises:
+        ArtifactNotFound, UnsupportedArtifact, CorruptArtifact: as `Artifact.open`.
+    """
     file = path / MANIFEST
     if not path.is_dir() or not file.is_file():
         hint = "give a .radixlm directory" if path.exists() else "make one: radixlm compile SOURCE -o NAME.radixlm"

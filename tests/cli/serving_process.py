@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from radixlm.cli import serving
 from radixlm.cli.main import main
 from radixlm.runtime import engine_parts
 from radixlm.runtime.artifact import Artifact
@@ -24,6 +25,10 @@ from ..runtime.server.real_server import SlowModel, open_fake_artifact
 def open_artifact(path: str | Path) -> Any:
     """What is at a path, wherever that is; nothing is at `nowhere`."""
     return REAL_OPEN(path) if Path(path).name == "nowhere" else open_fake_artifact()
+
+
+def read_manifest(path: Path) -> Any:
+    return REAL_READ_MANIFEST(path) if path.name == "nowhere" else None
 
 
 def open_runner(artifact: Any, num_pages: int, num_threads: int | None, *, keep_mass: bool) -> SlowModel:
@@ -43,10 +48,12 @@ def connection_made(self: HTTPProtocol, transport: asyncio.Transport) -> None:
 
 TELL_CONNECTIONS = "RADIXLM_TELL_CONNECTIONS"
 REAL_OPEN = Artifact.open
+REAL_READ_MANIFEST = serving.read_manifest
 REAL_CONNECTION_MADE = HTTPProtocol.connection_made
 
 if __name__ == "__main__":
     Artifact.open = staticmethod(open_artifact)  # type: ignore[assignment,method-assign]
+    serving.read_manifest = read_manifest
     engine_parts._open_model_runner = open_runner
     if TELL_CONNECTIONS in os.environ:
         HTTPProtocol.connection_made = connection_made  # type: ignore[method-assign]

@@ -38,6 +38,26 @@ def test_without_a_terminal_it_holds_a_conversation_of_two_turns(runner: CliRunn
     assert all(params.greedy and params.max_tokens for _, params in engine.asked)
 
 
+def test_each_piped_line_is_a_turn(runner: CliRunner, engine: type[FakeEngine]) -> None:
+    result = runner.invoke(cli, ["chat", "x.radixlm"], input="What is 2+2?\n\nAnd 3+3?")
+    assert result.exit_code == 0, result.output
+    first, second = ({"role": "user", "content": question} for question in ("What is 2+2?", "And 3+3?"))
+    assert [messages for messages, _ in engine.asked] == [[SYSTEM, first], [SYSTEM, first, REPLY, second]]
+    assert result.output.splitlines()[:2] == ["> What is 2+2?", "Hello there"]
+    assert {params.max_tokens for _, params in engine.asked} == {chat.MAX_TOKENS}  # as at a terminal
+
+
+def test_piped_lines_may_begin_again_and_leave(runner: CliRunner, engine: type[FakeEngine]) -> None:
+    runner.invoke(cli, ["chat", "x.radixlm"], input="One\n/reset\nTwo\n/exit\nThree\n")
+    asked = [[message["content"] for message in messages[1:]] for messages, _ in engine.asked]  # type: ignore[index]
+    assert asked == [["One"], ["Two"]]
+
+
+def test_blank_lines_are_no_conversation(runner: CliRunner, engine: type[FakeEngine]) -> None:
+    result = runner.invoke(cli, ["chat", "x.radixlm"], input="\n  \n")
+    assert result.output.startswith(f"> {chat.DEMO_QUESTIONS[0]}")
+
+
 def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEngine]) -> None:
     options = ["--system", "", "--temperature", "0.7", "--stop", "a", "--stop", "b", "--kv-cache-gb", "0.5"]
     kept = ["--store", "kept", "--store-gb", "2.5", "--kv-budget", "0.25"]

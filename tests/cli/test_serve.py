@@ -100,6 +100,13 @@ def test_what_cannot_be_opened_ends_the_process_with_the_reason(arguments: list[
     assert "serving" not in ended.stderr
 
 
+def test_what_is_no_artifact_is_said_before_anything_listens() -> None:
+    ended = subprocess.run(command("nowhere"), cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    [line] = ended.stderr.splitlines()
+    assert "nowhere is not an artifact" in line
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,0 +1,155 @@
+"""What a request costs beyond the engine's own time: `radixlm serve` beside `Engine`, on connections kept open.
+
+    python -m bench.request_cost ARTIFACT [--openai PYTHON]
+
+One token greedily, of a prompt that is cached but for its last token. In every round each way asks in turn, alone and
+eight at once; a figure is the median of all requests of all rounds. The engine's own time is that of a caller of
+`Engine.generate` in another process. `--openai` names a Python that has the `openai` package, `.venv-clients/bin/python`
+after `make test-clients`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .request_engine import MAX_TOKENS, PROMPT
+from .results import write_results
+from .worker import Worker
+
+NUM_TOGETHER = 8
+_STARTS_WITHIN_S = 60.0
+_HEADERS = {"content-type": "application/json"}
+_WHOLE = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0}
+
+
+def main() -> None:
+    """Measure, print, write `results/request_cost.json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=10, help="of each way in each round")
+    parser.add_argument("--openai", type=Path, metavar="PYTHON")
+    options = parser.parse_args()
+    seconds: dict[str, list[float]] = defaultdict(list)
+    with serving(options.artifact) as port, Worker("bench.request_engine", options.artifact) as engine:
+        with_openai = [options.openai] if options.openai else []
+        clients = [Worker("bench.request_openai", port, python=str(python)) for python in with_openai]
+        for number in range(options.rounds + 1):  # the first warms up and is not counted
+            for name, ask in ways(port, engine, clients, options.requests).items():
+                found = ask()
+                seconds[name] += found if number else []
+        for client in clients:
+            client.close()
+    medians = {name: statistics.median(each) * 1e3 for name, each in seconds.items()}
+    for name, milliseconds in medians.items():
+        print(f"{milliseconds:8.2f} ms  {name}")
+    print(write_results("request_cost", {"requests": options.rounds * options.requests, "median_ms": medians}))
+
+
+def ways(port: int, engine: Worker, clients: list[Worker], count: int) -> dict[str, Callable[[], list[float]]]:
+    """Each way to ask, by its name: seconds of `count` requests, or of as many by each of `NUM_TOGETHER` clients."""
+    asked: dict[str, Callable[[], list[float]]] = {
+        "engine": lambda: engine.call("one", count=count),
+        "models": lambda: kept_open(port, "GET", "/v1/models", None, count),
+        "models, new connection": lambda: newly_opened(port, "GET", "/v1/models", None, count),
+    }
+    for name, stream in (("whole", False), ("stream", True)):
+        body = json.dumps(_WHOLE | {"stream": stream})
+        asked[name] = lambda body=body: kept_open(port, "POST", "/v1/completions", body, count)  # type: ignore[misc]
+        asked[f"{name}, new connection"] = lambda body=body: newly_opened(  # type: ignore[misc]
+            port, "POST", "/v1/completions", body, count
+        )
+    for client in clients:
+        asked["openai"] = lambda client=client: client.call("one", count=count)  # type: ignore[misc]
+    asked["engine, 8 at once"] = lambda: engine.call("together", clients=NUM_TOGETHER, count=count)
+    for name, stream in (("whole, 8 at once", False), ("stream, 8 at once", True)):
+        body = json.dumps(_WHOLE | {"stream": stream})
+        asked[name] = lambda body=body: together(port, body, count)  # type: ignore[misc]
+    return asked
+
+
+@contextmanager
+def serving(artifact: Path) -> Iterator[int]:
+    """The port of a `radixlm serve` in a process of its own."""
+    command = [Path(sys.executable).with_name("radixlm"), "serve", artifact, "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if line.startswith("serving "):
+            break
+    else:
+        raise RuntimeError(f"the server ended: {said[-1:]}")
+    threading.Thread(target=lambda: [None for _ in process.stderr or ()], daemon=True).start()  # or the pipe fills
+    try:
+        found = re.search(r":(\d+)/", said[-1])
+        assert found is not None, said[-1]
+        yield int(found[1])
+    finally:
+        process.terminate()
+        process.wait(_STARTS_WITHIN_S)
+
+
+def kept_open(port: int, method: str, path: str, body: str | None, count: int) -> list[float]:
+    """Seconds of each of `count` requests on one connection, as SDKs send them."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    seconds = [_timed(lambda: _ask(connection, method, path, body)) for _ in range(count + 1)]
+    connection.close()
+    return seconds[1:]  # the first opened the connection
+
+
+def newly_opened(port: int, method: str, path: str, body: str | None, count: int) -> list[float]:
+    """Seconds of each of `count` requests with a connection of its own each."""
+
+    def ask() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        _ask(connection, method, path, body)
+        connection.close()
+
+    return [_timed(ask) for _ in range(count)]
+
+
+def together(port: int, body: str, count: int) -> list[float]:
+    """Seconds of each request of `NUM_TOGETHER` clients that ask `count` times each, all at once."""
+    seconds: list[float] = []
+
+    def client() -> None:
+        seconds.extend(kept_open(port, "POST", "/v1/completions", body, count))
+
+    threads = [threading.Thread(target=client) for _ in range(NUM_TOGETHER)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return seconds
+
+
+def _ask(connection: http.client.HTTPConnection, method: str, path: str, body: str | None) -> None:
+    connection.request(method, path, body, _HEADERS)
+    response = connection.getresponse()
+    content = response.read()
+    if response.status != 200:
+        raise RuntimeError(f"{method} {path}: {response.status} {content[:200]!r}")
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
