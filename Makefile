@@ -38,10 +38,13 @@ test-clients: $(ARTIFACT)/manifest.json .venv-clients/.suite .cache/npm-clients/
 test-ray: .venv-ray/.suite
 	.venv-ray/bin/pytest --confcutdir=tests/ray -W ignore::DeprecationWarning tests/ray
 
-# Kernels and engine beside the limits of this machine, in two minutes; bench/RESULTS.md is made anew.
+# Kernels and engine beside the limits of this machine, and what a request costs beyond the engine, in three minutes;
+# bench/RESULTS.md is made anew. `make test-clients` brings the openai package, which is asked too then.
+CLIENTS := .venv-clients/bin/python
 bench: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.kernels
 	$(BIN)/python -m bench.engine $(ARTIFACT)
+	$(BIN)/python -m bench.request_cost $(ARTIFACT) $(if $(wildcard $(CLIENTS)),--openai $(CLIENTS))
 	$(BIN)/python -m bench.report
 
 # What the prefix cache costs, in ten seconds; and with MOONCAKE=conversation_trace.jsonl.gz what it finds, in a minute.

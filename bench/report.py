@@ -334,6 +334,16 @@ def _chunk_cache(results: Json, _: Path) -> Iterator[str]:
     yield chunk_tables.first_tokens(results["rows"], ["LRU", "LFU", "fading"])
 
 
+def _request_cost(results: Json, _: Path) -> Iterator[str]:
+    yield "## What a request costs beyond the engine"
+    yield (
+        f"One token of a prompt that is cached, medians of {results['requests']} requests each way (8 at once: of each "
+        "client), in turns: `Engine.generate` in one process, `radixlm serve` in another, asked by `http.client` on a "
+        "connection that is kept open, or on a new one each time, and by the `openai` package if it was there."
+    )
+    yield tables.request_cost(results)
+
+
 _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     "peers": _peers,
     "peers_before": _peers_before,
@@ -342,6 +352,7 @@ _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     "quality_q4_0": _quality_q4,
     "quality_q4_1": _quality_q4,
     "engine": _engine,
+    "request_cost": _request_cost,
     "growth": _growth,
     "model_sizes": _model_sizes,
     "match_cost": _match_cost,

@@ -4,8 +4,8 @@
 
 One token greedily, of a prompt that is cached but for its last token. In every round each way asks in turn, alone and
 eight at once; a figure is the median of all requests of all rounds. The engine's own time is that of a caller of
-`Engine.generate` in another process. `--openai` names a Python that has the `openai` package, `.venv-clients/bin/python`
-after `make test-clients`.
+`Engine.generate` in another process. `--openai` names a Python that has the `openai` package: after `make test-clients`
+that is `.venv-clients/bin/python`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def ways(port: int, engine: Worker, clients: list[Worker], count: int) -> dict[s
 @contextmanager
 def serving(artifact: Path) -> Iterator[int]:
     """The port of a `radixlm serve` in a process of its own."""
-    command = [Path(sys.executable).with_name("radixlm"), "serve", artifact, "--port", "0"]
+    command = [str(Path(sys.executable).with_name("radixlm")), "serve", str(artifact), "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     said = []

@@ -1,6 +1,8 @@
 """One-token requests to an `Engine` of this process, as `request_cost.py` compares them with a server's.
 
     python -m bench.request_engine ARTIFACT
+
+Times are those of a caller of `Engine.generate`.
 """
 
 from __future__ import annotations

@@ -82,6 +82,17 @@ _LIMITS = {
 }
 
 
+def request_cost(results: Json) -> str:
+    """Milliseconds of each way to ask, and how much longer that is than the engine alone takes."""
+    medians = results["median_ms"]
+    rows = []
+    for name, milliseconds in medians.items():
+        base = medians["engine, 8 at once" if "at once" in name else "engine"]
+        beyond = "" if name.startswith(("engine", "models")) else f"{milliseconds - base:.2f}"
+        rows.append([name, f"{milliseconds:.2f}", beyond])
+    return table(["", "ms", "beyond the engine, ms"], rows)
+
+
 def limits(results: Json) -> str:
     """What the machine can do."""
     found = results["limits"]

@@ -47,6 +47,18 @@ def test_numbers_come_back_with_four_digits_and_an_origin(tmp_path: Path) -> Non
     assert read_results("y", tmp_path) is None
 
 
+def test_a_request_is_held_against_the_engine_that_has_as_many_callers() -> None:
+    medians = {"engine": 3.0, "models": 0.5, "whole": 4.5, "engine, 8 at once": 10.0, "whole, 8 at once": 13.0}
+    rows = tables.request_cost({"median_ms": medians}).splitlines()
+    assert rows[2:] == [
+        "| engine | 3.00 |  |",
+        "| models | 0.50 |  |",
+        "| whole | 4.50 | 1.50 |",
+        "| engine, 8 at once | 10.00 |  |",
+        "| whole, 8 at once | 13.00 | 3.00 |",
+    ]
+
+
 def test_the_table_of_peers_shows_medians_ranges_and_ratios(tmp_path: Path) -> None:
     write_results("peers", peers(), tmp_path)
     found = read_results("peers", tmp_path)
