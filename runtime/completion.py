@@ -14,6 +14,9 @@ from .why_not_more import WhyNotMore
 FinishReason = Literal["stop", "length", "cancelled"]
 """`stop`: a stop token or string; `length`: max_tokens or the context; `cancelled`: the client went away."""
 
+StopReason = str | int
+"""The stop string or the stop token of the request's own that ended a reply, as vLLM has it."""
+
 
 @dataclass(frozen=True)
 class TokenLogprob:
@@ -79,6 +82,7 @@ class Delta:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None = None  # one per token of `token_ids`, if asked for
     finish_reason: FinishReason | None = None
+    stop_reason: StopReason | None = None  # in the last delta only
 
 
 @dataclass(frozen=True)
@@ -97,3 +101,4 @@ class Completion:
     usage: Usage
     timings: Timings
     cache_match: CacheMatch
+    stop_reason: StopReason | None = None  # None: the model's own end, a complete grammar, or nothing stopped it

@@ -11,7 +11,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, get_args
 
 from .cache_uses import CacheUse, PageMark
-from .completion import CacheMatch, Completion, Delta, FinishReason, KVPruning, Timings, TokenLogprob, Usage
+from .completion import (
+    CacheMatch,
+    Completion,
+    Delta,
+    FinishReason,
+    KVPruning,
+    StopReason,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from .errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter
 from .loaded_prefix import LoadedPrefix
 from .prefix_match import MatchKind, PrefixMatch
@@ -22,7 +32,7 @@ from .sampler import Refusal, SampledToken, SamplerState
 from .sampling_params import SamplingParams
 from .sequence import Sequence
 from .stop_strings import StopStrings
-from .token_constraint import TokenConstraint
+from .token_constraint import HeldOpen, TokenConstraint
 from .why_not_more import WhyNotMore
 
 if TYPE_CHECKING:
@@ -126,11 +136,14 @@ class Request:
         self._match: PrefixMatch | None = None
         self._max_length = 0  # of the sequence, known when it is admitted
         self._vocab_size = vocab_size
+        self._own_end_ids = frozenset(() if params.ignore_eos else eos_token_ids)
+        self._stop_ids = self._own_end_ids.union(params.stop_token_ids)
+        if params.min_tokens:
+            constraint = HeldOpen(params.min_tokens, self._stop_ids, vocab_size, constraint)
         self._constraint = constraint
         self._sampler = SamplerState(params, prompt.ids, vocab_size, constraint)
         self._decoder = decoder
         self._stops = StopStrings(params.stop)
-        self._stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_token_ids)
         self._text: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._finish_reason: FinishReason | None = None
@@ -234,7 +247,7 @@ class Request:
 
     def alias(self) -> ReplyAlias | None:
         """The finished reply and how it will be rendered, where that is another text."""
-        if self._render_reply is None or self._stops.stopped:  # a stop string cut the text within its ids
+        if self._render_reply is None or self._stops.matched is not None:  # it cut the text within its ids
             return None
         ids = self.token_ids
         ids = ids[:-1] if ids and ids[-1] in self._stop_ids else ids
@@ -271,6 +284,7 @@ class Request:
             usage=self._usage(),
             timings=self._timings(now),
             cache_match=self._cache_match(),
+            stop_reason=self._stop_reason(),
         )
 
     def _spells(self, ids: Iterable[int], text: str) -> bool:
@@ -286,19 +300,32 @@ class Request:
         """The text that the token releases, and whether it ends the reply."""
         if token_id in self._stop_ids:
             return self._flush(), "stop"
-        text = self._stops.push(self._decoder.push(token_id))
-        if self._stops.stopped:
+        text = self._push(self._decoder.push(token_id))
+        if self._stops.matched is not None:
             return text, "stop"
         if self._constraint is not None and self._constraint.is_finished:
             return text + self._flush(), "stop"
         if len(self.admitted) == self._max_length:
             text += self._flush()
-            return text, "stop" if self._stops.stopped else "length"
+            return text, "length" if self._stops.matched is None else "stop"
         return text, None
 
     def _flush(self) -> str:
         """What decoder and stop strings still held back."""
-        return self._stops.push(self._decoder.finish()) + self._stops.finish()
+        return self._push(self._decoder.finish()) + self._stops.finish()
+
+    def _push(self, text: str) -> str:
+        """What of the newest token's text can be sent."""
+        return self._stops.push(text, may_stop=self.num_generated > self.params.min_tokens)
+
+    def _stop_reason(self) -> StopReason | None:
+        """What the request named, and ended the reply."""
+        if self._finish_reason != "stop":
+            return None
+        if self._stops.matched is not None:
+            return self._stops.matched
+        last = self.admitted.token_ids[-1]
+        return last if last in self._stop_ids - self._own_end_ids else None
 
     def _delta(
         self,
@@ -309,7 +336,7 @@ class Request:
     ) -> Delta:
         self._text.append(text)
         self._finish_reason = reason
-        return Delta(text, token_ids, logprobs, reason)
+        return Delta(text, token_ids, logprobs, reason, None if reason is None else self._stop_reason())
 
     def _usage(self) -> Usage:
         by_kind: Mapping[MatchKind, int] = self._match.tokens_by_kind if self._match else {}

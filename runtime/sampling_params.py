@@ -38,6 +38,9 @@ class SamplingParams:
     """
 
     max_tokens: int | None = None  # None: up to the context length
+    # none of the first so many tokens ends the reply, nor completes a stop string; a full context and a grammar that is
+    # complete end it all the same
+    min_tokens: int = 0
     temperature: float = 1.0
     top_k: int = 0  # 0: all
     top_p: float = 1.0  # 0: the most likely token
@@ -54,6 +57,12 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _check_int("max_tokens", self.max_tokens, 1, optional=True)
+        _check_int("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            message = (
+                f"min_tokens is {self.min_tokens}, and at most {self.max_tokens} tokens may come; lower min_tokens"
+            )
+            raise InvalidParameter(message, param="min_tokens")
         _check_float("temperature", self.temperature, 0.0, 100.0)
         _check_int("top_k", self.top_k, 0)
         _check_float("top_p", self.top_p, 0.0, 1.0)

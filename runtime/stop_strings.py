@@ -17,31 +17,35 @@ class StopStrings:
     >>> stops = StopStrings(["\\nUser:"])
     >>> stops.push("Hello.\\nUs"), stops.push("er"), stops.push(": hi")
     ('Hello.', '', '')
-    >>> stops.stopped
-    True
+    >>> stops.matched
+    '\\nUser:'
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        self._stopped = False
+        self._matched: str | None = None
 
     @property
-    def stopped(self) -> bool:
-        """Whether a stop string was found."""
-        return self._stopped
+    def matched(self) -> str | None:
+        """The stop string that was found; None: none was."""
+        return self._matched
 
-    def push(self, text: str) -> str:
-        """Take the next piece and return what can be released."""
-        if self._stopped:
+    def push(self, text: str, *, may_stop: bool = True) -> str:
+        """Take the next piece and return what can be released.
+
+        A stop string that a piece completes where it may not stop is text; a later piece may complete one that begins
+        in this.
+        """
+        if self._matched is not None:
             return ""
         if not self._stops:
             return text
-        text = self._held + text
-        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
-        if found:
-            self._stopped, self._held = True, ""
-            return text[: min(found)[1]]
+        num_held, text = len(self._held), self._held + text
+        if may_stop and (found := self._first(text, num_held)) is not None:
+            start, end = found
+            self._matched, self._held = text[start:end], ""
+            return text[:start]
         num_held = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]
@@ -50,6 +54,15 @@ class StopStrings:
         """Return what is still held back: no more text comes, so it is no stop string."""
         held, self._held = self._held, ""
         return held
+
+    def _first(self, text: str, num_held: int) -> tuple[int, int] | None:
+        """Where the stop string is that is complete first beyond the first `num_held` characters."""
+        begins = ((stop, text.find(stop, max(0, num_held - len(stop) + 1))) for stop in self._stops)
+        found = [(start + len(stop), start) for stop, start in begins if start >= 0]
+        if not found:
+            return None
+        end, start = min(found)
+        return start, end
 
 
 def _overlap(text: str, stop: str) -> int:

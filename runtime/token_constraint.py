@@ -52,6 +52,42 @@ class ConstraintSource(Protocol):
         ...
 
 
+class HeldOpen:
+    """A reply whose first `min_tokens` tokens are none of `stop_ids`, beside what another constraint allows.
+
+    Where that one is complete, or lets nothing but a stop come, the reply may end earlier.
+    """
+
+    def __init__(
+        self, min_tokens: int, stop_ids: frozenset[int], vocab_size: int, inner: TokenConstraint | None = None
+    ) -> None:
+        self._num_left = min_tokens
+        self._inner = inner
+        is_open = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+        is_open[:vocab_size] = True
+        is_open[[token_id for token_id in stop_ids if token_id < vocab_size]] = False
+        self._open: Int32Array = np.packbits(is_open, bitorder="little").view(np.int32)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the reply is complete by the other constraint."""
+        return self._inner is not None and self._inner.is_finished
+
+    def mask(self) -> Int32Array | None:
+        """Which tokens may come next; see `TokenConstraint`."""
+        inner = None if self._inner is None else self._inner.mask()
+        if self._num_left == 0:
+            return inner
+        allowed = self._open if inner is None else inner & self._open
+        return allowed if allowed.any() else inner
+
+    def accept(self, token_id: int) -> None:
+        """Go on by a token of the reply; see `TokenConstraint`."""
+        if self._inner is not None:
+            self._inner.accept(token_id)
+        self._num_left = max(0, self._num_left - 1)
+
+
 def allowed_of(mask: Int32Array, vocab_size: int) -> BoolArray:
     """Which of the first `vocab_size` tokens a mask allows, `[vocab_size]`; those beyond the mask are not.
 

@@ -106,6 +106,7 @@ class ChatCompletions:
             chat_logprobs(self.served, completion.logprobs),
             index,
             token_ids=completion.token_ids if has_ids else msgspec.UNSET,
+            stop_reason=completion.stop_reason,
         )
 
     async def _chunks(
@@ -137,7 +138,7 @@ class ChatCompletions:
             if delta.finish_reason:
                 prompt_ids = (await choices.result(index)).prompt_token_ids if has_ids else msgspec.UNSET
                 reason = finish_reason_of(delta.finish_reason, readers[index])
-                choice = ChatChunkChoice(ChatDelta(), reason, index=index)
+                choice = ChatChunkChoice(ChatDelta(), reason, index=index, stop_reason=delta.stop_reason)
                 yield chunk(choices=[choice], prompt_token_ids=prompt_ids)
         if body.include_usage:
             yield chunk(choices=[], usage=self.served.usage(await choices.results(), body.num_choices))

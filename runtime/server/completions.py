@@ -72,6 +72,7 @@ class Completions:
     def _choice(self, index: int, completion: Completion, echo: str, body: CompletionRequest) -> TextChoice:
         logprobs = text_logprobs(self.served, completion.logprobs)
         choice = TextChoice(echo + completion.text, completion.finish_reason, logprobs, index)
+        choice.stop_reason = completion.stop_reason
         if body.return_token_ids:
             choice.token_ids, choice.prompt_token_ids = completion.token_ids, completion.prompt_token_ids
         return choice
@@ -90,6 +91,8 @@ class Completions:
             if delta.text or delta.logprobs or delta.finish_reason or (has_ids and delta.token_ids):
                 logprobs = text_logprobs(self.served, delta.logprobs, num_characters[index])
                 choice = TextChoice(delta.text, delta.finish_reason, logprobs, index)
+                if delta.finish_reason:
+                    choice.stop_reason = delta.stop_reason
                 if has_ids:
                     choice.token_ids = delta.token_ids
                 if has_ids and delta.finish_reason:

@@ -19,6 +19,7 @@ def said(**schema: int | float) -> msgspec.Meta:
 
 
 MaxTokens = Annotated[int, said(minimum=1)]
+MinTokens = Annotated[int, said(minimum=0)]
 Temperature = Annotated[float, said(minimum=0, maximum=100)]
 TopP = Annotated[float, said(minimum=0, maximum=1)]
 TopK = Annotated[int, said(minimum=-1)]  # vLLM's -1 is 0: all

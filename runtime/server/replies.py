@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from ..completion import FinishReason
+from ..completion import FinishReason, StopReason
 from ..why_not_more import WhyNotMore
 
 
@@ -68,6 +68,10 @@ class UsageReply(msgspec.Struct):
 
 
 TokenIds = tuple[int, ...] | msgspec.UnsetType  # unset: nobody asked for them
+
+
+StopReasonReply = StopReason | msgspec.UnsetType | None
+"""vLLM's: the stop string or token of the request's own that ended the reply, else None; unset: it has not ended."""
 
 
 class TruncationReply(msgspec.Struct):
@@ -136,6 +140,7 @@ class ChatChoice(msgspec.Struct):
     logprobs: ChatLogprobs | None = None
     index: int = 0
     token_ids: TokenIds = msgspec.UNSET
+    stop_reason: StopReasonReply = None
 
 
 class FunctionCallDelta(msgspec.Struct):
@@ -164,6 +169,7 @@ class ChatChunkChoice(msgspec.Struct):
     logprobs: ChatLogprobs | None = None
     index: int = 0
     token_ids: TokenIds = msgspec.UNSET
+    stop_reason: StopReasonReply = msgspec.UNSET
 
 
 class TextLogprobs(msgspec.Struct):
@@ -180,6 +186,7 @@ class TextChoice(msgspec.Struct):
     index: int = 0
     token_ids: TokenIds = msgspec.UNSET
     prompt_token_ids: TokenIds = msgspec.UNSET  # in the last chunk of a stream
+    stop_reason: StopReasonReply = msgspec.UNSET
 
 
 class ChatReply(Reply, kw_only=True):

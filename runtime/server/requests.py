@@ -24,6 +24,7 @@ from .ranges import (
     LogitBias,
     MaxTokens,
     MinP,
+    MinTokens,
     NumChoices,
     NumLogprobs,
     Penalty,
@@ -57,6 +58,7 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: MaxTokens | None = None
+    min_tokens: MinTokens | None = None  # vLLM's: as many come before anything may end the reply
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
@@ -140,7 +142,7 @@ def wished(defaults: SamplingParams, wishes: Mapping[str, Any], names: Mapping[s
 
 
 _PLAIN_FIELDS = (
-    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
+    *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "seed", "stop_token_ids", "logit_bias", "ignore_eos"),
 )
 

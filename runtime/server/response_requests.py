@@ -15,7 +15,7 @@ from ..grammar import Grammar
 from ..prefix_match import MatchPolicy
 from ..sampling_params import SamplingParams
 from .limits import MAX_MESSAGES
-from .ranges import KVShare, MaxTokens, MinP, NumLogprobs, Seed, Temperature, TopK, TopP
+from .ranges import KVShare, MaxTokens, MinP, MinTokens, NumLogprobs, Seed, Temperature, TopK, TopP
 from .requests import CacheText, wished
 from .response_format import Schema, SchemaName
 
@@ -102,7 +102,8 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     max_output_tokens: MaxTokens | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_k: TopK | None = None  # ours, as the next two
+    top_k: TopK | None = None  # ours, as the next three
+    min_tokens: MinTokens | None = None
     min_p: MinP | None = None
     seed: Seed | None = None
     top_logprobs: NumLogprobs | None = None
@@ -177,6 +178,7 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             raise InvalidParameter(f'top_logprobs is set; set include to ["{LOGPROBS}"] as well', param="top_logprobs")
         wishes: dict[str, Any] = {
             "max_tokens": self.max_output_tokens,
+            "min_tokens": self.min_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,

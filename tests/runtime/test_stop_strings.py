@@ -9,13 +9,17 @@ from radixlm.runtime.stop_strings import StopStrings
 LETTERS = "ab"
 
 
-def slow(text: str, stops: list[str]) -> tuple[str, bool]:
-    """The text before the stop string that is complete first, the longest of those."""
-    for end in range(1, len(text) + 1):
+def slow(text: str, stops: list[str], num_exempt: int = 0) -> tuple[str, str | None]:
+    """The text before the stop string that is complete first, the longest of those, and which it is.
+
+    Those that end within the first `num_exempt` characters are none.
+    """
+    for end in range(num_exempt + 1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
-            return text[: end - max(map(len, complete))], True
-    return text, False
+            longest = max(complete, key=len)
+            return text[: end - len(longest)], longest
+    return text, None
 
 
 @given(
@@ -27,16 +31,35 @@ def slow(text: str, stops: list[str]) -> tuple[str, bool]:
 def test_released_text_is_that_before_the_first_stop(pieces: list[str], stops: list[str]) -> None:
     found = StopStrings(stops)
     released = "".join(found.push(piece) for piece in pieces)
-    stopped = found.stopped
+    matched = found.matched
     released += found.finish()
-    assert (released, stopped) == slow("".join(pieces), stops)
+    assert (released, matched) == slow("".join(pieces), stops)
+
+
+@given(
+    st.lists(st.text(LETTERS, max_size=5), max_size=4),
+    st.lists(st.text(LETTERS, max_size=5), max_size=4),
+    st.lists(st.text(LETTERS, min_size=1, max_size=4), max_size=3),
+)
+@example(["ab"], ["c"], ["ab", "abd"])  # complete before it may be found, and held back for the other
+@example(["a"], ["b"], ["ab"])
+def test_a_stop_that_is_complete_before_it_may_be_found_is_text(
+    exempt: list[str], pieces: list[str], stops: list[str]
+) -> None:
+    found = StopStrings(stops)
+    released = "".join(found.push(piece, may_stop=False) for piece in exempt)
+    assert found.matched is None
+    released += "".join(found.push(piece) for piece in pieces)
+    matched = found.matched
+    released += found.finish()
+    assert (released, matched) == slow("".join([*exempt, *pieces]), stops, len("".join(exempt)))
 
 
 @given(st.text(LETTERS, max_size=20), st.lists(st.text(LETTERS, min_size=1, max_size=4), max_size=3))
 def test_no_more_is_held_back_than_may_become_a_stop(text: str, stops: list[str]) -> None:
     found = StopStrings(stops)
     released = found.push(text)
-    if not found.stopped:
+    if found.matched is None:
         held = text[len(released) :]
         assert not held or any(stop.startswith(held) for stop in stops)
 

@@ -20,7 +20,8 @@ def test_a_whole_completion_has_text_finish_reason_and_usage(client: TestClient)
     reply = ask(client).json()
     assert reply["object"] == "text_completion"
     assert reply["id"].startswith("cmpl-")
-    assert reply["choices"] == [{"text": "Hello wörld!", "finish_reason": "stop", "logprobs": None, "index": 0}]
+    whole = {"text": "Hello wörld!", "finish_reason": "stop", "logprobs": None, "index": 0, "stop_reason": None}
+    assert reply["choices"] == [whole]
     assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
 
 

@@ -87,9 +87,9 @@ def bounds_of(schema: Any) -> dict[str, float]:
 def test_the_bounds_that_are_described_are_those_that_hold(client: TestClient, document: Any) -> None:
     properties = document["components"]["schemas"]["CompletionRequest"]["properties"]
     num_bounds = 0
-    for name in ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
-                 "frequency_penalty", "seed", "n", "logprobs"):  # fmt: skip
-        step = 1 if name in ("max_tokens", "top_k", "seed", "n", "logprobs") else 0.001
+    for name in ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
+                 "presence_penalty", "frequency_penalty", "seed", "n", "logprobs"):  # fmt: skip
+        step = 1 if name in ("max_tokens", "min_tokens", "top_k", "seed", "n", "logprobs") else 0.001
         for bound, value in bounds_of(properties[name]).items():
             beyond = value + step if bound == "maximum" else value if bound == "exclusiveMinimum" else value - step
             within = value + step if bound == "exclusiveMinimum" else value
@@ -97,4 +97,4 @@ def test_the_bounds_that_are_described_are_those_that_hold(client: TestClient, d
             response = client.post("/v1/completions", json={"prompt": "Hi", name: beyond})
             assert (response.status_code, response.json()["error"]["param"]) == (400, name)
             num_bounds += 1
-    assert num_bounds == 20
+    assert num_bounds == 21
