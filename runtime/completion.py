@@ -59,6 +59,7 @@ class Timings:
     time_to_first_token_s: float | None
     decode_tokens_per_s: float | None  # tokens after the first, over the time after the first
     total_s: float
+    queue_s: float | None = None  # until it first took part in a step: for its turn, or for the disk
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,19 @@ class CacheMatch:
     kind: str | None  # the weakest kind that was used, None if nothing was
     num_cached_tokens: int
     why_not_more: WhyNotMore | None  # None: the request never came so far; printed, it is one line for humans
+
+
+@dataclass(frozen=True)
+class PrefillProgress:
+    """How much of a prompt has its keys and values: told when its request starts, then after each step.
+
+    It falls only where a request gave its pages back.
+    """
+
+    num_prompt_tokens: int
+    num_cached_tokens: int  # of these, found or loaded rather than computed
+    num_processed_tokens: int  # likewise, there: cached or computed
+    elapsed_s: float  # since the start
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,7 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] | None = None  # one per token of `token_ids`, if asked for
     finish_reason: FinishReason | None = None
     stop_reason: StopReason | None = None  # in the last delta only
+    progress: PrefillProgress | None = None  # in deltas that say nothing else, of streams that asked for them
 
 
 @dataclass(frozen=True)

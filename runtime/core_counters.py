@@ -30,6 +30,7 @@ class CoreCounters:
     failed_by_type: Counter[str] = field(default_factory=Counter)
     cached_tokens_by_kind: Counter[str] = field(default_factory=Counter)
     disk_tokens_by_kind: Counter[str] = field(default_factory=Counter)  # of those, loaded for the request
+    in_queue: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(SLOW_S))
     to_first_token: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(SLOW_S))
     between_tokens: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(FAST_S))
     to_end: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(SLOW_S))
@@ -51,6 +52,10 @@ class CoreCounters:
         self.num_failed_steps += 1
         self.num_failed_steps_in_a_row += 1
         self.last_failure = type(error).__name__
+
+    def count_start(self, queue_s: float) -> None:
+        """A request takes part in its first step, so long after it arrived."""
+        self.in_queue.observe(queue_s)
 
     def count_token(self, now: float, arrived_at: float, before: float | None) -> None:
         """A request got a token, its first one if there is none `before`; in seconds on the core's clock."""

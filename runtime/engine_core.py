@@ -14,6 +14,7 @@ from dataclasses import replace
 from .batch import Float32Array, Forward, PageIO, make_batch
 from .cache_tree import CacheCleared
 from .cache_uses import CacheUse
+from .completion import PrefillProgress
 from .core_counters import CoreCounters
 from .disk_tier import DiskTier
 from .disk_turns import DiskTurns
@@ -41,6 +42,9 @@ class EngineCore:
         clock: seconds; only differences count.
         tier: what keeps pages on disk, if anything does; a request that it loads for waits outside of the queues.
 
+    Attributes:
+        on_progress: gets a request's id and how far its prompt is, within steps; must not raise.
+
     Raises:
         InvalidParameter: the cache is too small for the context length.
     """
@@ -63,6 +67,7 @@ class EngineCore:
             )
         self.limits = limits
         self.counters = CoreCounters()
+        self.on_progress: Callable[[str, PrefillProgress], None] = lambda request_id, progress: None
         self._forward = forward
         self._cache = cache
         self._clock = clock
@@ -168,6 +173,7 @@ class EngineCore:
                 return self._ends.fail_step(step, self._scheduler.requests(), error, check=self.check)
             scheduled = plan.scheduled
             begun = self._clock()
+            self._start(scheduled, begun)
             try:
                 sampled = self._compute(step, scheduled)
                 damaged = [item for item, token in sampled if token is None]
@@ -177,7 +183,9 @@ class EngineCore:
             except Exception as error:
                 return self._ends.fail_step(step, [item.request for item in scheduled], error, check=self.check)
         self.counters.count_step(sum(item.reservation.num_tokens for item in scheduled))
-        self._disk.observe(scheduled, self._clock() - begun)
+        ended = self._clock()
+        self._disk.observe(scheduled, ended - begun)
+        self._tell_progress([item.request for item in scheduled if not item.request.num_generated], ended)
         return self._hand_out(plan, sampled)
 
     def check(self) -> None:
@@ -198,6 +206,18 @@ class EngineCore:
         if not isinstance(self._forward, PageIO):
             raise PrunedPrefixError(f"{type(self._forward).__name__} cannot copy pages")
         return request.pruned_load.open(self._cache, self._forward, context_length=context_length)
+
+    def _start(self, scheduled: list[ScheduledRequest], now: float) -> None:
+        """Note whose first step this is, and tell of them while it is computed: it may take long."""
+        for request in [item.request for item in scheduled if not item.request.num_generated]:
+            queue_s = request.start(now)
+            if queue_s is not None:
+                self.counters.count_start(queue_s)
+                self._tell_progress([request], now)
+
+    def _tell_progress(self, requests: list[Request], now: float) -> None:
+        for request in requests:
+            self.on_progress(request.request_id, request.progress(now))
 
     def _compute(
         self, step: KVTransaction, scheduled: list[ScheduledRequest]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .cache_expiry import CacheExpiry
+from .completion import Delta, PrefillProgress
 from .engine_core import EngineCore
 from .errors import EngineClosed, EngineError, EngineOverloaded, RadixLMError
 from .request import Request
@@ -78,6 +79,7 @@ class EngineLoop:
             max_num_requests: that may run and wait together; None: any number.
         """
         self._core = core
+        core.on_progress = self._tell_progress
         self._expiry = expiry
         self._clock = clock
         self._on_exit = on_exit
@@ -283,6 +285,16 @@ class EngineLoop:
             lost = EngineError(f"the reply could not be delivered: {type(error).__name__}; try again")
             with suppress(Exception):
                 listener(RequestOutput(output.request_id, error=lost))
+
+    def _tell_progress(self, request_id: str, progress: PrefillProgress) -> None:
+        """Tell a request's listener, within a step: one that raises is found out by what comes after it."""
+        listener = self._listeners.get(request_id)
+        if listener is None:
+            return
+        try:
+            listener(RequestOutput(request_id, Delta("", (), progress=progress)))
+        except Exception:
+            _LOGGER.exception("telling the progress of request %s failed", request_id)
 
     def _leave(self, output: RequestOutput) -> None:
         """Make room for another request: this one has ended."""

@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Self
 
-from .completion import Completion, Delta
+from .completion import Completion, Delta, PrefillProgress
 from .request_output import RequestOutput
 
 _LOGGER = logging.getLogger(__name__)
@@ -22,6 +22,9 @@ class GenerationStream(Iterator[Delta]):
 
     As a context manager it cancels the request when the block is left early. Reading raises the error that
     the request failed with.
+
+    Attributes:
+        progress: how far the prompt is, for any thread to look at; None: the request waits for its turn.
     """
 
     def __init__(
@@ -31,18 +34,25 @@ class GenerationStream(Iterator[Delta]):
         *,
         cancel: Callable[[str], None],
         on_ready: Callable[[], None] | None = None,
+        with_progress: bool = False,
     ) -> None:
-        """A stream for `deliver` to fill; the engine makes it."""
+        """A stream for `deliver` to fill; the engine makes it. `with_progress`: deltas tell of the prompt, too."""
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
         self._cancel = cancel
+        self.progress: PrefillProgress | None = None
         self._on_ready = on_ready
+        self._with_progress = with_progress
         self._outputs: SimpleQueue[RequestOutput] = SimpleQueue()
         self._last: RequestOutput | None = None
         self._wants_end_only = False
 
     def deliver(self, output: RequestOutput) -> None:
         """Add what came, on the engine's thread."""
+        if output.delta is not None and output.delta.progress is not None:
+            self.progress = output.delta.progress
+            if not self._with_progress:
+                return
         if self._wants_end_only and output.completion is None and output.error is None:
             return  # a thread that wakes for each token takes a processor from the kernels
         self._outputs.put(output)

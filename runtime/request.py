@@ -17,6 +17,7 @@ from .completion import (
     Delta,
     FinishReason,
     KVPruning,
+    PrefillProgress,
     StopReason,
     Timings,
     TokenLogprob,
@@ -147,6 +148,7 @@ class Request:
         self._text: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._finish_reason: FinishReason | None = None
+        self._started_at: float | None = None
         self._first_token_at: float | None = None
         self._last_token_at: float | None = None
 
@@ -203,6 +205,24 @@ class Request:
         self._max_length = sequence.context_length
         if self.params.max_tokens is not None:
             self._max_length = min(self._max_length, len(self.prompt.ids) + self.params.max_tokens)
+
+    def start(self, now: float) -> float | None:
+        """Note that it takes part in a step: the seconds that it waited for its first one, None if that was earlier."""
+        if self._started_at is not None:
+            return None
+        self._started_at = now
+        return now - self.arrived_at
+
+    def progress(self, now: float) -> PrefillProgress:
+        """How far its prompt is; it must have started."""
+        assert self._started_at is not None, f"request {self.request_id} never started"
+        num_prompt_tokens = len(self.prompt.ids)
+        return PrefillProgress(
+            num_prompt_tokens=num_prompt_tokens,
+            num_cached_tokens=self.num_reused_tokens,
+            num_processed_tokens=min(self.admitted.num_computed, num_prompt_tokens),
+            elapsed_s=now - self._started_at,
+        )
 
     def preempted(self) -> None:
         """Note that it gave its pages back, those of a pruned prefix for good: what comes is exact, and if nothing came
@@ -372,6 +392,7 @@ class Request:
             time_to_first_token_s=None if first is None else first - self.arrived_at,
             decode_tokens_per_s=speed,
             total_s=now - self.arrived_at,
+            queue_s=None if self._started_at is None else self._started_at - self.arrived_at,
         )
 
 

@@ -67,6 +67,7 @@ class Metrics(Collector):
         yield from self._pages(stats)
         if stats.tier is not None:
             yield from _store_metrics(stats.tier)
+        yield _histogram("request_queue_time_seconds", "From arrival to the first step.", stats.in_queue)
         yield _histogram("time_to_first_token_seconds", "From arrival to the first token.", stats.to_first_token)
         yield _histogram("inter_token_latency_seconds", "From one token to the next.", stats.between_tokens)
         yield _histogram("request_duration_seconds", "From arrival to the end.", stats.to_end)

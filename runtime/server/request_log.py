@@ -61,11 +61,13 @@ class RequestRecord:
             usages = [completion.usage for completion in self.completions]
             timings = [completion.timings for completion in self.completions]
             firsts = [each.time_to_first_token_s for each in timings if each.time_to_first_token_s is not None]
+            waits = [each.queue_s for each in timings if each.queue_s is not None]
             speeds = [each.decode_tokens_per_s for each in timings if each.decode_tokens_per_s]
             said |= {
                 "prompt_tokens": sum(usage.prompt_tokens for usage in usages),
                 "cached_tokens": sum(usage.cached_tokens for usage in usages),
                 "generated_tokens": sum(usage.completion_tokens for usage in usages),
+                "queue_s": round(min(waits), 4) if waits else None,
                 "ttft_s": round(min(firsts), 4) if firsts else None,
                 "tpot_s": round(sum(1 / speed for speed in speeds) / len(speeds), 5) if speeds else None,
                 "finish_reason": ",".join(dict.fromkeys(completion.finish_reason for completion in self.completions)),

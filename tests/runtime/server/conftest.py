@@ -118,7 +118,7 @@ class FakeStream(GenerationStream):
             logprobs=logprobs if self._params.logprobs is not None else None,
             finish_reason=self._sent[-1].finish_reason or "stop",
             usage=Usage(3, len(self._sent), 2, {"exact": 2}),
-            timings=Timings(0.1, 10.0, 0.2),
+            timings=Timings(0.1, 10.0, 0.2, 0.05),
             cache_match=CacheMatch("exact", 2, self._engine.why_not_more),
         )
 

@@ -54,6 +54,8 @@ def test_requests_tokens_and_latencies_are_counted(server: RealServer) -> None:
     assert rise("generated_tokens_total") == 10
     assert rise("computed_tokens_total") == 2 * usage["prompt_tokens"] - cached + 8  # the last token has no KV
     assert rise("time_to_first_token_seconds_count") == rise("request_duration_seconds_count") == 2
+    assert rise("request_queue_time_seconds_count") == 2
+    assert rise("request_queue_time_seconds_sum") <= rise("time_to_first_token_seconds_sum")
     assert rise("inter_token_latency_seconds_count") == 8
     assert rise("inter_token_latency_seconds_sum") > 0
     assert after["inter_token_latency_seconds_bucket", "+Inf"] == after["inter_token_latency_seconds_count",]

@@ -45,6 +45,7 @@ def test_a_reply_has_counts_times_and_the_reason_of_its_end(
         "prompt_tokens": 3,
         "cached_tokens": 2,
         "generated_tokens": 3,
+        "queue_s": 0.05,
         "ttft_s": 0.1,
         "tpot_s": 0.1,
         "finish_reason": "stop",
