@@ -117,3 +117,4 @@ class Completion:
     timings: Timings
     cache_match: CacheMatch
     stop_reason: StopReason | None = None  # None: the model's own end, a complete grammar, or nothing stopped it
+    request_id: str = ""  # the caller's own name of the request, or the engine's

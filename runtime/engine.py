@@ -212,6 +212,8 @@ class Engine:
         cache_match: MatchPolicy | None = None,
         kv_budget: float | None = None,
         constraint: Grammar | ConstraintSource | None = None,
+        request_id: str | None = None,
+        with_progress: bool = False,
         on_ready: Callable[[], None] | None = None,
     ) -> GenerationStream:
         """Like `generate`, but returns at once; the deltas come while they are computed.
@@ -221,12 +223,22 @@ class Engine:
         compiled here, or what `grammars.compile` made of one, for several requests. `on_ready` is called on the
         engine's thread whenever `poll` has something new (a delta or an error): an event loop passes
         `lambda: loop.call_soon_threadsafe(event.set)`. It must neither block nor raise.
+
+        `request_id` is the caller's own name of the request, which the stream, the completion and the log repeat; it
+        need not be the only one of that name. `with_progress` adds deltas without text that say when the request
+        starts and how far its prompt is; `stream.progress` has the last of these in any case.
         """
         self._loop.require_room()
         request = self._intake.completion(
-            prompt, params, namespace, cache_match=cache_match, kv_budget=kv_budget, constraint=constraint
+            prompt,
+            params,
+            namespace,
+            cache_match=cache_match,
+            kv_budget=kv_budget,
+            constraint=constraint,
+            request_id=request_id,
         )
-        return self._start(request, on_ready)
+        return self._start(request, on_ready, with_progress)
 
     def chat(
         self,
@@ -266,14 +278,23 @@ class Engine:
         kv_budget: float | None = None,
         tools: Sequence[Tool] = (),
         constraint: Grammar | ConstraintSource | None = None,
+        request_id: str | None = None,
+        with_progress: bool = False,
         on_ready: Callable[[], None] | None = None,
     ) -> GenerationStream:
         """Like `chat`, but returns at once; see `stream`."""
         self._loop.require_room()
         request = self._intake.chat(
-            messages, tools, params, namespace, cache_match=cache_match, kv_budget=kv_budget, constraint=constraint
+            messages,
+            tools,
+            params,
+            namespace,
+            cache_match=cache_match,
+            kv_budget=kv_budget,
+            constraint=constraint,
+            request_id=request_id,
         )
-        return self._start(request, on_ready)
+        return self._start(request, on_ready, with_progress)
 
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         """The ids that `generate` feeds for a text; `add_bos` overrides what the model asks for.
@@ -378,9 +399,14 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _start(self, request: Request, on_ready: Callable[[], None] | None) -> GenerationStream:
+    def _start(self, request: Request, on_ready: Callable[[], None] | None, with_progress: bool) -> GenerationStream:
         stream = GenerationStream(
-            request.request_id, tuple(request.prompt.ids), cancel=self._loop.cancel, on_ready=on_ready
+            request.request_id,
+            tuple(request.prompt.ids),
+            cancel=self._loop.cancel,
+            on_ready=on_ready,
+            name=request.name,
+            with_progress=with_progress,
         )
         self._loop.submit(request, stream.deliver)
         return stream

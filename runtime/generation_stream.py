@@ -24,6 +24,7 @@ class GenerationStream(Iterator[Delta]):
     the request failed with.
 
     Attributes:
+        request_id: the caller's own name of the request, or the engine's.
         progress: how far the prompt is, for any thread to look at; None: the request waits for its turn.
     """
 
@@ -34,10 +35,17 @@ class GenerationStream(Iterator[Delta]):
         *,
         cancel: Callable[[str], None],
         on_ready: Callable[[], None] | None = None,
+        name: str | None = None,
         with_progress: bool = False,
     ) -> None:
-        """A stream for `deliver` to fill; the engine makes it. `with_progress`: deltas tell of the prompt, too."""
-        self.request_id = request_id
+        """A stream for `deliver` to fill; the engine makes it.
+
+        Args:
+            name: the caller's own name of the request, beside the id that `cancel` knows it by.
+            with_progress: there are deltas that tell of the prompt, too.
+        """
+        self.request_id = request_id if name is None else name
+        self._engine_id = request_id
         self.prompt_token_ids = prompt_token_ids
         self._cancel = cancel
         self.progress: PrefillProgress | None = None
@@ -81,7 +89,7 @@ class GenerationStream(Iterator[Delta]):
         Harmless when it has ended.
         """
         if self._last is None:
-            self._cancel(self.request_id)
+            self._cancel(self._engine_id)
 
     def skip_to_end(self) -> None:
         """Say that no delta but the last will be read: nobody is woken for the others."""

@@ -101,6 +101,7 @@ class Request:
         explain: Callable[[WhyNotMore], WhyNotMore] = lambda why: why,
         constraint: TokenConstraint | None = None,
         kv_budget: float = 1.0,
+        name: str | None = None,
     ) -> None:
         """A request that waits.
 
@@ -113,8 +114,10 @@ class Request:
             explain: adds the texts to why no more of the prompt was cached.
             constraint: what the reply must keep to, at its beginning and this request's own.
             kv_budget: of a prefix on disk, the share of its keys and values that is enough.
+            name: the caller's own of it, of which there may be others; None: its id.
         """
         self.request_id = request_id
+        self.name = request_id if name is None else name
         self.prompt = prompt
         self.params = params
         self.namespace = namespace
@@ -153,7 +156,8 @@ class Request:
         self._last_token_at: float | None = None
 
     def __repr__(self) -> str:
-        return f"Request({self.request_id!r}, {len(self.prompt.ids)} + {self.num_generated} tokens)"
+        name = repr(self.request_id) if self.name == self.request_id else f"{self.request_id!r} = {self.name!r}"
+        return f"Request({name}, {len(self.prompt.ids)} + {self.num_generated} tokens)"
 
     @property
     def admitted(self) -> Sequence:
@@ -305,6 +309,7 @@ class Request:
             timings=self._timings(now),
             cache_match=self._cache_match(),
             stop_reason=self._stop_reason(),
+            request_id=self.name,
         )
 
     def _spells(self, ids: Iterable[int], text: str) -> bool:

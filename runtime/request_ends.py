@@ -88,7 +88,7 @@ class RequestEnds:
         """Roll back a step that raised, and end its `requests`, which are still queued; the others go on, unless
         pages or queues were left in disorder: then `check` raises.
         """
-        _LOGGER.error("step %d failed", self._counters.num_steps, exc_info=error)
+        _LOGGER.error("step %d failed, and with it %r", self._counters.num_steps, requests, exc_info=error)
         self._counters.count_failed_step(error)
         message = f"the step of {len(requests)} requests failed: {type(error).__name__}: {error}; try again"
         outputs: list[RequestOutput] = []

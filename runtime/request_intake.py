@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from .grammars import Grammars
 
 
+MAX_ID_LENGTH = 256  # characters of a caller's own name of a request
+
+
 class RequestIntake:
     """Prepares, checks and numbers the requests of one model; any thread may ask.
 
@@ -81,17 +84,19 @@ class RequestIntake:
         cache_match: MatchPolicy | None,
         kv_budget: float | None,
         constraint: Grammar | ConstraintSource | None,
+        request_id: str | None = None,
     ) -> Request:
         """A request to continue text, or ids that are fed as they are.
 
         Raises:
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidRequest, InvalidGrammar: it cannot be served.
         """
+        _check_id(request_id)
         policy = self._match if cache_match is None else _checked_match(cache_match)
         seam_of = None if policy == "exact" else namespace
         prepared = self._prompts.completion(prompt, seam_of=seam_of, context_length=self.limits.context_length)
         budget = self._budget(kv_budget)
-        return self._request(prepared, params, namespace, policy, budget, constraint, render_reply=None)
+        return self._request(prepared, params, namespace, policy, budget, constraint, request_id, render_reply=None)
 
     def chat(
         self,
@@ -103,17 +108,21 @@ class RequestIntake:
         cache_match: MatchPolicy | None,
         kv_budget: float | None,
         constraint: Grammar | ConstraintSource | None,
+        request_id: str | None = None,
     ) -> Request:
         """A request to answer a conversation.
 
         Raises:
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidRequest, InvalidGrammar: it cannot be served.
         """
+        _check_id(request_id)
         policy = self._match if cache_match is None else _checked_match(cache_match)
         seam_of = None if policy == "exact" else namespace
         prepared = self._prompts.chat(messages, tools, seam_of=seam_of, context_length=self.limits.context_length)
         budget, render_reply = self._budget(kv_budget), self._prompts.render_reply
-        return self._request(prepared, params, namespace, policy, budget, constraint, render_reply=render_reply)
+        return self._request(
+            prepared, params, namespace, policy, budget, constraint, request_id, render_reply=render_reply
+        )
 
     @property
     def grammars(self) -> Grammars:
@@ -140,6 +149,7 @@ class RequestIntake:
         policy: MatchPolicy,
         kv_budget: float,
         constraint: Grammar | ConstraintSource | None,
+        request_id: str | None,
         *,
         render_reply: Callable[[str], str] | None,
     ) -> Request:
@@ -162,6 +172,7 @@ class RequestIntake:
             explain=self._prompts.explain,
             constraint=None if constraint is None else constraint.start(),
             kv_budget=kv_budget,
+            name=request_id,
         )
 
     def _budget(self, kv_budget: float | None) -> float:
@@ -185,6 +196,16 @@ class RequestIntake:
             raise InvalidRequest(f"model {self._model_name} has no end of replies, so none can be structured")
         return Grammars(
             lambda: GrammarVocabulary(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids), eos_token_ids
+        )
+
+
+def _check_id(request_id: str | None) -> None:
+    if request_id is None:
+        return
+    if not isinstance(request_id, str) or not 0 < len(request_id) <= MAX_ID_LENGTH:
+        raise InvalidParameter(
+            f"request_id is {request_id!r:.60}; it must be a string of 1 to {MAX_ID_LENGTH} characters",
+            param="request_id",
         )
 
 

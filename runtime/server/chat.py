@@ -18,7 +18,7 @@ from ..sampling_params import SamplingParams
 from .choices import Choices, params_of_choices
 from .disconnect import while_connected
 from .logprobs import chat_logprobs
-from .replies import ChatChoice, ChatChunkChoice, ChatDelta, Reply, ReplyMessage, TruncationReply
+from .replies import ChatChoice, ChatChunkChoice, ChatDelta, PromptProgressReply, Reply, ReplyMessage, TruncationReply
 from .request_log import record_of
 from .requests import ChatRequest
 from .response_format import compiled
@@ -57,6 +57,8 @@ class ChatCompletions:
             kv_budget=body.kv_budget,
             tools=use.tools,
             constraint=constraint,
+            request_id=record_of(request).request_id or None,
+            with_progress=bool(body.return_progress),
         )
         wishes = params_of_choices(params, body.num_choices)
         asks = [partial(ask, wish) for wish in wishes]
@@ -126,6 +128,9 @@ class ChatCompletions:
             yield first
         readers = [self._reader(use) for _ in range(body.num_choices)]
         async for index, delta in choices:
+            if delta.progress is not None:
+                choice = ChatChunkChoice(ChatDelta(), index=index)
+                yield chunk(choices=[choice], prompt_progress=PromptProgressReply.of(delta.progress))
             said = deltas_of(delta, readers[index])
             if said or delta.logprobs or (has_ids and delta.token_ids):
                 delta_said, *others = said or [ChatDelta(content="")]

@@ -16,7 +16,7 @@ from ..completion import Completion
 from .choices import Choices, params_of_choices
 from .disconnect import while_connected
 from .logprobs import text_logprobs
-from .replies import Reply, TextChoice
+from .replies import PromptProgressReply, Reply, TextChoice
 from .request_log import record_of
 from .requests import CompletionRequest, Prompt
 from .response_format import compiled
@@ -46,6 +46,8 @@ class Completions:
             cache_match=body.cache_match,
             kv_budget=body.kv_budget,
             constraint=constraint,
+            request_id=record_of(request).request_id or None,
+            with_progress=bool(body.return_progress),
         )
         submits = [partial(ask, *item) for item in zip(prompts, wishes, strict=True)]
         choices = await Choices.open(submits, record_of(request), most=self.served.engine.max_num_requests)
@@ -88,6 +90,9 @@ class Completions:
                 yield chunk(choices=[TextChoice(echo, index=index)])
         num_characters = [0] * len(echoes)
         async for index, delta in choices:
+            if delta.progress is not None:
+                progress = PromptProgressReply.of(delta.progress)
+                yield chunk(choices=[TextChoice("", index=index)], prompt_progress=progress)
             if delta.text or delta.logprobs or delta.finish_reason or (has_ids and delta.token_ids):
                 logprobs = text_logprobs(self.served, delta.logprobs, num_characters[index])
                 choice = TextChoice(delta.text, delta.finish_reason, logprobs, index)

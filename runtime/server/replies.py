@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from ..completion import FinishReason, StopReason
+from ..completion import FinishReason, PrefillProgress, StopReason
 from ..why_not_more import WhyNotMore
 
 
@@ -82,6 +82,28 @@ class TruncationReply(msgspec.Struct):
     num_dropped_tokens: int
 
 
+class PromptProgressReply(msgspec.Struct):
+    """How far a prompt is, in llama.cpp's words; a choice's chunk that has it says nothing else.
+
+    `processed / total` is there; of what had to be computed, `(processed - cache) / (total - cache)`.
+    """
+
+    total: int  # tokens of the prompt
+    cache: int  # of these, found cached
+    processed: int  # of these, cached or computed
+    time_ms: int  # since the request left the queue
+
+    @classmethod
+    def of(cls, progress: PrefillProgress) -> PromptProgressReply:
+        """The same of a request."""
+        return cls(
+            progress.num_prompt_tokens,
+            progress.num_cached_tokens,
+            progress.num_processed_tokens,
+            time_ms=round(1000 * progress.elapsed_s),
+        )
+
+
 class Reply(msgspec.Struct, kw_only=True):
     """What every reply and every chunk of one begins with."""
 
@@ -93,6 +115,7 @@ class Reply(msgspec.Struct, kw_only=True):
     usage: UsageReply | msgspec.UnsetType | None = msgspec.UNSET  # unset: a chunk of a stream without usage
     prompt_token_ids: TokenIds = msgspec.UNSET  # of a chat; in the last choice's chunk of a stream
     truncation: TruncationReply | msgspec.UnsetType = msgspec.UNSET  # ours, if asked for; in a stream's first chunk
+    prompt_progress: PromptProgressReply | msgspec.UnsetType = msgspec.UNSET  # in chunks before a reply, if asked for
 
 
 class TopLogprob(msgspec.Struct):

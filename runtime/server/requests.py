@@ -76,6 +76,7 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
     kv_budget: KVShare | None = None  # ours: of a prefix on disk, the share of keys and values that is enough
     cache_salt: CacheText | None = None  # what only requests with the same salt may reuse
     prompt_cache_key: CacheText | None = None  # likewise
+    return_progress: bool | None = None  # llama.cpp's: a stream says how far the prompt is, too
     return_token_ids: bool | None = None  # the ids of the prompt that were really used, and those of the reply
     user: str | None = None  # for the client's own books: nothing is done with it
     metadata: dict[str, str] | None = None  # likewise
@@ -109,6 +110,7 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
             raise InvalidParameter(
                 "stream_options is for streams; set stream to true or leave it out", param="stream_options"
             )
+        require_stream_for_progress(self.return_progress, self.stream)
         wishes = {name: getattr(self, name) for name in _PLAIN_FIELDS}
         wishes["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop
         wishes |= self._own_wishes()
@@ -121,6 +123,14 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
     def _own_wishes(self) -> dict[str, object]:
         """Fields of `SamplingParams` that only one kind of completion sets."""
         return {}
+
+
+def require_stream_for_progress(return_progress: bool | None, stream: bool | None) -> None:
+    """Raise InvalidParameter if progress is asked for where nothing can be said before the end."""
+    if return_progress and not stream:
+        raise InvalidParameter(
+            "return_progress is for streams; set stream to true or leave it out", param="return_progress"
+        )
 
 
 def wished(defaults: SamplingParams, wishes: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:

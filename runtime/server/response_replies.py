@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from .replies import ChatLogprob, PromptTokensDetails, TruncationReply
+from .replies import ChatLogprob, PromptProgressReply, PromptTokensDetails, TruncationReply
 from .response_requests import AnyText, TextOptions
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -88,6 +88,7 @@ class ResponseReply(msgspec.Struct, kw_only=True):
     tool_choice: Literal["auto", "none"] = "auto"
     tools: list[None] = []
     truncation: Literal["auto", "disabled"] = "disabled"
+    prompt_progress: PromptProgressReply | msgspec.UnsetType = msgspec.UNSET  # in events before a reply, if asked for
     truncated: TruncationReply | msgspec.UnsetType = msgspec.UNSET  # ours: what became of the input, with auto
 
 

@@ -16,7 +16,7 @@ from ..prefix_match import MatchPolicy
 from ..sampling_params import SamplingParams
 from .limits import MAX_MESSAGES
 from .ranges import KVShare, MaxTokens, MinP, MinTokens, NumLogprobs, Seed, Temperature, TopK, TopP
-from .requests import CacheText, wished
+from .requests import CacheText, require_stream_for_progress, wished
 from .response_format import Schema, SchemaName
 
 Nothing = Annotated[list[None], msgspec.Meta(max_length=0)]
@@ -113,6 +113,7 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     kv_budget: KVShare | None = None  # ours: of a prefix on disk, the share of keys and values that is enough
     cache_salt: CacheText | None = None  # what only requests with the same salt may reuse
     prompt_cache_key: CacheText | None = None  # likewise
+    return_progress: bool | None = None  # llama.cpp's: a stream says how far the prompt is, too
     prompt_cache_retention: str | None = None  # prefixes stay as long as there is room, whatever is asked
     metadata: dict[str, str] | None = None  # for the client's own books: sent back, nothing is done with it
     user: str | None = None  # likewise
@@ -176,6 +177,7 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """
         if self.top_logprobs and not self.wants_logprobs:
             raise InvalidParameter(f'top_logprobs is set; set include to ["{LOGPROBS}"] as well', param="top_logprobs")
+        require_stream_for_progress(self.return_progress, self.stream)
         wishes: dict[str, Any] = {
             "max_tokens": self.max_output_tokens,
             "min_tokens": self.min_tokens,

@@ -23,7 +23,7 @@ from ..sampling_params import SamplingParams
 from .disconnect import while_connected
 from .errors import HTTPError, describe
 from .logprobs import chat_logprobs
-from .replies import ChatLogprob, TruncationReply
+from .replies import ChatLogprob, PromptProgressReply, TruncationReply
 from .reply_stream import ReplyStream
 from .request_log import RequestRecord, record_of
 from .response_format import compiled, named_grammar
@@ -69,6 +69,8 @@ class Responses:
             cache_match=body.cache_match,
             kv_budget=body.kv_budget,
             constraint=constraint,
+            request_id=record_of(request).request_id or None,
+            with_progress=bool(body.return_progress),
         )
         reply = await ReplyStream.open(lambda wake: ask(on_ready=wake), record_of(request))
         response = _Response(self.served, body, params, truncated)
@@ -161,6 +163,9 @@ class _Response:
             yield event("output_item.added", output_index=0, item=OutputMessage(self._item_id, "in_progress", []))
             yield event("content_part.added", **place, part=OutputTextPart(""))
             async for delta in reply:
+                if delta.progress is not None:
+                    progress = PromptProgressReply.of(delta.progress)
+                    yield event("in_progress", response=msgspec.structs.replace(begun, prompt_progress=progress))
                 logprobs = self._named(delta.logprobs)
                 self._texts.append(delta.text)
                 self._logprobs += logprobs
