@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeGuard, Unpack, cast, overload
 
 from .artifact import Artifact
 from .cache_expiry import CacheExpiry
@@ -23,6 +24,7 @@ from .engine_loop import EngineLoop
 from .engine_parts import EngineParts, OpenRunner
 from .engine_stats import EngineStats
 from .errors import InvalidParameter
+from .generation_batch import complete_all
 from .generation_stream import GenerationStream
 from .grammar import Grammar
 from .kv_budget import KVBudget
@@ -32,6 +34,7 @@ from .prefix_match import MatchPolicy
 from .prompts import Message, Prompt, Prompts
 from .request import Request
 from .request_intake import RequestIntake
+from .request_options import ChatOptions, RequestOptions
 from .sampling_params import SamplingParams
 from .scheduler import SchedulerPolicy
 from .store import PageStore
@@ -180,17 +183,31 @@ class Engine:
                     )
                 )
 
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self, prompt: Sequence[Prompt], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> list[Completion]: ...
+
     def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Sequence[Prompt],
         params: SamplingParams | None = None,
         *,
         namespace: bytes = b"",
         cache_match: MatchPolicy | None = None,
         kv_budget: float | None = None,
         constraint: Grammar | ConstraintSource | None = None,
-    ) -> Completion:
+        request_id: str | None = None,
+    ) -> Completion | list[Completion]:
         """Continue `prompt` (text, or token ids fed as they are) and wait for the end.
+
+        Several prompts in a list are computed together, and their completions come in its order; where one is refused
+        or fails, the others end, too. The options are those of `stream`.
 
         Raises:
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidGrammar: before anything is computed.
@@ -198,10 +215,18 @@ class Engine:
             EngineOverloaded: too many requests wait.
             EngineError: the request could not be computed, or the engine is closed.
         """
-        stream = self.stream(
-            prompt, params, namespace=namespace, cache_match=cache_match, kv_budget=kv_budget, constraint=constraint
+        ask = partial(
+            self.stream,
+            params=params,
+            namespace=namespace,
+            cache_match=cache_match,
+            kv_budget=kv_budget,
+            constraint=constraint,
+            request_id=request_id,
         )
-        return stream.result()
+        if _are_prompts(prompt):
+            return complete_all([partial(ask, each) for each in prompt])
+        return ask(cast(Prompt, prompt)).result()
 
     def stream(
         self,
@@ -240,9 +265,22 @@ class Engine:
         )
         return self._start(request, on_ready, with_progress)
 
+    @overload
+    def chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[ChatOptions]
+    ) -> Completion: ...
+
+    @overload
     def chat(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[Sequence[Message]],
+        params: SamplingParams | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> list[Completion]: ...
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | None = None,
         *,
         namespace: bytes = b"",
@@ -250,23 +288,30 @@ class Engine:
         kv_budget: float | None = None,
         tools: Sequence[Tool] = (),
         constraint: Grammar | ConstraintSource | None = None,
-    ) -> Completion:
+        request_id: str | None = None,
+    ) -> Completion | list[Completion]:
         """Answer a conversation of `{"role": ..., "content": ...}` messages, rendered by the model's
         template, which is told of `tools`; `tool_format.grammar(tools, "auto")` is a constraint by which it calls them.
+
+        Several conversations in a list are computed together, as `generate` does it with prompts.
 
         Raises:
             InvalidRequest: the artifact has no chat template, or the template refuses the messages.
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, EngineError: as `generate`.
         """
-        return self.stream_chat(
-            messages,
-            params,
+        ask = partial(
+            self.stream_chat,
+            params=params,
             namespace=namespace,
             cache_match=cache_match,
             kv_budget=kv_budget,
             tools=tools,
             constraint=constraint,
-        ).result()
+            request_id=request_id,
+        )
+        if _are_conversations(messages):
+            return complete_all([partial(ask, each) for each in messages])
+        return ask(cast("Sequence[Message]", messages)).result()
 
     def stream_chat(
         self,
@@ -410,6 +455,17 @@ class Engine:
         )
         self._loop.submit(request, stream.deliver)
         return stream
+
+
+def _are_prompts(prompt: Prompt | Sequence[Prompt]) -> TypeGuard[Sequence[Prompt]]:
+    """Whether it is several: a text is one, and so is a list of ids."""
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Sequence)
+
+
+def _are_conversations(
+    messages: Sequence[Message] | Sequence[Sequence[Message]],
+) -> TypeGuard[Sequence[Sequence[Message]]]:
+    return len(messages) > 0 and isinstance(messages[0], Sequence)
 
 
 def _policy(manifest: Manifest, max_num_seqs: int, max_num_batched_tokens: int | None) -> SchedulerPolicy:
