@@ -18,7 +18,7 @@ from .artifact import Artifact
 from .cache_expiry import CacheExpiry
 from .cache_namespace import CacheNamespaces, ModelIdentity
 from .cache_tree import CacheCleared, CacheTree
-from .completion import CacheMatch, Completion, Delta, FinishReason, Timings, TokenLogprob, Usage
+from .completion import CacheMatch, Completion, Delta, FinishReason, PrefillProgress, Timings, TokenLogprob, Usage
 from .engine_core import EngineCore
 from .engine_loop import EngineLoop
 from .engine_parts import EngineParts, OpenRunner
@@ -52,6 +52,7 @@ __all__ = [
     "EngineStats",
     "FinishReason",
     "GenerationStream",
+    "PrefillProgress",
     "SamplingParams",
     "Timings",
     "TokenLogprob",
@@ -241,7 +242,7 @@ class Engine:
         with_progress: bool = False,
         on_ready: Callable[[], None] | None = None,
     ) -> GenerationStream:
-        """Like `generate`, but returns at once; the deltas come while they are computed.
+        """Like `generate`, but returns at once; the deltas come while they are computed, to `for` and `async for`.
 
         `namespace` separates clients: cached prefixes are never shared between two namespaces. `cache_match` and
         `kv_budget` are the request's own choice of the engine's. The reply keeps to `constraint`: a grammar, which is

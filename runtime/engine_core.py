@@ -208,7 +208,7 @@ class EngineCore:
         return request.pruned_load.open(self._cache, self._forward, context_length=context_length)
 
     def _start(self, scheduled: list[ScheduledRequest], now: float) -> None:
-        """Note whose first step this is, and tell of them while it is computed: it may take long."""
+        """Note the requests whose first step this is, and tell of them before it is computed: that may take long."""
         for request in [item.request for item in scheduled if not item.request.num_generated]:
             queue_s = request.start(now)
             if queue_s is not None:

@@ -5,8 +5,10 @@ Knows queues, not tokens: what arrives is handed on.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Self
@@ -17,8 +19,8 @@ from .request_output import RequestOutput
 _LOGGER = logging.getLogger(__name__)
 
 
-class GenerationStream(Iterator[Delta]):
-    """The deltas of one request, as they come. One thread may read it; any may cancel it.
+class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
+    """The deltas of one request, as they come. One thread or task may read it; any may cancel it.
 
     As a context manager it cancels the request when the block is left early. Reading raises the error that
     the request failed with.
@@ -52,6 +54,7 @@ class GenerationStream(Iterator[Delta]):
         self._on_ready = on_ready
         self._with_progress = with_progress
         self._outputs: SimpleQueue[RequestOutput] = SimpleQueue()
+        self._wake_task: Callable[[], None] | None = None
         self._last: RequestOutput | None = None
         self._wants_end_only = False
 
@@ -64,6 +67,9 @@ class GenerationStream(Iterator[Delta]):
         if self._wants_end_only and output.completion is None and output.error is None:
             return  # a thread that wakes for each token takes a processor from the kernels
         self._outputs.put(output)
+        wake_task = self._wake_task  # its own thread may take it away at any moment
+        if wake_task is not None:
+            wake_task()
         if self._on_ready is not None:
             try:
                 self._on_ready()
@@ -74,6 +80,28 @@ class GenerationStream(Iterator[Delta]):
         """Wait for the next delta; raise StopIteration after the one with a `finish_reason`."""
         self._require_more()
         return self._take(self._outputs.get())
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        """The deltas, in any event loop, which goes on meanwhile; an iteration that ends early ends the request."""
+        ready, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop is closed, and nothing waits in it
+                loop.call_soon_threadsafe(ready.set)
+
+        self._wake_task = wake
+        try:
+            while True:
+                ready.clear()  # before polling: what comes after the poll sets it again
+                with suppress(StopIteration):
+                    while (delta := self.poll()) is not None:
+                        yield delta
+                if self._last is not None:
+                    return
+                await ready.wait()
+        finally:
+            self._wake_task = None
+            self.cancel()
 
     def poll(self) -> Delta | None:
         """The next delta if there is one now, else None; after the last delta raise StopIteration."""
