@@ -46,6 +46,15 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
 CacheText = Annotated[str, msgspec.Meta(max_length=MAX_LENGTH)]
 
 
+ReturnProgress = Annotated[
+    bool,
+    msgspec.Meta(
+        description="Of a stream: say how far the prompt is before the reply begins, as llama.cpp does. A chunk with "
+        "prompt_progress has one choice, which is empty; /v1/responses repeats response.in_progress."
+    ),
+]
+
+
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # of lengths, against who sees the wire: nothing is added here
@@ -76,7 +85,7 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
     kv_budget: KVShare | None = None  # ours: of a prefix on disk, the share of keys and values that is enough
     cache_salt: CacheText | None = None  # what only requests with the same salt may reuse
     prompt_cache_key: CacheText | None = None  # likewise
-    return_progress: bool | None = None  # llama.cpp's: a stream says how far the prompt is, too
+    return_progress: ReturnProgress | None = None
     return_token_ids: bool | None = None  # the ids of the prompt that were really used, and those of the reply
     user: str | None = None  # for the client's own books: nothing is done with it
     metadata: dict[str, str] | None = None  # likewise

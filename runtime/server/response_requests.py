@@ -16,7 +16,7 @@ from ..prefix_match import MatchPolicy
 from ..sampling_params import SamplingParams
 from .limits import MAX_MESSAGES
 from .ranges import KVShare, MaxTokens, MinP, MinTokens, NumLogprobs, Seed, Temperature, TopK, TopP
-from .requests import CacheText, require_stream_for_progress, wished
+from .requests import CacheText, ReturnProgress, require_stream_for_progress, wished
 from .response_format import Schema, SchemaName
 
 Nothing = Annotated[list[None], msgspec.Meta(max_length=0)]
@@ -113,7 +113,7 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     kv_budget: KVShare | None = None  # ours: of a prefix on disk, the share of keys and values that is enough
     cache_salt: CacheText | None = None  # what only requests with the same salt may reuse
     prompt_cache_key: CacheText | None = None  # likewise
-    return_progress: bool | None = None  # llama.cpp's: a stream says how far the prompt is, too
+    return_progress: ReturnProgress | None = None
     prompt_cache_retention: str | None = None  # prefixes stay as long as there is room, whatever is asked
     metadata: dict[str, str] | None = None  # for the client's own books: sent back, nothing is done with it
     user: str | None = None  # likewise

@@ -15,6 +15,7 @@ from radixlm.runtime.generation_stream import GenerationStream
 from radixlm.runtime.kv_transaction import KVTransaction
 from radixlm.runtime.page_pool import PagePool
 from radixlm.runtime.request import Request
+from radixlm.runtime.request_output import RequestOutput
 from radixlm.runtime.server.reply_stream import ReplyStream
 
 from .real_server import WAIT_S, RealServer, SlowModel, real_server, wait_until
@@ -38,11 +39,13 @@ def server() -> Iterator[RealServer]:
 
 
 def once(wrapped: Callable[..., Any], error: Exception) -> Callable[..., Any]:
-    """Raises at its first call, and never again."""
+    """Raises at its first call, and never again; where a prompt's progress is told, which is no part of a reply, it
+    does not."""
     thrown = []
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not thrown:
+        deltas = [arg.delta for arg in args if isinstance(arg, RequestOutput)]
+        if not thrown and not any(delta is not None and delta.progress for delta in deltas):
             thrown.append(True)
             raise error
         return wrapped(*args, **kwargs)

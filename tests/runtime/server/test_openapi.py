@@ -73,6 +73,14 @@ def test_a_server_with_keys_says_so_and_asks_for_one_here_too(engine: FakeEngine
     assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
 
 
+def test_progress_is_described_where_it_is_asked_for_and_told(document: Any) -> None:
+    schemas = document["components"]["schemas"]
+    for asked in ("ChatRequest", "CompletionRequest", "ResponseRequest"):
+        assert "prompt_progress" in msgspec.json.encode(schemas[asked]["properties"]["return_progress"]).decode()
+    told = schemas["PromptProgressReply"]
+    assert set(told["properties"]) == {"total", "cache", "processed", "time_ms"} and told["description"]
+
+
 def test_a_server_without_keys_describes_none(document: Any) -> None:
     assert "security" not in document
 
