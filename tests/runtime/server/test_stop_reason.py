@@ -77,3 +77,12 @@ def test_min_tokens_hold_back_the_end_of_a_response(server: RealServer) -> None:
     assert usage["output_tokens"] == 30
     refused = server.client.post(server.url + "/v1/responses", json=body | {"min_tokens": 31})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "min_tokens")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_min_tokens_hold_a_grammar_open_until_it_is_complete(server: RealServer, path: str) -> None:
+    wish = {"logit_bias": {"2": 100}, "temperature": 0, "min_tokens": 12, "return_token_ids": True}
+    open_end = choice(server, path, guided_regex="[a-z]+", **wish)
+    assert open_end["token_ids"].index(2) == 12 and open_end["stop_reason"] is None
+    fixed = choice(server, path, guided_choice=["a", "b"], **wish)
+    assert len(fixed["token_ids"]) <= 3 and fixed["finish_reason"] == "stop"
