@@ -80,11 +80,12 @@ def engine_options(function: F) -> F:
     for option in (
         click.option(
             "--match",
-            type=click.Choice(["exact", "seam", "text"]),
+            type=click.Choice(["exact", "seam", "text", "off"]),
             default="text",
             show_default=True,
             help="How cached prefixes are found. exact: by the ids of the prompt; seam: the same, without encoding all "
-            "of it again; text: also what the model generated, where that spells the prompt in other ids.",
+            "of it again; text: also what the model generated, where that spells the prompt in other ids; off: nothing "
+            "is reused, and nothing kept.",
         ),
         click.option("--threads", type=click.IntRange(min=1), help="Threads to compute with."),
         click.option(

@@ -67,7 +67,7 @@ class Playback:
         self._replies.append(completion.text)
         why = completion.cache_match.why_not_more
         assert why is not None, "it was admitted"
-        if why.kind != "complete":
+        if why.kind not in ("complete", "off"):
             elsewhere = self._engine.num_cached_elsewhere(completion.prompt_token_ids, namespace)
             why = dataclasses.replace(why, kind="namespace") if elsewhere > why.position else why
         usage = completion.usage

@@ -63,7 +63,7 @@ from .options import EngineOptions, engine_options, store_options
     show_default=True,
     help="How stderr is written: a line a request, with counts, times and errors; as json, nothing but JSON.",
 )
-@click.option("--log-prompts", is_flag=True, help="Write into the log what was asked, too.")
+@click.option("--log-prompts", is_flag=True, help="Write into the log what was asked, too, unless the match is off.")
 @click.option(
     "--log-kv",
     type=click.Path(path_type=Path, dir_okay=False),

@@ -39,9 +39,9 @@ class PageMark:
     @classmethod
     def of(cls, sequence: Sequence) -> PageMark:
         """The mark of a live sequence, between two steps."""
-        num_pages = sequence.num_exact // PAGE_SIZE
+        num_pages = sequence.num_shareable // PAGE_SIZE
         start = max(0, num_pages - 1) * PAGE_SIZE
-        key = encode_key(sequence.token_ids[start : sequence.num_exact])
+        key = encode_key(sequence.token_ids[start : sequence.num_shareable])
         cut = PAGE_BYTES if num_pages else 0
         return cls(num_pages, sequence.page_ids[num_pages - 1] if num_pages else None, key[:cut], key[cut:])
 

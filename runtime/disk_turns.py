@@ -60,7 +60,7 @@ class DiskTurns:
         Args:
             num_tokens_ahead: as many would be computed before it; None: nobody knows.
         """
-        if self.tier is None:
+        if self.tier is None or request.namespace is None:
             return False
         context_length = self._context_length
         if not self.tier.begin(
@@ -139,7 +139,7 @@ class DiskTurns:
     def save(self, request: Request) -> None:
         """Keep what is computed of a request on disk, too."""
         sequence = request.sequence
-        if self.tier is not None and sequence is not None:
+        if self.tier is not None and sequence is not None and sequence.namespace is not None:
             num_tokens = sequence.num_computed
             self.tier.save(sequence.namespace, sequence.token_ids[:num_tokens], sequence.generated[:num_tokens])
 
@@ -148,6 +148,8 @@ class DiskTurns:
         sequence = request.sequence
         if self.tier is None or not self.tier.learns or sequence is None or sequence.pruned is not None:
             return
+        if sequence.namespace is None:
+            return
         token_ids = sequence.token_ids[: sequence.num_computed]
         self.tier.used(sequence.namespace, token_ids, num_reused=request.num_reused_tokens)
 
@@ -155,6 +157,8 @@ class DiskTurns:
         """Take off the disk what requests whose numbers went wrong have reused and computed."""
         if self.tier is not None:
             for request in damaged:
+                if request.namespace is None:  # it has nothing from there, and nothing is there of it
+                    continue
                 self.tier.distrust(request.namespace, request.admitted.token_ids)
 
     def discard(self, namespace: bytes) -> tuple[int, Future[None]]:

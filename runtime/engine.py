@@ -78,7 +78,8 @@ class Engine:
         num_threads: threads of the kernels; None: the runtime's choice.
         match: how cached prefixes may be found, unless a request says otherwise: `exact` by the ids of the prompt's
             encoding; `seam` the same, but a prompt that goes on from an earlier one is not encoded whole again; `text`
-            also what the model generated, where it spells the prompt's text in other ids.
+            also what the model generated, where it spells the prompt's text in other ids; `off`: nothing is found for a
+            request, and nothing is kept of it, in memory or on disk.
         cache_ttl_s: cached prefixes that nobody uses for so many seconds are dropped; None: only to make room.
         store: a directory for what memory has no room for, and for the next process; None: no disk is used. A prefix
             on disk is loaded where that is quicker than computing it, and is the same to the last bit. Or a store
@@ -94,6 +95,7 @@ class Engine:
     Attributes:
         prompts: makes of texts and conversations what the model is fed.
         default_params: what the model's makers recommend; `dataclasses.replace` changes some of it.
+        match: how cached prefixes may be found, unless a request says otherwise.
         context_length: tokens of prompt and reply together: the model's, or fewer if the KV pages hold fewer.
         namespaces: makes the `namespace` of whoever is not to share with others.
 
@@ -134,7 +136,7 @@ class Engine:
         self._intake = RequestIntake(
             manifest, self.prompts, context_length=budget.context_length, match=match, kv_budget=kv_budget, clock=clock
         )
-        self.default_params = self._intake.default_params
+        self.default_params, self.match = self._intake.default_params, self._intake.match
         self._clock = clock
         self._opened_at = clock()
         parts = EngineParts.open(

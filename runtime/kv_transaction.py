@@ -145,7 +145,7 @@ class KVTransaction:
 
     def commit(self) -> None:
         """Make the step's tokens computed, and share every page that is full now in the tree, unless it is tainted by
-        a pruned prefix.
+        a pruned prefix, or its sequence has no namespace.
 
         Where the tree has the same page of another request already, the sequence takes that and releases its
         own. Call it when the forward and the sampling have succeeded, then append the sampled tokens.
@@ -178,7 +178,7 @@ class KVTransaction:
 
     def _share(self, sequence: Sequence, first: int, last: int) -> None:
         """Put the pages `[first, last)`, which are full now, into the tree, or take those that it has instead."""
-        if first == last:
+        if first == last or sequence.namespace is None:
             return
         tokens = slice(first * PAGE_SIZE, last * PAGE_SIZE)
         own, after = sequence.page_ids[first:last], sequence.page_ids[last:]

@@ -175,6 +175,7 @@ class PageLoader:
         waiter.start, waiter.stop = start, stop
         if waiter.num_tries == 1:
             waiter.first_start, waiter.memory_by_kind = start, {**memory.tokens_by_kind}
+        assert disk.namespace is not None, "it has pages"
         prefix = self._index.prefix(disk.namespace, disk.prompt_ids, stop)
         for load in self._loads.values():  # which another waits for already
             if load.start <= start < len(load.prefix.heads) and load.prefix.heads[start].key == prefix.heads[start].key:

@@ -112,6 +112,7 @@ class PartialLoader:
         if num_query > self._look.max_num_tokens or not has_room or compute_s is None:
             self.counts.num_refused += 1
             return False
+        assert match.namespace is not None, "it has pages"
         prefix = self._index.prefix(match.namespace, match.prompt_ids, stop)
         deadline = self._clock() + compute_s + _SLACK_S
         waiter = PartialWaiter(name, find, num_tokens_ahead, match, prefix, start, start, budget, num_bytes, deadline)

@@ -63,7 +63,8 @@ class PrefixCache:
         cache.close(sequence)                            # the rest stays in the tree
 
     Between transactions every full page of a live sequence is in the tree; of one with a pruned prefix, which
-    `open_pruned` starts, those before it are, and no other page of it ever is.
+    `open_pruned` starts, those before it are, and no other page of it ever is. A sequence without a namespace takes
+    nothing from the tree and leaves nothing in it.
     """
 
     def __init__(
@@ -88,13 +89,14 @@ class PrefixCache:
         prompt_ids: collections.abc.Sequence[int],
         *,
         num_match: int | None = None,
-        namespace: bytes = b"",
+        namespace: bytes | None = b"",
         num_known: int = 0,
         spelled: Callable[[], SpelledPrompt] | None = None,
     ) -> PrefixMatch:
         """The longest cached prefix of `prompt_ids[:num_match]`, never the whole prompt; changes nothing.
 
         Args:
+            namespace: whose part of the tree is looked at; None: nobody's, and nothing is kept of what is opened on it.
             num_known: so many ids were found without encoding: matched, they count as `seam`.
             spelled: what the prompt spells; given it, runs that the model generated are matched by text too, and
                 then the match's `prompt_ids` are others, which spell the same.
@@ -110,7 +112,7 @@ class PrefixCache:
         found = self.tree.find(namespace, prompt[:limit])
         kinds = bytes(found.num_tokens)
         root = self.tree.root(namespace)
-        if spelled is not None and root is not None and found.num_tokens < limit:
+        if namespace is not None and spelled is not None and root is not None and found.num_tokens < limit:
             walked = TextWalk(root, spelled(), num_match, partial(self.aliases.find, namespace)).run()
             if any(walked.kinds):
                 num_match += len(walked.ids) - len(prompt)
@@ -124,7 +126,7 @@ class PrefixCache:
             tokens_by_kind=_tokens_by_kind(kinds, found.num_tokens, num_known),
             pages=tuple(found.pages),
             partial=None if found.partial_page is None else PartialPage(found.partial_page, found.num_rows),
-            why_not_more=_why_not_more(found, prompt, limit),
+            why_not_more=WhyNotMore("off", 0) if namespace is None else _why_not_more(found, prompt, limit),
             version=self.tree.version,
         )
 
@@ -210,7 +212,8 @@ class PrefixCache:
     def preempt(self, sequence: Sequence) -> None:
         """Leave all of the sequence's KV in the tree, where it can be evicted; the sequence keeps its tokens.
 
-        What is pruned, or tainted by that, is dropped: from here on it is as exact as any. It stays live with
+        What is pruned, or tainted by that, is dropped: from here on it is as exact as any. So is all of a sequence
+        without a namespace. It stays live with
         `num_computed == 0`; `resume` takes back what is still there.
 
         Raises:
@@ -316,11 +319,11 @@ class PrefixCache:
         for seq_id, sequence in self._sequences.items():
             sequence.check()
             assert sequence.seq_id == seq_id and not sequence.is_closed and not sequence.is_reserved
-            num_full = sequence.num_exact // PAGE_SIZE
+            num_full = sequence.num_shareable // PAGE_SIZE
             full, rest = sequence.page_ids[:num_full], sequence.page_ids[num_full:]
             assert all(map(self.pool.is_in_tree, full)), f"{sequence} has full pages that nobody can find"
-            is_tainted = sequence.pruned is not None and any(map(self.pool.is_in_tree, rest))
-            assert not is_tainted, f"{sequence} has tainted pages that anybody can find"
+            is_tainted = sequence.pruned is not None or sequence.namespace is None
+            assert not (is_tainted and any(map(self.pool.is_in_tree, rest))), f"anybody can find pages of {sequence}"
 
     def _new(self, match: PrefixMatch, context_length: int) -> Sequence:
         return Sequence(
@@ -358,9 +361,9 @@ class PrefixCache:
 
     def _leave_in_tree(self, sequence: Sequence) -> None:
         """Keep the rows of the partial last page; the full pages are there already."""
-        num_full = sequence.num_exact // PAGE_SIZE
+        num_full = sequence.num_shareable // PAGE_SIZE
         full, tail = sequence.page_ids[:num_full], sequence.page_ids[num_full:]
-        if not tail or sequence.pruned is not None:  # then it is tainted
+        if not tail or sequence.pruned is not None or sequence.namespace is None:  # then it is tainted, or private
             self.tree.touch(full)
             return
         tokens = slice(num_full * PAGE_SIZE, sequence.num_computed)  # may be there: found there, or popped to

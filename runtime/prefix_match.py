@@ -11,7 +11,8 @@ from typing import Literal
 
 from .why_not_more import WhyNotMore
 
-MatchPolicy = Literal["exact", "seam", "text"]
+# `off`: nothing is found for a request, and nothing is kept of it
+MatchPolicy = Literal["exact", "seam", "text", "off"]
 # from strong to weak: ids of the prompt's encoding; the same, found without encoding everything again; what the model
 # generated where it spells the prompt; a reply that the template renders with other white space
 MatchKind = Literal["exact", "seam", "text", "alias"]
@@ -35,7 +36,7 @@ class PrefixMatch:
 
     prompt_ids: tuple[int, ...]
     num_match: int
-    namespace: bytes
+    namespace: bytes | None  # None: nothing is shared with anybody
     tokens_by_kind: Mapping[MatchKind, int]
     pages: tuple[int, ...]
     partial: PartialPage | None

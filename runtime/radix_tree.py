@@ -77,17 +77,17 @@ class RadixTree:
             nodes += node.children
         return sum(len(node.pages) for node in nodes)
 
-    def root(self, namespace: bytes) -> Node | None:
+    def root(self, namespace: bytes | None) -> Node | None:
         """Where the namespace's runs begin, to be read; None if it has none."""
-        return self._roots.get(namespace)
+        return None if namespace is None else self._roots.get(namespace)
 
     def node_of(self, page_id: int) -> Node | None:
         """The run that a page is in, to be read; None if it is in none."""
         return self._table.node_of(page_id)
 
-    def find(self, namespace: bytes, token_ids: Sequence[int]) -> FoundRun:
+    def find(self, namespace: bytes | None, token_ids: Sequence[int]) -> FoundRun:
         """The longest run of the namespace that begins like `token_ids`; changes nothing."""
-        return FoundRun.below(self._roots.get(namespace), token_ids)
+        return FoundRun.below(self.root(namespace), token_ids)
 
     def insert(
         self,

@@ -94,7 +94,7 @@ class Request:
         decoder: TextDecoder,
         vocab_size: int,
         eos_token_ids: Iterable[int] = (),
-        namespace: bytes = b"",
+        namespace: bytes | None = b"",
         arrived_at: float = 0.0,
         spelled: Callable[[], SpelledPrompt] | None = None,
         render_reply: Callable[[str], str] | None = None,
@@ -108,6 +108,7 @@ class Request:
         Args:
             decoder: fresh, and told of the prompt.
             eos_token_ids: the model's own, which end the reply unless `params.ignore_eos`.
+            namespace: whose cache it uses; None: it reuses nothing, and nothing is kept of it.
             arrived_at: seconds, on the engine's clock.
             spelled: what the prompt spells, if it may be matched by text.
             render_reply: how a reply stands in the prompts of later turns, for a chat whose template is known.

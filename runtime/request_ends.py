@@ -44,13 +44,10 @@ class RequestEnds:
         """End a request whose last delta this is; what it computed stays cached."""
         try:
             completion = request.completion(self._clock())
-            alias = request.alias() if request.sequence is not None else None
-            self._cache.uses.record(request.namespace, request.cache_use(self._clock()))
+            self._remember(request)
             if request.sequence is not None:
                 self._disk.save(request)
                 self._cache.close(request.sequence)
-            if alias is not None:
-                self._cache.aliases.record(request.namespace, request.prompt.ids, alias)
         except Exception as error:
             return self.fail(request, error)
         was_admitted = request.sequence is not None
@@ -119,6 +116,15 @@ class RequestEnds:
             outputs.append(RequestOutput(request_id, error=_caused(failure, disorder)))
             request.sequence = None
         return outputs
+
+    def _remember(self, request: Request) -> None:
+        """Note what it found, and how its reply will be rendered; of a request without a namespace nothing."""
+        if request.namespace is None:
+            return
+        self._cache.uses.record(request.namespace, request.cache_use(self._clock()))
+        alias = request.alias() if request.sequence is not None else None
+        if alias is not None:
+            self._cache.aliases.record(request.namespace, request.prompt.ids, alias)
 
     def _fail(self, request: Request, failure: RadixLMError) -> RequestOutput:
         """Close the sequence, and keep nothing that is not shared already."""

@@ -26,8 +26,8 @@ from .tool_format import Tool
 if TYPE_CHECKING:
     from .grammars import Grammars
 
-
 MAX_ID_LENGTH = 256  # characters of a caller's own name of a request
+_FROM_SEAMS: tuple[MatchPolicy, ...] = ("seam", "text")  # a prompt goes on from an earlier one's encoding
 
 
 class RequestIntake:
@@ -43,6 +43,7 @@ class RequestIntake:
     Attributes:
         limits: what every request keeps to.
         default_params: what the model's makers recommend, for requests that say nothing.
+        match: how cached prefixes may be found, likewise.
 
     Raises:
         InvalidParameter: there is no such `match`, or the budget is no share.
@@ -68,7 +69,7 @@ class RequestIntake:
         )
         self._model_name, self._eos_token_ids = manifest.name, manifest.tokenizer.eos_token_ids
         self._prompts = prompts
-        self._match = _checked_match(match)
+        self.match = _checked_match(match)
         self._kv_budget = None if kv_budget is None else _checked_budget(kv_budget)
         self._clock = clock
         self._numbers = itertools.count()
@@ -92,8 +93,8 @@ class RequestIntake:
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidRequest, InvalidGrammar: it cannot be served.
         """
         _check_id(request_id)
-        policy = self._match if cache_match is None else _checked_match(cache_match)
-        seam_of = None if policy == "exact" else namespace
+        policy = self.match if cache_match is None else _checked_match(cache_match)
+        seam_of = namespace if policy in _FROM_SEAMS else None
         prepared = self._prompts.completion(prompt, seam_of=seam_of, context_length=self.limits.context_length)
         budget = self._budget(kv_budget)
         return self._request(prepared, params, namespace, policy, budget, constraint, request_id, render_reply=None)
@@ -116,8 +117,8 @@ class RequestIntake:
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidRequest, InvalidGrammar: it cannot be served.
         """
         _check_id(request_id)
-        policy = self._match if cache_match is None else _checked_match(cache_match)
-        seam_of = None if policy == "exact" else namespace
+        policy = self.match if cache_match is None else _checked_match(cache_match)
+        seam_of = namespace if policy in _FROM_SEAMS else None
         prepared = self._prompts.chat(messages, tools, seam_of=seam_of, context_length=self.limits.context_length)
         budget, render_reply = self._budget(kv_budget), self._prompts.render_reply
         return self._request(
@@ -165,7 +166,7 @@ class RequestIntake:
             decoder=tokenizer.stream(prompt_ids=prompt.ids, swallow_leading_space=prompt.swallow_leading_space),
             vocab_size=self.limits.vocab_size,
             eos_token_ids=self._eos_token_ids,
-            namespace=namespace,
+            namespace=None if policy == "off" else namespace,
             arrived_at=self._clock(),
             spelled=functools.cache(lambda: tokenizer.spelled(prompt.ids)) if policy == "text" else None,
             render_reply=render_reply if policy == "text" else None,

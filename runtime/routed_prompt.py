@@ -20,7 +20,7 @@ MAX_BODY_BYTES = 4 << 20  # more text than any context has room for; what is lon
 
 @dataclass(frozen=True)
 class RoutedPrompt:
-    """The namespace of a request and its prompt's text; empty where it has none."""
+    """The namespace of a request and its prompt's text; empty where it has none, or nothing is to be kept of it."""
 
     namespace: bytes = b""
     text: bytes = b""
@@ -34,7 +34,7 @@ class RoutedPrompt:
             return cls()
         try:
             fields = msgspec.json.decode(body)
-            if not isinstance(fields, dict):
+            if not isinstance(fields, dict) or fields.get("cache_match") == "off":
                 return cls()
             scope = CacheScope(api_key, *(_text(fields.get(name)) for name in ("cache_salt", "prompt_cache_key")))
             return cls(namespaces.of(scope), _first(max_bytes, _parts(fields)))

@@ -323,7 +323,7 @@ class Scheduler:
         limit = min(match.num_match, len(match.prompt_ids) - 1)
         for other in self._running.values():
             sequence = other.admitted
-            if sequence.num_uncomputed == 1 or sequence.namespace != match.namespace:
+            if sequence.num_uncomputed == 1 or sequence.namespace is None or sequence.namespace != match.namespace:
                 continue
             if sequence.pruned is not None:  # nobody will find what it computes
                 continue

@@ -36,8 +36,9 @@ class Sequence:
     needed. A sampled token has no KV until the next forward, so while decoding `num_uncomputed` is 1 at the
     start of each step. To sample once more after a token that is computed, pop it and append it again.
 
-    With a `pruned` prefix some of the tokens have no row and the KV is shorter, `num_rows`; only the first `num_exact`
-    tokens' may be given to others then. Positions stay those of the tokens.
+    With a `pruned` prefix some of the tokens have no row and the KV is shorter, `num_rows`; only the first
+    `num_shareable` tokens' may be given to others then. Positions stay those of the tokens. Without a `namespace` no
+    token's KV may be given to others.
 
     `append`, `pop` and `fork` are the only mutations, and each validates before it changes anything. KV grows
     by a `KVTransaction` alone. Sequences come from `PrefixCache.open` and `PrefixCache.fork`, not from here.
@@ -50,7 +51,7 @@ class Sequence:
         *,
         pool: PagePool,
         context_length: int,
-        namespace: bytes = b"",
+        namespace: bytes | None = b"",
         generated: bytes | None = None,
         kv_log: KVLog | None = None,
     ) -> None:
@@ -60,7 +61,7 @@ class Sequence:
             seq_id: unique in its cache.
             token_ids: the prompt.
             context_length: the most tokens it may ever have.
-            namespace: whose part of the tree it shares.
+            namespace: whose part of the tree it shares; None: it shares nothing, and its pages are its forks' alone.
             generated: one byte a token, 1 where a model made it; by default a client wrote them all.
             kv_log: is told of every mutation.
 
@@ -121,8 +122,10 @@ class Sequence:
         return self._num_computed if self._pruned is None else self._num_computed - self._pruned.num_missing
 
     @property
-    def num_exact(self) -> int:
-        """The first tokens whose KV is what their text gives: no more of it may ever be shared."""
+    def num_shareable(self) -> int:
+        """The first tokens whose KV others may have: of a pruned prefix what is before it, without a namespace none."""
+        if self.namespace is None:
+            return 0
         return self._num_computed if self._pruned is None else self._pruned.start
 
     @property

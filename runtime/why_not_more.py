@@ -11,7 +11,7 @@ from typing import Literal
 
 MAX_IDS_SHOWN = 8
 
-WhyKind = Literal["complete", "differs", "retokenized", "not_generated", "evicted", "unseen", "namespace"]
+WhyKind = Literal["complete", "differs", "retokenized", "not_generated", "evicted", "unseen", "namespace", "off"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class WhyNotMore:
     `evicted`: a run that began with the first of `wanted_ids` was cached and is dropped by now.
     `unseen`: nothing cached goes on here, as far as the cache remembers.
     `namespace`: another namespace has more. Nobody is told so but who owns them all: see `radixlm explain-cache`.
+    `off`: the request's match is `off`, so that nothing was looked for.
 
     >>> why = WhyNotMore("differs", 40, cached_ids=(1, 2), wanted_ids=(3,), is_generated=True)
     >>> print(why)
@@ -48,7 +49,7 @@ class WhyNotMore:
             spell: the bytes of a token.
             special_ids: tokens that are control and no text.
         """
-        if self.kind == "complete":
+        if self.kind in ("complete", "off"):
             return self
         kind = self.kind
         if kind == "differs" and _begin_with_the_same_text(self.cached_ids, self.wanted_ids, spell, special_ids):
@@ -75,6 +76,7 @@ class WhyNotMore:
             "evicted": f"{at} something was cached that went on like {wanted}, and is dropped by now",
             "unseen": f"{at} nothing cached goes on with {wanted}",
             "namespace": f"{at} only another namespace goes on with {wanted}, and namespaces share nothing",
+            "off": 'match is "off": nothing is reused for this request, and nothing is kept of it',
         }[self.kind]
 
 

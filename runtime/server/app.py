@@ -62,7 +62,7 @@ def create_app(
             `/v1/cache` the beginnings of runs: not for a server whose clients share a namespace and no trust.
         max_stall_s: `/health` is 503 when there was work for so long and none was done.
         keep_alive_s: a stream on which nothing came for so long gets a comment, lest a proxy close it.
-        logs_prompts: whether the log's line of a request has what was asked, too.
+        logs_prompts: whether the log's line of a request has what was asked, too, unless its match is `off`.
         cors_origins: of the web pages that may send requests and read answers; `*`: of all; none: only the server's
             own page may.
 
@@ -90,7 +90,7 @@ def create_app(
     metrics = Metrics(engine.stats, model_id, version("radixlm"), routes)
     routes.append(Route("/metrics", metrics.answer, methods=["GET"]))  # which it counts, too
     middleware = [
-        Middleware(RequestLog, count=metrics.count_response, has_prompts=logs_prompts),
+        Middleware(RequestLog, count=metrics.count_response, has_prompts=logs_prompts, match=engine.match),
         Middleware(KnownHosts, hosts=hosts),
         *origin_middleware(cors_origins),
         Middleware(ApiKeys, keys=checked_keys(api_keys)),

@@ -19,6 +19,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..completion import Completion
+from ..prefix_match import MatchPolicy
 from .errors import respond
 
 _log = logging.getLogger("radixlm.requests")
@@ -46,6 +47,7 @@ class RequestRecord:
     completions: list[Completion] = field(default_factory=list)
     error: str | None = None
     body: bytearray | None = None  # None: nobody wants to know
+    match: MatchPolicy = "text"  # where the body does not say
     _error_body: bytearray = field(default_factory=bytearray)
 
     def fields(self, scope: Scope) -> dict[str, Any]:
@@ -77,7 +79,7 @@ class RequestRecord:
         if error is not None:
             said["error"] = error
         if self.body is not None:
-            said["prompt"] = _prompt_of(self.body)
+            said["prompt"] = _prompt_of(self.body, self.match)
         return said
 
     def add_error_body(self, part: bytes) -> None:
@@ -101,16 +103,20 @@ class RequestLog:
 
     Args:
         count: is told of every response.
-        has_prompts: whether the log says what was asked.
+        has_prompts: whether the log says what was asked, but for requests whose match is `off`.
+        match: that of requests which do not say.
     """
 
-    def __init__(self, app: ASGIApp, *, count: CountResponse, has_prompts: bool = False) -> None:
-        self._app, self._count, self._has_prompts = app, count, has_prompts
+    def __init__(
+        self, app: ASGIApp, *, count: CountResponse, has_prompts: bool = False, match: MatchPolicy = "text"
+    ) -> None:
+        self._app, self._count, self._has_prompts, self._match = app, count, has_prompts, match
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        record = RequestRecord(_request_id(scope), time.monotonic(), body=bytearray() if self._has_prompts else None)
+        body = bytearray() if self._has_prompts else None
+        record = RequestRecord(_request_id(scope), time.monotonic(), body=body, match=self._match)
         scope.setdefault("state", {})["record"] = record
 
         async def receiving() -> Message:
@@ -172,9 +178,12 @@ def _request_id(scope: Scope) -> str:
     return given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
 
 
-def _prompt_of(body: bytearray) -> Any:
+def _prompt_of(body: bytearray, match: MatchPolicy) -> Any:
+    """What was asked; None where nothing is to be kept of it, or it cannot be read."""
     try:
         asked = json.loads(bytes(body))
+        if (asked.get("cache_match") or match) == "off":
+            return None
         return next((asked[name] for name in _PROMPTS if name in asked), None)
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None

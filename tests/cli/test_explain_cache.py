@@ -129,6 +129,14 @@ def test_requests_have_their_own_policy_and_prompts(explain: Explain) -> None:
     assert turns[1]["num_cached_tokens"] < turns[2]["num_cached_tokens"]
 
 
+def test_with_match_off_every_turn_says_that_nothing_is_reused(explain: Explain) -> None:
+    turns = explain([QUESTION, message("the end"), THANKS], "--no-generate", "--match", "off")
+    assert kinds(turns) == ["off", "off"] and [turn["num_cached_tokens"] for turn in turns] == [0, 0]
+    assert 'match is "off"' in turns[0]["message"]
+    requests = [{"messages": [QUESTION]}, {"messages": [QUESTION], "cache_match": "off"}, {"messages": [QUESTION]}]
+    assert kinds(explain(requests, "--no-generate")) == ["unseen", "off", "complete"]
+
+
 @pytest.mark.parametrize(
     ("turns", "says"),
     [

@@ -186,7 +186,7 @@ class Bench:
         name: str,
         ids: Sequence[int],
         params: SamplingParams,
-        namespace: bytes = b"",
+        namespace: bytes | None = b"",
         constraint: TokenConstraint | None = None,
     ) -> Request:
         return Request(
@@ -206,7 +206,7 @@ class Bench:
         name: str,
         ids: Sequence[int],
         params: SamplingParams,
-        namespace: bytes = b"",
+        namespace: bytes | None = b"",
         constraint: TokenConstraint | None = None,
     ) -> Request:
         request = self.request(name, ids, params, namespace, constraint)

@@ -42,6 +42,10 @@ def test_what_else_a_client_sends_does_not_matter() -> None:
     assert routed({"messages": said("Hi"), "temperature": 0.5, "user": "me"}) == routed({"messages": said("Hi")})
 
 
+def test_a_request_whose_match_is_off_may_go_anywhere_and_leaves_no_text() -> None:
+    assert routed({"messages": said("Hi"), "cache_match": "off"}) == RoutedPrompt()
+
+
 def test_roles_and_borders_of_messages_do() -> None:
     texts = {routed({"messages": said(*told)}).text for told in (("ab", "c"), ("a", "bc"), ("abc",))}
     assert len(texts | {routed({"prompt": "abc"}).text}) == 4

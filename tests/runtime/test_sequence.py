@@ -136,7 +136,7 @@ def pruned_sequence(cache: PrefixCache) -> Sequence:
     with cache.begin() as step:
         step.reserve(sequence, 8)
         step.commit()
-    assert (sequence.num_computed, sequence.num_rows, sequence.num_exact) == (60, 45, 32)
+    assert (sequence.num_computed, sequence.num_rows, sequence.num_shareable) == (60, 45, 32)
     assert len(sequence.page_ids) == 3
     return sequence
 

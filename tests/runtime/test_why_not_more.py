@@ -55,6 +55,12 @@ def test_what_is_complete_names_nothing() -> None:
     assert str(spelled("complete", (), ())) == "all that may be reused was"
 
 
+def test_what_is_off_names_the_policy_and_nothing_of_the_prompt() -> None:
+    why = PrefixCache(PagePool(8)).match([1, 2, 3], namespace=None).why_not_more
+    assert why == why.spelled(PIECES.__getitem__, {SPECIAL}) == why.withheld() == WhyNotMore("off", 0)
+    assert 'match is "off"' in str(why)
+
+
 def test_no_more_ids_are_shown_than_the_limit_and_none_past_the_end_of_what_is_cached() -> None:
     cache = PrefixCache(PagePool(8))
     sequence = cache.open(cache.match(list(range(44))), context_length=64)

@@ -48,7 +48,8 @@ export function whyLine(why) {
     evicted: `what went on with ${wanted} was dropped to make room`,
     unseen: `nothing cached goes on with ${wanted}`,
   };
-  const line = make("div", "why", make("span", "", `not more, for at token ${why.position} `), kinds[why.kind] ?? visible(why.message));
+  const place = why.kind === "off" ? "" : `not more, for at token ${why.position} `;
+  const line = make("div", "why", make("span", "", place), kinds[why.kind] ?? visible(why.message));
   line.title = visible(why.message);
   return line;
 }

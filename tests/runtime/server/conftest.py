@@ -23,6 +23,7 @@ from radixlm.runtime.completion import (
 )
 from radixlm.runtime.engine import EngineStats, GenerationStream
 from radixlm.runtime.errors import EmptyPrompt, RadixLMError
+from radixlm.runtime.prefix_match import MatchPolicy
 from radixlm.runtime.sampling_params import SamplingParams
 from radixlm.runtime.server import create_app
 from radixlm.runtime.tool_format import PLAIN, ToolFormat
@@ -141,6 +142,7 @@ class FakeEngine:
     bytes_of_tokens: list[bytes] = field(default_factory=list)  # where they are not whole words
     default_params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.3))
     context_length: int = 512
+    match: MatchPolicy = "text"
     max_num_requests: int | None = None
     manifest: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(name="fake"))
     tool_format: ToolFormat = PLAIN

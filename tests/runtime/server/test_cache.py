@@ -40,10 +40,10 @@ def post(client: TestClient, body: Mapping[str, object], headers: Any = None) ->
 
 @pytest.mark.parametrize("body", [CHAT, TEXT])
 def test_the_way_to_match_is_the_requests_choice(client: TestClient, engine: FakeEngine, body: Any) -> None:
-    for policy in ("exact", "seam", "text", None):
+    for policy in ("exact", "seam", "text", "off", None):
         assert post(client, {**body, "cache_match": policy}).status_code == 200
     assert post(client, body).status_code == 200
-    assert engine.matches_asked == ["exact", "seam", "text", None, None]
+    assert engine.matches_asked == ["exact", "seam", "text", "off", None, None]
 
 
 @pytest.mark.parametrize("body", [CHAT, TEXT])

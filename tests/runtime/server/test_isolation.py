@@ -54,6 +54,37 @@ def test_a_key_reuses_its_own_and_nobody_elses(client: TestClient) -> None:
     assert of_bob["choices"] == first["choices"]
 
 
+@pytest.mark.parametrize(
+    ("path", "asked", "details_of"),
+    [
+        ("chat/completions", {"messages": TALK}, "prompt_tokens_details"),
+        ("completions", {"prompt": TALK[1]["content"]}, "prompt_tokens_details"),
+        ("responses", {"input": TALK[1]["content"]}, "input_tokens_details"),
+    ],
+)
+def test_a_request_whose_match_is_off_neither_sees_nor_changes_its_own_namespace(
+    client: TestClient, path: str, asked: dict[str, object], details_of: str
+) -> None:
+    def details(**fields: object) -> Any:
+        limit = "max_output_tokens" if path == "responses" else "max_tokens"
+        response = client.post(f"/v1/{path}", json={**asked, limit: 8, **fields}, headers=ALICE)
+        assert response.status_code == 200, response.text
+        return response.json()["usage"][details_of]
+
+    def tree() -> Any:
+        picture = client.get("/v1/cache", headers=ALICE).json()
+        return [(run["num_tokens"], run["num_pages"]) for run in picture["runs"]], len(picture["requests"])
+
+    details()
+    before = tree()
+    off = details(cache_match="off")
+    assert (off["cached_tokens"], off["cached_tokens_by_kind"], off["cache_match"]) == (0, {}, None)
+    why = off["why_not_more"]
+    assert (why["kind"], why["wanted_ids"], why["cached_ids"]) == ("off", [], []) and '"off"' in why["message"]
+    assert tree() == before
+    assert details()["cached_tokens"] > 0
+
+
 @pytest.mark.parametrize("name", ["cache_salt", "prompt_cache_key"])
 def test_a_salt_parts_a_key_in_two(client: TestClient, name: str) -> None:
     assert cached(ask(client, ALICE)) == 0

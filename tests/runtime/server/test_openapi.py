@@ -49,6 +49,12 @@ def test_a_request_has_its_fields_and_no_others(document: Any) -> None:
     assert {"temperature", "n", "echo", "cache_salt"} <= set(schema["properties"])
 
 
+@pytest.mark.parametrize("name", ["ChatRequest", "CompletionRequest", "ResponseRequest"])
+def test_every_request_may_say_that_its_match_is_off(document: Any, name: str) -> None:
+    asked = document["components"]["schemas"][name]["properties"]["cache_match"]
+    assert {"exact", "seam", "text", "off"} in [set(choice.get("enum", ())) for choice in asked["anyOf"]]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "type"),
     [

@@ -13,6 +13,8 @@ from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
 
 if TYPE_CHECKING:
+    from radixlm.runtime.prefix_match import MatchPolicy
+
     from .conftest import FakeEngine
 
 CHAT = {"messages": [{"role": "user", "content": "a secret question"}]}
@@ -132,6 +134,20 @@ def test_prompts_are_logged_only_if_asked_for(engine: FakeEngine, logged: pytest
     client = TestClient(create_app(engine, logs_prompts=True))  # type: ignore[arg-type]
     client.post("/v1/chat/completions", json=CHAT)
     assert fields(logged)["prompt"] == CHAT["messages"]
+
+
+@pytest.mark.parametrize(
+    ("server", "asked", "is_logged"), [("text", "off", False), ("off", None, False), ("off", "text", True)]
+)
+def test_a_prompt_whose_match_is_off_is_never_logged(
+    engine: FakeEngine, logged: pytest.LogCaptureFixture, server: MatchPolicy, asked: str | None, is_logged: bool
+) -> None:
+    engine.match = server
+    client = TestClient(create_app(engine, logs_prompts=True))  # type: ignore[arg-type]
+    for wrong in ({}, {"temperature": "warm"}):  # a request that is refused is no exception
+        logged.clear()
+        client.post("/v1/chat/completions", json={**CHAT, "cache_match": asked, **wrong})
+        assert fields(logged)["prompt"] == (CHAT["messages"] if is_logged else None)
 
 
 def test_json_lines_have_the_fields_and_other_messages_theirs(
