@@ -39,6 +39,7 @@ class EngineOptions:
         cache_ttl_s: float | None = None,
         max_queue: int | None = None,
         kv_log: Path | None = None,
+        kv_log_bytes: int | None = None,
         open_runner: OpenRunner | None = None,
     ) -> Engine:
         """An engine over `artifact`; the other arguments are the engine's own.
@@ -71,6 +72,7 @@ class EngineOptions:
             cache_ttl_s=cache_ttl_s,
             max_queue=max_queue,
             kv_log=kv_log,
+            kv_log_bytes=kv_log_bytes,
             open_runner=open_runner,
         )
 

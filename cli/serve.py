@@ -11,6 +11,8 @@ import click
 from .json_errors import JSONErrors
 from .options import EngineOptions, engine_options, store_options
 
+DEFAULT_LOG_KV_MB = 100
+
 
 @click.command("serve", cls=JSONErrors)
 @click.argument("artifact", type=click.Path(path_type=Path))
@@ -68,7 +70,14 @@ from .options import EngineOptions, engine_options, store_options
     "--log-kv",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Add a JSON line to this file for each change of a sequence or its pages, to be replayed.",
+    help="Add a JSON line to this file for each change of a sequence or its pages; replay-kv checks them.",
+)
+@click.option(
+    "--log-kv-mb",
+    type=click.FloatRange(min=1),
+    metavar="MB",
+    help="Rename the file of --log-kv to FILE.1 when it is so large, what was that to FILE.2, and so on up to FILE.4.  "
+    f"[default: {DEFAULT_LOG_KV_MB}]",
 )
 @click.option(
     "--shutdown-timeout",
@@ -93,6 +102,7 @@ def command(
     log_format: str,
     log_prompts: bool,
     log_kv: Path | None,
+    log_kv_mb: float | None,
     shutdown_timeout: float,
     **options: Any,
 ) -> None:
@@ -115,6 +125,8 @@ def command(
 
     from .serving import Serving
 
+    if log_kv is None and log_kv_mb is not None:
+        raise ValueError("--log-kv-mb is given and --log-kv is not; say where, too")
     origin_middleware(cors_origins)  # what is wrong with these is known before the model is loaded, too
     serving = Serving(
         artifact,
@@ -129,6 +141,11 @@ def command(
     )
     share_one_arena()
     open_engine = partial(
-        EngineOptions(**options).open, artifact, cache_ttl_s=cache_ttl, max_queue=max_queue, kv_log=log_kv
+        EngineOptions(**options).open,
+        artifact,
+        cache_ttl_s=cache_ttl,
+        max_queue=max_queue,
+        kv_log=log_kv,
+        kv_log_bytes=int((log_kv_mb or DEFAULT_LOG_KV_MB) * 1e6),
     )
     serving.run(open_engine)

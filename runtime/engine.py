@@ -91,6 +91,7 @@ class Engine:
         clock: seconds; only differences count.
         open_runner: what runs the artifact; None: the native runtime.
         kv_log: a file to which every change of sequences and pages is added as a line; see `kv_log.py`.
+        kv_log_bytes: with so many, that file is renamed, and the oldest of those that were goes; None: it only grows.
 
     Attributes:
         prompts: makes of texts and conversations what the model is fed.
@@ -122,6 +123,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         open_runner: OpenRunner | None = None,
         kv_log: str | Path | None = None,
+        kv_log_bytes: int | None = None,
     ) -> None:
         artifact = Artifact.open(model) if isinstance(model, str | Path) else model
         manifest = artifact.manifest
@@ -148,6 +150,7 @@ class Engine:
             learns_importance=kv_budget is not None,
             open_runner=open_runner,
             kv_log=kv_log,
+            kv_log_bytes=kv_log_bytes,
             clock=clock,
         )
         self.namespaces = CacheNamespaces(ModelIdentity.of(manifest), parts.secret)

@@ -200,12 +200,13 @@ class EngineCore:
 
     def _open_sequence(self, request: Request, match: PrefixMatch) -> Sequence:
         """A sequence of the request's prompt; of what was loaded in part it begins with that part."""
-        context_length = self.limits.context_length
+        context_length, request_id = self.limits.context_length, request.request_id
         if request.pruned is None or request.pruned_load is None:
-            return self._cache.open(match, context_length=context_length)
+            return self._cache.open(match, context_length=context_length, request_id=request_id)
         if not isinstance(self._forward, PageIO):
             raise PrunedPrefixError(f"{type(self._forward).__name__} cannot copy pages")
-        return request.pruned_load.open(self._cache, self._forward, context_length=context_length)
+        load = request.pruned_load
+        return load.open(self._cache, self._forward, context_length=context_length, request_id=request_id)
 
     def _start(self, scheduled: list[ScheduledRequest], now: float) -> None:
         """Note the requests whose first step this is, and tell of them before it is computed: that may take long."""

@@ -60,6 +60,7 @@ class EngineParts:
         learns_importance: bool,
         open_runner: OpenRunner | None,
         kv_log: str | Path | None,
+        kv_log_bytes: int | None,
         clock: Callable[[], float],
     ) -> EngineParts:
         """Open the parts of an engine with `num_pages` KV pages; the other arguments are `Engine`'s own.
@@ -77,7 +78,7 @@ class EngineParts:
         with ExitStack() as opened:  # what is, is closed again if something else cannot be
             if isinstance(store, PageStore):
                 opened.callback(store.close)
-            log = None if kv_log is None else KVLog.open(kv_log)
+            log = None if kv_log is None else KVLog.open(kv_log, kv_log_bytes)
             if log is not None:
                 opened.callback(log.close)
             if isinstance(store, str | Path):

@@ -178,6 +178,10 @@ class PrunedPrefixError(KVError):
     """A pruned prefix contradicts itself, is not this prompt's, or goes on from pages that are cached no more."""
 
 
+class KVLogBroken(RadixLMError):
+    """A line of a KV log cannot be, after those before it; the message has its number."""
+
+
 # Pages on disk.
 
 

@@ -1,12 +1,17 @@
 """Write down what happens to the KV of sequences, to be replayed when something is wrong: one JSON line an operation.
 
-Knows ids, lengths and pages, never tokens. A line has an `event` and, where one is concerned, the sequence as `seq`,
-its `length` and how many of its tokens are `computed`, each before and after::
+Knows ids, lengths and pages, never tokens. A line has the `time`, in seconds since 1970, an `event`, and the id of the
+`request` that it concerns: null where only the tree changes. Of a sequence it has the number as `seq`, its `length` and
+how many of its tokens are `computed`, each before and after::
 
-    {"event": "append", "seq": 3, "length": [40, 41], "computed": [40, 40]}
+    {"time": 1795372800.25, "event": "append", "request": "request-7", "seq": 3, "length": [40, 41],
+     "computed": [40, 40]}
 
     begin                 of a process, with `num_pages`; nothing of another one in the same file is left
-    open, fork, resume    `pages`: all that the sequence has now; `fork` has its `parent`
+    state                 of all there is, where a file goes on from a full one: `num_pages`, pages of the `tree`,
+                          `sequences` with one number for each `length` and `computed`
+    open, fork, resume    `pages`: all that the sequence has now; `fork` has its `parent`. What is opened as `private`
+                          shares pages with its forks alone
     open_pruned           likewise; `pruned`: of the tokens `[start, stop)` only so many have rows: [start, stop, rows].
                           What is behind `start` is nobody else's, until a `pop` below `stop`, a `resume` that gains,
                           or a `preempt` ends that
@@ -18,15 +23,19 @@ its `length` and how many of its tokens are `computed`, each before and after::
     keep, evict           `pages` that the tree owns from now on, or no longer
     start_over            there is nothing any more
 
-Where pages are taken or given back, `free` are those that nobody owns, before and after.
+Where pages are taken or given back, `free` are those that nobody owns, before and after. `kv_replay.py` does it again.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Protocol
+
+from .rotating_file import RotatingFile
 
 if TYPE_CHECKING:
     from .sequence import Sequence
@@ -34,21 +43,47 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 
 
-class KVLog:
-    """A file of operations. One that cannot be written is left alone: serving goes on."""
+class LogFile(Protocol):
+    """Where lines are written."""
 
-    def __init__(self, file: TextIO) -> None:
-        """Write to `file`, which is this object's own from here on."""
-        self._file: TextIO | None = file
+    def write(self, text: str, /) -> object: ...
+    def close(self) -> None: ...
+
+
+class KVLog:
+    """A file of operations. One that cannot be written is left alone: serving goes on.
+
+    Args:
+        file: this object's own from here on.
+        clock: seconds since 1970.
+    """
+
+    def __init__(self, file: LogFile, *, clock: Callable[[], float] = time.time) -> None:
+        self._file: LogFile | None = file
+        self._clock = clock
 
     @classmethod
-    def open(cls, path: str | Path) -> KVLog:
-        """A log that goes on at the end of a file; every line is there as soon as it happened.
+    def open(cls, path: str | Path, max_bytes: int | None = None) -> KVLog:
+        """A log that goes on at the end of a file, which is renamed when it has `max_bytes`; see `rotating_file.py`.
 
         Raises:
             OSError: the file cannot be written.
         """
-        return cls(open(path, "a", encoding="utf-8", buffering=1))
+        return cls(RotatingFile(path, max_bytes))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to `turn`."""
+        return isinstance(self._file, RotatingFile) and self._file.is_full
+
+    def turn(self, **state: object) -> None:
+        """Begin another file with a line of all there is, so that it can be replayed without those before it."""
+        if isinstance(self._file, RotatingFile):
+            try:
+                self._file.turn()
+            except OSError as error:
+                self._end(error)
+        self._add({"event": "state", "request": None, **state})
 
     def write(
         self,
@@ -62,20 +97,29 @@ class KVLog:
         """Add a line. `length` and `computed` are those of the sequence before, where they were others."""
         if self._file is None:
             return
-        line: dict[str, object] = {"event": event}
+        line: dict[str, object] = {"event": event, "request": None}
         if sequence is not None:
             now, num_computed = len(sequence), sequence.num_computed
+            line["request"] = sequence.request_id
             line["seq"] = sequence.seq_id
             line["length"] = [now if length is None else length, now]
             line["computed"] = [num_computed if computed is None else computed, num_computed]
-        try:
-            self._file.write(json.dumps(line | fields) + "\n")
-        except (OSError, ValueError) as error:
-            _LOGGER.error("the KV log ends here: %s", error)
-            self._file = None
+        self._add(line | fields)
 
     def close(self) -> None:
         """End the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _add(self, line: dict[str, object]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps({"time": round(self._clock(), 6), **line}) + "\n")
+        except (OSError, ValueError) as error:
+            self._end(error)
+
+    def _end(self, error: Exception) -> None:
+        _LOGGER.error("the KV log ends here: %s", error)
+        self._file = None

@@ -135,21 +135,25 @@ class PrefixCache:
         others = (other for other in self.tree.namespaces if other != namespace)
         return max((self.tree.find(other, prompt_ids[:-1]).num_tokens for other in others), default=0)
 
-    def open(self, match: PrefixMatch, *, context_length: int) -> Sequence:
+    def open(self, match: PrefixMatch, *, context_length: int, request_id: str | None = None) -> Sequence:
         """Start a sequence of the match's prompt that shares the matched pages: it has their tokens computed.
 
-        If the cache changed since, it is matched again: call `match` right before `open` when you report it.
+        If the cache changed since, it is matched again: call `match` right before `open` when you report it. The log
+        has `request_id` on each line of the sequence.
 
         Raises:
             AppendLengthError: the prompt is longer than the context; nothing is opened.
         """
-        sequence = self._new(match, context_length)
+        sequence = self._new(match, context_length, request_id)
         self._add(sequence, self._reuse(sequence, min(match.num_match, len(sequence) - 1)))
         if self._kv_log is not None:
-            self._kv_log.write("open", sequence, length=0, computed=0, pages=list(sequence.page_ids))
+            fields = {"pages": list(sequence.page_ids), "private": sequence.namespace is None}
+            self._kv_log.write("open", sequence, length=0, computed=0, **fields)
         return sequence
 
-    def open_pruned(self, match: PrefixMatch, pruned: PrunedPrefix, *, context_length: int) -> Sequence:
+    def open_pruned(
+        self, match: PrefixMatch, pruned: PrunedPrefix, *, context_length: int, request_id: str | None = None
+    ) -> Sequence:
         """Start a sequence of the match's prompt whose tokens before `pruned.stop` are computed, with fewer rows.
 
         It shares the cached pages before `pruned.start`, whatever else is cached, and has pages of its own, with
@@ -162,7 +166,7 @@ class PrefixCache:
             PrunedPrefixError: it is not this prompt's, leaves nothing to compute, or goes on from pages that are
                 cached no more. In each case nothing is opened, taken or evicted.
         """
-        sequence = self._new(match, context_length)
+        sequence = self._new(match, context_length, request_id)
         limit = min(match.num_match, len(sequence) - 1)
         if pruned.stop > limit or match.prompt_ids[: pruned.stop] != pruned.token_ids:
             raise PrunedPrefixError(
@@ -207,6 +211,8 @@ class PrefixCache:
 
     def begin(self) -> KVTransaction:
         """A transaction for one step, to be used in a `with`."""
+        if self._kv_log is not None and self._kv_log.is_full:  # between two steps it can be said what there is
+            self._kv_log.turn(**self._state())
         return KVTransaction(self.pool, self.tree, self._kv_log)
 
     def preempt(self, sequence: Sequence) -> None:
@@ -325,13 +331,30 @@ class PrefixCache:
             is_tainted = sequence.pruned is not None or sequence.namespace is None
             assert not (is_tainted and any(map(self.pool.is_in_tree, rest))), f"anybody can find pages of {sequence}"
 
-    def _new(self, match: PrefixMatch, context_length: int) -> Sequence:
+    def _state(self) -> dict[str, object]:
+        """All there is, for a log that begins here."""
+        sequences = [
+            {
+                "request": each.request_id,
+                "seq": each.seq_id,
+                "length": len(each),
+                "computed": each.num_computed,
+                "pages": list(each.page_ids),
+                "pruned": None if (p := each.pruned) is None else [p.start, p.stop, p.num_rows],
+                "private": each.namespace is None,
+            }
+            for each in self._sequences.values()
+        ]
+        return {"num_pages": self.pool.num_pages, "tree": self.tree.page_ids(), "sequences": sequences}
+
+    def _new(self, match: PrefixMatch, context_length: int, request_id: str | None) -> Sequence:
         return Sequence(
             self._next_seq_id,
             match.prompt_ids,
             pool=self.pool,
             context_length=context_length,
             namespace=match.namespace,
+            request_id=request_id,
             kv_log=self._kv_log,
         )
 

@@ -34,7 +34,7 @@ class PrunedLoad:
         pruned = self.pruned
         return KVPruning((pruned.stop - pruned.num_missing) / pruned.stop, self.dropped_mass)
 
-    def open(self, cache: PrefixCache, io: PageIO, *, context_length: int) -> Sequence:
+    def open(self, cache: PrefixCache, io: PageIO, *, context_length: int, request_id: str | None = None) -> Sequence:
         """A sequence of the match's prompt that begins with the rows.
 
         Raises:
@@ -47,7 +47,7 @@ class PrunedLoad:
             raise PrunedPrefixError(
                 f"memory has {match.num_tokens} tokens of the prompt now; open it without {pruned!r}"
             )
-        sequence = cache.open_pruned(match, pruned, context_length=context_length)
+        sequence = cache.open_pruned(match, pruned, context_length=context_length, request_id=request_id)
         try:
             io.write_pages(list(sequence.page_ids[pruned.start // PAGE_SIZE :]), self.pages)
         except BaseException:

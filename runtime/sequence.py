@@ -53,6 +53,7 @@ class Sequence:
         context_length: int,
         namespace: bytes | None = b"",
         generated: bytes | None = None,
+        request_id: str | None = None,
         kv_log: KVLog | None = None,
     ) -> None:
         """A sequence without KV.
@@ -63,6 +64,7 @@ class Sequence:
             context_length: the most tokens it may ever have.
             namespace: whose part of the tree it shares; None: it shares nothing, and its pages are its forks' alone.
             generated: one byte a token, 1 where a model made it; by default a client wrote them all.
+            request_id: the request that it is of, for who reads the log.
             kv_log: is told of every mutation.
 
         Raises:
@@ -74,6 +76,7 @@ class Sequence:
         self.seq_id = seq_id
         self.context_length = context_length
         self.namespace = namespace
+        self.request_id = request_id
         self._token_ids = tokens
         self._generated = bytearray(len(tokens) if generated is None else generated)
         assert len(self._generated) == len(tokens)
@@ -212,6 +215,7 @@ class Sequence:
             context_length=self.context_length,
             namespace=self.namespace,
             generated=bytes(self._generated[:at]),
+            request_id=self.request_id,
             kv_log=self._kv_log,
         )
         page_ids = self._page_ids[: num_pages_for(at - (0 if pruned is None else pruned.num_missing))]

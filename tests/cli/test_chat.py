@@ -77,6 +77,7 @@ def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEn
             "cache_ttl_s": None,
             "max_queue": None,
             "kv_log": None,
+            "kv_log_bytes": None,
             "open_runner": None,
         }
     ]

@@ -18,14 +18,13 @@ import pytest
 import uvicorn
 from radixlm.cli.serving import server
 from radixlm.runtime.errors import EngineClosed
+from radixlm.runtime.kv_replay import replay
 from radixlm.runtime.server.errors import answer
 from radixlm.runtime.server.listener import listen
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-
-from ..runtime.kv_replay import KVReplay
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -209,6 +208,5 @@ def test_sigterm_cancels_a_stream_at_the_deadline_and_says_so(tmp_path: Path) ->
     assert [(each["path"], each["error"], each["finish_reason"]) for each in said] == [
         ("/v1/chat/completions", "EngineClosed", "cancelled")
     ]
-    replayed = KVReplay()
-    replayed.run(log.read_text().splitlines())
+    replayed = replay(log)
     assert not replayed.sequences, "pages were never given back"

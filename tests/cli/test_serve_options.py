@@ -17,6 +17,7 @@ from radixlm.runtime.errors import EngineError
         (["--api-key-file", "nowhere"], "cannot read API keys from nowhere"),
         (["--cors-origin", "example.com"], "the origin 'example.com'"),
         (["--api-key", " "], "an API key is empty"),
+        (["--log-kv-mb", "10"], "--log-kv-mb is given and --log-kv is not"),
     ],
 )
 def test_serve_says_what_is_wrong_before_it_loads_anything(arguments: list[str], says: str) -> None:
