@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
@@ -13,12 +14,13 @@ from radixlm.runtime.errors import VerificationFailed
 from radixlm.runtime.manifest import PAGE_SIZE, ModelConfig
 from radixlm.runtime.model_runner import ModelRunner
 
+from .models import weight_shapes
 from .reference import reference_logits
 
 NUM_TOKENS = 20  # two pages, the second partly filled
 NUM_DECODED = 3  # of them, one at a time
 SEED = 0
-_TENSORS_OF_A_LAYER = 9
+_READS_PER_STEP = 32  # a step of the artifact counts as a 32nd part of the reading, which is most of the time
 
 # Bounds of the difference's root mean square over the logits' deviation: of the median token; any may have 5 times it.
 # Where inputs are rounded to 8 bits, a sum that ends on the other side of a tie moves everything after it: correct
@@ -57,13 +59,19 @@ def verify_artifact(
     config = artifact.manifest.model
     num_tokens = min(NUM_TOKENS, artifact.manifest.context_length)
     token_ids = np.random.default_rng(SEED).integers(0, config.vocab_size, num_tokens).astype(np.int32)
-    num_reads, total = 0, config.num_hidden_layers * _TENSORS_OF_A_LAYER + 3
+    done, num_read = 0, _num_read(config)  # numbers
+    step = max(1, num_read // _READS_PER_STEP)
+    total = num_read + (1 + NUM_DECODED) * step
 
     def counted(name: str) -> npt.NDArray[np.float32]:
-        nonlocal num_reads
-        num_reads += 1
-        report("verify", min(num_reads, total), total)
-        return weight(name)
+        nonlocal done
+        report("verify", done, total)
+        tensor = weight(name)
+        done += tensor.size
+        return tensor
+
+    def stepped(num_steps: int) -> None:
+        report("verify", num_read + num_steps * step, total)
 
     expected = reference_logits(
         config,
@@ -73,11 +81,20 @@ def verify_artifact(
         kv_dtype=artifact.manifest.kv.dtype,
     )
     tolerance = _TOLERANCE_ROUNDED if rounded_inputs else _TOLERANCE_FLOAT
-    return _compare(expected, _run(artifact, token_ids), tolerance, config)
+    stepped(0)
+    return _compare(expected, _run(artifact, token_ids, stepped), tolerance, config)
 
 
-def _run(artifact: Artifact, token_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-    """Logits of every token: all but the last few at once, those one by one."""
+def _num_read(config: ModelConfig) -> int:
+    """Numbers that the reference reads: those of every tensor, of one that is tied twice."""
+    num_tied = config.vocab_size * config.hidden_size if config.tie_word_embeddings else 0
+    return sum(map(math.prod, weight_shapes(config).values())) + num_tied
+
+
+def _run(
+    artifact: Artifact, token_ids: npt.NDArray[np.int32], stepped: Callable[[int], None]
+) -> npt.NDArray[np.float32]:
+    """Logits of every token: all but the last few at once, those one by one; `stepped` gets how many steps are done."""
     num_tokens = len(token_ids)
     num_pages = -(-num_tokens // PAGE_SIZE)
     runner = ModelRunner(artifact, num_pages=num_pages)
@@ -97,6 +114,7 @@ def _run(artifact: Artifact, token_ids: npt.NDArray[np.int32]) -> npt.NDArray[np
         )
         logits.append(runner.forward(batch).copy())
         start = stop
+        stepped(len(logits))
     runner.close()
     return np.concatenate(logits)
 

@@ -13,6 +13,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from radixlm.compile import Progress, compile_model, compiler
 from radixlm.compile.targets import TARGETS
+from radixlm.compile.verification import NUM_DECODED
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.errors import InvalidParameter, VerificationFailed
 
@@ -170,3 +171,17 @@ def test_progress_names_each_stage_once_and_ends_full(make_tiny: MakeTiny, write
     for stage in stages:
         last = [progress for progress in seen if progress.stage == stage][-1]
         assert last.done == last.total
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_the_bar_of_verify_is_full_only_when_the_artifact_has_run(
+    make_tiny: MakeTiny, write_gguf: Write, tmp_path: Path, architecture: str
+) -> None:
+    """It was with the last tensor that was read, and where layers have biases long before: ten seconds of a model."""
+    tiny = make_tiny(architecture=architecture, attention_bias=architecture == "qwen2")
+    seen: list[Progress] = []
+    compile_model(write_gguf(tiny), tmp_path / "tiny.radixlm", progress=seen.append)
+    bars = [progress.done / progress.total for progress in seen if progress.stage == "verify"]
+    assert bars == sorted(bars) and bars[-1] == 1.0
+    num_steps = 1 + NUM_DECODED
+    assert max(bars[:-num_steps]) < 1.0 and len(set(bars[-num_steps:])) == num_steps
