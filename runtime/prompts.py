@@ -49,21 +49,24 @@ class Prompts:
     def completion(
         self, prompt: Prompt, *, seam_of: bytes | None = None, context_length: int | None = None
     ) -> PreparedPrompt:
-        """A raw prompt, fed as it is.
+        """A raw prompt, fed as it is; an empty text is one where the tokenizer begins a text with a token of its own.
 
         Raises:
-            EmptyPrompt: there is nothing in it.
+            EmptyPrompt: there is nothing to feed.
             ContextLengthExceeded: it has more tokens than `context_length`. One that is far too long is not encoded.
             InvalidRequest: the text cannot be encoded, or what should be ids is not.
         """
-        if not prompt:
-            raise EmptyPrompt("the prompt is empty; send at least one token")
         if not isinstance(prompt, str):
+            if not prompt:
+                raise EmptyPrompt("the prompt has 0 token ids; send at least one")
             if context_length is not None and len(prompt) > context_length:
                 raise ContextLengthExceeded.of_prompt(len(prompt), context_length)
             prompt = _as_ids(prompt)
         with _refusing():
-            return self.tokenizer.prepare_completion(prompt, seam_of=seam_of, max_tokens=context_length)
+            prepared = self.tokenizer.prepare_completion(prompt, seam_of=seam_of, max_tokens=context_length)
+        if not prepared.ids:
+            raise EmptyPrompt("the prompt is empty, and the tokenizer adds no token of its own; send some text")
+        return prepared
 
     def chat(
         self,

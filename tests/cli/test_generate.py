@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,6 +28,13 @@ def test_a_dash_reads_the_prompt_from_standard_input(runner: CliRunner, engine: 
 def test_ctrl_c_is_exit_code_130(runner: CliRunner, engine: type[FakeEngine]) -> None:
     engine.words = ["Once", None]
     assert runner.invoke(cli, ["generate", "x.radixlm", "Once"]).exit_code == 130
+
+
+def test_an_empty_prompt_is_bad_input_in_one_line(runner: CliRunner, tiny_artifact: Path) -> None:
+    for arguments in ([""], ["-"]):
+        result = runner.invoke(cli, ["generate", str(tiny_artifact), *arguments, "--kv-cache-gb", "0.1"], input="")
+        assert (result.exit_code, result.output.count("\n")) == (2, 1), result.output
+        assert "the prompt is empty" in result.output
 
 
 @pytest.mark.parametrize("value", ["inf", "nan"])

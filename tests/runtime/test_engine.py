@@ -190,6 +190,25 @@ def test_fifty_threads_on_one_engine(engine: Engine) -> None:
     assert stats.num_waiting == stats.num_running == 0
 
 
+def test_an_empty_text_is_a_prompt_where_the_tokenizer_begins_it_with_a_token() -> None:
+    tokenizer_json = gzip.decompress(TOKENIZER.read_bytes()).decode()
+    artifact = fake_artifact(
+        tokenizer_json, TEMPLATE, vocab_size=VOCAB_SIZE, bos_token_id=1, eos_token_id=END_OF_TURN, add_bos_token=True
+    )
+    with open_engine(artifact) as engine:
+        for policy in ("text", "exact", "off"):
+            completion = engine.generate("", drawn(1), cache_match=policy)
+            assert completion.prompt_token_ids == (1,)
+            assert completion.token_ids == expected(engine, (1,), drawn(1))
+        with pytest.raises(EmptyPrompt):
+            engine.generate([], drawn(1))
+
+
+def test_an_empty_text_is_an_error_where_the_tokenizer_adds_nothing(engine: Engine) -> None:
+    with pytest.raises(EmptyPrompt, match="the tokenizer adds no token of its own"):
+        engine.generate("", drawn(1))
+
+
 @pytest.mark.parametrize(
     ("prompt", "error"),
     [
