@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from .errors import InvalidGrammar
 
@@ -74,6 +74,21 @@ class Grammar:
             return cls("json_schema", json.dumps(schema, separators=(",", ":")), is_strict)
         except (RecursionError, ValueError) as error:
             raise InvalidGrammar(f"the JSON schema cannot be written as JSON: {error}; simplify it") from error
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema, of a grammar that is one.
+
+        Raises:
+            InvalidGrammar: its text is not JSON, or not an object.
+        """
+        assert self.kind == "json_schema"
+        try:
+            schema = json.loads(self.text)
+        except (RecursionError, ValueError) as error:  # json's own error is a ValueError
+            raise InvalidGrammar(f"the JSON schema is not JSON: {error}; send an object") from error
+        if not isinstance(schema, dict):
+            raise InvalidGrammar(f"the JSON schema is not an object but {self.text:.80}; send an object")
+        return schema
 
     @classmethod
     def choice(cls, choices: Sequence[str]) -> Grammar:

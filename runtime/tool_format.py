@@ -87,6 +87,9 @@ class ToolFormat:
         Args:
             tools: of which those that are called are.
             content: a JSON schema for replies that are no call; None: any text.
+
+        Raises:
+            InvalidGrammar: `content` is not a JSON object, or all of them together are too long.
         """
         rules: list[str] = []
         text = self._content_rules(content)
@@ -122,10 +125,9 @@ class ToolFormat:
 
     def _content_rules(self, content: Grammar | None) -> list[str]:
         if content is not None:
-            assert content.kind == "json_schema"
             # Where a call begins as JSON does, white space that JSON may have behind its `{` would be allowed in the
             # call as well, and it would not be recognised.
-            schema = _with_options(json.loads(content.text), is_strict=content.is_strict, **_AS_TEMPLATES_WRITE)
+            schema = _with_options(content.schema(), is_strict=content.is_strict, **_AS_TEMPLATES_WRITE)
             return [f"content: %json {schema}"]
         if self.is_tagged:
             return ["content: TEXT", "TEXT: /(.|\\n)*/"]

@@ -84,7 +84,8 @@ class ToolUse:
         """What the reply must keep to, where what is no call must keep to `content`.
 
         Raises:
-            InvalidParameter: `content` is no JSON schema, and there are tools.
+            InvalidParameter: `content` is of another kind than a JSON schema, and there are tools.
+            InvalidGrammar: `content` is not a JSON object, and there are tools.
         """
         if not self.tools:
             return content

@@ -305,6 +305,8 @@ CALL = {"id": "1", "type": "function", "function": {"name": "now", "arguments": 
             "not",
         ),
         ({"guided_regex": "a"}, "regular expression"),
+        ({"guided_json": "not json"}, "the JSON schema is not JSON"),
+        ({"structured_outputs": {"json": "[1]"}}, "the JSON schema is not an object"),
         ({"messages": [{"role": "user"}]}, "content"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}, "only the assistant"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "tool_call_id"),
