@@ -46,7 +46,7 @@ class ApiKeys:
 
     def _known(self, connection: HTTPConnection) -> str | None:
         scheme, _, sent = connection.headers.get("authorization", "").partition(" ")
-        given, known = _digest(sent.strip().encode("latin-1")), None
+        given, known = _digest(sent.strip(" \t").encode("latin-1")), None  # other white space is a byte of the key
         for key, digest in self._keys:
             if hmac.compare_digest(given, digest):
                 known = key

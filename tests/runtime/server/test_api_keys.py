@@ -1,12 +1,18 @@
-"""Keys out of files: one a line, none missing, and none that lets everybody in."""
+"""Keys: out of files one a line, none missing, and none that lets everybody in; and each is known when it comes."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from radixlm.runtime.errors import InvalidParameter
+from radixlm.runtime.server import create_app
 from radixlm.runtime.server.api_keys import read_keys
+from starlette.testclient import TestClient
+
+if TYPE_CHECKING:
+    from .conftest import FakeEngine
 
 
 def test_keys_are_lines_and_the_rest_is_left_out(tmp_path: Path) -> None:
@@ -26,3 +32,14 @@ def test_a_file_without_a_key_that_can_be_used_is_refused(tmp_path: Path, conten
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="cannot read API keys"):
         read_keys(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("key", ["voilà", "bleu Å", "Ё", "correct horse battery"])
+def test_a_key_is_known_whatever_bytes_it_begins_and_ends_with(engine: FakeEngine, key: str) -> None:
+    """Headers are Latin-1 to the server, where the last byte of an `à` in UTF-8 is a space, and that of an `Å` a line's
+    end: such a key was never accepted."""
+    client = TestClient(create_app(engine, api_keys=(key,)))  # type: ignore[arg-type]
+    for header in (f"Bearer {key}", f"bearer  {key} "):
+        assert client.get("/v1/models", headers={"authorization": header.encode()}).status_code == 200
+    for other in (key[:-1], key + "a", key.split()[-1] + "b"):
+        assert client.get("/v1/models", headers={"authorization": f"Bearer {other}".encode()}).status_code == 401
