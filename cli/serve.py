@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,23 @@ from .options import EngineOptions, engine_options, store_options
 DEFAULT_LOG_KV_MB = 100
 
 
+class _KeyOption(click.Option):
+    """A repeatable option of which the environment has one: click would cut that at its spaces, and take an empty one
+    for none."""
+
+    def value_from_envvar(self, ctx: click.Context) -> tuple[str, ...] | None:
+        """What is there, as it is.
+
+        Raises:
+            BadParameter: it is empty.
+        """
+        assert isinstance(self.envvar, str)
+        key = os.environ.get(self.envvar)
+        if key == "":
+            raise click.BadParameter(f"{self.envvar} is empty; unset it, or put a key into it", ctx, self)
+        return None if key is None else (key,)
+
+
 @click.command("serve", cls=JSONErrors)
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
@@ -24,11 +42,12 @@ DEFAULT_LOG_KV_MB = 100
 @click.option(
     "--api-key",
     "api_keys",
+    cls=_KeyOption,
     multiple=True,
     metavar="KEY",
     envvar="RADIXLM_API_KEY",
     show_envvar=True,
-    help="Answer only who sends this key, from a cache of the key's own; repeatable.",
+    help="Answer only who sends this key, from a cache of the key's own; repeatable. The environment has one.",
 )
 @click.option(
     "--api-key-file",

@@ -27,6 +27,25 @@ def test_serve_says_what_is_wrong_before_it_loads_anything(arguments: list[str],
     assert "loading" not in result.output
 
 
+def test_the_key_in_the_environment_is_one_whatever_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With spaces in it, it was as many keys as words, and each of them opened the server."""
+    monkeypatch.setenv("RADIXLM_API_KEY", "correct horse battery")
+    assert command.make_context("serve", ["a.radixlm"]).params["api_keys"] == ("correct horse battery",)
+    keys = ["--api-key", "one", "--api-key", "two"]
+    assert command.make_context("serve", ["a.radixlm", *keys]).params["api_keys"] == ("one", "two")
+    monkeypatch.delenv("RADIXLM_API_KEY")
+    assert command.make_context("serve", ["a.radixlm"]).params["api_keys"] == ()
+
+
+@pytest.mark.parametrize("arguments", [[], ["--api-key-file", "keys"]])
+def test_an_empty_key_in_the_environment_opens_no_server(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    monkeypatch.setenv("RADIXLM_API_KEY", "")
+    result = CliRunner().invoke(command, ["nowhere.radixlm", "--port", "0", *arguments])
+    assert result.exit_code != 0
+    assert "RADIXLM_API_KEY is empty" in str(result.exception) + result.output
+    assert "loading" not in result.output
+
+
 @pytest.mark.parametrize("error", [OSError(12, "Cannot allocate memory"), EngineError("no process for trials")])
 def test_a_server_serves_though_its_first_grammar_will_be_slow(error: Exception) -> None:
     """A process that cannot be started, as out of memory, would have stopped it."""
