@@ -13,6 +13,7 @@ MAX_CHOICES = 128  # of one request: prompts times n
 MAX_LOGIT_BIAS = 1024  # entries
 MAX_STOP_TOKEN_IDS = 1024
 MAX_MESSAGES = 4096  # of one conversation
+MAX_VALUES = 1 << 18  # of a body, token ids among them; as many take some hundredths of a second to decode
 MAX_TOKEN_ID = 2**31 - 1  # of any vocabulary; the model's own bound is the engine's to check
 
 

@@ -38,7 +38,7 @@ _ERRORS = {
     403: "A page of another site sent the request, or it was sent to a name that is not the server's.",
     404: "There is no such model here.",
     408: "The body did not come in time.",
-    413: "The body is too long.",
+    413: "The body is too long, or has too many values.",
     429: "The queue is full; Retry-After says when to send the request again.",
     500: "The request failed.",
     503: "The server is loading, or stopping.",

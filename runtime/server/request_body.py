@@ -13,6 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from .disconnect import ClientGone
 from .errors import HTTPError
+from .json_size import JSONSize
+from .limits import MAX_VALUES
 
 T = TypeVar("T")
 DEADLINE_S = 60.0  # for a whole body; a client that sends a byte now and then holds a connection no longer
@@ -24,8 +26,8 @@ async def read_json(request: Request, type: type[T], *, max_bytes: int, deadline
     """The body of `request`.
 
     Raises:
-        HTTPError: 413, it is longer than `max_bytes`; 408, it was not there after `deadline_s`; the rest is not read.
-            400, a header says that it is no JSON, or that it is compressed.
+        HTTPError: 413, it is longer than `max_bytes`, or has more than `MAX_VALUES` values; 408, it was not there after
+            `deadline_s`; the rest is not read. 400, a header says that it is no JSON, or that it is compressed.
         msgspec.DecodeError: it is not JSON, or not of this type.
         ClientGone: the client left before it had sent it.
     """
@@ -68,10 +70,12 @@ def decode_json(body: bytes | bytearray, type: type[T]) -> T:
 
 
 async def _read(request: Request, max_bytes: int) -> bytearray:
-    body = bytearray()
+    body, size = bytearray(), JSONSize()
     async for chunk in request.stream():
         body += chunk
         _check_length(len(body), max_bytes)
+        size.add(chunk)
+        _check_values(size.num_values)
     return body
 
 
@@ -90,3 +94,9 @@ def _check_length(num_bytes: int, max_bytes: int) -> None:
     if num_bytes > max_bytes:
         message = f"the body has {num_bytes} bytes or more, at most {max_bytes} are allowed"
         raise HTTPError(413, message, code="body_too_large")
+
+
+def _check_values(num_values: int) -> None:
+    if num_values > MAX_VALUES:
+        message = f"the body has {num_values} values or more, token ids among them, at most {MAX_VALUES} are allowed"
+        raise HTTPError(413, message, code="too_many_values")

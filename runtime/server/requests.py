@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
@@ -233,11 +233,11 @@ class CompletionRequest(SamplingRequest, kw_only=True):
         """
         if isinstance(self.prompt, str):
             return [self.prompt]
-        ids = [part for part in self.prompt if isinstance(part, int)]
-        if len(ids) == len(self.prompt):
-            return [ids]
-        prompts = [part for part in self.prompt if not isinstance(part, int)]
-        if len({type(part) for part in self.prompt}) > 1:
+        kinds = set(map(type, self.prompt))
+        if kinds <= {int}:
+            return [cast(list[int], self.prompt)]
+        prompts = cast(list[Prompt], self.prompt)
+        if len(kinds) > 1:
             raise InvalidParameter(
                 "prompt mixes texts and token ids; send texts, or token ids, or lists of token ids", param="prompt"
             )
