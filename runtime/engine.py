@@ -23,7 +23,7 @@ from .engine_core import EngineCore
 from .engine_loop import EngineLoop
 from .engine_parts import EngineParts, OpenRunner
 from .engine_stats import EngineStats
-from .errors import InvalidParameter
+from .errors import EngineOverloaded, InvalidParameter
 from .generation_batch import complete_all
 from .generation_stream import GenerationStream
 from .grammar import Grammar
@@ -429,6 +429,16 @@ class Engine:
     def max_num_requests(self) -> int | None:
         """How many requests may run and wait together; None: any number."""
         return self._loop.max_num_requests
+
+    @property
+    def room(self) -> int | None:
+        """How many requests more would be taken now; None: any number."""
+        return self._loop.room
+
+    def refusal(self, num_waiting: int) -> EngineOverloaded:
+        """Count a request that is refused because `num_waiting` others, which are still to come here, fill the queue:
+        what it is told."""
+        return self._loop.refusal(num_waiting)
 
     def stats(self) -> EngineStats:
         """Counters and the state now; never waits for a step."""

@@ -125,6 +125,17 @@ class EngineLoop:
         """Requests that were refused because too many ran and waited."""
         return self._num_rejected
 
+    @property
+    def room(self) -> int | None:
+        """How many requests more would be taken now; None: any number."""
+        most = self.max_num_requests
+        return None if most is None else max(most - self._num_requests, 0)
+
+    def refusal(self, num_waiting: int) -> EngineOverloaded:
+        """Count a request that was refused before it came here, where `num_waiting` others wait: what it is told."""
+        with self._wake:
+            return self._refusal(num_waiting)
+
     def require_room(self) -> None:
         """Raise EngineOverloaded if `submit` would: asked first, a request costs nothing when there are too many."""
         with self._wake:
@@ -195,9 +206,14 @@ class EngineLoop:
         """The lock is held."""
         if self.max_num_requests is None or self._num_requests < self.max_num_requests:
             return
+        raise self._refusal()
+
+    def _refusal(self, num_waiting: int = 0) -> EngineOverloaded:
+        """The lock is held."""
+        assert self.max_num_requests is not None
         self._num_rejected += 1
         retry_after_s = min(max(math.ceil(self._usual_s), MIN_RETRY_S), MAX_RETRY_S)
-        raise EngineOverloaded(self._num_requests, self.max_num_requests, retry_after_s)
+        return EngineOverloaded(self._num_requests + num_waiting, self.max_num_requests, retry_after_s)
 
     # On the thread.
 

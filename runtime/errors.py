@@ -227,6 +227,18 @@ class EngineOverloaded(EngineError):
         self.retry_after_s = retry_after_s
 
 
+class WorkOverloaded(EngineOverloaded):
+    """Too many requests wait for what a server does beside the engine, or before it; nothing was done with this one."""
+
+    def __init__(self, work: str, num_waiting: int, retry_after_s: int) -> None:
+        EngineError.__init__(
+            self,
+            f"{num_waiting} requests wait for {work}, as many as may; send it again in {retry_after_s} s, or raise "
+            f"--max-queue",
+        )
+        self.retry_after_s = retry_after_s
+
+
 class GrammarsOverloaded(EngineOverloaded):
     """Too many grammars wait to be tried, or the machine is too busy; nothing was found out about this one."""
 

@@ -37,6 +37,7 @@ ANSWER_LIMIT_S = 1.0  # half of which may be spent waiting for trials of others
 QUICK_LIMIT_S = 0.05  # of the processor; most grammars take 1 to 10 ms, the largest that OpenAI takes up to 60
 TIME_LIMIT_S = 0.25
 LIMITS = {"step_lexer_fuel": 100_000, "max_lexer_states": 50_000}  # 7 ms a mask, 100 MB
+_RETRY_AFTER_S = 1
 _STARTS_PER_MATCHER = 64  # copies share the states that were met; anew now and then, they do not pile up
 
 
@@ -159,7 +160,7 @@ class Grammars:
                     self._refuse(grammar, error)
                     raise
         if is_busy:
-            raise GrammarsOverloaded(self._lanes[-1].turns.num_waiting, retry_after_s=1)
+            raise _refusal(self._lanes[-1].turns.num_waiting)
         reason = f"the {grammar.noun} cannot be used: it takes more than {self._time_limit_s:g} s to compile"
         self._refuse(grammar, InvalidGrammar(reason))
         raise InvalidGrammar(reason)
@@ -219,4 +220,8 @@ class Grammars:
             time_limit_s=time_limit_s,
             niceness=niceness,
         )
-        return _Lane(trial, FairTurns(max_waiting=MAX_WAITING))
+        return _Lane(trial, FairTurns(max_waiting=lambda: MAX_WAITING, refusal=_refusal))
+
+
+def _refusal(num_waiting: int) -> GrammarsOverloaded:
+    return GrammarsOverloaded(num_waiting, retry_after_s=_RETRY_AFTER_S)

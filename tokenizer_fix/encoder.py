@@ -14,7 +14,9 @@ import tokenizers
 from .errors import TooManyTokens
 
 LONG_TEXT = 1 << 15  # characters, which take some 30 ms: shorter texts wait for nobody
-MAX_LONG_TEXTS = 2  # encoded at once: each token takes some hundred bytes until its text's ids are read
+# Encoded at once: each token takes some hundred bytes until its text's ids are read. A server has two prompts, one text
+# to tokenize and one history to truncate at a time (server/lanes.py); these wait for none of each other here.
+MAX_LONG_TEXTS = 4
 
 
 class LongTextTurns:

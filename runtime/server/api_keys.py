@@ -88,5 +88,12 @@ def api_key_of(connection: HTTPConnection) -> str | None:
     return key
 
 
+def client_of(connection: HTTPConnection) -> str:
+    """Among whom turns are taken: keys, where there are any, else addresses. Not namespaces, of which a client may make
+    any number with its salts."""
+    address = "" if connection.client is None else connection.client.host
+    return api_key_of(connection) or address
+
+
 def _digest(key: bytes) -> bytes:
     return sha256(key).digest()

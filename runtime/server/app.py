@@ -26,6 +26,7 @@ from .completions import Completions
 from .disconnect import ClientGone
 from .errors import answer
 from .health import MAX_STALL_S, Health
+from .lanes import Lanes
 from .metrics import Metrics
 from .openapi import OpenAPI
 from .origins import KnownHosts, origin_middleware
@@ -70,7 +71,8 @@ def create_app(
         InvalidParameter: an API key is empty, has white space around it or is too long; an origin is none.
     """
     model_id = model_id or engine.manifest.name
-    served = Served(engine, model_id, int(time.time()), max_body_bytes, tells_cached_text, keep_alive_s)
+    created, lanes = int(time.time()), Lanes.of(engine)
+    served = Served(engine, lanes, model_id, created, max_body_bytes, tells_cached_text, keep_alive_s)
     about, tokenization = About(served), Tokenization(served)
     routes = [
         Route("/v1/chat/completions", ChatCompletions(served).create, methods=["POST"]),

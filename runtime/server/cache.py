@@ -6,9 +6,9 @@ Never of another namespace, not even that there is one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2s
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -33,12 +33,12 @@ class Cache:
         Both wait for the step that runs.
         """
         namespace = self._namespace(request)
-        engine = self.served.engine
+        engine, run = self.served.engine, self.served.lanes.cache.run
         if request.method == "DELETE":
-            cleared = await run_in_threadpool(engine.clear_cache, namespace)
+            cleared = await run(request, partial(engine.clear_cache, namespace))
             numbers = cleared.num_freed_pages, cleared.num_kept_pages, cleared.num_discarded_pages
             return json_response(ClearedReply(*numbers))
-        tree = await run_in_threadpool(engine.cache_tree, namespace)
+        tree = await run(request, partial(engine.cache_tree, namespace))
         return json_response(
             CacheReply(
                 num_runs=tree.num_runs,

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import msgspec
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -48,7 +47,7 @@ class ChatCompletions:
             grammar = use.grammar(engine.tool_format, body.grammar())
             with use.naming(grammar):
                 constraint = await compiled(engine, grammar, request)
-        history, truncation = await self._history(body, params, use)
+        history, truncation = await self._history(request, body, params, use)
         ask = partial(
             engine.stream_chat,
             history,
@@ -62,7 +61,8 @@ class ChatCompletions:
         )
         wishes = params_of_choices(params, body.num_choices)
         asks = [partial(ask, wish) for wish in wishes]
-        choices = await Choices.open(asks, record_of(request), most=engine.max_num_requests)
+        run = partial(self.served.lanes.submission.run, request)
+        choices = await Choices.open(asks, run, record_of(request), most=engine.max_num_requests)
         new_id = f"chatcmpl-{uuid.uuid4().hex}"
         start = partial(Reply, id=new_id, created=int(time.time()), model=self.served.model_id)
         if body.stream:
@@ -75,14 +75,14 @@ class ChatCompletions:
         return json_response(whole)
 
     async def _history(
-        self, body: ChatRequest, params: SamplingParams, use: ToolUse
+        self, request: Request, body: ChatRequest, params: SamplingParams, use: ToolUse
     ) -> tuple[Sequence[Mapping[str, object]], TruncationReply | msgspec.UnsetType]:
         """The messages as templates know them, without those that the request lets go, and which these are."""
         engine = self.served.engine
         messages = [message.to_template() for message in body.messages]
         if body.truncation != "middle":
             return messages, msgspec.UNSET
-        left = await run_in_threadpool(
+        truncate = partial(
             drop_middle,
             messages,
             use.tools,
@@ -90,6 +90,7 @@ class ChatCompletions:
             context_length=engine.context_length,
             max_tokens=params.max_tokens,
         )
+        left = await self.served.lanes.truncation.run(request, truncate)
         return left.messages, TruncationReply("middle", tuple(left.dropped), left.num_dropped_tokens)
 
     def _whole(self, start: partial[Reply], completions: Sequence[Completion], use: ToolUse, has_ids: bool) -> Reply:

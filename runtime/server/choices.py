@@ -16,7 +16,7 @@ from ..completion import Completion, Delta
 from ..engine import GenerationStream
 from ..errors import InvalidParameter
 from ..sampling_params import SamplingParams
-from .reply_stream import ReplyStream
+from .reply_stream import ReplyStream, Run
 from .request_log import RequestRecord
 
 _NUM_SEEDS = 2**64
@@ -50,8 +50,10 @@ class Choices:
         self._streams = streams
 
     @classmethod
-    async def open(cls, asks: Sequence[Ask], record: RequestRecord | None = None, *, most: int | None = None) -> Self:
-        """Submit one request for each choice: all of them, or none. Their ends are told to `record`.
+    async def open(
+        cls, asks: Sequence[Ask], run: Run, record: RequestRecord | None = None, *, most: int | None = None
+    ) -> Self:
+        """Submit one request for each choice, by `run`: all of them, or none. Their ends are told to `record`.
 
         Args:
             most: as many as the engine ever takes at once; None: any number.
@@ -64,7 +66,7 @@ class Choices:
             message = f"{len(asks)} replies are asked for, and this server takes {most} at once; ask for fewer"
             raise InvalidParameter(message)  # of n, or of the prompts
         async with AsyncExitStack() as opened:
-            streams = [await opened.enter_async_context(await _open(ask, record)) for ask in asks]
+            streams = [await opened.enter_async_context(await _open(ask, run, record)) for ask in asks]
             opened.pop_all()
         return cls(streams)
 
@@ -121,8 +123,8 @@ class Choices:
             await stream.__aexit__(kind, error, trace)
 
 
-async def _open(ask: Ask, record: RequestRecord | None) -> ReplyStream:
-    return await ReplyStream.open(lambda wake: ask(on_ready=wake), record)
+async def _open(ask: Ask, run: Run, record: RequestRecord | None) -> ReplyStream:
+    return await ReplyStream.open(lambda wake: ask(on_ready=wake), run, record)
 
 
 async def _read(index: int, stream: ReplyStream, arrived: asyncio.Queue[tuple[int, Delta | Exception | None]]) -> None:

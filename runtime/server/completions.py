@@ -50,7 +50,8 @@ class Completions:
             with_progress=bool(body.return_progress),
         )
         submits = [partial(ask, *item) for item in zip(prompts, wishes, strict=True)]
-        choices = await Choices.open(submits, record_of(request), most=self.served.engine.max_num_requests)
+        run = partial(self.served.lanes.submission.run, request)
+        choices = await Choices.open(submits, run, record_of(request), most=self.served.engine.max_num_requests)
         new_id = f"cmpl-{uuid.uuid4().hex}"
         start = partial(
             Reply, id=new_id, object="text_completion", created=int(time.time()), model=self.served.model_id

@@ -1,4 +1,4 @@
-"""How many values JSON has, counted while its bytes come: decoding holds the interpreter for as long as there are values.
+"""How many values JSON has, counted while its bytes come: decoding them holds the interpreter, the longer the more.
 
 Knows quotes, commas and brackets, not whether they are JSON.
 """

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from types import TracebackType
 from typing import Self
-
-from starlette.concurrency import run_in_threadpool
 
 from ..completion import Completion, Delta
 from ..engine import GenerationStream
@@ -22,6 +20,8 @@ from .request_log import RequestRecord
 CANCELLING_S = 1.0  # for the step that runs; what a request was until then is only for the log
 Submit = Callable[[Callable[[], None]], GenerationStream]
 """Hands a request to the engine; gets the callback for `on_ready`."""
+Run = Callable[[Callable[[], GenerationStream]], Awaitable[GenerationStream]]
+"""Does this in a thread: tokenizing a long prompt takes a while."""
 
 
 class ReplyStream:
@@ -34,11 +34,11 @@ class ReplyStream:
         self._has_ended = False
 
     @classmethod
-    async def open(cls, submit: Submit, record: RequestRecord | None = None) -> Self:
-        """Submit a request; tokenizing a long prompt happens in a worker thread. Its end is told to `record`.
+    async def open(cls, submit: Submit, run: Run, record: RequestRecord | None = None) -> Self:
+        """Submit a request, by `run`. Its end is told to `record`.
 
         Raises:
-            InvalidRequest: the engine refuses the request.
+            InvalidRequest, EngineError: the engine refuses the request, or `run` does.
         """
         loop = asyncio.get_running_loop()
         ready = asyncio.Event()
@@ -47,7 +47,7 @@ class ReplyStream:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(ready.set)
 
-        return cls(await run_in_threadpool(submit, wake), ready, record)
+        return cls(await run(lambda: submit(wake)), ready, record)
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         """The deltas, each as soon as it is there.

@@ -47,12 +47,20 @@ async def read_body(request: Request, *, max_bytes: int, deadline_s: float = DEA
         _check_length(int(declared[:20]), max_bytes)  # a number of more digits is too long as well
     try:
         async with asyncio.timeout(deadline_s):
-            return await _read(request, max_bytes)
+            body = await _read(request, max_bytes)
     except TimeoutError as error:
         message = f"the body was not there after {deadline_s:g} s; send it faster"
         raise HTTPError(408, message, code="request_timeout", headers={"connection": "close"}) from error
     except ClientDisconnect as error:
         raise ClientGone from error
+    request.state.num_body_bytes = len(body)
+    return body
+
+
+def num_body_bytes_of(request: Request) -> int:
+    """How long the body was that was read; 0 if none was."""
+    num_bytes: int = getattr(request.state, "num_body_bytes", 0)
+    return num_bytes
 
 
 def decode_json(body: bytes | bytearray, type: type[T]) -> T:

@@ -18,7 +18,7 @@ from ..engine import Engine
 from ..errors import InvalidGrammar, InvalidParameter
 from ..grammar import Grammar
 from ..token_constraint import ConstraintSource
-from .api_keys import api_key_of
+from .api_keys import client_of
 
 Schema = dict[str, Any]
 # `$` alone lets a line end follow in Python's way to read it, and JSON Schema's has no other end.
@@ -142,19 +142,12 @@ async def compiled(engine: Engine, grammar: Grammar | None, request: HTTPConnect
     """
     if grammar is None:
         return None
-    compile = partial(_compile, engine, grammar, _client_of(request))
+    compile = partial(_compile, engine, grammar, client_of(request))
     return await anyio.to_thread.run_sync(compile, limiter=anyio.CapacityLimiter(1))
 
 
 def _compile(engine: Engine, grammar: Grammar, client: str) -> ConstraintSource:
     return engine.grammars.compile(grammar, client=client)
-
-
-def _client_of(request: HTTPConnection) -> str:
-    """Among whom trials take turns: keys, where there are any, else addresses. Not namespaces, of which a client may
-    make any number with its salts."""
-    address = "" if request.client is None else request.client.host
-    return api_key_of(request) or address
 
 
 def _schema(schema: Schema | str | None) -> Grammar | None:

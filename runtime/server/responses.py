@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -60,7 +59,7 @@ class Responses:
         namespace = self.served.namespace(request, body.cache_salt, body.prompt_cache_key)
         with named_grammar("text.format.schema"):
             constraint = await compiled(self.served.engine, body.grammar(), request)
-        messages, truncated = await self._history(body, params)
+        messages, truncated = await self._history(request, body, params)
         ask = partial(
             self.served.engine.stream_chat,
             messages,
@@ -72,7 +71,8 @@ class Responses:
             request_id=record_of(request).request_id or None,
             with_progress=bool(body.return_progress),
         )
-        reply = await ReplyStream.open(lambda wake: ask(on_ready=wake), record_of(request))
+        run = partial(self.served.lanes.submission.run, request)
+        reply = await ReplyStream.open(lambda wake: ask(on_ready=wake), run, record_of(request))
         response = _Response(self.served, body, params, truncated)
         if body.stream:
             keep_alive_s = self.served.keep_alive_s
@@ -83,19 +83,20 @@ class Responses:
         return json_response(response.ended(completion))
 
     async def _history(
-        self, body: ResponseRequest, params: SamplingParams
+        self, request: Request, body: ResponseRequest, params: SamplingParams
     ) -> tuple[Sequence[Mapping[str, object]], TruncationReply | msgspec.UnsetType]:
         """The messages as templates know them, without those that the request lets go, and which these are."""
         engine, messages = self.served.engine, body.messages()
         if body.truncation != "auto":
             return messages, msgspec.UNSET
-        left = await run_in_threadpool(
+        truncate = partial(
             drop_middle,
             messages,
             count=lambda messages, tools: len(engine.encode_chat(messages, tools)),
             context_length=engine.context_length,
             max_tokens=params.max_tokens,
         )
+        left = await self.served.lanes.truncation.run(request, truncate)
         num_before = len(messages) - body.num_messages  # the instructions, which stay
         dropped = tuple(place - num_before for place in left.dropped)
         return left.messages, TruncationReply("middle", dropped, left.num_dropped_tokens)

@@ -14,6 +14,7 @@ from ..cache_namespace import CacheScope
 from ..completion import Completion
 from .api_keys import api_key_of
 from .errors import HTTPError
+from .lanes import Lanes
 from .replies import UsageReply
 from .request_body import read_json
 from .request_log import record_of
@@ -35,6 +36,7 @@ class Served:
     """
 
     engine: Engine
+    lanes: Lanes
     model_id: str
     created: int  # Unix time at which serving began
     max_body_bytes: int

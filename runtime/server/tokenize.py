@@ -6,9 +6,9 @@ Nothing is computed or cached; knows the tokenizer only through the engine.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -30,13 +30,14 @@ class Tokenization:
         """`POST /tokenize`: the ids of `prompt`, or of `messages` with the generation prompt behind them."""
         body = await self.served.read(request, TokenizeRequest, max_bytes=MAX_BODY_BYTES)
         self.served.check_model(body.model)
-        return await run_in_threadpool(self._tokenized, body)
+        return await self.served.lanes.tokenization.run(request, partial(self._tokenized, body))
 
     async def detokenize(self, request: Request) -> Response:
         """`POST /detokenize`: the text of `tokens`, special tokens included."""
         body = await self.served.read(request, DetokenizeRequest, max_bytes=MAX_BODY_BYTES)
         self.served.check_model(body.model)
-        return json_response(DetokenizeReply(await run_in_threadpool(self.served.engine.decode, body.tokens)))
+        decode = partial(self.served.engine.decode, body.tokens)
+        return json_response(DetokenizeReply(await self.served.lanes.tokenization.run(request, decode)))
 
     def _tokenized(self, body: TokenizeRequest) -> Response:
         ids = self._encode(body)

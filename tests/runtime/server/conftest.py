@@ -22,7 +22,7 @@ from radixlm.runtime.completion import (
     Usage,
 )
 from radixlm.runtime.engine import EngineStats, GenerationStream
-from radixlm.runtime.errors import EmptyPrompt, RadixLMError
+from radixlm.runtime.errors import EmptyPrompt, EngineOverloaded, RadixLMError
 from radixlm.runtime.prefix_match import MatchPolicy
 from radixlm.runtime.sampling_params import SamplingParams
 from radixlm.runtime.server import create_app
@@ -144,6 +144,7 @@ class FakeEngine:
     context_length: int = 512
     match: MatchPolicy = "text"
     max_num_requests: int | None = None
+    room: int | None = None
     manifest: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(name="fake"))
     tool_format: ToolFormat = PLAIN
 
@@ -198,6 +199,9 @@ class FakeEngine:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(str(self.words[token_id]) for token_id in token_ids)
+
+    def refusal(self, num_waiting: int) -> EngineOverloaded:
+        return EngineOverloaded(num_waiting, self.max_num_requests or 0, 1)
 
     def stats(self) -> EngineStats:
         return self.engine_stats

@@ -96,11 +96,11 @@ def test_a_stream_whose_callback_fails_loses_nothing_but_its_wake(
     before = tokens(server)
     opened = ReplyStream.open.__func__  # type: ignore[attr-defined]
 
-    async def open_with_bad_wake(cls: Any, submit: Any, record: Any = None) -> Any:
+    async def open_with_bad_wake(cls: Any, submit: Any, *others: Any) -> Any:
         def submitting(wake: Callable[[], None]) -> Any:
             return submit(once(wake, RuntimeError("thrown on purpose")))
 
-        return await opened(cls, submitting, record)
+        return await opened(cls, submitting, *others)
 
     monkeypatch.setattr(ReplyStream, "open", classmethod(open_with_bad_wake))
     text = server.chat(max_tokens=8, stream=True, return_token_ids=True).text

@@ -1,0 +1,86 @@
+"""Threads for what an event loop may not do itself: of each kind of work its own, so that no kind waits for another.
+
+Knows how much is done at a time and for which client, not what it is. Work has its turn before it has a thread: all
+kinds shared forty threads once, and a hundred long texts, of which two were encoded at a time, held them all.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+from starlette.requests import Request
+
+from ..errors import WorkOverloaded
+from ..fair_turns import FairTurns, Refusal
+from .api_keys import client_of
+from .request_body import num_body_bytes_of
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+T = TypeVar("T")
+NUM_SHORT = 4  # at a time in each lane; what they compute takes milliseconds
+LONG_BODY_BYTES = 1 << 15  # whose text may take 30 ms to encode, and a hundred times as many a hundred times as long
+_RETRY_AFTER_S = 1
+
+
+class Lane:
+    """One kind of work: clients have their turns one after the other, and short requests wait for no long one.
+
+    Args:
+        num_long: requests with long bodies that are worked on at a time.
+        max_waiting: says how many may wait now, short and long ones together.
+        refusal: makes the error for one too many.
+    """
+
+    def __init__(self, *, num_long: int, max_waiting: Callable[[], int], refusal: Refusal) -> None:
+        # The other queue has its part of those that may wait.
+        self._short = FairTurns(
+            num_turns=NUM_SHORT, max_waiting=lambda: max_waiting() - self._long.num_waiting, refusal=refusal
+        )
+        self._long = FairTurns(
+            num_turns=num_long, max_waiting=lambda: max_waiting() - self._short.num_waiting, refusal=refusal
+        )
+
+    async def run(self, request: Request, work: Callable[[], T]) -> T:
+        """What `work` returns or raises, done in a thread when it is the turn of the request's client.
+
+        Raises:
+            EngineOverloaded: too many wait.
+        """
+        turns = self._long if num_body_bytes_of(request) > LONG_BODY_BYTES else self._short
+        async with turns.turn_of_task(client_of(request)):
+            return await anyio.to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1))  # the turn is the limit
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Every kind of work that requests are for the threads of one server."""
+
+    submission: Lane  # of requests to the engine; those that wait here are part of its queue
+    tokenization: Lane
+    truncation: Lane
+    cache: Lane  # looks at it, and clearing it: each waits for a step of the engine
+
+    @classmethod
+    def of(cls, engine: Engine) -> Lanes:
+        """In front of an engine; where its queue has an end, so has each lane's."""
+
+        def room() -> int:
+            return sys.maxsize if engine.room is None else engine.room
+
+        def lane(work: str) -> Lane:
+            most = sys.maxsize if engine.max_num_requests is None else engine.max_num_requests
+
+            def refusal(num_waiting: int) -> WorkOverloaded:
+                return WorkOverloaded(work, num_waiting, _RETRY_AFTER_S)
+
+            return Lane(num_long=1, max_waiting=lambda: most, refusal=refusal)
+
+        # Two long prompts at a time: behind one that is refused in the end, another need not wait.
+        submission = Lane(num_long=2, max_waiting=room, refusal=engine.refusal)
+        return cls(submission, lane("tokenization"), lane("truncation"), lane("the cache"))
