@@ -23,6 +23,7 @@ from .errors import EngineError
 from .malloc_arenas import share_one_arena
 from .prefix_router import RouterPolicy
 from .replica_front import ReplicaFront, ReplicaGone
+from .server.origins import LOCAL_HOSTS
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -34,6 +35,7 @@ ACCEPT_S = 10.0  # a replica that does not take a request within this time is de
 MAX_ONGOING_REQUESTS = 10_000  # of a replica: its engine has a queue of its own, and says when that is full
 MAX_QUEUE = 256  # of a replica, as `radixlm serve` has it
 MAX_STALL_S = 60.0
+_LISTS = frozenset({"api_keys", "hosts", "cors_origins"})  # arguments that have several values
 
 OpenEngine = Callable[[], "Engine"]
 """Opens a replica's engine in the replica's process; it is sent there by cloudpickle."""
@@ -41,10 +43,11 @@ OpenEngine = Callable[[], "Engine"]
 
 def app(arguments: Mapping[str, str]) -> Application:
     """What `serve run` calls. `artifact` must be given; `num_replicas`, `threads`, `kv_cache_gb`, `max_num_seqs`,
-    `max_queue`, `api_keys` (with commas between them) and `num_cpus` (for Ray's books, of each replica) may be.
+    `max_queue`, `num_cpus` (for Ray's books, of each replica), and with commas between them `api_keys`, `cors_origins`
+    and `hosts`, names that requests may be sent to (`*`: any), may be.
 
     Raises:
-        ValueError: as `engine_options`.
+        ValueError: as `engine_options` and `front_options`.
     """
     options = engine_options(arguments)
     artifact = arguments["artifact"]
@@ -57,8 +60,8 @@ def app(arguments: Mapping[str, str]) -> Application:
     return build_app(
         open_engine,
         num_replicas=int(arguments.get("num_replicas", 2)),
-        api_keys=tuple(key for key in arguments.get("api_keys", "").split(",") if key),
         num_cpus=float(arguments.get("num_cpus", 1)),
+        **front_options(arguments),
     )
 
 
@@ -68,7 +71,7 @@ def engine_options(arguments: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         ValueError: an argument is missing, unknown, or no number where one is needed.
     """
-    known = {"artifact", "num_replicas", "threads", "kv_cache_gb", "max_num_seqs", "max_queue", "api_keys", "num_cpus"}
+    known = {"artifact", "num_replicas", "threads", "kv_cache_gb", "max_num_seqs", "max_queue", "num_cpus", *_LISTS}
     if "artifact" not in arguments or not set(arguments) <= known:
         raise ValueError(f"got {', '.join(sorted(arguments)) or 'nothing'}; give artifact=, and only {sorted(known)}")
     options: dict[str, Any] = {"max_queue": int(arguments.get("max_queue", MAX_QUEUE))}
@@ -81,15 +84,40 @@ def engine_options(arguments: Mapping[str, str]) -> dict[str, Any]:
     return options
 
 
+def front_options(arguments: Mapping[str, str]) -> dict[str, Any]:
+    """The front's, of what `app` gets: whom it answers.
+
+    Raises:
+        ValueError: a list has nothing in it, or between two commas.
+    """
+    options: dict[str, Any] = {}
+    for name in _LISTS & set(arguments):
+        options[name] = tuple(arguments[name].split(","))
+        if not all(options[name]):
+            raise ValueError(f"{name}= is {arguments[name]!r}; give values with commas between them, or leave it out")
+    if options.get("hosts") == ("*",):
+        options["hosts"] = ()
+    return options
+
+
 def build_app(
     open_engine: OpenEngine,
     *,
     num_replicas: int = 2,
     api_keys: Sequence[str] = (),
+    hosts: Sequence[str] | None = None,
+    cors_origins: Sequence[str] = (),
     policy: RouterPolicy | None = None,
     num_cpus: float = 1,
 ) -> Application:
-    """A front and `num_replicas` engines behind it, for `serve.run`."""
+    """A front and `num_replicas` engines behind it, for `serve.run`.
+
+    Args:
+        hosts: names that requests may be sent to; none: any; None: this machine's own, or any where there are keys.
+            Ray may listen on addresses that others reach: they must be told to use a key, or a name that is given here.
+    """
+    if hosts is None:
+        hosts = () if api_keys else LOCAL_HOSTS
     names = [f"engine-{number}" for number in range(num_replicas)]
     engines = [
         serve.deployment(
@@ -106,7 +134,7 @@ def build_app(
         """Made in the front's process, where the engines' handles are to be had."""
         of = serve.get_replica_context().app_name
         replicas = {name: _RayReplica(serve.get_deployment_handle(name, app_name=of)) for name in names}
-        return ReplicaFront(replicas, policy=policy).app(api_keys)
+        return ReplicaFront(replicas, policy=policy).app(api_keys, hosts=hosts, cors_origins=cors_origins)
 
     front = serve.deployment(
         serve.ingress(front_app)(),

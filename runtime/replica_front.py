@@ -32,6 +32,7 @@ from .server.api_keys import ApiKeys, api_key_of, checked_keys
 from .server.cache import PARAMETERS
 from .server.disconnect import ClientGone, while_connected
 from .server.errors import HTTPError, answer, describe
+from .server.origins import KnownHosts, origin_middleware
 from .server.request_body import read_body
 
 REPLICA_HEADER = "x-radixlm-replica"  # who answered; in a request: who is to answer
@@ -78,8 +79,10 @@ class ReplicaFront:
         self._loads = dict.fromkeys(replicas, 0)
         self._returning: dict[str, asyncio.Task[None]] = {}  # dead ones, until they take requests again
 
-    def app(self, api_keys: Sequence[str] = ()) -> Starlette:
-        """The application; `api_keys` as `create_app` has them.
+    def app(
+        self, api_keys: Sequence[str] = (), *, hosts: Sequence[str] = (), cors_origins: Sequence[str] = ()
+    ) -> Starlette:
+        """The application; `api_keys`, `hosts` and `cors_origins` as `create_app` has them.
 
         What one replica tells of itself, as at `/metrics` and `GET /v1/cache`, is told of whichever is asked: the
         answer's `REPLICA_HEADER` names it, and the request's chooses it.
@@ -89,7 +92,12 @@ class ReplicaFront:
             Route("/v1/cache", self._forget_everywhere, methods=["DELETE"]),
             Route("/{path:path}", self._forward, methods=_METHODS),
         ]
-        app = Starlette(routes=routes, middleware=[Middleware(ApiKeys, keys=checked_keys(api_keys))])
+        middleware = [
+            Middleware(KnownHosts, hosts=hosts),
+            *origin_middleware(cors_origins),
+            Middleware(ApiKeys, keys=checked_keys(api_keys)),
+        ]
+        app = Starlette(routes=routes, middleware=middleware)
         for kind in (RadixLMError, Exception, 404, 405):
             app.add_exception_handler(kind, answer)
         for gone in (ClientGone, ClientDisconnect):
@@ -108,7 +116,7 @@ class ReplicaFront:
 
     async def _forget_everywhere(self, request: Request) -> Response:
         """What one replica forgot, another may still hold: all are asked, and their numbers are added."""
-        scope = plain_scope(request.scope)
+        scope = _forwarded_scope(request)
         answers = [*filter(None, await asyncio.gather(*(self._whole(name, scope) for name in self._living())))]
         if not answers:
             raise _no_replica()
@@ -125,7 +133,7 @@ class ReplicaFront:
         body = bytes(await read_body(request, max_bytes=self._max_body_bytes))
         read = partial(RoutedPrompt.of, body, api_key_of(request), self._namespaces, self._router.max_text_bytes)
         prompt = read() if len(body) <= MAX_BYTES_AT_ONCE else await run_in_threadpool(read)
-        return _Forwarded(self, plain_scope(request.scope), body, prompt, request.headers.get(REPLICA_HEADER))
+        return _Forwarded(self, _forwarded_scope(request), body, prompt, request.headers.get(REPLICA_HEADER))
 
     async def answer(
         self, scope: Mapping[str, Any], body: bytes, prompt: RoutedPrompt, wanted: str | None
@@ -226,6 +234,12 @@ class _Forwarded(Response):
                 gone = HTTPError(503, "the replica died while it answered; send the request again", code="replica_gone")
                 event = b"data: " + msgspec.json.encode(describe(gone)[1]) + b"\n\n"
                 await send({"type": "http.response.body", "body": event, "more_body": False})
+
+
+def _forwarded_scope(request: Request) -> dict[str, Any]:
+    """What a replica is told. Not the page that a request comes from: whether that may send it was decided here."""
+    scope = plain_scope(request.scope)
+    return scope | {"headers": [(name, value) for name, value in scope["headers"] if name != b"origin"]}
 
 
 def _no_replica() -> HTTPError:

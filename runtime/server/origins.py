@@ -21,7 +21,7 @@ from .errors import HTTPError, respond
 
 _HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
 _EXPOSED = ("retry-after", "x-request-id")
-_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 def origin_middleware(allowed: Sequence[str]) -> list[Middleware]:
@@ -44,7 +44,7 @@ def origin_middleware(allowed: Sequence[str]) -> list[Middleware]:
 
 def local_hosts(host: str) -> tuple[str, ...]:
     """The names of a server that listens on `host`, where only this machine can connect."""
-    return (*_LOCAL_HOSTS, host)
+    return (*LOCAL_HOSTS, host)
 
 
 class KnownHosts:
@@ -64,8 +64,9 @@ class KnownHosts:
                 if scope["type"] != "http":
                     return await send({"type": "websocket.close", "code": 1008})
                 message = (
-                    f"this server asks for no key and answers only to localhost, not to {host!r:.100}: a web page may "
-                    "have made that name point here; start it with --api-key, or have a proxy send Host: localhost"
+                    f"this server answers only to names that it knows, as localhost, not to {host!r:.100}: a web page "
+                    "may have made that name point here; start it with --api-key, under Ray with api_keys= or hosts=, "
+                    "or have a proxy send Host: localhost"
                 )
                 return await respond(HTTPError(403, message, code="host_not_allowed"))(scope, receive, send)
         await self._app(scope, receive, send)
@@ -90,7 +91,10 @@ class SameOrigin:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] not in _HARMLESS and not self._is_welcome(Headers(scope=scope)):
-            message = "pages of other sites may not send requests here; start the server with --cors-origin for those"
+            message = (
+                "pages of other sites may not send requests here; start the server with --cors-origin for those, under "
+                "Ray with cors_origins="
+            )
             return await respond(HTTPError(403, message, code="origin_not_allowed"))(scope, receive, send)
         await self._app(scope, receive, send)
 

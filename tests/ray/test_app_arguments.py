@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from radixlm.runtime.ray_app import app, engine_options
+from radixlm.runtime.ray_app import app, engine_options, front_options
 from ray.serve import Application
 
 
@@ -24,6 +24,22 @@ def test_a_queue_has_an_end_unless_asked_otherwise() -> None:
         "max_queue": 9,
         "kv_cache_bytes": 500_000_000,
     }
+
+
+def test_the_front_is_told_whom_it_answers() -> None:
+    assert front_options({"artifact": "a"}) == {}
+    assert front_options({"artifact": "a", "hosts": "gpu.example,10.0.0.7"}) == {"hosts": ("gpu.example", "10.0.0.7")}
+    assert front_options({"artifact": "a", "hosts": "*"}) == {"hosts": ()}
+    asked = {"artifact": "a", "api_keys": "one,two", "cors_origins": "https://a.example"}
+    assert front_options(asked) == {"api_keys": ("one", "two"), "cors_origins": ("https://a.example",)}
+
+
+@pytest.mark.parametrize("name", ["api_keys", "hosts", "cors_origins"])
+def test_a_list_with_nothing_in_it_is_refused(name: str) -> None:
+    """An empty list of keys opened the server."""
+    for value in ("", ",", "a,"):
+        with pytest.raises(ValueError, match=name):
+            app({"artifact": "a.radixlm", name: value})
 
 
 @pytest.mark.parametrize("arguments", [{}, {"num_replicas": "2"}, {"artifact": "a", "replicas": "2"}])

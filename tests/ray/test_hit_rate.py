@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -53,6 +54,12 @@ def hit_rate(client: Client, conversations: list[Conversation], choose: Choice) 
         num_prompt += usage["prompt_tokens"]
         num_cached += usage["prompt_tokens_details"]["cached_tokens"]
     return num_cached / num_prompt
+
+
+def test_a_front_without_keys_answers_to_no_name_that_a_web_page_may_have_made_up(client: Client) -> None:
+    refused = client.ask("GET", "/v1/models", host="evil.example")
+    assert refused.status == 403 and json.loads(refused.read())["error"]["code"] == "host_not_allowed"
+    assert client.ask("GET", "/v1/models").status == 200
 
 
 def test_two_replicas_find_what_one_would_and_going_round_finds_less(

@@ -48,6 +48,12 @@ def test_a_whole_answer_and_a_stream_say_the_same(client: Client) -> None:
     assert done == b"[DONE]" and text == whole["choices"][0]["message"]["content"]
 
 
+def test_pages_of_other_sites_may_not_send_requests(client: Client) -> None:
+    for method, path in (("POST", "/v1/completions"), ("DELETE", "/v1/cache")):
+        refused = client.ask(method, path, {"prompt": "x"}, origin="https://evil.example")
+        assert refused.status == 403 and json.loads(refused.read())["error"]["code"] == "origin_not_allowed"
+
+
 def test_a_conversation_stays_unless_its_replica_is_overloaded(client: Client) -> None:
     home = place_of(client.chat(TALK, max_tokens=1))
     assert place_of(client.chat(TALK + "And now?", max_tokens=1)) == home

@@ -291,3 +291,53 @@ async def _overload() -> None:
     await asyncio.wait_for(is_stopped.wait(), 10)
     assert front._loads == {"one": 0, "two": 0}
     assert plain_scope({**scope, "app": object()}) == scope
+
+
+def client_of_front(replicas: dict[str, FakeReplica], **options: Any) -> TestClient:
+    return TestClient(ReplicaFront(replicas).app(**options), raise_server_exceptions=False)
+
+
+PATHS = [("POST", "/v1/chat/completions"), ("DELETE", "/v1/cache"), ("GET", "/health")]
+
+
+@pytest.mark.parametrize("host", ["evil.example:8000", "localhost.evil.example", ""])
+def test_a_page_that_made_its_own_name_point_to_the_front_may_nothing(
+    replicas: dict[str, FakeReplica], host: str
+) -> None:
+    client = client_of_front(replicas, hosts=("localhost", "gpu.example"))
+    for method, path in PATHS:
+        response = client.request(method, path, headers={"host": host}, json={"messages": []})
+        assert (response.status_code, response.json()["error"]["code"]) == (403, "host_not_allowed")
+        assert "hosts=" in response.json()["error"]["message"]
+    assert not any(replica.bodies for replica in replicas.values())
+    for known in ("localhost:8000", "gpu.example", "127.0.0.1"):
+        assert client.get("/health", headers={"host": known}).status_code == 200
+
+
+def test_a_page_of_another_site_may_not_send_requests_to_the_front(replicas: dict[str, FakeReplica]) -> None:
+    client = client_of_front(replicas)
+    for method, path in PATHS[:2]:
+        response = client.request(method, path, headers={"origin": "https://evil.example"}, json={"messages": []})
+        assert (response.status_code, response.json()["error"]["code"]) == (403, "origin_not_allowed")
+    assert not any(replica.bodies for replica in replicas.values())
+    assert ask(client, TALK).status_code == 200, "no browser sends it"
+
+
+def test_a_page_that_was_asked_in_is_asked_by_no_replica_where_it_comes_from() -> None:
+    """A replica knows no origins: it would refuse what the front lets in."""
+    origins: list[list[bytes]] = []
+
+    class Noting(FakeReplica):
+        async def ask(self, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[list[Message]]:
+            origins.append([value for name, value in scope["headers"] if name == b"origin"])
+            async for batch in super().ask(scope, body):
+                yield batch
+
+    client = client_of_front({"one": Noting()}, cors_origins=("https://example.com",))
+    headers = {"origin": "https://example.com"}
+    answer = client.post("/v1/chat/completions", json={"messages": []}, headers=headers)
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "https://example.com")
+    assert client.delete("/v1/cache", headers=headers).status_code == 200
+    assert origins == [[], []]
+    preflight = headers | {"access-control-request-method": "POST"}
+    assert client.options("/v1/chat/completions", headers=preflight).status_code == 200
