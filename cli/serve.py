@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from .json_errors import JSONErrors
 from .options import EngineOptions, engine_options, store_options
+
+if TYPE_CHECKING:
+    from radixlm.runtime.server.truncation import Truncation
 
 DEFAULT_LOG_KV_MB = 100
 
@@ -78,6 +81,14 @@ class _KeyOption(click.Option):
     help="Requests that may wait beside the --max-num-seqs that are computed; more are answered 429.",
 )
 @click.option(
+    "--truncation",
+    type=click.Choice(["none", "middle"]),
+    default="none",
+    show_default=True,
+    help="What becomes of a history or prompt that does not fit, where a request does not say. none: an error; middle: "
+    "whole old turns of a history are left out, or the middle of a prompt, and the answer says which.",
+)
+@click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
@@ -118,6 +129,7 @@ def command(
     cors_origins: tuple[str, ...],
     cache_ttl: float | None,
     max_queue: int,
+    truncation: Truncation,
     log_format: str,
     log_prompts: bool,
     log_kv: Path | None,
@@ -154,6 +166,7 @@ def command(
         model_id=model_id,
         api_keys=(*checked_keys(api_keys), *(key for path in api_key_files for key in read_keys(path))),
         cors_origins=cors_origins,
+        truncation=truncation,
         log_format=log_format,
         logs_prompts=log_prompts,
         grace_s=shutdown_timeout,

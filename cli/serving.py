@@ -30,6 +30,7 @@ from .opening import Opening
 
 if TYPE_CHECKING:
     from radixlm.runtime import Engine
+    from radixlm.runtime.server.truncation import Truncation
 
 CLOSING_S = 5  # for the last step, and for what clients are told then
 
@@ -44,6 +45,7 @@ class Serving:
     model_id: str | None
     api_keys: tuple[str, ...]
     cors_origins: tuple[str, ...]
+    truncation: Truncation  # where a request does not say
     log_format: str
     logs_prompts: bool
     grace_s: float  # for running replies, once the server is told to stop
@@ -71,6 +73,7 @@ class Serving:
                     tells_cached_text=bool(self.api_keys) or is_loopback,
                     logs_prompts=self.logs_prompts,
                     cors_origins=self.cors_origins,
+                    truncation=self.truncation,
                     hosts=local_hosts(self.host) if is_loopback and not self.api_keys else (),
                 )
                 self._say(f"serving {self.artifact} at {url}/v1")

@@ -35,6 +35,7 @@ from .request_log import RequestLog
 from .responses import Responses
 from .served import KEEP_ALIVE_S, Served
 from .tokenize import Tokenization
+from .truncation import Truncation
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -52,6 +53,7 @@ def create_app(
     logs_prompts: bool = False,
     cors_origins: Sequence[str] = (),
     hosts: Sequence[str] = (),
+    truncation: Truncation = "none",
 ) -> Starlette:
     """An ASGI application that serves `engine`; closing the engine is its owner's part.
 
@@ -66,13 +68,15 @@ def create_app(
         logs_prompts: whether the log's line of a request has what was asked, too, unless its match is `off`.
         cors_origins: of the web pages that may send requests and read answers; `*`: of all; none: only the server's
             own page may.
+        hosts: names that requests may be sent to; none: any.
+        truncation: what becomes of a history or prompt that does not fit, where a request does not say.
 
     Raises:
         InvalidParameter: an API key is empty, has white space around it or is too long; an origin is none.
     """
     model_id = model_id or engine.manifest.name
     created, lanes = int(time.time()), Lanes.of(engine)
-    served = Served(engine, lanes, model_id, created, max_body_bytes, tells_cached_text, keep_alive_s)
+    served = Served(engine, lanes, model_id, created, max_body_bytes, tells_cached_text, keep_alive_s, truncation)
     about, tokenization = About(served), Tokenization(served)
     routes = [
         Route("/v1/chat/completions", ChatCompletions(served).create, methods=["POST"]),

@@ -77,10 +77,10 @@ class ChatCompletions:
     async def _history(
         self, request: Request, body: ChatRequest, params: SamplingParams, use: ToolUse
     ) -> tuple[Sequence[Mapping[str, object]], TruncationReply | msgspec.UnsetType]:
-        """The messages as templates know them, without those that the request lets go, and which these are."""
+        """The messages as templates know them, without those that may go, and which these are."""
         engine = self.served.engine
         messages = [message.to_template() for message in body.messages]
-        if body.truncation != "middle":
+        if not self.served.truncates(body.truncation):
             return messages, msgspec.UNSET
         truncate = partial(
             drop_middle,

@@ -13,15 +13,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..completion import Completion
+from ..sampling_params import SamplingParams
 from .choices import Choices, params_of_choices
 from .disconnect import while_connected
 from .logprobs import text_logprobs
-from .replies import PromptProgressReply, Reply, TextChoice
+from .replies import CutPromptReply, PromptProgressReply, Reply, TextChoice
 from .request_log import record_of
 from .requests import CompletionRequest, Prompt
 from .response_format import compiled
 from .served import Served, json_response
 from .sse import EventStream
+from .truncation import cut_middle, require_countable
+
+Cut = CutPromptReply | msgspec.UnsetType
+"""What a prompt lost; unset: nothing of it may go."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +40,13 @@ class Completions:
         body = await self.served.read(request, CompletionRequest)
         self.served.check_model(body.model)
         params = body.sampling_params(self.served.engine.default_params)
-        prompts = [prompt for prompt in body.prompts for _ in range(body.num_choices)]
-        wishes = params_of_choices(params, body.num_choices) * len(body.prompts)
+        asked = body.prompts
+        prompts = [prompt for prompt in asked for _ in range(body.num_choices)]
+        wishes = params_of_choices(params, body.num_choices) * len(asked)
         namespace = self.served.namespace(request, body.cache_salt, body.prompt_cache_key)
         with body.naming():
             constraint = await compiled(self.served.engine, body.grammar(), request)
+        fed, cuts = await self._fed(request, body, asked, params)
         ask = partial(
             self.served.engine.stream,
             namespace=namespace,
@@ -49,7 +56,7 @@ class Completions:
             request_id=record_of(request).request_id or None,
             with_progress=bool(body.return_progress),
         )
-        submits = [partial(ask, *item) for item in zip(prompts, wishes, strict=True)]
+        submits = [partial(ask, *item) for item in zip(fed, wishes, strict=True)]
         run = partial(self.served.lanes.submission.run, request)
         choices = await Choices.open(submits, run, record_of(request), most=self.served.engine.max_num_requests)
         new_id = f"cmpl-{uuid.uuid4().hex}"
@@ -58,37 +65,67 @@ class Completions:
         )
         echoes = [self._text(prompt) if body.echo else "" for prompt in prompts]
         if body.stream:
-            chunks = self._chunks(choices, start, body, echoes)
+            chunks = self._chunks(choices, start, body, echoes, cuts)
             return EventStream(chunks, choices, keep_alive_s=self.served.keep_alive_s)
         async with choices:
             completions = await while_connected(request.receive, choices.results())
         return json_response(
             start(
                 choices=[
-                    self._choice(index, completion, echo, body)
-                    for index, (completion, echo) in enumerate(zip(completions, echoes, strict=True))
+                    self._choice(index, completion, echo, cut, body)
+                    for index, (completion, echo, cut) in enumerate(zip(completions, echoes, cuts, strict=True))
                 ],
                 usage=self.served.usage(completions, body.num_choices),
             )
         )
 
-    def _choice(self, index: int, completion: Completion, echo: str, body: CompletionRequest) -> TextChoice:
+    async def _fed(
+        self, request: Request, body: CompletionRequest, prompts: Sequence[Prompt], params: SamplingParams
+    ) -> tuple[Sequence[Prompt], Sequence[Cut]]:
+        """Of each choice the prompt as the engine gets it, without what may go, and which tokens these are."""
+        whole: list[tuple[Prompt, Cut]] = [(prompt, msgspec.UNSET) for prompt in prompts]
+        if self.served.truncates(body.truncation):
+            cut = partial(self._cut, max_tokens=params.max_tokens)
+            whole = await self.served.lanes.truncation.run(request, lambda: [cut(prompt) for prompt in prompts])
+        each = [pair for pair in whole for _ in range(body.num_choices)]
+        return [prompt for prompt, _ in each], [cut for _, cut in each]
+
+    def _cut(self, prompt: Prompt, *, max_tokens: int | None) -> tuple[Prompt, Cut]:
+        """A prompt that fits is itself, and one that does not is ids."""
+        engine = self.served.engine
+        if isinstance(prompt, str):
+            require_countable("prompt", len(prompt.encode(errors="replace")))
+        left = cut_middle(
+            engine.encode(prompt) if isinstance(prompt, str) else prompt,
+            begins_character=self.served.begins_character,
+            context_length=engine.context_length,
+            max_tokens=max_tokens,
+        )
+        said = CutPromptReply("middle", left.start, left.num_dropped_tokens)
+        return (left.ids if left.num_dropped_tokens else prompt), said
+
+    def _choice(self, index: int, completion: Completion, echo: str, cut: Cut, body: CompletionRequest) -> TextChoice:
         logprobs = text_logprobs(self.served, completion.logprobs)
-        choice = TextChoice(echo + completion.text, completion.finish_reason, logprobs, index)
+        choice = TextChoice(echo + completion.text, completion.finish_reason, logprobs, index, truncation=cut)
         choice.stop_reason = completion.stop_reason
         if body.return_token_ids:
             choice.token_ids, choice.prompt_token_ids = completion.token_ids, completion.prompt_token_ids
         return choice
 
     async def _chunks(
-        self, choices: Choices, start: partial[Reply], body: CompletionRequest, echoes: Sequence[str]
+        self,
+        choices: Choices,
+        start: partial[Reply],
+        body: CompletionRequest,
+        echoes: Sequence[str],
+        cuts: Sequence[Cut],
     ) -> AsyncGenerator[msgspec.Struct]:
-        """The prompts if they are to be echoed, each delta, and usage if asked for."""
+        """What the prompts lost and the prompts, if that is asked for; each delta; and usage if asked for."""
         has_ids = bool(body.return_token_ids)
         chunk = partial(start, usage=None if body.include_usage else msgspec.UNSET)
-        for index, echo in enumerate(echoes):
-            if echo:
-                yield chunk(choices=[TextChoice(echo, index=index)])
+        for index, (echo, cut) in enumerate(zip(echoes, cuts, strict=True)):
+            if echo or cut:
+                yield chunk(choices=[TextChoice(echo, index=index, truncation=cut)])
         num_characters = [0] * len(echoes)
         async for index, delta in choices:
             if delta.progress is not None:

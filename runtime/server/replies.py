@@ -75,7 +75,7 @@ StopReasonReply = StopReason | msgspec.UnsetType | None
 
 
 class TruncationReply(msgspec.Struct):
-    """What of a history was left out, because a request said that it may be."""
+    """What of a history was left out, because a request or the server said that it may be."""
 
     strategy: str
     dropped_messages: tuple[int, ...]  # their places in what was sent
@@ -102,6 +102,14 @@ class PromptProgressReply(msgspec.Struct):
             progress.num_processed_tokens,
             time_ms=round(1000 * progress.elapsed_s),
         )
+
+
+class CutPromptReply(msgspec.Struct):
+    """Which tokens of a prompt were left out, because a request or the server said that some may be."""
+
+    strategy: str
+    start: int  # tokens before them
+    num_dropped_tokens: int
 
 
 class Reply(msgspec.Struct, kw_only=True):
@@ -210,6 +218,7 @@ class TextChoice(msgspec.Struct):
     token_ids: TokenIds = msgspec.UNSET
     prompt_token_ids: TokenIds = msgspec.UNSET  # in the last chunk of a stream
     stop_reason: StopReasonReply = msgspec.UNSET
+    truncation: CutPromptReply | msgspec.UnsetType = msgspec.UNSET  # ours, if asked for; in a stream's first chunk
 
 
 class ChatReply(Reply, kw_only=True):

@@ -86,6 +86,7 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
     cache_salt: CacheText | None = None  # what only requests with the same salt may reuse
     prompt_cache_key: CacheText | None = None  # likewise
     return_progress: ReturnProgress | None = None
+    truncation: Truncation | None = None  # ours: what becomes of what does not fit; None: as the server has it
     return_token_ids: bool | None = None  # the ids of the prompt that were really used, and those of the reply
     user: str | None = None  # for the client's own books: nothing is done with it
     metadata: dict[str, str] | None = None  # likewise
@@ -176,7 +177,6 @@ class ChatRequest(SamplingRequest, kw_only=True):
     tools: list[FunctionTool] | None = None
     tool_choice: ToolChoice | NamedChoice | None = None  # None: auto
     parallel_tool_calls: bool | None = None  # None: true
-    truncation: Truncation | None = None  # ours: what becomes of a history that does not fit; None: none
     # What OpenAI's clients send along and has no meaning here may ask for nothing.
     modalities: list[Literal["text"]] | None = None
     reasoning_effort: Literal["none"] | None = None

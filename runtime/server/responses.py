@@ -39,7 +39,9 @@ from .response_replies import (
 from .response_requests import AnyText, ResponseRequest, TextOptions
 from .served import Served, json_response
 from .sse import EventStream, named_event
-from .truncation import drop_middle
+from .truncation import Truncation, drop_middle
+
+_TRUNCATION: Mapping[str | None, Truncation | None] = {"auto": "middle", "disabled": "none", None: None}
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,9 @@ class Responses:
     async def _history(
         self, request: Request, body: ResponseRequest, params: SamplingParams
     ) -> tuple[Sequence[Mapping[str, object]], TruncationReply | msgspec.UnsetType]:
-        """The messages as templates know them, without those that the request lets go, and which these are."""
+        """The messages as templates know them, without those that may go, and which these are."""
         engine, messages = self.served.engine, body.messages()
-        if body.truncation != "auto":
+        if not self.served.truncates(_TRUNCATION[body.truncation]):
             return messages, msgspec.UNSET
         truncate = partial(
             drop_middle,
@@ -132,7 +134,7 @@ class _Response:
             prompt_cache_key=body.prompt_cache_key,
             tool_choice=body.tool_choice or "auto",
             text=body.text if body.text and body.text.format else TextOptions(AnyText()),
-            truncation=body.truncation or "disabled",
+            truncation="disabled" if truncated is msgspec.UNSET else "auto",
             truncated=truncated,
             parallel_tool_calls=body.parallel_tool_calls is not False,
         )

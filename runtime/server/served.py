@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+from radixlm.tokenizer_fix import TokenizerError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,6 +19,7 @@ from .lanes import Lanes
 from .replies import UsageReply
 from .request_body import read_json
 from .request_log import record_of
+from .truncation import Truncation
 from .usage import usage_of
 
 if TYPE_CHECKING:
@@ -42,12 +44,17 @@ class Served:
     max_body_bytes: int
     tells_cached_text: bool
     keep_alive_s: float = KEEP_ALIVE_S
+    default_truncation: Truncation = "none"
 
     def check_model(self, model_id: str | None) -> None:
         """Raise HTTPError(404) unless `model_id` is the model served here, or None."""
         if model_id not in (None, self.model_id):
             message = f"there is no model {model_id!r:.200} here; this server has {self.model_id!r}"
             raise HTTPError(404, message, param="model", code="model_not_found")
+
+    def truncates(self, asked: Truncation | None) -> bool:
+        """Whether a request that says this, or nothing, loses what does not fit."""
+        return (asked or self.default_truncation) == "middle"
 
     def namespace(self, request: Request, cache_salt: str | None, prompt_cache_key: str | None) -> bytes:
         """The part of the cache that a request may use: its key's own, and of that its salt's and cache key's.
@@ -71,6 +78,14 @@ class Served:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, of which a character may need several."""
         return self.engine.tokenizer.token_bytes(token_id)
+
+    def begins_character(self, token_id: int) -> bool:
+        """Whether a prompt may be cut before a token; before one that is unknown, of which the engine says more."""
+        try:
+            spelled = self.token_bytes(token_id)
+        except TokenizerError:
+            return True
+        return not spelled or spelled[0] & 0xC0 != 0x80
 
     def usage(self, completions: Sequence[Completion], num_choices: int = 1) -> UsageReply:
         """Tokens of a request's completions, where they came from, and why not more were cached; see `usage_of`."""

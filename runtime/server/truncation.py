@@ -1,6 +1,6 @@
-"""Make a history that outgrew the context fit again: whole turns are dropped from its middle.
+"""Make what outgrew the context fit again: whole turns are dropped from a history's middle, tokens from a prompt's.
 
-Knows messages and how many tokens they make together, not what they say.
+What would be served as it is stays as it is. Knows messages and how many tokens they make together, not what they say.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ Message = Mapping[str, object]
 Count = Callable[[Sequence[Message], Sequence[Tool]], int]
 """Tokens of a prompt made of messages and tools."""
 Truncation = Literal["none", "middle"]
-"""`none`: a history that does not fit is an error. `middle`: its oldest turns go, what comes before them stays."""
+"""`none`: what does not fit is an error. `middle`: a history's oldest turns go, and what comes before them stays; a
+prompt's middle goes."""
 
-_REPLY_SHARE = 4  # of the context one part is left for a reply that has no max_tokens
+_REPLY_SHARE = 4  # of the context one part is left for a reply that has no max_tokens,
+_MAX_REPLY_SHARE = 2  # and one at most for a reply that has: clients ask for more than they ever get
+_BEGINNING_SHARE = 8  # of the context one part is the beginning of a prompt that loses its middle
 _BLOCK_SHARE = 4  # one part of the context is dropped at a time
-MAX_HISTORY_BYTES = 4 << 20  # as JSON: a million tokens, which take some seconds to count; with the tools
+MAX_HISTORY_BYTES = 4 << 20  # as JSON, with the tools, or of a prompt: a million tokens take some seconds to count
 _PROBE: Message = {"role": "user", "content": "x"}
 
 
@@ -51,21 +54,15 @@ def drop_middle(
     and find the prefix of this one cached.
 
     Args:
-        max_tokens: of the reply, for which there is to be room; None: for a quarter of the context.
+        max_tokens: of the reply, for which there is to be room, up to half of the context; None: for a quarter.
 
     Raises:
         ContextLengthExceeded: the newest turn does not fit, with the tools and what stands before the first, even with
             one token of reply; or the history is too long to look through.
     """
-    num_bytes = len(msgspec.json.encode(messages)) + len(msgspec.json.encode(tools))
-    if num_bytes > MAX_HISTORY_BYTES:
-        raise ContextLengthExceeded(
-            f"the history has {num_bytes} bytes, at most {MAX_HISTORY_BYTES} are looked through for what to drop, "
-            "tools included; send fewer of its turns"
-        )
+    require_countable("history, tools included,", len(msgspec.json.encode(messages)) + len(msgspec.json.encode(tools)))
     num_tokens = count(messages, tools)
-    limit = context_length - min(max_tokens or context_length // _REPLY_SHARE, context_length - 1)
-    if num_tokens <= limit:
+    if num_tokens < context_length:
         return Truncated(messages)
     turns = _Turns(messages, tools, count, num_tokens)
     num_kept = num_tokens - turns.num_dropped(turns.most)
@@ -74,9 +71,64 @@ def drop_middle(
             f"the newest turn, the tools and what stands before the first have {num_kept} tokens, the context "
             f"holds {context_length} and needs one for the reply; nothing else can be dropped: shorten them"
         )
-    block = max(1, context_length // _BLOCK_SHARE)
-    num_turns = turns.first(-(-(num_tokens - limit) // block) * block, at_least=num_tokens - limit)
+    excess = num_tokens - _limit(context_length, max_tokens)
+    num_turns = turns.first(_in_blocks(excess, context_length), at_least=excess)
     return Truncated(turns.without(num_turns), turns.places(num_turns), turns.num_dropped(num_turns))
+
+
+@dataclass(frozen=True)
+class CutPrompt:
+    """What is left of a prompt's tokens, and which are not: those of `[start, start + num_dropped_tokens)`."""
+
+    ids: list[int]
+    start: int = 0
+    num_dropped_tokens: int = 0
+
+
+def cut_middle(
+    ids: list[int], *, begins_character: Callable[[int], bool], context_length: int, max_tokens: int | None
+) -> CutPrompt:
+    """A prompt's beginning, an eighth of the context, and as much of its end as leaves room for the reply.
+
+    What is dropped grows by a quarter of the context at a time, as `drop_middle` has it.
+
+    Args:
+        begins_character: whether a token is not in the middle of one; none is cut.
+        max_tokens: as `drop_middle` has it.
+    """
+    if len(ids) < context_length:
+        return CutPrompt(ids)
+
+    def border(place: int, step: int) -> int:
+        """The next place from here where a character begins: one has four bytes at most, and as many tokens."""
+        return next((p for p in range(place, place + 4 * step, step) if begins_character(ids[p])), place)
+
+    num_dropped = _in_blocks(len(ids) - _limit(context_length, max_tokens), context_length)
+    beginning = context_length // _BEGINNING_SHARE
+    start, stop = border(beginning, -1), border(beginning + num_dropped, 1)
+    return CutPrompt([*ids[:start], *ids[stop:]], start, stop - start)
+
+
+def require_countable(noun: str, num_bytes: int) -> None:
+    """Raise ContextLengthExceeded if it takes too long to count the tokens of what is to be truncated."""
+    if num_bytes > MAX_HISTORY_BYTES:
+        raise ContextLengthExceeded(
+            f"the {noun} has {num_bytes} bytes, at most {MAX_HISTORY_BYTES} are looked through for what to drop; send "
+            "less of it"
+        )
+
+
+def _limit(context_length: int, max_tokens: int | None) -> int:
+    """Tokens of a prompt that leaves room for a reply."""
+    if max_tokens is None:
+        return context_length - max(1, context_length // _REPLY_SHARE)
+    return context_length - max(1, min(max_tokens, context_length // _MAX_REPLY_SHARE))
+
+
+def _in_blocks(num_tokens: int, context_length: int) -> int:
+    """At least so many tokens, in what is dropped at a time."""
+    block = max(1, context_length // _BLOCK_SHARE)
+    return -(-num_tokens // block) * block
 
 
 class _Turns:

@@ -46,6 +46,11 @@ def test_an_empty_key_in_the_environment_opens_no_server(monkeypatch: pytest.Mon
     assert "loading" not in result.output
 
 
+def test_histories_are_truncated_by_default_where_the_server_is_told_so() -> None:
+    assert command.make_context("serve", ["a.radixlm"]).params["truncation"] == "none"
+    assert command.make_context("serve", ["a.radixlm", "--truncation", "middle"]).params["truncation"] == "middle"
+
+
 @pytest.mark.parametrize("error", [OSError(12, "Cannot allocate memory"), EngineError("no process for trials")])
 def test_a_server_serves_though_its_first_grammar_will_be_slow(error: Exception) -> None:
     """A process that cannot be started, as out of memory, would have stopped it."""

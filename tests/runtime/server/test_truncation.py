@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from radixlm.runtime.chat_template import ChatTemplate
 from radixlm.runtime.errors import ContextLengthExceeded
-from radixlm.runtime.server.truncation import Truncated, drop_middle
+from radixlm.runtime.server.truncation import Truncated, cut_middle, drop_middle
 from radixlm.runtime.tool_format import Tool
 
 from .real_server import RealServer, real_server
@@ -35,17 +35,20 @@ def fitted(messages: Sequence[Any], context_length: int = 400, max_tokens: int |
     return drop_middle(messages, count=count, context_length=context_length, max_tokens=max_tokens)
 
 
-def test_what_fits_stays_whole() -> None:
-    messages = history(10)
-    assert count(messages) == 290
-    assert fitted(messages) == Truncated(messages)
+@pytest.mark.parametrize("max_tokens", [None, 1, 100, 350, 10_000])
+def test_a_history_that_is_served_without_truncation_stays_whole(max_tokens: int | None) -> None:
+    """With a large max_tokens, 20 of 22 messages of 430 tokens were dropped, in a context of 8,192."""
+    for num_turns in range(1, 41):
+        messages = history(num_turns)
+        left = fitted(messages, max_tokens=max_tokens)
+        assert (left == Truncated(messages)) == (count(messages) < 400)
 
 
 def test_the_system_prompt_and_the_newest_turns_stay() -> None:
-    messages = history(12)
+    messages = history(14)
     left = fitted(messages)
-    assert list(left.dropped) == list(range(1, 9)) and left.num_dropped_tokens == 120
-    assert list(left.messages) == [messages[0], *messages[9:]]
+    assert list(left.dropped) == list(range(1, 15)) and left.num_dropped_tokens == 210
+    assert list(left.messages) == [messages[0], *messages[15:]]
 
 
 def test_the_same_is_dropped_for_many_turns_so_that_the_cache_has_the_prefix() -> None:
@@ -55,7 +58,7 @@ def test_the_same_is_dropped_for_many_turns_so_that_the_cache_has_the_prefix() -
     for num_turns in range(1, 41):
         left = fitted(history(num_turns))
         assert count(left.messages) + left.num_dropped_tokens == count(history(num_turns))
-        assert count(left.messages) <= 300
+        assert count(left.messages) <= 300 or not left.dropped
 
 
 def test_a_turn_with_its_tool_calls_goes_as_a_whole() -> None:
@@ -65,9 +68,13 @@ def test_a_turn_with_its_tool_calls_goes_as_a_whole() -> None:
 
 
 def test_room_is_left_for_the_reply_that_is_asked_for() -> None:
-    assert count(fitted(history(12), max_tokens=250).messages) <= 150
-    assert count(fitted(history(12), max_tokens=1).messages) == 350
-    assert count(fitted(history(12), max_tokens=10_000).messages) == 20
+    assert count(fitted(history(14), max_tokens=150).messages) <= 250
+    assert count(fitted(history(14), max_tokens=1).messages) > 280
+
+
+def test_a_reply_of_any_length_leaves_the_history_half_of_the_context() -> None:
+    for max_tokens in (200, 250, 10_000):
+        assert 100 < count(fitted(history(14), max_tokens=max_tokens).messages) <= 200
 
 
 def test_a_newest_turn_that_does_not_fit_is_an_error() -> None:
@@ -107,7 +114,7 @@ def test_turns_that_are_shorter_in_a_history_than_alone_are_dropped_until_the_re
 
 
 def test_a_history_of_megabytes_is_refused_before_it_is_counted() -> None:
-    with pytest.raises(ContextLengthExceeded, match=r"history has \d+ bytes, at most 4194304"):
+    with pytest.raises(ContextLengthExceeded, match=r"history.* has \d+ bytes, at most 4194304"):
         message = {"role": "user", "content": "a" * (4 << 20)}
         drop_middle([message], count=lambda messages, tools: pytest.fail(), context_length=9, max_tokens=1)
 
@@ -143,7 +150,7 @@ def test_no_turn_is_counted_where_dropping_all_of_them_does_not_help() -> None:
 
 
 def test_megabytes_of_tools_are_refused_before_they_are_counted() -> None:
-    with pytest.raises(ContextLengthExceeded, match=r"history has \d+ bytes, at most 4194304 .* tools included"):
+    with pytest.raises(ContextLengthExceeded, match=r"tools included, has \d+ bytes, at most 4194304"):
         tools = offered(64, description="a" * (1 << 16))
         drop_middle(history(1), tools, count=lambda messages, tools: pytest.fail(), context_length=9, max_tokens=1)
 
@@ -236,7 +243,7 @@ def test_turns_that_are_longer_alone_are_bisected_and_the_same_stays_while_the_c
         num_whole = 0
         left = drop_middle(history(num_turns), count=counted, context_length=400, max_tokens=None)
         num_dropped.append(len(left.dropped))
-        assert count(left.messages) <= 300 and (not left.dropped or count(left.messages) >= 170)
+        assert not left.dropped or 170 <= count(left.messages) <= 300
         assert num_whole <= 3 + 8
     assert num_dropped == sorted(num_dropped) and len(set(num_dropped)) <= 1 + 200 * 30 // 100 * 2
 
@@ -288,3 +295,114 @@ def test_the_next_turns_find_the_truncated_prefix_cached(server: RealServer) -> 
             cached = following["usage"]["prompt_tokens_details"]["cached_tokens"]
             assert cached > reply["usage"]["prompt_tokens"] - 32  # all but the question, which is another now
     assert num_same >= 3
+
+
+def test_what_a_server_sets_is_what_a_request_does_not_say() -> None:
+    with real_server(context_length=1024, num_pages=300, app={"truncation": "middle"}) as server:
+        reply = server.chat(messages=talk(40), max_tokens=5)
+        assert reply.status_code == 200 and reply.json()["truncation"]["dropped_messages"]
+        assert server.chat(messages=talk(40), max_tokens=5, truncation="none").status_code == 400
+        asked: dict[str, Any] = {"input": talk(40), "max_output_tokens": 20}
+        response = server.client.post(f"{server.url}/v1/responses", json=asked).json()
+        assert response["truncation"] == "auto" and response["truncated"]["dropped_messages"]
+        refused = server.client.post(f"{server.url}/v1/responses", json=asked | {"truncation": "disabled"})
+        assert refused.status_code == 400
+        body = {"prompt": "once there was " * 500, "max_tokens": 5}
+        reply = server.client.post(f"{server.url}/v1/completions", json=body)
+        assert reply.status_code == 200 and reply.json()["choices"][0]["truncation"]["num_dropped_tokens"] > 0
+        refused = server.client.post(f"{server.url}/v1/completions", json=body | {"truncation": "none"})
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+
+def complete(server: RealServer, **fields: Any) -> Any:
+    body = {"max_tokens": 5, "seed": 1, "ignore_eos": True, "return_token_ids": True, **fields}
+    return server.client.post(f"{server.url}/v1/completions", json=body)
+
+
+WORDS = ("once", "there", "was", "an", "old", "man", "and", "he", "said", "to", "the", "other", "that", "it", "not")
+
+
+def story(num_words: int) -> str:
+    return " ".join(WORDS[number * number % len(WORDS)] for number in range(num_words))
+
+
+def test_a_prompt_that_does_not_fit_loses_its_middle_and_the_choice_says_where(server: RealServer) -> None:
+    text = story(3000)
+    refused = complete(server, prompt=text)
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    whole = server.client.post(f"{server.url}/tokenize", json={"prompt": text}).json()["tokens"]
+    for prompt in (text, whole):
+        [choice] = complete(server, prompt=prompt, truncation="middle").json()["choices"]
+        start, num_dropped = choice["truncation"]["start"], choice["truncation"]["num_dropped_tokens"]
+        assert choice["truncation"]["strategy"] == "middle" and 124 < start <= 128
+        assert choice["prompt_token_ids"] == whole[:start] + whole[start + num_dropped :]
+        assert 1019 - 256 - 8 < len(choice["prompt_token_ids"]) <= 1019
+        again = complete(server, prompt=choice["prompt_token_ids"]).json()["choices"][0]
+        assert again["token_ids"] == choice["token_ids"] and "truncation" not in again
+
+
+@pytest.mark.parametrize("max_tokens", [1, 5000])
+def test_a_prompt_that_fits_is_fed_as_it_is(server: RealServer, max_tokens: int) -> None:
+    text = story(100)
+    plain, kept = (
+        complete(server, prompt=text, max_tokens=max_tokens, **fields).json()["choices"][0]
+        for fields in ({}, {"truncation": "middle"})
+    )
+    assert kept.pop("truncation") == {"strategy": "middle", "start": 0, "num_dropped_tokens": 0}
+    assert kept == plain
+
+
+def test_each_of_several_prompts_loses_its_own_middle_and_a_stream_says_so_first(server: RealServer) -> None:
+    prompts = [story(3000), "once there was", story(4000)]
+    whole = complete(server, prompt=prompts, truncation="middle", n=2).json()["choices"]
+    numbers = [choice["truncation"]["num_dropped_tokens"] for choice in whole]
+    assert numbers[0] == numbers[1] > 0 == numbers[2] == numbers[3] < numbers[4] == numbers[5]
+    text = complete(server, prompt=prompts, truncation="middle", stream=True).text
+    chunks = [json.loads(line[6:])["choices"][0] for line in text.splitlines() if line.startswith("data: {")]
+    for index in range(3):
+        own = [chunk for chunk in chunks if chunk["index"] == index]
+        assert own[0]["truncation"] == whole[2 * index]["truncation"]
+        assert not any("truncation" in chunk for chunk in own[1:])
+
+
+def test_the_next_prompts_of_a_growing_text_find_the_truncated_prefix_cached(server: RealServer) -> None:
+    texts = [story(num_words) for num_words in range(2500, 2620, 20)]
+    replies = [complete(server, prompt=text, truncation="middle", cache_salt="growing").json() for text in texts]
+    num_same = 0
+    for reply, following in pairwise(replies):
+        if reply["choices"][0]["truncation"] == following["choices"][0]["truncation"]:
+            num_same += 1
+            cached = following["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert cached > reply["usage"]["prompt_tokens"] - 32
+    assert num_same >= 3
+
+
+def test_a_text_of_megabytes_is_refused_before_it_is_encoded(server: RealServer) -> None:
+    refused = complete(server, prompt="a" * (5 << 20), truncation="middle")
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    assert "at most 4194304" in refused.json()["error"]["message"]
+
+
+def begins_character(byte: int) -> bool:
+    """Of tokens of one byte each."""
+    return byte & 0xC0 != 0x80
+
+
+def test_no_character_is_cut_where_the_middle_goes() -> None:
+    for text in ("é" * 300, "a" + "é" * 300, "世" * 200, "ab" + "🎉" * 150, "a" * 600):
+        ids = list(text.encode())
+        left = cut_middle(ids, begins_character=begins_character, context_length=400, max_tokens=None)
+        assert 200 - 6 < len(left.ids) <= 300
+        assert left.ids == ids[: left.start] + ids[left.start + left.num_dropped_tokens :]
+        assert "\N{REPLACEMENT CHARACTER}" not in bytes(left.ids).decode(errors="replace")
+
+
+def test_token_ids_that_fit_stay_as_they_are_and_others_keep_beginning_and_end() -> None:
+    for num_tokens in range(390, 3000, 7):
+        tokens = [97] * num_tokens
+        for max_tokens in (None, 1, 150, 5000):
+            left = cut_middle(tokens, begins_character=begins_character, context_length=400, max_tokens=max_tokens)
+            assert (left.num_dropped_tokens == 0) == (num_tokens < 400)
+            assert len(left.ids) < 400 and len(left.ids) + left.num_dropped_tokens == num_tokens
+            if left.num_dropped_tokens:
+                assert left.start == 50 and len(left.ids) > 100
