@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from .errors import InvalidParameter
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024  # characters
-_NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class SamplingParams:
     seed: int | None = None  # None: a fresh one from the operating system
     stop: tuple[str, ...] = ()  # the reply ends before the first of these
     stop_token_ids: tuple[int, ...] = ()  # beside the model's own end-of-sequence tokens
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: _NO_BIAS)
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None  # None: none; k: the generated token's and the k most likely ones'
     ignore_eos: bool = False  # go on past the model's own end-of-sequence tokens
 
@@ -120,7 +118,8 @@ class SamplingParams:
         for token_id, bias in self.logit_bias.items():
             _check_int("logit_bias", token_id, 0)
             _check_float(f"logit_bias of token {token_id}", bias, -100.0, 100.0)
-        object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
+        # A dict of its own, not a read-only view: that could not be pickled, copied or passed to `asdict`.
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
 
 
 def _check_int(name: str, value: object, low: int, high: int | None = None, *, optional: bool = False) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -65,3 +68,22 @@ def test_changing_the_callers_dictionary_changes_nothing() -> None:
     params = SamplingParams(logit_bias=bias)
     bias[1] = 500.0
     assert params.logit_bias == {1: 1.0}
+
+
+FULL = SamplingParams(
+    max_tokens=7, seed=3, stop=("\n", "end"), stop_token_ids=(5,), logit_bias={3: -1.5, 8: 100}, logprobs=2
+)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), FULL])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda params: pickle.loads(pickle.dumps(params))])
+def test_params_can_be_pickled_and_copied(copied: Any, params: SamplingParams) -> None:
+    assert copied(params) == params
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), FULL])
+def test_params_as_a_dictionary_make_the_same_params_again(params: SamplingParams) -> None:
+    fields = dataclasses.asdict(params)
+    assert SamplingParams(**fields) == params
+    fields["logit_bias"][1] = 500.0
+    assert params.logit_bias.get(1) is None
