@@ -215,24 +215,36 @@ class Engine:
         Several prompts in a list are computed together, and their completions come in its order; where one is refused
         or fails, the others end, too. The options are those of `stream`.
 
+        An exception that interrupts the wait, Ctrl-C for one, ends the request.
+
         Raises:
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidGrammar: before anything is computed.
             ConstraintFailed: the reply cannot go on by its grammar.
             EngineOverloaded: too many requests wait.
             EngineError: the request could not be computed, or the engine is closed.
         """
-        ask = partial(
-            self.stream,
-            params=params,
-            namespace=namespace,
+        if _are_prompts(prompt):
+            ask = partial(
+                self.stream,
+                params=params,
+                namespace=namespace,
+                cache_match=cache_match,
+                kv_budget=kv_budget,
+                constraint=constraint,
+                request_id=request_id,
+            )
+            return complete_all([partial(ask, each) for each in prompt])
+        self._loop.require_room()
+        request = self._intake.completion(
+            cast(Prompt, prompt),
+            params,
+            namespace,
             cache_match=cache_match,
             kv_budget=kv_budget,
             constraint=constraint,
             request_id=request_id,
         )
-        if _are_prompts(prompt):
-            return complete_all([partial(ask, each) for each in prompt])
-        return ask(cast(Prompt, prompt)).result()
+        return self._answer(request)
 
     def stream(
         self,
@@ -301,23 +313,36 @@ class Engine:
 
         Several conversations in a list are computed together, as `generate` does it with prompts.
 
+        An exception that interrupts the wait ends the request, as in `generate`.
+
         Raises:
             InvalidRequest: the artifact has no chat template, or the template refuses the messages.
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, EngineError: as `generate`.
         """
-        ask = partial(
-            self.stream_chat,
-            params=params,
-            namespace=namespace,
+        if _are_conversations(messages):
+            ask = partial(
+                self.stream_chat,
+                params=params,
+                namespace=namespace,
+                cache_match=cache_match,
+                kv_budget=kv_budget,
+                tools=tools,
+                constraint=constraint,
+                request_id=request_id,
+            )
+            return complete_all([partial(ask, each) for each in messages])
+        self._loop.require_room()
+        request = self._intake.chat(
+            cast("Sequence[Message]", messages),
+            tools,
+            params,
+            namespace,
             cache_match=cache_match,
             kv_budget=kv_budget,
-            tools=tools,
             constraint=constraint,
             request_id=request_id,
         )
-        if _are_conversations(messages):
-            return complete_all([partial(ask, each) for each in messages])
-        return ask(cast("Sequence[Message]", messages)).result()
+        return self._answer(request)
 
     def stream_chat(
         self,
@@ -460,8 +485,22 @@ class Engine:
     ) -> None:
         self.close()
 
+    def _answer(self, request: Request) -> Completion:
+        """Wait for the end of a request, which ends with the wait."""
+        with self._stream_of(request) as stream:  # entered first: no interrupt comes between it and the request
+            self._loop.submit(request, stream.deliver)
+            return stream.result()
+
     def _start(self, request: Request, on_ready: Callable[[], None] | None, with_progress: bool) -> GenerationStream:
-        stream = GenerationStream(
+        stream = self._stream_of(request, on_ready, with_progress=with_progress)
+        self._loop.submit(request, stream.deliver)
+        return stream
+
+    def _stream_of(
+        self, request: Request, on_ready: Callable[[], None] | None = None, *, with_progress: bool = False
+    ) -> GenerationStream:
+        """A stream for a request that is to be submitted."""
+        return GenerationStream(
             request.request_id,
             tuple(request.prompt.ids),
             cancel=self._loop.cancel,
@@ -469,8 +508,6 @@ class Engine:
             name=request.name,
             with_progress=with_progress,
         )
-        self._loop.submit(request, stream.deliver)
-        return stream
 
 
 def _are_prompts(prompt: Prompt | Sequence[Prompt]) -> TypeGuard[Sequence[Prompt]]:
