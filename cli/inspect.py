@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 def command(artifact: Path, verify: bool, as_json: bool) -> None:
     """Show what is in ARTIFACT; the model is not loaded.
 
+    To generate, chat or serve runs its model.so, which is native code. The digests say that the files are whole, not
+    who made them: open only an artifact that comes from a source that you trust.
+
     \b
     radixlm inspect smollm2.radixlm --verify
     """
@@ -59,6 +62,7 @@ def _rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
         sources = ", ".join(kind.source)
         yield f"  {name}", f"{kind.count} tensors, {_size(kind.bytes)}, from {sources}, {exact}"
     yield "keys and values", f"{kv.dtype}, {_size(kv.page_bytes)} per page of {kv.page_size} tokens"
+    yield "code", "opening the artifact runs model.so in your process: open it only if you trust where it comes from"
     yield "target", f"{target.name} ({target.mcpu}): {', '.join(target.features) or 'no special features'}"
     for name, info in sorted(manifest.files.items()):
         yield f"  {name}", f"{_size(info.size)}, sha256 {info.sha256[:16]}…"

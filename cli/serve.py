@@ -143,6 +143,9 @@ def command(
     sent to localhost then, lest web pages get in under names of theirs. GET /v1/cache shows what is cached for the
     caller, DELETE /v1/cache forgets it.
 
+    Opening ARTIFACT runs its model.so, which is native code with all that this process may do: serve only artifacts
+    that you compiled, or that come from a source that you trust.
+
     The server listens at once, and answers 503 until the model is loaded. /health is "ready", "degraded" with a reason
     when requests wait and no step gets on, or "loading".
 

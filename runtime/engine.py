@@ -69,7 +69,7 @@ class Engine:
     ...     print(engine.generate("The capital of France is", SamplingParams(max_tokens=8)).text)
 
     Args:
-        model: the artifact, or its directory.
+        model: the artifact, or its directory. Opening it runs its model.so: trust where it comes from.
         kv_cache_bytes: memory for KV pages; None: a quarter of the available memory, but no more than
             `max_num_seqs` full contexts need.
         max_num_seqs: requests computed together; more wait.

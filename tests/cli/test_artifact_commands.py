@@ -30,6 +30,17 @@ def test_inspect_shows_dimensions_weights_and_files(runner: CliRunner, smollm2_a
     assert {"model.so", "weights.safetensors", "tokenizer.json"} <= set(rows)
 
 
+def test_inspect_says_that_opening_an_artifact_runs_its_code(runner: CliRunner, smollm2_artifact: Path) -> None:
+    result = runner.invoke(cli, ["inspect", str(smollm2_artifact)])
+    [row] = [line for line in result.output.splitlines() if line.startswith("code ")]
+    assert "opening the artifact runs model.so" in row and "trust" in row
+
+
+def test_serve_help_says_that_opening_an_artifact_runs_its_code(runner: CliRunner) -> None:
+    told = " ".join(runner.invoke(cli, ["serve", "--help"]).output.split())
+    assert "Opening ARTIFACT runs its model.so" in told and "trust" in told
+
+
 def test_inspect_prints_the_manifest_as_json(runner: CliRunner, smollm2_artifact: Path) -> None:
     result = runner.invoke(cli, ["inspect", str(smollm2_artifact), "--json"])
     assert json.loads(result.output) == json.loads((smollm2_artifact / "manifest.json").read_text())
