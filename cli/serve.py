@@ -89,6 +89,20 @@ class _KeyOption(click.Option):
     "whole old turns of a history are left out, or the middle of a prompt, and the answer says which.",
 )
 @click.option(
+    "--context-length",
+    type=click.IntRange(min=1),
+    metavar="TOKENS",
+    help="Prompt and reply together, at most the model's; what --kv-cache-gb does not hold is refused.  [default: the "
+    "model's, or what --kv-cache-gb holds of it]",
+)
+@click.option(
+    "--max-num-batched-tokens",
+    type=click.IntRange(min=1),
+    metavar="TOKENS",
+    help="Computed in one step, of all requests: fewer let running replies go on sooner beside a long prompt.  "
+    "[default: as many as the artifact takes]",
+)
+@click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
@@ -130,6 +144,8 @@ def command(
     cache_ttl: float | None,
     max_queue: int,
     truncation: Truncation,
+    context_length: int | None,
+    max_num_batched_tokens: int | None,
     log_format: str,
     log_prompts: bool,
     log_kv: Path | None,
@@ -180,6 +196,8 @@ def command(
         artifact,
         cache_ttl_s=cache_ttl,
         max_queue=max_queue,
+        context_length=context_length,
+        max_num_batched_tokens=max_num_batched_tokens,
         kv_log=log_kv,
         kv_log_bytes=int((log_kv_mb or DEFAULT_LOG_KV_MB) * 1e6),
     )

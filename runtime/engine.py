@@ -6,6 +6,7 @@ HTTP; requests are `request_intake.py`'s, batching and pages `engine_core.py`'s,
 
 from __future__ import annotations
 
+import logging
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -59,6 +60,8 @@ __all__ = [
     "Usage",
 ]
 
+_LOGGER = logging.getLogger(__name__)
+
 DEFAULT_STORE_BYTES = 10_000_000_000
 
 
@@ -71,7 +74,8 @@ class Engine:
     Args:
         model: the artifact, or its directory. Opening it runs its model.so: trust where it comes from.
         kv_cache_bytes: memory for KV pages; None: a quarter of the available memory, but no more than
-            `max_num_seqs` full contexts need.
+            `max_num_seqs` full contexts need. One that holds less than the context shortens it, with a warning.
+        context_length: tokens of prompt and reply together; None: the model's, or as many as the KV pages hold.
         max_num_seqs: requests computed together; more wait.
         max_queue: requests that may wait beside those; more are refused with EngineOverloaded; None: any number.
         max_num_batched_tokens: tokens of one step, at most the artifact's own limit; None: that limit.
@@ -97,12 +101,13 @@ class Engine:
         prompts: makes of texts and conversations what the model is fed.
         default_params: what the model's makers recommend; `dataclasses.replace` changes some of it.
         match: how cached prefixes may be found, unless a request says otherwise.
-        context_length: tokens of prompt and reply together: the model's, or fewer if the KV pages hold fewer.
+        context_length: tokens of prompt and reply together.
         namespaces: makes the `namespace` of whoever is not to share with others.
 
     Raises:
         ArtifactError: the artifact cannot be used.
-        InvalidParameter: an argument is outside its range, or `kv_cache_bytes` holds no context worth having.
+        InvalidParameter: an argument is outside its range, or `kv_cache_bytes` holds no context worth having, or less
+            than `context_length`.
         StoreError: the store cannot be used, or another process uses it.
     """
 
@@ -111,6 +116,7 @@ class Engine:
         model: str | Path | Artifact,
         *,
         kv_cache_bytes: int | None = None,
+        context_length: int | None = None,
         max_num_seqs: int = 64,
         max_queue: int | None = None,
         max_num_batched_tokens: int | None = None,
@@ -130,11 +136,16 @@ class Engine:
         policy = _policy(manifest, max_num_seqs, max_num_batched_tokens)
         if max_queue is not None and max_queue < 0:
             raise InvalidParameter(f"max_queue is {max_queue}; it must be 0 or more, or None")
-        budget = KVBudget.choose(manifest, kv_cache_bytes=kv_cache_bytes, max_num_seqs=max_num_seqs)
+        budget = KVBudget.choose(
+            manifest, kv_cache_bytes=kv_cache_bytes, max_num_seqs=max_num_seqs, context_length=context_length
+        )
+        if budget.notice is not None:
+            _LOGGER.warning("%s", budget.notice)
         self.manifest = manifest
         self.prompts = Prompts(artifact, clock=clock)
         self.tokenizer = self.prompts.tokenizer
         self.context_length = budget.context_length
+        self._context_notice = budget.notice
         self._intake = RequestIntake(
             manifest, self.prompts, context_length=budget.context_length, match=match, kv_budget=kv_budget, clock=clock
         )
@@ -467,7 +478,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters and the state now; never waits for a step."""
-        return EngineStats.of(self._core, self._loop, uptime_s=self._clock() - self._opened_at)
+        uptime_s = self._clock() - self._opened_at
+        return EngineStats.of(self._core, self._loop, uptime_s=uptime_s, context_notice=self._context_notice)
 
     def close(self) -> None:
         """Cancel what runs, stop the thread and free the model; later requests raise EngineClosed.

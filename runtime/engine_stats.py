@@ -35,6 +35,8 @@ class EngineStats:
     num_cached_tokens: int
     num_generated_tokens: int
     crash: str | None = None  # the kind of error that the owner thread died of
+    context_length: int = 0  # tokens of prompt and reply together
+    context_notice: str | None = None  # why that is less than the model's, unless it was asked for
     num_computed_tokens: int = 0  # that went through the model: of prompts, and generated
     num_evicted_pages: int = 0
     num_failed_steps: int = 0
@@ -53,12 +55,16 @@ class EngineStats:
     to_end: LatencyCounts = field(default_factory=LatencyCounts)
 
     @classmethod
-    def of(cls, core: EngineCore, loop: EngineLoop, *, uptime_s: float) -> EngineStats:
+    def of(
+        cls, core: EngineCore, loop: EngineLoop, *, uptime_s: float, context_notice: str | None = None
+    ) -> EngineStats:
         """What an engine's core and loop count, read from any thread; never waits for a step."""
         counters, cache = core.counters, core.cache
         return cls(
             alive=loop.is_alive,
             crash=loop.crash,
+            context_length=core.limits.context_length,
+            context_notice=context_notice,
             stalled_s=loop.stalled_s,
             uptime_s=uptime_s,
             num_waiting=core.num_waiting + loop.num_submitted,

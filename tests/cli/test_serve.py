@@ -90,6 +90,8 @@ def command(*arguments: str) -> list[str]:
         (["nowhere"], "nowhere"),
         (["fake", "--kv-cache-gb", "999999"], "a KV cache of 999999000000000 bytes and the model's 0 bytes do not fit"),
         (["fake", "--kv-cache-gb", "0.000001"], "raise --kv-cache-gb"),
+        (["fake", "--context-length", "257"], "context_length is 257; this artifact allows 128 to 256"),
+        (["fake", "--max-num-batched-tokens", "65"], "max_num_batched_tokens is 65; this artifact allows 1 to 64"),
     ],
 )
 def test_what_cannot_be_opened_ends_the_process_with_the_reason(arguments: list[str], message: str) -> None:
@@ -176,6 +178,29 @@ def test_no_answer_of_a_kept_open_connection_waits_for_an_acknowledgement() -> N
     assert serving.end() == 143
     options = [line.strip() for line in serving.lines if line.startswith("accepted ")]
     assert options == ["accepted TCP_NODELAY=1"]
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_cache_that_shortens_the_context_is_told_on_stderr_and_in_health(log_format: str) -> None:
+    serving = Serving("--kv-cache-gb", "0.00000512", "--log-format", log_format)
+    health = httpx.get(serving.url.removesuffix("/v1") + "/health").json()
+    serving.process.send_signal(signal.SIGTERM)
+    assert serving.end() == 143
+    assert health["context_length"] == 144
+    assert any(health["context_notice"] in line for line in serving.lines)
+    assert log_format == "text" or all(json.loads(line) for line in serving.lines)
+
+
+def test_the_context_and_the_tokens_of_a_step_are_what_serve_was_told() -> None:
+    serving = Serving("--context-length", "160", "--max-num-batched-tokens", "8")
+    served = httpx.get(f"{serving.url}/models").json()["data"][0]
+    asked = {"prompt": [5] * 40, "max_tokens": 1, "ignore_eos": True}
+    httpx.post(f"{serving.url}/completions", json=asked).raise_for_status()
+    health = httpx.get(serving.url.removesuffix("/v1") + "/health").json()
+    serving.process.send_signal(signal.SIGTERM)
+    assert serving.end() == 143
+    assert served["max_model_len"] == health["context_length"] == 160 and health["context_notice"] is None
+    assert health["num_steps"] == 5, "forty tokens, eight a step"
 
 
 def test_sigterm_in_the_middle_of_a_stream_lets_it_end_within_the_deadline() -> None:

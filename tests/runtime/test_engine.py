@@ -260,6 +260,9 @@ def test_defaults_are_those_of_the_manifest(engine: Engine) -> None:
         {"max_num_seqs": 17},
         {"max_num_batched_tokens": 65},
         {"max_num_batched_tokens": "8"},
+        {"context_length": 127},
+        {"context_length": 257},
+        {"context_length": "160"},
         {"kv_cache_bytes": 100},
         {"num_threads": 0},
         {"num_threads": 100_000},
@@ -279,6 +282,18 @@ def test_small_kv_cache_shortens_the_context(artifact: FakeArtifact) -> None:
         assert engine.context_length == (pages - 1) * 16
         with pytest.raises(ContextLengthExceeded):
             engine.generate([1] * engine.context_length)
+        params = SamplingParams(temperature=0.0, ignore_eos=True)
+        assert engine.generate([1] * 150, params).usage.completion_tokens == 10
+
+
+def test_a_context_length_that_is_asked_for_is_kept_to_without_a_word(
+    artifact: FakeArtifact, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_engine(artifact, context_length=160) as engine:
+        assert engine.context_length == engine.stats().context_length == 160
+        assert engine.stats().context_notice is None and not caplog.records
+        with pytest.raises(ContextLengthExceeded):
+            engine.generate([1] * 160)
         params = SamplingParams(temperature=0.0, ignore_eos=True)
         assert engine.generate([1] * 150, params).usage.completion_tokens == 10
 

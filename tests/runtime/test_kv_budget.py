@@ -13,11 +13,21 @@ PAGE_BYTES = 1000
 
 
 def choose(
-    available_bytes: int = 10**9, kv_cache_bytes: int | None = None, context: int = 1600, model_bytes: int = 100
+    available_bytes: int = 10**9,
+    kv_cache_bytes: int | None = None,
+    context: int = 1600,
+    model_bytes: int = 100,
+    context_length: int | None = None,
 ) -> KVBudget:
     module = SimpleNamespace(weights_bytes=model_bytes - 100, workspace_bytes=100)
     manifest: Any = SimpleNamespace(context_length=context, kv=SimpleNamespace(page_bytes=PAGE_BYTES), module=module)
-    return KVBudget.choose(manifest, kv_cache_bytes=kv_cache_bytes, max_num_seqs=4, available_bytes=available_bytes)
+    return KVBudget.choose(
+        manifest,
+        kv_cache_bytes=kv_cache_bytes,
+        max_num_seqs=4,
+        context_length=context_length,
+        available_bytes=available_bytes,
+    )
 
 
 def test_plenty_of_memory_holds_every_sequences_full_context() -> None:
@@ -62,3 +72,32 @@ def test_the_model_leaves_less_for_pages() -> None:
 
 def test_this_machine_has_memory() -> None:
     assert available_memory_bytes() > 1 << 20
+
+
+def test_a_cache_that_shortens_the_context_says_so_and_how_much_would_not() -> None:
+    notice = choose(kv_cache_bytes=60 * PAGE_BYTES).notice
+    assert notice is not None and "a KV cache of 60000 bytes holds 944 tokens of the model's context of 1600" in notice
+    assert "raise --kv-cache-gb to 0.01" in notice and "--context-length 944" in notice
+    by_memory = choose(available_bytes=100 * PAGE_BYTES).notice
+    assert by_memory is not None and "half of the 100000 bytes of available memory" in by_memory
+    assert choose(kv_cache_bytes=101 * PAGE_BYTES).notice is None
+
+
+def test_a_context_length_that_is_asked_for_is_given_and_no_more_memory_than_it_needs() -> None:
+    asked = choose(context_length=320)
+    assert asked == KVBudget(4 * 20 + 1, 320) and asked.notice is None
+    assert choose(context_length=320, kv_cache_bytes=60 * PAGE_BYTES) == KVBudget(60, 320)
+    assert choose(context=64, context_length=64).context_length == 64
+
+
+@pytest.mark.parametrize("context_length", [0, -1, 127, 1601])
+def test_a_context_length_that_the_model_does_not_have_is_refused(context_length: int) -> None:
+    with pytest.raises(InvalidParameter, match=f"context_length is {context_length}; this artifact allows 128 to 1600"):
+        choose(context_length=context_length)
+
+
+def test_a_context_length_that_the_cache_does_not_hold_is_refused_with_what_would_do() -> None:
+    with pytest.raises(
+        InvalidParameter, match=r"holds 944 tokens.* and 1200 are asked for; raise --kv-cache-gb to 0.01"
+    ):
+        choose(kv_cache_bytes=60 * PAGE_BYTES, context_length=1200)

@@ -53,6 +53,22 @@ def test_health_is_ready_and_counts(client: TestClient, engine: FakeEngine) -> N
     assert (response.status_code, response.json()["status"]) == (503, "degraded")
 
 
+def test_a_cache_that_shortens_the_context_is_told_at_the_start_and_in_health(caplog: pytest.LogCaptureFixture) -> None:
+    with real_server(num_pages=10, context_length=256) as server:
+        body = server.get("/health").json()
+        assert (body["status"], body["context_length"]) == ("ready", 144)
+        assert "holds 144 tokens of the model's context of 256" in body["context_notice"]
+        [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
+        assert warning.getMessage() == body["context_notice"]
+
+
+def test_a_context_that_is_whole_needs_no_notice(caplog: pytest.LogCaptureFixture) -> None:
+    with real_server() as server:
+        body = server.get("/health").json()
+        assert (body["context_length"], body["context_notice"]) == (256, None)
+    assert not caplog.records
+
+
 def ask_in_background(server: RealServer, **fields: Any) -> tuple[threading.Thread, list[Any]]:
     answers: list[Any] = []
     thread = threading.Thread(target=lambda: answers.append(server.chat(**fields)), daemon=True)
