@@ -26,6 +26,8 @@ class CoreCounters:
     num_failed_steps: int = 0
     num_failed_steps_in_a_row: int = 0  # up to now
     last_failure: str | None = None  # the kind of error that the last failed step raised
+    num_restarts: int = 0  # after the thread died
+    restarted_after: str | None = None  # the kind of error that it died of, until a step computes something
     finished_by_reason: Counter[str] = field(default_factory=Counter)
     failed_by_type: Counter[str] = field(default_factory=Counter)
     cached_tokens_by_kind: Counter[str] = field(default_factory=Counter)
@@ -45,7 +47,7 @@ class CoreCounters:
         self.num_steps += 1
         if num_tokens:
             self.num_computed_tokens += num_tokens
-            self.num_failed_steps_in_a_row = 0
+            self.num_failed_steps_in_a_row, self.restarted_after = 0, None
 
     def count_failed_step(self, error: Exception) -> None:
         """A step raised."""
@@ -56,6 +58,11 @@ class CoreCounters:
     def count_start(self, queue_s: float) -> None:
         """A request takes part in its first step, so long after it arrived."""
         self.in_queue.observe(queue_s)
+
+    def count_restart(self, cause: BaseException) -> None:
+        """The thread died, and everything starts over."""
+        self.num_restarts += 1
+        self.restarted_after = type(cause).__name__
 
     def count_token(self, now: float, arrived_at: float, before: float | None) -> None:
         """A request got a token, its first one if there is none `before`; in seconds on the core's clock."""

@@ -227,6 +227,14 @@ class DiskTier:
         self._num_waiting -= len(names)
         return names
 
+    def start_over(self) -> None:
+        """Forget all who wait and what waits to be saved, in whatever state that is; what is on disk stays."""
+        self._saver.forget()
+        self._loader.start_over()
+        if self._parts is not None:
+            self._parts.start_over()
+        self._num_waiting = 0
+
     def stats(self) -> TierStats:
         """Counts as of now, from any thread."""
         store, loads, saver = self._store.stats(), self._loader.counts, self._saver

@@ -136,6 +136,12 @@ class DiskTurns:
         positions = sum(item.num_tokens * (item.start + item.stop) / 2 for item in prefill)
         self.tier.planner.observe_compute(num_tokens=num_tokens, position=positions / num_tokens, seconds=seconds)
 
+    def start_over(self) -> None:
+        """Forget all who wait, in whatever state their loads are; what is on disk stays."""
+        self._waiting.clear()
+        if self.tier is not None:
+            self.tier.start_over()
+
     def save(self, request: Request) -> None:
         """Keep what is computed of a request on disk, too."""
         sequence = request.sequence

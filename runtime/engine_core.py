@@ -188,6 +188,17 @@ class EngineCore:
         self._tell_progress([item.request for item in scheduled if not item.request.num_generated], ended)
         return self._hand_out(plan, sampled)
 
+    def start_over(self, cause: BaseException) -> None:
+        """Forget all requests and all that memory has cached, in whatever state `cause` left them: the pool is fresh.
+
+        What is on disk stays: it was checked when it was written, and is when it is read.
+        """
+        self.counters.count_restart(cause)
+        self._scheduler.start_over()
+        self._disk.start_over()
+        self._cache.start_over()
+        self.check()
+
     def check(self) -> None:
         """Raise AssertionError unless queues, sequences, pages and tree agree; between steps only."""
         self._scheduler.check()

@@ -1,7 +1,7 @@
 """The one thread that owns an `EngineCore`, and the door through which others talk to it.
 
-It sleeps while there is nothing to do. If it ever dies, everybody who waits gets the error instead of waiting
-on. Knows requests and listeners, not text or HTTP.
+It sleeps while there is nothing to do. If it dies, every request that it has gets the error instead of waiting on. The
+first time it goes on with a core that starts over, the second time not. Knows requests and listeners, not text or HTTP.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .cache_expiry import CacheExpiry
 from .completion import Delta, PrefillProgress
 from .engine_core import EngineCore
-from .errors import EngineClosed, EngineError, EngineOverloaded, RadixLMError
+from .errors import EngineClosed, EngineDied, EngineError, EngineOverloaded, RadixLMError
 from .request import Request
 from .request_output import RequestOutput
 
@@ -27,6 +26,7 @@ _LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MIN_RETRY_S, MAX_RETRY_S = 1, 60
+MAX_RESTARTS = 1  # what kills it twice would kill it for ever
 
 Listener = Callable[[RequestOutput], None]
 """Gets a request's outputs, on the loop's thread; must neither block nor raise."""
@@ -92,7 +92,7 @@ class EngineLoop:
         self._inbox: deque[_Command] = deque()
         self._is_woken = False
         self._is_closing = False
-        self._crash: EngineError | None = None
+        self._crash: BaseException | None = None  # that it died of for good
         # begin of the work, or end of the last step that got on, then set without the lock; None when idle
         self._busy_since: float | None = None
         self._progress = 0  # of the core, when that was set
@@ -106,8 +106,8 @@ class EngineLoop:
 
     @property
     def crash(self) -> str | None:
-        """The kind of error that the thread died of; None while it lives, or if it was closed."""
-        return None if self._crash is None else type(self._crash.__cause__).__name__
+        """The kind of error that the thread died of for good; None while it lives, or if it was closed."""
+        return None if self._crash is None else type(self._crash).__name__
 
     @property
     def stalled_s(self) -> float:
@@ -147,7 +147,7 @@ class EngineLoop:
         Raises:
             EngineOverloaded: too many requests run and wait.
             EngineClosed: the loop was closed.
-            EngineError: the loop died of an error.
+            EngineDied: the loop died of an error.
         """
         self._post(_Submission(request, listener))
 
@@ -163,7 +163,7 @@ class EngineLoop:
 
         Raises:
             EngineClosed: the loop was closed.
-            EngineError: the loop died of an error.
+            EngineDied: the loop died of an error.
         """
         assert threading.current_thread() is not self._thread, "it would wait for itself"
         return self.post(work).result()
@@ -191,7 +191,7 @@ class EngineLoop:
     def _post(self, command: _Command) -> None:
         with self._wake:
             if self._crash is not None:
-                raise EngineError(str(self._crash)) from self._crash
+                raise EngineDied(self._crash, is_final=True)
             if self._is_closing:
                 raise EngineClosed("the engine was closed; open it again")
             if isinstance(command, _Submission):
@@ -219,20 +219,30 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
-            while self._wait_for_work():
-                self._expire()
-                self._do_commands()
-                if self._core.has_work:
-                    for output in self._core.step():
-                        self._deliver(output)
-            self._do_commands()
-            for request_id in list(self._listeners):
-                self._abort(request_id)
-        except BaseException as error:
-            _LOGGER.critical("the engine's thread died", exc_info=error)
-            self._fail_everybody(error)
+            while not self._has_served():
+                pass
         finally:
             self._on_exit()
+
+    def _has_served(self) -> bool:
+        """Serve until the loop is closed or dies for good; False if it died and started over."""
+        try:
+            self._serve()
+        except BaseException as error:
+            _LOGGER.critical("the engine's thread died", exc_info=error)
+            return not self._has_started_over(error)
+        return True
+
+    def _serve(self) -> None:
+        while self._wait_for_work():
+            self._expire()
+            self._do_commands()
+            if self._core.has_work:
+                for output in self._core.step():
+                    self._deliver(output)
+        self._do_commands()
+        for request_id in list(self._listeners):
+            self._abort(request_id)
 
     def _wait_for_work(self) -> bool:
         """Sleep until there may be something to do; False when the loop is to end."""
@@ -268,14 +278,12 @@ class EngineLoop:
                     command(self._core)
 
     def _add(self, request: Request, listener: Listener) -> None:
+        self._listeners[request.request_id] = listener  # first: if the loop dies of this request, it is told
         try:
             self._core.add(request)
         except Exception as error:
             known = error if isinstance(error, RadixLMError) else EngineError(f"the request failed: {error}")
-            self._listeners[request.request_id] = listener
             self._deliver(RequestOutput(request.request_id, error=known))
-        else:
-            self._listeners[request.request_id] = listener
 
     def _abort(self, request_id: str) -> None:
         output = self._core.abort(request_id)
@@ -287,20 +295,15 @@ class EngineLoop:
         is_last = output.completion is not None or output.error is not None
         listener = self._listeners.get(output.request_id)
         if is_last:
-            self._listeners.pop(output.request_id, None)
             self._leave(output)
-        if listener is None:
-            return
-        try:
-            listener(output)
-        except Exception as error:
-            _LOGGER.exception("delivering to request %s failed", output.request_id)
+        if listener is not None and (error := _tell(listener, output)) is not None:
             if not is_last:
-                del self._listeners[output.request_id]
                 self._leave(self._core.abort(output.request_id) or output)
+                is_last = True
             lost = EngineError(f"the reply could not be delivered: {type(error).__name__}; try again")
-            with suppress(Exception):
-                listener(RequestOutput(output.request_id, error=lost))
+            _tell(listener, RequestOutput(output.request_id, error=lost))
+        if is_last:  # not before: if the loop dies here, the listener is told of that
+            self._listeners.pop(output.request_id, None)
 
     def _tell_progress(self, request_id: str, progress: PrefillProgress) -> None:
         """Tell a request's listener, within a step: one that raises is found out by what comes after it."""
@@ -319,19 +322,45 @@ class EngineLoop:
             if output.completion is not None and output.completion.finish_reason != "cancelled":
                 self._usual_s += (output.completion.timings.total_s - self._usual_s) / 4
 
-    def _fail_everybody(self, cause: BaseException) -> None:
-        """Tell all who wait, and those still in the inbox, that nothing more will come."""
-        crash = EngineError(f"the engine died of {type(cause).__name__}: {cause}; open it again")
-        crash.__cause__ = cause
+    def _has_started_over(self, cause: BaseException) -> bool:
+        """After a death: tell every request that it is lost, and whether the loop goes on with those that come."""
+        goes_on = not self._is_closing and self._core.counters.num_restarts < MAX_RESTARTS
+        if goes_on:
+            try:
+                self._core.start_over(cause)
+            except BaseException as error:
+                _LOGGER.critical("the engine could not start over", exc_info=error)
+                goes_on = False
+        lost, self._listeners = self._listeners, {}
         with self._wake:
-            self._crash = crash
-        waiting = dict(self._listeners)
-        self._listeners.clear()
+            if not goes_on:
+                self._crash = cause
+                lost |= self._refuse_inbox(cause)
+            # what is in the inbox yet has seen nothing of the death, and is served
+            self._num_requests = self.num_submitted
+        for request_id, listener in lost.items():
+            died = EngineDied(cause, is_final=not goes_on)
+            self._core.counters.count_failed(died)
+            _tell(listener, RequestOutput(request_id, error=died))
+        return goes_on
+
+    def _refuse_inbox(self, cause: BaseException) -> dict[str, Listener]:
+        """End the calls in the inbox; the listeners of the requests in it. The lock is held."""
+        listeners: dict[str, Listener] = {}
         while self._inbox:
             match self._inbox.popleft():
                 case _Submission(request, listener):
-                    waiting[request.request_id] = listener
+                    listeners[request.request_id] = listener
                 case _Call(_, result):
-                    result.set_exception(crash)
-        for request_id, listener in waiting.items():
-            listener(RequestOutput(request_id, error=crash))
+                    result.set_exception(EngineDied(cause, is_final=True))
+        return listeners
+
+
+def _tell(listener: Listener, output: RequestOutput) -> Exception | None:
+    """Hand an output to a listener; what the listener raised, if it did."""
+    try:
+        listener(output)
+    except Exception as error:
+        _LOGGER.exception("delivering to request %s failed", output.request_id)
+        return error
+    return None

@@ -34,7 +34,9 @@ class EngineStats:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_generated_tokens: int
-    crash: str | None = None  # the kind of error that the owner thread died of
+    crash: str | None = None  # the kind of error that the owner thread died of for good
+    num_restarts: int = 0  # of the owner thread: after its first death, which is got over
+    restarted_after: str | None = None  # the kind of error that it died of, until a step computes something
     context_length: int = 0  # tokens of prompt and reply together
     context_notice: str | None = None  # why that is less than the model's, unless it was asked for
     num_computed_tokens: int = 0  # that went through the model: of prompts, and generated
@@ -63,6 +65,8 @@ class EngineStats:
         return cls(
             alive=loop.is_alive,
             crash=loop.crash,
+            num_restarts=counters.num_restarts,
+            restarted_after=counters.restarted_after,
             context_length=core.limits.context_length,
             context_notice=context_notice,
             stalled_s=loop.stalled_s,

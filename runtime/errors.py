@@ -216,6 +216,16 @@ class EngineClosed(EngineError):
     """The engine was closed."""
 
 
+class EngineDied(EngineError):
+    """The engine's thread died of `cause`, and every request that it had with it; `is_final`: others are refused."""
+
+    def __init__(self, cause: BaseException, *, is_final: bool) -> None:
+        lost = "it was started again with an empty cache; send the request again, unless it is what killed the engine"
+        super().__init__(f"the engine died of {type(cause).__name__}: {cause}; {'open it again' if is_final else lost}")
+        self.__cause__ = cause
+        self.is_final = is_final
+
+
 class EngineOverloaded(EngineError):
     """The queue in front of the engine is full; nothing was done with the request."""
 

@@ -150,6 +150,12 @@ class PageLoader:
             if namespace is None or load.prefix.namespace == namespace:
                 self._end(load)
 
+    def start_over(self) -> None:
+        """End all loads, and forget who waited for them."""
+        self.end()
+        self._ready.clear()
+        self._loaded.clear()
+
     def probe(self) -> None:
         """Measure the disk with a piece of anything that is on it, for later; nobody waits for that."""
         self._probed_at = self._clock()

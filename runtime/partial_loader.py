@@ -168,6 +168,12 @@ class PartialLoader:
         else:
             self._known.discard(namespace)
 
+    def start_over(self) -> None:
+        """Forget all waiters; the files that the reader has in use are closed when it is done with them."""
+        self.end()
+        self._back.clear()
+        self._loaded.clear()
+
     def close(self) -> None:
         """Close all files; the reader has ended."""
         for waiter in [*self._waiters.values(), *self._ended]:

@@ -132,6 +132,12 @@ class Scheduler:
         self._num_arrived += 1
         self._waiting[request.request_id] = request
 
+    def start_over(self) -> None:
+        """Forget all requests, in whatever state the queues are; their sequences are the caller's to end."""
+        for queue in (self._waiting, self._preempted, self._running):
+            queue.clear()
+        self._arrivals.clear()
+
     def remove(self, request_id: str) -> Request:
         """Forget a request, finished or not; its sequence stays open and is the caller's to close."""
         del self._arrivals[request_id]

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from ..errors import (
     ContextLengthExceeded,
     EngineClosed,
+    EngineDied,
     EngineError,
     EngineOverloaded,
     InvalidParameter,
@@ -70,6 +71,8 @@ def describe(error: Exception) -> tuple[int, ErrorReply]:
             return 429, ErrorReply(ErrorBody(str(error), "requests", code="rate_limit_exceeded"))  # OpenAI's words
         case EngineClosed():
             return 503, _reply(503, str(error))
+        case EngineDied():
+            return 500, _reply(500, str(error), code="engine_died")
         case EngineError():
             _log.error("a request failed: %s", error)
             return 500, _reply(500, str(error))
@@ -94,6 +97,8 @@ def respond(error: Exception, headers: dict[str, str] | None = None) -> Response
     """`error` as an answer."""
     if isinstance(error, HTTPError):
         headers = {**error.headers, **(headers or {})}
+    if isinstance(error, EngineDied):  # clients send a 500 again by themselves, and the next death is final
+        headers = {"x-should-retry": "false", **(headers or {})}
     if isinstance(error, EngineOverloaded):
         headers = {"Retry-After": str(error.retry_after_s), **(headers or {})}
     return _response(*describe(error), headers)

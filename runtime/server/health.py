@@ -41,6 +41,9 @@ class Verdict:
         if num_failed:
             steps = "the last step" if num_failed == 1 else f"the last {num_failed} steps"
             return cls(f"{steps} failed of {stats.last_failure}", serves=num_failed < MAX_FAILED_STEPS)
+        if stats.restarted_after is not None:
+            died = f"the engine's thread died of {stats.restarted_after}"
+            return cls(f"{died}; it was started again with an empty cache, and has computed nothing since")
         if stats.tier is not None and stats.tier.off_because is not None:
             return cls(f"the store is off ({stats.tier.off_because}); nothing is kept on disk")
         return cls(None)

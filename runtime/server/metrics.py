@@ -62,6 +62,7 @@ class Metrics(Collector):
         yield _gauge("build_info", "What is served, and by which version.", build, "version", "model")
         yield _gauge("engine_up", "Whether the engine takes and computes requests.", {(): int(stats.alive)})
         yield _gauge("engine_stalled_seconds", "Since a step got on while there is work.", {(): stats.stalled_s})
+        yield _counter("engine_restarts", "Deaths of the engine's thread that it got over.", {(): stats.num_restarts})
         yield from self._requests(stats)
         yield from self._tokens(stats)
         yield from self._pages(stats)

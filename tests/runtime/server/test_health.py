@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ FINE = EngineStats(
         ({"stalled_s": 61.0, "num_running": 2, "num_waiting": 7}, False, "61 s while 2 requests run and 7 wait"),
         ({"alive": False}, False, "stopping"),
         ({"alive": False, "crash": "SystemExit"}, False, "died of SystemExit"),
+        ({"restarted_after": "SystemExit"}, True, "died of SystemExit; it was started again with an empty cache"),
         ({"num_failed_steps_in_a_row": 1, "last_failure": "MemoryError"}, True, "the last step failed of MemoryError"),
         ({"num_failed_steps_in_a_row": MAX_FAILED_STEPS, "last_failure": "X"}, False, "the last 3 steps failed of X"),
     ],
@@ -96,16 +98,43 @@ def test_a_step_that_hangs_degrades_health_until_it_goes_on() -> None:
         server.check()
 
 
-def test_an_engine_that_died_is_told_and_every_request_after_is_an_error() -> None:
-    with real_server() as server:
+def die(batch: Batch) -> None:
+    raise SystemExit("out of everything")
 
-        def die(batch: Batch) -> None:
-            raise SystemExit("out of everything")
+
+def test_an_engine_whose_thread_is_killed_is_started_again_once() -> None:
+    with real_server() as server:
+        expected = server.chat(max_tokens=20).json()["choices"]
+
+        def die_of_two(batch: Batch) -> None:
+            if batch.shape[1] == 2:
+                server.model.before = lambda batch: None
+                die(batch)
+
+        server.model.before, server.model.step_s = die_of_two, 0.005
+        asked = [ask_in_background(server, max_tokens=200, stream=streams) for streams in (False, True)]
+        for thread, _ in asked:
+            thread.join(WAIT_S)
+        whole, streamed = (answers[0] for _, answers in asked)
+        assert whole.status_code == 500 and whole.headers["x-should-retry"] == "false"
+        [event] = [line for line in streamed.text.splitlines() if "error" in line]
+        for error in (whole.json()["error"], json.loads(event.removeprefix("data: "))["error"]):
+            assert (error["type"], error["code"]) == ("server_error", "engine_died")
+            assert "died of SystemExit: out of everything; it was started again" in error["message"]
+
+        health = server.get("/health")
+        assert (health.status_code, health.json()["status"]) == (200, "degraded")
+        assert "died of SystemExit; it was started again with an empty cache" in health.json()["reason"]
+        assert (health.json()["num_restarts"], health.json()["num_cached_pages"]) == (1, 0)
+        assert server.chat(max_tokens=20).json()["choices"] == expected
+        assert server.get("/health").json()["status"] == "ready"
+        assert "radixlm_engine_restarts_total 1.0" in server.get("/metrics").text
+        server.check()
 
         server.model.before = die
         assert server.chat(max_tokens=3).status_code == 500
         health = server.get("/health")
-        assert health.status_code == 503 and "died of SystemExit" in health.json()["reason"]
+        assert health.status_code == 503 and "died of SystemExit; start the server again" in health.json()["reason"]
         assert server.chat(max_tokens=3).status_code == 500
 
 
