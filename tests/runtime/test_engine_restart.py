@@ -11,11 +11,17 @@ from typing import Any
 import pytest
 from radixlm.runtime import engine_core
 from radixlm.runtime.batch import Batch
+from radixlm.runtime.disk_reader import DiskReader
+from radixlm.runtime.disk_tier import DiskTier
+from radixlm.runtime.disk_turns import DiskTurns
 from radixlm.runtime.engine_loop import EngineLoop
 from radixlm.runtime.errors import EngineDied
 from radixlm.runtime.generation_stream import GenerationStream
 from radixlm.runtime.load_planner import LoadPlan, LoadPlanner
+from radixlm.runtime.page_inserter import PageInserter
+from radixlm.runtime.page_loader import PageLoader
 from radixlm.runtime.page_pool import PagePool
+from radixlm.runtime.page_saver import PageSaver
 from radixlm.runtime.prefix_cache import PrefixCache
 from radixlm.runtime.radix_tree import RadixTree
 from radixlm.runtime.request import Request
@@ -221,3 +227,42 @@ def test_what_waits_for_the_disk_is_told_and_what_is_stored_is_found(
         assert again.token_ids == alone(ids, PARAMS)
         assert sum(again.usage.disk_tokens_by_kind.values()) == 64
         running.expect_sound()
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [
+        (DiskTier, "begin"),
+        (DiskTier, "advance"),
+        (PageLoader, "advance"),
+        (PageLoader, "_end"),
+        (PageInserter, "insert"),
+        (DiskReader, "give_back"),
+        (PageSaver, "advance"),
+        (PageSaver, "save"),
+        (DiskTurns, "meet"),
+    ],
+)
+def test_wherever_loading_and_saving_die_what_is_stored_is_found_again(
+    owner: type, method: str, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LoadPlanner, "plan", lambda *args, **sizes: LoadPlan(None, WAIT_S))
+    ids = [7] * 70
+    with processes(tmp_path) as open_again:
+        served = open_again()
+        served.bench.add("first", ids, PARAMS)
+        served.run()
+        served.settle()
+        served = open_again()
+        running = Running(served.bench)
+        served.tier.wake = running.loop.wake
+        running.may_step.set()
+        monkeypatch.setattr(owner, method, throwing(getattr(owner, method), 1, after=after))
+        streams = [running.stream(f"loads {i}", ids) for i in range(2)]
+        for stream in streams:
+            assert failure(stream) is not None or stream.result().token_ids == alone(ids, PARAMS)
+        assert running.stream("again", ids).result().token_ids == alone(ids, PARAMS)
+        running.expect_sound()
+        assert running.bench.core.counters.num_restarts == 1, "nothing was thrown"
+        assert served.tier.stats().num_waiting == 0
