@@ -13,6 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from radixlm.runtime import Engine, SamplingParams
+    from radixlm.runtime.admission import AdmissionPolicy
     from radixlm.runtime.engine_parts import OpenRunner
     from radixlm.runtime.prefix_match import MatchPolicy
 
@@ -40,6 +41,7 @@ class EngineOptions:
         max_queue: int | None = None,
         context_length: int | None = None,
         max_num_batched_tokens: int | None = None,
+        admission: AdmissionPolicy = "optimistic",
         kv_log: Path | None = None,
         kv_log_bytes: int | None = None,
         open_runner: OpenRunner | None = None,
@@ -75,6 +77,7 @@ class EngineOptions:
             max_queue=max_queue,
             context_length=context_length,
             max_num_batched_tokens=max_num_batched_tokens,
+            admission=admission,
             kv_log=kv_log,
             kv_log_bytes=kv_log_bytes,
             open_runner=open_runner,

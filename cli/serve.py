@@ -13,6 +13,7 @@ from .json_errors import JSONErrors
 from .options import EngineOptions, engine_options, store_options
 
 if TYPE_CHECKING:
+    from radixlm.runtime.admission import AdmissionPolicy
     from radixlm.runtime.server.truncation import Truncation
 
 DEFAULT_LOG_KV_MB = 100
@@ -103,6 +104,15 @@ class _KeyOption(click.Option):
     "[default: as many as the artifact takes]",
 )
 @click.option(
+    "--admission",
+    type=click.Choice(["optimistic", "conservative"]),
+    default="optimistic",
+    show_default=True,
+    help="What of a reply has memory reserved when its request begins. optimistic: one token, so that more run at "
+    "once, and the newest is preempted when memory runs out; conservative: max_tokens, or the context if a request "
+    "does not say, so that none is preempted.",
+)
+@click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
@@ -146,6 +156,7 @@ def command(
     truncation: Truncation,
     context_length: int | None,
     max_num_batched_tokens: int | None,
+    admission: AdmissionPolicy,
     log_format: str,
     log_prompts: bool,
     log_kv: Path | None,
@@ -198,6 +209,7 @@ def command(
         max_queue=max_queue,
         context_length=context_length,
         max_num_batched_tokens=max_num_batched_tokens,
+        admission=admission,
         kv_log=log_kv,
         kv_log_bytes=int((log_kv_mb or DEFAULT_LOG_KV_MB) * 1e6),
     )

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeGuard, Unpack, cast, overload
+from typing import TYPE_CHECKING, Self, TypeGuard, Unpack, cast, get_args, overload
 
+from .admission import AdmissionPolicy
 from .artifact import Artifact
 from .cache_expiry import CacheExpiry
 from .cache_namespace import CacheNamespaces, ModelIdentity
@@ -79,6 +80,8 @@ class Engine:
         max_num_seqs: requests computed together; more wait.
         max_queue: requests that may wait beside those; more are refused with EngineOverloaded; None: any number.
         max_num_batched_tokens: tokens of one step, at most the artifact's own limit; None: that limit.
+        admission: what of a reply has pages reserved when its request is let in: `optimistic` one token, and the newest
+            request gives its pages back when they become too few; `conservative` `max_tokens`, and none ever does.
         num_threads: threads of the kernels; None: the runtime's choice.
         match: how cached prefixes may be found, unless a request says otherwise: `exact` by the ids of the prompt's
             encoding; `seam` the same, but a prompt that goes on from an earlier one is not encoded whole again; `text`
@@ -120,6 +123,7 @@ class Engine:
         max_num_seqs: int = 64,
         max_queue: int | None = None,
         max_num_batched_tokens: int | None = None,
+        admission: AdmissionPolicy = "optimistic",
         num_threads: int | None = None,
         match: MatchPolicy = "text",
         cache_ttl_s: float | None = None,
@@ -133,7 +137,7 @@ class Engine:
     ) -> None:
         artifact = Artifact.open(model) if isinstance(model, str | Path) else model
         manifest = artifact.manifest
-        policy = _policy(manifest, max_num_seqs, max_num_batched_tokens)
+        policy = _policy(manifest, max_num_seqs, max_num_batched_tokens, admission)
         if max_queue is not None and max_queue < 0:
             raise InvalidParameter(f"max_queue is {max_queue}; it must be 0 or more, or None")
         budget = KVBudget.choose(
@@ -533,12 +537,16 @@ def _are_conversations(
     return len(messages) > 0 and isinstance(messages[0], Sequence)
 
 
-def _policy(manifest: Manifest, max_num_seqs: int, max_num_batched_tokens: int | None) -> SchedulerPolicy:
+def _policy(
+    manifest: Manifest, max_num_seqs: int, max_num_batched_tokens: int | None, admission: AdmissionPolicy
+) -> SchedulerPolicy:
     limits = manifest.module
     max_num_tokens = limits.max_num_tokens if max_num_batched_tokens is None else max_num_batched_tokens
     _require_within("max_num_seqs", max_num_seqs, min(limits.max_num_logits, limits.max_num_tokens))
     _require_within("max_num_batched_tokens", max_num_tokens, limits.max_num_tokens)
-    return SchedulerPolicy(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_tokens)
+    if admission not in get_args(AdmissionPolicy):
+        raise InvalidParameter(f"admission is {admission!r}; use one of {', '.join(get_args(AdmissionPolicy))}")
+    return SchedulerPolicy(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_tokens, admission=admission)
 
 
 def _require_within(name: str, value: int, most: int) -> None:

@@ -207,9 +207,11 @@ class Request:
         if tuple(self.prompt.ids) != match.prompt_ids:  # penalties are by the ids that are used
             self._sampler = SamplerState(self.params, match.prompt_ids, self._vocab_size, self._constraint)
         self.prompt = replace(self.prompt, ids=match.prompt_ids, num_match=match.num_match)
-        self._max_length = sequence.context_length
-        if self.params.max_tokens is not None:
-            self._max_length = min(self._max_length, len(self.prompt.ids) + self.params.max_tokens)
+        self._max_length = self._longest(len(self.prompt.ids), sequence.context_length)
+
+    def max_length_of(self, num_prompt_tokens: int, context_length: int) -> int:
+        """Tokens that its sequence ends with at the latest; of a prompt so long if it was not admitted yet."""
+        return self._longest(num_prompt_tokens, context_length) if self.sequence is None else self._max_length
 
     def start(self, now: float) -> float | None:
         """Note that it takes part in a step: the seconds that it waited for its first one, None if that was earlier."""
@@ -312,6 +314,11 @@ class Request:
             stop_reason=self._stop_reason(),
             request_id=self.name,
         )
+
+    def _longest(self, num_prompt_tokens: int, context_length: int) -> int:
+        if self.params.max_tokens is None:
+            return context_length
+        return min(context_length, num_prompt_tokens + self.params.max_tokens)
 
     def _spells(self, ids: Iterable[int], text: str) -> bool:
         """Whether ids are `text` but for white space around it: special tokens and half characters are not in it."""

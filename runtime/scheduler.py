@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 
+from .admission import Admission, AdmissionPolicy
 from .errors import KVError
 from .kv_transaction import KVTransaction
 from .manifest import PAGE_SIZE
 from .prefix_cache import PrefixCache
 from .prefix_match import PrefixMatch
-from .pruned_prefix import PrunedPrefix
 from .request import Request
-from .sequence import Sequence, num_pages_for
+from .sequence import Sequence
 from .step_plan import StepPlan
 
 OpenSequence = collections.abc.Callable[[Request, PrefixMatch], Sequence]
@@ -49,6 +49,7 @@ class SchedulerPolicy:
     max_num_batched_tokens: int = 512
     ageing_tokens_per_s: float = 256.0
     num_candidates: int = 32
+    admission: AdmissionPolicy = "optimistic"
 
 
 def find_prefix(cache: PrefixCache, request: Request, context_length: int) -> PrefixMatch:
@@ -70,8 +71,9 @@ class Scheduler:
     """Continuous batching with chunked prefill over one prefix cache.
 
     Pages are taken from the newest running request first, so the oldest always advances and everybody
-    finishes. A preempted request comes before those that never ran; its KV stays in the tree until others
-    need the room, and it resumes from there. What was pruned of it is not there, and is computed exactly then.
+    finishes; with conservative admission none need be. A preempted request comes before those that never ran;
+    its KV stays in the tree until others need the room, and it resumes from there. What was pruned of it is not
+    there, and is computed exactly then.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Scheduler:
         self._cache = cache
         self._policy = policy
         self._context_length = context_length
+        self._admission = Admission(cache, policy.admission, context_length)
         self._waiting: dict[str, Request] = {}  # by id, in order of arrival
         self._preempted: dict[str, Request] = {}  # their sequences are open and hold no pages
         self._running: dict[str, Request] = {}  # in order of arrival
@@ -254,20 +257,25 @@ class Scheduler:
     def _resume_oldest(self, plan: StepPlan) -> Request | None:
         request = min(self._preempted.values(), key=self._arrival)
         match = self._cache.match(request.admitted.token_ids, namespace=request.namespace)
-        if not self._fits(match, plan):
+        if not self._admission.fits(request, match, None, plan, self._running.values()):
             return None
         self._cache.resume(request.admitted)
         return self._preempted.pop(request.request_id)
 
     def _start_best(self, plan: StepPlan, now: float) -> Request | None:
         chosen = self._choose(now)
-        if chosen is None or not self._fits(chosen[1], plan, chosen[0].pruned):
+        if chosen is None:
             return None
         request, match = chosen
+        if not self._admission.fits(request, match, request.pruned, plan, self._running.values()):
+            return None
         sequence: Sequence | None = None
         try:
             if not request.is_candidate_final and request.pruned is None:
                 match = find_prefix(self._cache, request, self._context_length)
+                request.candidate, request.is_candidate_final = match, True
+                if not self._admission.fits(request, match, None, plan, self._running.values()):
+                    return None
             sequence = self._open(request, match)
             if sequence is not None:
                 request.admit(sequence, match)
@@ -339,20 +347,6 @@ class Scheduler:
             if num_common // PAGE_SIZE * PAGE_SIZE > max(match.num_tokens, sequence.num_computed):
                 return True
         return False
-
-    def _fits(self, match: PrefixMatch, plan: StepPlan, pruned: PrunedPrefix | None = None) -> bool:
-        """Whether the rows of the whole prompt and one token find pages beside what running requests still need.
-
-        Let in earlier, it would only be preempted again. A request that is alone is always let in.
-        """
-        if not self._running:
-            return True
-        pool, shared, num_rows = self._cache.pool, match.pages, len(match.prompt_ids) + 1
-        if pruned is not None:
-            shared, num_rows = shared[: pruned.start // PAGE_SIZE], num_rows - pruned.num_missing
-        num_evictable = pool.num_cached - sum(pool.num_users(page) == 0 for page in shared)
-        num_available = pool.num_free + num_evictable - plan.num_promised_pages(self._running.values())
-        return num_pages_for(num_rows) - len(shared) <= num_available
 
 
 def _forget_pruned(request: Request) -> None:

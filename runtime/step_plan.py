@@ -5,13 +5,12 @@ Knows requests and their reservations; who is worth one is the scheduler's to sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from .errors import OutOfPages
 from .kv_transaction import KVTransaction, Reservation
 from .request import Request
-from .sequence import Sequence, num_pages_for
 
 
 class ScheduledRequest(NamedTuple):
@@ -65,16 +64,7 @@ class StepPlan:
             self._step.drop(dropped.reservation.sequence)
             self.budget += dropped.reservation.num_tokens
 
-    def num_promised_pages(self, running: Iterable[Request]) -> int:
-        """Pages that running requests need beyond those they hold now, to finish their prompts and one token
-        more.
-        """
-        return sum(max(0, self._num_needed_pages(r.admitted) - self._num_held_pages(r)) for r in running)
-
-    @staticmethod
-    def _num_needed_pages(sequence: Sequence) -> int:
-        return num_pages_for(sequence.num_rows + sequence.num_uncomputed + 1)
-
-    def _num_held_pages(self, request: Request) -> int:
+    def num_held_pages(self, request: Request) -> int:
+        """Pages that a running request holds, those of this step included."""
         scheduled = self._scheduled.get(request.request_id)
         return scheduled.reservation.num_pages if scheduled else len(request.admitted.page_ids)

@@ -34,6 +34,7 @@ CACHE = {
     *("loaded_prefix", "tier_stats", "end_loader", "page_inserter", "load_counts"),
 }
 ENGINE = {
+    "admission",
     "prompts",
     "engine",
     "engine_parts",

@@ -203,6 +203,19 @@ def test_the_context_and_the_tokens_of_a_step_are_what_serve_was_told() -> None:
     assert health["num_steps"] == 5, "forty tokens, eight a step"
 
 
+@pytest.mark.parametrize("admission", ["optimistic", "conservative"])
+def test_serve_reserves_max_tokens_if_it_was_told_to(admission: str) -> None:
+    serving = Serving(
+        "--kv-cache-gb", "0.00000512", "--admission", admission
+    )  # ten pages, of which each would fill seven
+    asked = {"prompt": [[n] * 5 for n in (3, 4, 5)], "max_tokens": 100, "ignore_eos": True}
+    httpx.post(f"{serving.url}/completions", json=asked, timeout=60).raise_for_status()
+    health = httpx.get(serving.url.removesuffix("/v1") + "/health").json()
+    serving.process.send_signal(signal.SIGTERM)
+    assert serving.end() == 143
+    assert (health["num_preemptions"] > 0) == (admission == "optimistic")
+
+
 def test_sigterm_in_the_middle_of_a_stream_lets_it_end_within_the_deadline() -> None:
     serving = Serving()
     events = []

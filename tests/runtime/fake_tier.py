@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from radixlm.runtime.disk_tier import DiskTier
 from radixlm.runtime.prefix_cache import PrefixCache
+from radixlm.runtime.scheduler import SchedulerPolicy
 from radixlm.runtime.store import PageHead, PageStore, PutResult, StoreIdentity, StoreStats
 
-from .fake_model import FAKE_PAGE_BYTES, Bench, FakeModel
+from .fake_model import FAKE_PAGE_BYTES, POLICY, Bench, FakeModel
 
 IDENTITY = StoreIdentity("model", "tokenizer", "q4", "layout", FAKE_PAGE_BYTES)
 NUM_RECORDS = 512
@@ -73,11 +75,12 @@ class Served:
     queue_bytes: int = 1 << 20
     context_length: int = 96
     num_records: int = NUM_RECORDS
+    policy: SchedulerPolicy = POLICY
     bench: Bench = field(init=False)
 
     def __post_init__(self) -> None:
         self.store = SlowStore(self.directory, self.num_records)
-        self.bench = Bench(self.num_pages, self.context_length, open_tier=self._open_tier)
+        self.bench = Bench(self.num_pages, self.context_length, self.policy, open_tier=self._open_tier)
         assert self.bench.tier is not None
         self.tier = self.bench.tier
 
@@ -129,7 +132,7 @@ def processes(directory: Path) -> Iterator[Callable[..., Served]]:
     """Opens an engine core over the same directory again and again; each ends the one before, as processes do."""
     opened: list[Served] = []
 
-    def open_again(**options: int) -> Served:
+    def open_again(**options: Any) -> Served:
         if opened:
             opened[-1].close()
         opened.append(Served(directory, **options))
