@@ -81,7 +81,7 @@ class KVBudget:
             raise InvalidParameter(
                 f"{holds}, and {full} are asked for; {would_do}, or lower --context-length to {held}"
             )
-        return cls(num_pages, held, f"{holds}; {would_do}, or say --context-length {held} if that is meant")
+        return cls(num_pages, held, f"{holds}; {would_do}, or serve with --context-length {held} if that is meant")
 
 
 def _default_pages(manifest: Manifest, available: int, *, max_num_seqs: int, context_length: int) -> tuple[int, str]:
