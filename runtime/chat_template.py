@@ -93,7 +93,8 @@ class ChatTemplate:
         return "".join(pieces)
 
     def reply_renderer(self) -> Callable[[str], str] | None:
-        """How a reply stands behind the prompt that it answers, in the prompts of later turns.
+        """How a reply stands behind the prompt that it answers, in the prompts of later turns, and the white space
+        that the template puts behind it.
 
         Tried on a short conversation; None where the template does not put it right behind.
 
@@ -113,9 +114,15 @@ class ChatTemplate:
         if not later.startswith(prompt) or not found or lead.strip():
             return None
         before, after = _PROBE.split("xyzzy")
-        trims = not (lead.endswith(before) and rest.startswith(after))
-        lead = lead if trims else lead.removesuffix(before)
-        return lambda text: lead + (text.strip() if trims else text)
+        keeps_left, keeps_right = lead.endswith(before), rest.startswith(after)
+        lead, rest = lead.removesuffix(before), rest.removeprefix(after)
+        white = rest[: len(rest) - len(rest.lstrip())]
+
+        def render(text: str) -> str:
+            text = text if keeps_left else text.lstrip()
+            return lead + (text if keeps_right else text.rstrip()) + white
+
+        return render
 
 
 _PROBE = "\t\nxyzzy\n\t"  # a reply with white space on both sides that no template writes

@@ -12,6 +12,7 @@ from radixlm.tokenizer_fix import SpelledPrompt, is_mark
 
 from .manifest import PAGE_SIZE
 from .radix_node import TOKEN_BYTES, Key, encode_key, num_common_tokens, token_at
+from .reply_alias import ReplyAlias
 
 MAX_SEAM_TOKENS = 8  # of a client, whose encoding changed when a reply was put behind them: measured, it was 3 at most
 MAX_PAGE_TEXT = 4096  # bytes: what a page spells is hardly more
@@ -39,6 +40,14 @@ class PromptText:
         if index is not None:
             return (), index
         return self.spelled.tail(offset) if self.spelled.is_character_boundary(offset) else None
+
+    def has_reply(self, alias: ReplyAlias, offset: int) -> bool:
+        """Whether all that stands between `offset` and a special token is the reply as it is rendered.
+
+        What merely begins or ends like it is another text: "12" may be the beginning of "123", or be gone on with.
+        """
+        rendered = alias.rendered + alias.after
+        return self.spelled.text.startswith(rendered, offset) and self.spelled.has_mark(offset + len(rendered))
 
     def num_spelled(self, run: Key, start: int, stop: int, offset: int) -> tuple[int, int]:
         """How many of the tokens `[start, stop)` of a run spell the text from `offset` on, and up to where.

@@ -19,10 +19,33 @@ _Key = tuple[bytes, int, bytes]  # namespace, number and digest of a prompt's id
 
 @dataclass(frozen=True)
 class ReplyAlias:
-    """A reply's ids, without the end token, and the bytes that stand for them in a later prompt."""
+    """A reply's ids, without the end token, and the bytes that stand for them in a later prompt.
+
+    There a special token stands behind the reply, and between both the white space `after`.
+    """
 
     ids: tuple[int, ...]
     rendered: bytes
+    after: bytes = b""
+
+    @classmethod
+    def of(cls, ids: Sequence[int], text: str, rendering: str) -> ReplyAlias | None:
+        """The alias of a reply that a template renders so, up to the special token; None where that is its own text.
+
+        Only white space around the reply may differ: what it begins with is taken from the rendering, and what it ends
+        with and the rendering lacks is passed over.
+
+        >>> ReplyAlias.of([7, 8], "Sure.", " Sure. ")
+        ReplyAlias(ids=(7, 8), rendered=b' Sure.', after=b' ')
+        """
+        core, body = text.strip(), rendering.lstrip()
+        if not core or rendering.startswith(text) or not body.startswith(core):
+            return None
+        rest, own = body[len(core) :], text[len(text.rstrip()) :]
+        after = rest.removeprefix(own)
+        if after.strip():
+            return None
+        return cls(tuple(ids), rendering[: len(rendering) - len(after)].encode(), after.encode())
 
 
 class ReplyAliases:
@@ -86,18 +109,3 @@ class ReplyAliases:
 
 def _digest(prompt_key: bytes) -> bytes:
     return blake2b(prompt_key, digest_size=16).digest()
-
-
-def rendered_reply(text: str, rendering: str) -> bytes | None:
-    """What stands for a reply in a later prompt that goes on with `rendering`; None where that is its own text.
-
-    Only white space around the reply may differ: what it begins with is taken from the rendering, and what it ends with
-    and the rendering lacks is passed over.
-
-    >>> rendered_reply("Sure.", " Sure. </s>")
-    b' Sure.'
-    """
-    core, body = text.strip(), rendering.lstrip()
-    if not core or rendering.startswith(text) or not body.startswith(core):
-        return None
-    return (rendering[: len(rendering) - len(body)] + core).encode()

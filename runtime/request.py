@@ -28,7 +28,7 @@ from .loaded_prefix import LoadedPrefix
 from .prefix_match import MatchKind, PrefixMatch
 from .pruned_load import PrunedLoad
 from .pruned_prefix import PrunedPrefix
-from .reply_alias import ReplyAlias, rendered_reply
+from .reply_alias import ReplyAlias
 from .sampler import Refusal, SampledToken, SamplerState
 from .sampling_params import SamplingParams
 from .sequence import Sequence
@@ -279,8 +279,7 @@ class Request:
         ids = self.token_ids
         ids = ids[:-1] if ids and ids[-1] in self._stop_ids else ids
         text = "".join(self._text)
-        rendered = rendered_reply(text, self._render_reply(text))
-        return ReplyAlias(ids, rendered) if rendered is not None and self._spells(ids, text) else None
+        return ReplyAlias.of(ids, text, self._render_reply(text)) if self._spells(ids, text) else None
 
     def cache_use(self, now: float) -> CacheUse:
         """What it found cached, and where its keys and values end: between two steps, before its sequence is closed."""

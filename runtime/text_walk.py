@@ -191,7 +191,7 @@ class TextWalk:
         self._tried.add(tried)
         for alias in self._find_aliases(length, lambda: above.key() + encode_key(before)):
             end = offset + len(alias.rendered)
-            if end > self._prompt.end or not self._prompt.spelled.text.startswith(alias.rendered, offset):
+            if end > self._prompt.end or not self._prompt.has_reply(alias, offset):
                 continue
             if self._prompt.tail(end) is not None:
                 cursor = PromptCursor(self._prompt, end, alias=alias.ids, before=before)

@@ -63,6 +63,10 @@ class SpelledPrompt:
         """Whether no character is cut at `offset`."""
         return offset >= len(self.text) or self.text[offset] & 0xC0 != 0x80
 
+    def has_mark(self, offset: int) -> bool:
+        """Whether a token that is no text begins at `offset`, where one ends."""
+        return offset < len(self.text) and self.text[offset] == MARK
+
     def tail(self, offset: int) -> tuple[tuple[int, ...], int] | None:
         """How the prompt goes on from a character: ids up to where its own go on, then `ids[index:]`.
 

@@ -80,9 +80,12 @@ def _reuses_of_alias(
     end: int,
     num_match: int | None,
 ) -> Iterator[Reuse]:
-    """The same, if the reply stands in the prompt as it is rendered."""
+    """The same, if the reply stands in the prompt as it is rendered, up to a special token."""
     offset = state.offset + len(alias.rendered)
     if not prompt.text.startswith(alias.rendered, state.offset) or offset > end:
+        return
+    after = prompt.text[offset:]
+    if not after.startswith(alias.after) or not is_mark(after[len(alias.after) :] or b" "):
         return
     tail = _tail(prompt, offset)
     if tail is None:

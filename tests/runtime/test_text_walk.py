@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from radixlm.runtime.page_pool import PagePool
 from radixlm.runtime.prefix_cache import PrefixCache, PrefixMatch
-from radixlm.runtime.reply_alias import ReplyAlias, rendered_reply
+from radixlm.runtime.reply_alias import ReplyAlias
 from radixlm.runtime.sequence import Sequence
 from radixlm.tokenizer_fix import SpelledPrompt
 
@@ -37,18 +37,29 @@ class Computed:
     generated: list[bool]
 
 
+@dataclass(frozen=True)
+class Template:
+    """Trims replies, and puts white space of its own around them."""
+
+    lead: str
+    after: str
+
+    def render(self, reply: str) -> str:
+        return self.lead + reply.strip(" ") + self.after
+
+
 @dataclass
 class Talk:
     """Messages of one client: user, model, user, ..."""
 
     messages: list[str] = field(default_factory=list)
 
-    def prompt(self, lead: str | None) -> list[int]:
-        """As its template renders it: with a reply's own white space, or trimmed and behind `lead`."""
+    def prompt(self, template: Template | None) -> list[int]:
+        """As its template renders it; without one, with a reply's own white space."""
         ids = [toy.BOS]
         for turn, text in enumerate(self.messages):
             if turn % 2:
-                rendered = text if lead is None else lead + text.strip(" ")
+                rendered = text if template is None else template.render(text)
                 ids += [toy.MODEL, *toy.encode(rendered), toy.END]
             else:
                 ids += [toy.USER, *toy.encode(text), toy.END]
@@ -58,11 +69,11 @@ class Talk:
 class Talks(RuleBasedStateMachine):
     """Clients of one cache."""
 
-    @initialize(lead=st.sampled_from([None, None, "", " "]))
-    def start(self, lead: str | None) -> None:
+    @initialize(template=st.none() | st.builds(Template, *[st.sampled_from(["", " "])] * 2))
+    def start(self, template: Template | None) -> None:
         self.cache = PrefixCache(PagePool(20_000))
         self.pages = FakePages()
-        self.lead = lead
+        self.template = template
         self.computed: list[Computed] = []
         self.made: dict[tuple[int, ...], bool] = {}  # whether a model made the last token of a run that was computed
         self.aliases: dict[tuple[int, ...], list[ReplyAlias]] = {}
@@ -99,7 +110,7 @@ class Talks(RuleBasedStateMachine):
         talk.messages = other.messages
 
     @precondition(lambda self: self.talks)
-    @rule(data=st.data(), text=TEXTS, how=st.integers(0, 5), reply=REPLIES, lengths=LENGTHS)
+    @rule(data=st.data(), text=TEXTS, how=st.integers(0, 6), reply=REPLIES, lengths=LENGTHS)
     def go_on_from_another_history(
         self, data: st.DataObject, text: str, how: int, reply: str, lengths: list[int]
     ) -> None:
@@ -118,6 +129,8 @@ class Talks(RuleBasedStateMachine):
                 text = data.draw(st.sampled_from(messages)) + text
             case 4:  # re-ordered
                 messages[turn], messages[-1] = messages[-1], messages[turn]
+            case 5:  # gone on with
+                messages[turn] = messages[turn].strip(" ") + data.draw(TEXTS)
             case _:  # without the first messages
                 del messages[: turn // 2 * 2]
         self.talks.append(talk)
@@ -130,6 +143,15 @@ class Talks(RuleBasedStateMachine):
         raw = before[: data.draw(st.integers(0, len(before)), label="keep")] + text or "a"
         self.ask([toy.BOS, *toy.encode(raw)], toy.split(reply.encode(), lengths))
         self.raw_texts = [*self.raw_texts[-5:], raw + reply]
+
+    @precondition(lambda self: self.talks)
+    @rule(data=st.data(), text=TEXTS, reply=REPLIES, lengths=LENGTHS)
+    def complete_a_reply(self, data: st.DataObject, text: str, reply: str, lengths: list[int]) -> None:
+        """A raw completion of a talk whose last reply a template has begun to render."""
+        talk = self.pick(data)
+        begun = Talk(talk.messages[:-1]).prompt(self.template)
+        raw = talk.messages[-1] if self.template is None else self.template.render(talk.messages[-1])
+        self.ask([*begun, *toy.encode(raw + text)], toy.split(reply.encode(), lengths))
 
     @rule(data=st.data(), text=REPLIES, reply=REPLIES, lengths=LENGTHS)
     def complete_ids(self, data: st.DataObject, text: str, reply: str, lengths: list[int]) -> None:
@@ -150,7 +172,7 @@ class Talks(RuleBasedStateMachine):
         talk = self.pick(data)
         reply = toy.split(text.encode() + stray, lengths)
         talk.messages.append("b")
-        self.ask(talk.prompt(self.lead), [*reply, toy.END])
+        self.ask(talk.prompt(self.template), [*reply, toy.END])
         talk.messages.append(text if data.draw(st.booleans()) else toy.decode(reply))
 
     # How it is answered.
@@ -164,11 +186,10 @@ class Talks(RuleBasedStateMachine):
 
     def answer(self, talk: Talk, reply: str, lengths: list[int], ends: bool) -> None:
         reply_ids = toy.split(reply.encode(), lengths)
-        used = self.ask(talk.prompt(self.lead), [*reply_ids, *[toy.END] * ends])
-        if self.lead is not None:
-            rendered = rendered_reply(reply, self.lead + reply.strip(" "))
-            if rendered is not None:
-                alias = ReplyAlias(tuple(reply_ids), rendered)
+        used = self.ask(talk.prompt(self.template), [*reply_ids, *[toy.END] * ends])
+        if self.template is not None:
+            alias = ReplyAlias.of(reply_ids, reply, self.template.render(reply))
+            if alias is not None:
                 self.cache.aliases.record(NAMESPACE, used, alias)
                 self.aliases.setdefault(used, []).append(alias)
         talk.messages.append(reply)
