@@ -11,6 +11,7 @@ import click
 from .store_listing import KEY_DIGITS, decoder_of, described_model, described_run, line_of, title_of
 
 DIRECTORY = click.argument("directory", type=click.Path(path_type=Path))
+_ALL_OF_THE_DISK = 1 << 62  # bytes: a store takes no more than there is
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -129,7 +130,7 @@ def gc(directory: Path) -> None:
         click.echo("no pages")
         return
     identity = segments[max(segments)].identity
-    with PageStore.open(directory, identity, max_bytes=1 << 62) as store:
+    with PageStore.open(directory, identity, max_bytes=_ALL_OF_THE_DISK) as store:
         report = store.gc()
     click.echo(
         f"{report.num_segments_removed} segments removed, {report.num_pages_moved:,} pages copied: "
@@ -164,9 +165,7 @@ def export(directory: Path, key: str, output: Path) -> None:
 @click.option(
     "--store-gb",
     type=click.FloatRange(min=0, min_open=True),
-    default=8.0,
-    show_default=True,
-    help="Room for all pages; the oldest go.",
+    help="Room for all pages of the directory: the oldest go until they fit.  [default: what the disk has; none go]",
 )
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="A file with the API key whose cache it is.")
 @click.option("--cache-salt", help="The cache_salt of the requests that will use them.")
@@ -175,14 +174,16 @@ def import_(
     directory: Path,
     bundle: Path,
     artifact: Path,
-    store_gb: float,
+    store_gb: float | None,
     api_key_file: Path | None,
     cache_salt: str | None,
     prompt_cache_key: str | None,
 ) -> None:
     """Take the pages of BUNDLE in, for requests without an API key unless one is given.
 
-    Only of the same artifact. That keys and values belong to the tokens cannot be checked: import what you would run.
+    No page that is there makes room unless --store-gb says how much there is; a server that is given less room than
+    they take evicts the oldest. Only of the same artifact. That keys and values belong to the tokens cannot be
+    checked: import what you would run.
 
     \b
     radixlm store import cache system-prompt.pages --artifact smollm2.radixlm
@@ -200,10 +201,13 @@ def import_(
             f"{api_key_file} holds {len(api_keys)} API keys; give a file with the one whose cache it is"
         )
     scope = CacheScope(api_keys[0], cache_salt, prompt_cache_key)
-    with PageStore.open(directory, StoreIdentity.of(manifest), max_bytes=int(store_gb * 1e9)) as store:
+    max_bytes = _ALL_OF_THE_DISK if store_gb is None else int(store_gb * 1e9)
+    with PageStore.open(directory, StoreIdentity.of(manifest), max_bytes=max_bytes) as store:
         namespace = CacheNamespaces(ModelIdentity.of(manifest), store.secret).of(scope)
         report = import_bundle(store, bundle, namespace)
-    click.echo(f"{report.num_stored:,} of {report.num_pages:,} pages are stored")
+        num_evicted = store.stats().num_pages_evicted
+    made_room = f", {num_evicted:,} others made room" if num_evicted else ""
+    click.echo(f"{report.num_stored:,} of {report.num_pages:,} pages are stored{made_room}")
 
 
 def _print_json(value: object) -> None:

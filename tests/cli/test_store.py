@@ -14,6 +14,7 @@ from radixlm.cli.main import cli
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
 from radixlm.runtime.store import NO_PARENT, PageHead, PageStore, StoreIdentity
+from radixlm.runtime.store.catalogue import Catalogue
 from tokenizers import Tokenizer
 
 from ..runtime.server.real_server import open_fake_artifact
@@ -146,6 +147,35 @@ def test_an_exported_prefix_is_found_by_requests_of_another_machine(stored: Stor
         out = np.empty((len(heads), stored.identity.page_bytes), np.uint8)
         assert store.read(heads, out) == len(heads)
         assert (out == stored.payload()[: stored.num_system]).all()
+
+
+def test_an_import_takes_nothing_out_of_a_store_unless_it_is_told_to(
+    stored: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, there = tmp_path / "bundle", tmp_path / "there"
+    assert run("export", stored.directory, stored.heads[-1].key.hex(), "-o", bundle).exit_code == 0
+    with stored.open(there) as store:  # of a server with more room than any default, if a gigabyte were 100 kB
+        first = [head_of(stored.identity, b"theirs", None, [number] * 16) for number in range(160)]
+        for heads in (first[at : at + 4] for at in range(0, 160, 4)):
+            store.put(heads, np.zeros((len(heads), stored.identity.page_bytes), np.uint8))
+        assert store.stats().num_bytes > 1_200_000
+    open_store = PageStore.open
+
+    def open_small(directory: Path, identity: StoreIdentity, *, max_bytes: int) -> PageStore:
+        return open_store(directory, identity, max_bytes=max_bytes // 10_000)
+
+    monkeypatch.setattr(PageStore, "open", open_small)
+    command = ["import", there, bundle, "--artifact", stored.artifact]
+    num_pages = stored.num_system + 1
+    assert run(*command).output == f"{num_pages} of {num_pages} pages are stored\n"
+    assert {head.key for head in first} < keys_in(there)
+    told = run(*command, "--cache-salt", "other", "--store-gb", 8).output
+    assert f"{num_pages} of {num_pages} pages are stored" in told and "made room" in told
+    assert not {head.key for head in first} <= keys_in(there)
+
+
+def keys_in(directory: Path) -> set[bytes]:
+    return {row.head.key for model in Catalogue.read(directory).models for row in model.pages}
 
 
 def test_a_key_of_no_page_or_of_several_is_refused(stored: Stored, tmp_path: Path) -> None:
