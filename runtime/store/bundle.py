@@ -17,6 +17,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
@@ -54,7 +55,8 @@ class ImportReport:
 
 
 def export_bundle(source: PageSource, heads: Sequence[PageHead], path: str | Path) -> None:
-    """Write pages, with all that are before them in their prompts, to a file that appears when it is whole.
+    """Write pages, with all that are before them in their prompts, to a file that appears when it is whole, its
+    owner's alone as the store's files are: whoever is to have it is given it.
 
     Raises:
         StoreError: a parent is not among them, they are of several namespaces, or one cannot be read.
@@ -71,7 +73,8 @@ def export_bundle(source: PageSource, heads: Sequence[PageHead], path: str | Pat
     table = _START.pack(_MAGIC, FORMAT_VERSION, len(text), len(ordered)) + text + pages
     unnamed = path.with_name(path.name + ".new")
     try:
-        with unnamed.open("wb") as file:
+        unnamed.unlink(missing_ok=True)  # it would keep its mode
+        with open(unnamed, "xb", opener=partial(os.open, mode=0o600)) as file:
             file.write(sealed(table, len(table) + CHECKSUM_BYTES))
             for rows in _payloads(source, ordered):
                 file.write(rows.data)

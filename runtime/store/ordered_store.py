@@ -159,17 +159,18 @@ class OrderedStore:
             self._unlink(old)
         return entry.num_bytes
 
-    def forget(self, keys: Iterable[bytes]) -> None:
-        """Remove the runs that hold one of these pages, for those are gone."""
+    def forget(self, keys: Iterable[bytes], *, erases: bool = False) -> None:
+        """Remove the runs that hold one of these pages, for those are gone; with `erases`, overwrite them first."""
         gone = set(keys)
-        self._remove([entry for entry in self._all() if not gone.isdisjoint(entry.page_keys)])
+        leaving = [entry for entry in self._all() if not gone.isdisjoint(entry.page_keys)]
+        if erases:
+            self._erase(leaving)
+        else:
+            self._remove(leaving)
 
     def discard(self, namespace: bytes) -> None:
         """Overwrite and remove all runs of a namespace, also those of other models."""
-        for entry in self._all():
-            if entry.header.namespace == namespace:
-                self._run_files.erase(entry)
-                self._remove([entry])
+        self._erase([entry for entry in self._all() if entry.header.namespace == namespace])
 
     def shrink(self, max_bytes: int) -> None:
         """Remove what was used longest ago until the rest has at most `max_bytes`; broken ones first."""
@@ -242,6 +243,11 @@ class OrderedStore:
             if old is not None:
                 self._unlink(old)
         self.num_bytes += entry.num_bytes
+
+    def _erase(self, entries: Iterable[RunFile]) -> None:
+        for entry in entries:
+            self._run_files.erase(entry)
+            self._remove([entry])
 
     def _remove(self, entries: Iterable[RunFile]) -> None:
         for entry in entries:

@@ -209,11 +209,13 @@ class PageStore:
         self._notes.touch(keys)
 
     def drop(self, keys: Iterable[bytes]) -> list[bytes]:
-        """Take out pages that somebody knows to be wrong, and all that come after them; their keys. By the thread that
-        puts."""
+        """Take out pages that are wrong, or unused for too long, and all that come after them, and overwrite them on
+        disk; their keys. By the thread that puts."""
         with self._write, self._guarded(), self._notes.erasing():
             if self._notes.off_because is None:
-                return list(self._after(self._writer.drop(set(keys), *self._notes.for_writer())).evicted)
+                dropped = self._writer.drop(set(keys), *self._notes.for_writer())
+                self._ordered.forget(dropped.removed, erases=True)
+                return list(self._after(dropped).evicted)
         return []
 
     def discard(self, namespace: bytes) -> list[bytes]:

@@ -106,15 +106,16 @@ class PageWriter:
         return Written(removed=self._ours(removed))
 
     def drop(self, keys: set[bytes], touched: set[bytes], bad: set[bytes]) -> Written:
-        """Take out pages and what comes after them, so that they are not even found in their segments."""
+        """Take out pages and what comes after them, and overwrite them: nothing of them is left on disk."""
         before = self.settle(touched, bad)
         records: dict[int, list[int]] = {}
         for place in self.index.below(keys).values():
             records.setdefault(place.segment, []).append(place.number)
         for number in records.keys() & self.log.segments.keys():
-            self.log.erase(number, records[number], payloads=False)
+            self.log.erase(number, records[number])
         with self.index.transaction():
             removed = self.index.remove(keys)
+        self.index.forget()
         return Written(removed=before.removed + self._ours(removed))
 
     def discard(self, namespace: bytes, touched: set[bytes], bad: set[bytes]) -> Written:
@@ -129,7 +130,7 @@ class PageWriter:
             else:
                 records = self.log.records_of(number, namespace)
             if records:
-                self.log.erase(number, records, payloads=True)
+                self.log.erase(number, records)
         with self.index.transaction():
             removed = self.index.remove(pages)
         self.index.forget()

@@ -123,10 +123,10 @@ class SegmentLog:
         finally:
             self._files.close(fd)
 
-    def erase(self, number: int, records: Iterable[int], *, payloads: bool) -> None:
-        """Put headers on records that say only that they were discarded, and zeros over keys and values if asked to."""
+    def erase(self, number: int, records: Iterable[int]) -> None:
+        """Put headers on records that say only that they were discarded, and zeros over keys and values."""
         segment = self.segments[number]
-        nothing = bytes(segment.record_bytes - BLOCK if payloads else 0)
+        nothing = bytes(segment.record_bytes - BLOCK)
         fd = self._files.open(self.directory / segment.name)
         try:
             for record in records:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import stat
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +51,14 @@ def test_the_same_pages_give_the_same_bytes(bundle: Path, tmp_path: Path) -> Non
         heads = [head for head in store.heads() if head.namespace == BOB]
         export_bundle(store, heads[::-1], tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == bundle.read_bytes()
+
+
+def test_a_bundle_is_its_owners_alone_as_the_store_is(tmp_path: Path) -> None:
+    (tmp_path / "bundle.new").write_bytes(b"left by an export that was killed")
+    with PageStore.open(tmp_path / "here", IDENTITY, max_bytes=MAX_BYTES) as store:
+        store.put(HEADS, payload(HEADS))
+        export_bundle(store, HEADS, tmp_path / "bundle")
+    assert stat.S_IMODE((tmp_path / "bundle").stat().st_mode) == 0o600
 
 
 def test_pages_without_those_before_them_and_of_two_namespaces_are_refused(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from radixlm.runtime.store.ordered_reader import OpenRun
 from radixlm.runtime.store.ordered_run import OrderedRun, ranked_before_text
 from radixlm.runtime.store.ordered_store import OrderedStore
 
-from .pages import BOB
+from .pages import ALICE, BOB
 from .runs import DTYPES, Run, identity_of, kv_of, run_of
 
 
@@ -199,6 +199,19 @@ def test_runs_leave_with_their_pages_their_namespace_or_for_want_of_room(tmp_pat
     assert store.num_bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
     store.shrink(0)
     assert store.num_bytes == 0 and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", ["drop", "discard"])
+def test_what_is_forgotten_is_overwritten_before_it_is_removed(tmp_path: Path, how: str) -> None:
+    run = run_of(kv_of(), 4)
+    store = stored(tmp_path / "store", run)
+    [path] = (tmp_path / "store").iterdir()
+    os.link(path, tmp_path / "disk")  # what is on the disk when the file has no name any more
+    if how == "drop":
+        store.forget([run.heads[2].key], erases=True)
+    else:
+        store.discard(ALICE)
+    assert not path.exists() and not any((tmp_path / "disk").read_bytes())
 
 
 def test_runs_of_another_model_are_not_found_and_take_room(tmp_path: Path) -> None:

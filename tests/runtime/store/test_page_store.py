@@ -122,6 +122,20 @@ def test_a_discarded_namespace_is_nowhere_on_the_disk(tmp_path: Path) -> None:
         assert list(store.heads()) == other
 
 
+def test_dropped_pages_are_nowhere_on_the_disk(tmp_path: Path) -> None:
+    heads, other = chain(6), chain(4, 1, namespace=BOB)
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
+        store.put(heads, payload(heads))
+        store.put(other, payload(other))
+        assert sorted(store.drop([heads[2].key])) == sorted(keys(heads[2:]))
+        on_disk = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+        for head, row in zip(heads, payload(heads), strict=True):
+            is_there = head in heads[:2]
+            assert (pack_tokens(head.token_ids) in on_disk) == is_there, "the ids, in index and write-ahead log"
+            assert (row.tobytes()[:64] in on_disk) == is_there, "keys and values"
+        assert (read(store, heads), read(store, other)) == (2, 4)
+
+
 def test_dropped_pages_and_those_after_them_do_not_come_back_with_a_new_index(tmp_path: Path) -> None:
     heads = chain(6)
     with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
