@@ -96,6 +96,15 @@ def _features_of_proc_cpuinfo() -> frozenset[str]:
     return frozenset()
 
 
+def cpu_name() -> str:
+    """What the processor calls itself; empty if the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
 def missing_features(required: Iterable[str]) -> list[str]:
     """Those of `required` that this machine lacks, sorted."""
     return sorted(set(required) - cpu_features())

@@ -29,9 +29,9 @@ from .errors import EngineOverloaded, InvalidParameter
 from .generation_batch import complete_all
 from .generation_stream import GenerationStream
 from .grammar import Grammar
+from .idle_work import IdleWork
 from .kv_budget import KVBudget
 from .manifest import Manifest
-from .prefill_measure import measure_prefill
 from .prefix_match import MatchPolicy
 from .prompts import Message, Prompt, Prompts
 from .request import Request
@@ -180,29 +180,21 @@ class Engine:
         except BaseException:
             parts.close()
             raise
+        measuring = parts.measure_prefill(
+            context_length=budget.context_length, max_num_tokens=policy.max_num_batched_tokens, clock=clock
+        )
         self._loop = EngineLoop(
             self._core,
             clock=clock,
             on_exit=parts.close,
             expiry=expiry,
+            idle=IdleWork(measuring, clock=clock),
             max_num_requests=None if max_queue is None else max_num_seqs + max_queue,
         )
         # An engine that nobody closes is closed when it is collected, or before the interpreter ends.
         self._finalizer = weakref.finalize(self, self._loop.close)
         if parts.tier is not None:
             parts.tier.wake = self._loop.wake
-            if parts.tier.stats().num_pages:
-                planner = parts.tier.planner
-                self._loop.post(  # nobody waits for it but a request that comes before it is done
-                    lambda core: measure_prefill(
-                        parts.runner,
-                        parts.cache.pool,
-                        planner,
-                        context_length=core.limits.context_length,
-                        max_num_tokens=policy.max_num_batched_tokens,
-                        clock=clock,
-                    )
-                )
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too

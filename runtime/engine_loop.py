@@ -19,6 +19,7 @@ from .cache_expiry import CacheExpiry
 from .completion import Delta, PrefillProgress
 from .engine_core import EngineCore
 from .errors import EngineClosed, EngineDied, EngineError, EngineOverloaded, RadixLMError
+from .idle_work import IdleWork
 from .request import Request
 from .request_output import RequestOutput
 
@@ -70,17 +71,20 @@ class EngineLoop:
         clock: Callable[[], float],
         on_exit: Callable[[], None],
         expiry: CacheExpiry | None = None,
+        idle: IdleWork | None = None,
         max_num_requests: int | None = None,
     ) -> None:
         """Start the thread; `on_exit` is called on it when it ends, to free what the core works with.
 
         Args:
             expiry: runs on the thread, also while there is nothing to do.
+            idle: runs on the thread, only while there is nothing to do.
             max_num_requests: that may run and wait together; None: any number.
         """
         self._core = core
         core.on_progress = self._tell_progress
         self._expiry = expiry
+        self._idle = idle
         self._clock = clock
         self._on_exit = on_exit
         self._listeners: dict[str, Listener] = {}  # of requests in the core; the thread's own
@@ -236,6 +240,7 @@ class EngineLoop:
     def _serve(self) -> None:
         while self._wait_for_work():
             self._expire()
+            self._use_idle_time()
             self._do_commands()
             if self._core.has_work:
                 for output in self._core.step():
@@ -254,7 +259,8 @@ class EngineLoop:
         with self._wake:
             self._busy_since = self._clock() if self._inbox else None
             if not (self._is_closing or self._inbox or self._is_woken):
-                waits = (self._core.wait_s, None if self._expiry is None else self._expiry.wait_s)
+                parts = (self._core, self._expiry, self._idle)
+                waits = (part.wait_s for part in parts if part is not None)
                 self._wake.wait(min((wait_s for wait_s in waits if wait_s is not None), default=None))
             self._is_woken = False
             return not self._is_closing
@@ -265,6 +271,17 @@ class EngineLoop:
                 self._expiry.run()
         except Exception:  # what is kept too long harms nobody
             _LOGGER.exception("dropping what was not used for long failed")
+
+    def _use_idle_time(self) -> None:
+        if self._idle is None:
+            return
+        if self._inbox or self._core.has_work or self._core.num_waiting:
+            self._idle.postpone()
+            return
+        try:
+            self._idle.run()
+        except Exception:  # what can wait is not needed
+            _LOGGER.exception("what was to be done without requests failed")
 
     def _do_commands(self) -> None:
         while self._inbox:

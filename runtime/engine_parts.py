@@ -5,7 +5,7 @@ Knows who opens what, and that it is closed again; not requests, prompts or step
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,12 @@ from .errors import InvalidParameter
 from .kv_log import KVLog
 from .manifest import Manifest
 from .page_pool import PagePool
+from .prefill_measure import measure_prefill
 from .prefix_cache import PrefixCache
 from .query_look import QueryLook
 from .scored_runner import ScoredRunner, ScoringRunner
 from .store import PageStore, StoreIdentity
+from .stored_prefill import StoredPrefill
 
 MAX_THREADS = 1024  # far above it the thread pool aborts the process
 
@@ -47,6 +49,7 @@ class EngineParts:
     tier: DiskTier | None
     log: KVLog | None
     secret: bytes | None  # that the store keeps for names of namespaces; None without a store
+    unmeasured: StoredPrefill | None  # where to keep what computing costs; None: it is known, or there is no store
 
     @classmethod
     def open(
@@ -91,8 +94,11 @@ class EngineParts:
             opened.callback(runner.close)
             cache = PrefixCache(PagePool(num_pages), clock=clock, kv_log=log)
             scored = ScoredRunner(_scoring(runner)) if learns_importance else None
-            tier = None
+            tier = unmeasured = None
             if store is not None:
+                stored = StoredPrefill.of(
+                    store.directory, store.identity, num_threads=num_threads, learns_importance=learns_importance
+                )
                 tier = DiskTier(
                     store,
                     cache,
@@ -101,8 +107,21 @@ class EngineParts:
                     importance=None if scored is None else scored.importance,
                     look=None if scored is None else _look(artifact.manifest, cache, scored),
                 )
+                unmeasured = None if stored.load(tier.planner) else stored
             opened.pop_all()
-        return cls(scored or runner, cache, tier, log, None if store is None else store.secret)
+        return cls(scored or runner, cache, tier, log, None if store is None else store.secret, unmeasured)
+
+    def measure_prefill(
+        self, *, context_length: int, max_num_tokens: int, clock: Callable[[], float]
+    ) -> Iterator[None]:
+        """Measure what computing costs, step by step, and keep that for the next start; nothing where it is known, or
+        nothing is on disk to be weighed against it.
+        """
+        if self.tier is None or self.unmeasured is None or not self.tier.stats().num_pages:
+            return
+        planner, sizes = self.tier.planner, {"context_length": context_length, "max_num_tokens": max_num_tokens}
+        if (yield from measure_prefill(self.runner, self.cache, planner, **sizes, clock=clock)):
+            self.unmeasured.save(planner)  # now: short requests teach the planner nothing of far tokens
 
     def drop_unused(self, since: float) -> None:
         """Forget the prefixes that nobody used since then, on the clock of the cache."""

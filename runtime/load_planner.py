@@ -41,6 +41,10 @@ class SplitPlan:
     expected_s: float
 
 
+ComputeSums = tuple[float, float, float, float, float]
+"""What a LinearRate knows: the weight of all that was observed, and its weighted sums of x, y, x * x and x * y."""
+
+
 @dataclass
 class LinearRate:
     """Seconds a token as `base + slope * position`, fitted to what was measured lately."""
@@ -50,6 +54,16 @@ class LinearRate:
     _y: float = 0.0
     _xx: float = 0.0
     _xy: float = 0.0
+
+    @classmethod
+    def of(cls, sums: ComputeSums) -> LinearRate:
+        """The rate that had these `sums`."""
+        return cls(*sums)
+
+    @property
+    def sums(self) -> ComputeSums:
+        """All that it knows."""
+        return self._weight, self._x, self._y, self._xx, self._xy
 
     def observe(self, position: float, seconds: float, weight: float) -> None:
         """Note that tokens at this mean position took so many seconds each."""
@@ -98,6 +112,15 @@ class LoadPlanner:
         """A step of so many tokens, at this mean position, took so long; steps of few tokens tell nothing."""
         if seconds > 0 and num_tokens >= _MIN_COMPUTED_TOKENS:
             self._compute.observe(position, seconds / num_tokens, float(num_tokens))
+
+    @property
+    def compute_sums(self) -> ComputeSums | None:
+        """All that is known of computing, for `begin_with`; None: it was never measured."""
+        return self._compute.sums if self._compute.seconds(0.0) is not None else None
+
+    def begin_with(self, sums: ComputeSums) -> None:
+        """Take what was measured before for what is known of computing; new measurements count more and more."""
+        self._compute = LinearRate.of(sums)
 
     def compute_s(self, start: int, stop: int) -> float | None:
         """How long the model takes for the tokens `[start, stop)`; None: it was never measured."""

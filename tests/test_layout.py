@@ -47,6 +47,8 @@ ENGINE = {
     "disk_turns",
     "request_ends",
     "prefill_measure",
+    "stored_prefill",
+    "idle_work",
     "engine_loop",
     "generation_stream",
     "request",
