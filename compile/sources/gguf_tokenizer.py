@@ -113,16 +113,13 @@ def build_tokenizer_json(vocabulary: Vocabulary) -> str:
 def _byte_level(vocabulary: Vocabulary) -> Json:
     if vocabulary.pre not in _PRE_TOKENIZERS:
         raise UnsupportedTokenizer(
-            f"pre-tokenizer {vocabulary.pre!r} is not known; "
-            f"supported are {', '.join(sorted(_PRE_TOKENIZERS))}"
+            f"pre-tokenizer {vocabulary.pre!r} is not known; supported are {', '.join(sorted(_PRE_TOKENIZERS))}"
         )
     return {
         "normalizer": {"type": "NFC"} if vocabulary.pre in _QWEN2 else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(_PRE_TOKENIZERS[vocabulary.pre])},
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": _bpe(
-            _ids(vocabulary), list(vocabulary.merges), ignore_merges=vocabulary.pre in _IGNORE_MERGES
-        ),
+        "model": _bpe(_ids(vocabulary), list(vocabulary.merges), ignore_merges=vocabulary.pre in _IGNORE_MERGES),
     }
 
 
@@ -149,34 +146,32 @@ def _sentencepiece(vocabulary: Vocabulary) -> Json:
     }
 
 
-def merges_from_scores(vocabulary: Vocabulary) -> list[str]:
+def merges_from_scores(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     """Every way to put a piece together from two others, best score first.
 
     SentencePiece merges the adjacent pair whose whole has the highest score; as a list of merges (the order
-    among equal scores is the one that Hugging Face's converter uses) BPE does the same. Only pieces that
-    text may become take part: "</s>" is never put together from "</" and "s>".
+    among equal scores is the one that Hugging Face's converter uses) BPE does the same. Only normal pieces
+    take part: "</s>" is never put together from "</" and "s>", and what the makers defined is taken out of
+    the text before anything is merged.
     """
     if len(vocabulary.scores) != len(vocabulary.tokens):
         raise CorruptSource(f"{len(vocabulary.tokens)} tokens have {len(vocabulary.scores)} scores")
     ids = {
         token: index
         for index, (token, type_) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
-        if type_ in (TokenType.NORMAL, TokenType.USER_DEFINED)
+        if type_ == TokenType.NORMAL
     }
     merges: list[tuple[float, int, int, str, str]] = []
     for token, index in ids.items():
         halves = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
-        pairs = sorted(
-            (ids[left], ids[right], left, right) for left, right in halves if left in ids and right in ids
-        )
-        merges += [
-            (vocabulary.scores[index], len(left), len(right), left, right) for _, _, left, right in pairs
-        ]
+        pairs = sorted((ids[left], ids[right], left, right) for left, right in halves if left in ids and right in ids)
+        merges += [(vocabulary.scores[index], len(left), len(right), left, right) for _, _, left, right in pairs]
     merges.sort(key=lambda merge: merge[:3], reverse=True)
-    return [f"{left} {right}" for *_, left, right in merges]
+    return [(left, right) for *_, left, right in merges]
 
 
-def _bpe(vocab: dict[str, int], merges: list[str], **options: Any) -> Json:
+def _bpe(vocab: dict[str, int], merges: Sequence[str | tuple[str, str]], **options: Any) -> Json:
+    """A merge is a pair; joined by a space, as older files have it, it may hold no other space."""
     return {
         "type": "BPE",
         "dropout": None,

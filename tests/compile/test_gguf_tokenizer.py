@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from radixlm.compile.sources import open_source
+from radixlm.compile.sources.gguf_file import GGUFFile
 from radixlm.compile.sources.gguf_tokenizer import (
     TokenType,
     Vocabulary,
@@ -22,7 +24,10 @@ from radixlm.compile.sources.sentencepiece_model import vocabulary_from_sentence
 from radixlm.runtime.errors import CorruptSource, UnsupportedTokenizer
 from tokenizers import Tokenizer
 
-TESTS_DATA = Path(__file__).resolve().parent.parent / "data"
+from ..real_models import GEMMA_3_270M, real_model
+
+TESTS = Path(__file__).resolve().parent.parent
+TESTS_DATA = TESTS / "data"
 
 
 def llama_cpp_vectors(folder: Path, name: str) -> list[tuple[str, list[int]]]:
@@ -51,6 +56,11 @@ def gguf_metadata(tokenizer_json: str, pre: str) -> dict[str, Any]:
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def normalized(tokenizer_json: str) -> str:
+    """The tokenizer as the library writes it: merges are pairs there, and joined by a space in older files."""
+    return Tokenizer.from_str(tokenizer_json).to_str()
 
 
 def packed_json(name: str) -> str:
@@ -89,7 +99,7 @@ def test_llama3_equals_llama_cpp(data_dir: Path) -> None:
 def test_llama2_scores_become_the_merges_of_the_known_tokenizer(data_dir: Path) -> None:
     folder = data_dir / "tokenizers/llama2-legacy"
     rebuilt = build_tokenizer_json(vocabulary_from_sentencepiece((folder / "tokenizer.model").read_bytes()))
-    assert json.loads(rebuilt) == json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    assert normalized(rebuilt) == normalized((folder / "tokenizer.json").read_text("utf-8"))
     tokenizer = Tokenizer.from_str(rebuilt)
     vectors = llama_cpp_vectors(data_dir / "vectors/llama.cpp", "llama-spm")
     assert [encode(tokenizer, text) for text, _ in vectors] == [ids for _, ids in vectors]
@@ -104,9 +114,16 @@ def test_llama2_from_gguf_metadata_is_the_same_tokenizer(data_dir: Path) -> None
         "tokenizer.ggml.token_type": list(from_model.types),
         "tokenizer.ggml.scores": list(from_model.scores),
     }
-    assert json.loads(build_tokenizer_json(vocabulary_from_gguf(metadata))) == json.loads(
-        (folder / "tokenizer.json").read_text("utf-8")
-    )
+    rebuilt = build_tokenizer_json(vocabulary_from_gguf(metadata))
+    assert normalized(rebuilt) == normalized((folder / "tokenizer.json").read_text("utf-8"))
+
+
+def test_gemma_equals_llama_cpp() -> None:
+    """Merges of two texts joined by a space, of which a text may have one: `Merges text file invalid at line 2044`."""
+    metadata = GGUFFile(real_model(GEMMA_3_270M)).metadata
+    tokenizer = Tokenizer.from_str(build_tokenizer_json(vocabulary_from_gguf(metadata)))
+    golden = json.loads((TESTS / "goldens" / "gemma_tokens.json").read_text("utf-8"))
+    assert [[text, encode(tokenizer, text)] for text, _ in golden] == golden
 
 
 # A SentencePiece vocabulary of our own, for machines without Llama's.
@@ -149,7 +166,25 @@ def test_scores_merge_as_sentencepiece_does(text: str) -> None:
 
 
 def test_a_control_token_is_never_merged_from_text() -> None:
-    assert "</ s>" not in merges_from_scores(tiny_vocabulary())
+    assert ("</", "s>") not in merges_from_scores(tiny_vocabulary())
+
+
+def test_tokens_that_the_makers_defined_are_no_pieces_that_text_is_merged_to_or_from() -> None:
+    """Gemma's are runs of spaces, among others; SentencePiece takes them out of the text before it merges."""
+    tiny = tiny_vocabulary()
+    defined = ["  ", "    ", "ab>", "<a", "a>"]
+    vocabulary = replace(
+        tiny,
+        tokens=[*tiny.tokens, *defined, "<a>"],
+        types=[*tiny.types, *[TokenType.USER_DEFINED] * len(defined), TokenType.NORMAL],
+        scores=[*tiny.scores, *[-1000.0] * (len(defined) + 1)],
+        add_space_prefix=False,
+    )
+    assert merges_from_scores(vocabulary) == merges_from_scores(tiny)
+    tokenizer = Tokenizer.from_str(build_tokenizer_json(vocabulary))
+    assert tokenizer.encode("ab>  ab a>      a", add_special_tokens=False).tokens == [
+        *("ab>", "  ", "ab", "▁", "a>", "    ", "  ", "a"),
+    ]
 
 
 def test_unknown_characters_fall_back_to_bytes_and_decode_again() -> None:
@@ -171,10 +206,7 @@ def serialized_model(vocabulary: Vocabulary, model_type: int = 2) -> bytes:
     pieces = b"".join(
         proto_field(
             1,
-            proto_field(1, token.encode())
-            + bytes([2 << 3 | 5])
-            + struct.pack("<f", score)
-            + proto_field(3, type_),
+            proto_field(1, token.encode()) + bytes([2 << 3 | 5]) + struct.pack("<f", score) + proto_field(3, type_),
         )
         for token, score, type_ in zip(vocabulary.tokens, vocabulary.scores, vocabulary.types, strict=True)
     )
@@ -231,9 +263,7 @@ def test_metadata_of_the_wrong_type_or_length_is_corrupt(damage: dict[str, Any])
     }
     with pytest.raises(CorruptSource) as caught:
         build_tokenizer_json(
-            vocabulary_from_gguf(
-                {f"tokenizer.ggml.{key}": value for key, value in (metadata | damage).items()}
-            )
+            vocabulary_from_gguf({f"tokenizer.ggml.{key}": value for key, value in (metadata | damage).items()})
         )
     assert "\n" not in str(caught.value)
 
