@@ -159,7 +159,7 @@ class TokenizerInfo(_Strict, frozen=True, kw_only=True):
     """Ids with a meaning, and the `TokenizerProfile` as `tokenizer_fix` made it."""
 
     bos_token_id: TokenId | None
-    eos_token_ids: tuple[TokenId, ...]
+    eos_token_ids: tuple[TokenId, ...]  # end a reply; the first is the tokenizer's own, which chat templates write
     add_bos_token: bool
     profile: dict[str, object]
 

@@ -34,9 +34,7 @@ class HuggingFaceTokenizer:
         try:
             self._tokenizer = Tokenizer.from_str(self.json)
         except Exception as error:  # the library raises bare Exception
-            raise CorruptSource(
-                f"{path / 'tokenizer.json'} is no tokenizer ({error}); fetch it again"
-            ) from error
+            raise CorruptSource(f"{path / 'tokenizer.json'} is no tokenizer ({error}); fetch it again") from error
         self._ids = self._tokenizer.get_vocab(with_added_tokens=True)
         largest = max(self._ids.values(), default=-1)
         if largest >= vocab_size:
@@ -52,16 +50,12 @@ class HuggingFaceTokenizer:
             if (self._path / "tokenizer.json").is_file():
                 return (self._path / "tokenizer.json").read_text(encoding="utf-8")
             if not model.is_file():
-                raise SourceNotFound(
-                    f"{self._path} has neither tokenizer.json nor tokenizer.model; add one of them"
-                )
+                raise SourceNotFound(f"{self._path} has neither tokenizer.json nor tokenizer.model; add one of them")
             adds_bos = bool(self._settings.get("add_bos_token", True))
             vocabulary = vocabulary_from_sentencepiece(model.read_bytes(), add_bos_token=adds_bos)
             self._bos_of_pieces = vocabulary.bos_token_id
         except (OSError, UnicodeDecodeError) as error:
-            raise CorruptSource(
-                f"{self._path}: the tokenizer cannot be read ({error}); fetch it again"
-            ) from error
+            raise CorruptSource(f"{self._path}: the tokenizer cannot be read ({error}); fetch it again") from error
         return build_tokenizer_json(_with_added(vocabulary, self._settings.get("added_tokens_decoder") or {}))
 
     def _bos_token_id(self, config: Json, generation: Json) -> int | None:
@@ -71,10 +65,10 @@ class HuggingFaceTokenizer:
         return next((index for index in ids if index is not None and index in self._ids.values()), None)
 
     def _eos_token_ids(self, config: Json, generation: Json) -> tuple[int, ...]:
-        """All that any file declares, and the well-known ones in the vocabulary."""
+        """The tokenizer's own, all that any file declares, and the well-known ones in the vocabulary."""
         declared = [*_ids_in(generation, "eos_token_id"), *_ids_in(config, "eos_token_id")]
         named = self._ids.get(_text(self._settings.get("eos_token")))
-        ids = [*declared, named, *(self._ids.get(text) for text in END_OF_REPLY)]
+        ids = [named, *declared, *(self._ids.get(text) for text in END_OF_REPLY)]
         known = set(self._ids.values())
         return tuple(dict.fromkeys(index for index in ids if index is not None and index in known))
 
@@ -83,11 +77,7 @@ class HuggingFaceTokenizer:
         if self.bos_token_id is None:
             return False
         declared = self._settings.get("add_bos_token")
-        return (
-            bool(declared)
-            if declared is not None
-            else self._tokenizer.encode("").ids[:1] == [self.bos_token_id]
-        )
+        return bool(declared) if declared is not None else self._tokenizer.encode("").ids[:1] == [self.bos_token_id]
 
     def _read_chat_template(self) -> str | None:
         file = self._path / "chat_template.jinja"
@@ -95,9 +85,7 @@ class HuggingFaceTokenizer:
             return file.read_text(encoding="utf-8")
         template = self._settings.get("chat_template")
         if isinstance(template, list):  # several, by name
-            named = {
-                entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)
-            }
+            named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
             template = named.get("default")
         return template if isinstance(template, str) else None
 

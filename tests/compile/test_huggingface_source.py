@@ -18,6 +18,7 @@ from radixlm.runtime.errors import (
     UnsupportedTensor,
 )
 from radixlm.runtime.manifest import RopeScaling, SamplingDefaults
+from tokenizers import Tokenizer
 
 Make = Callable[..., Any]
 
@@ -50,9 +51,7 @@ def test_ids_template_and_name_come_from_their_files(make_tiny: Make, write_hugg
         assert not source.add_bos_token
 
 
-def test_a_template_file_wins_over_the_one_in_the_configuration(
-    make_tiny: Make, write_huggingface: Make
-) -> None:
+def test_a_template_file_wins_over_the_one_in_the_configuration(make_tiny: Make, write_huggingface: Make) -> None:
     path = write_huggingface(make_tiny())
     (path / "chat_template.jinja").write_text("from the file")
     assert open_source(path).chat_template == "from the file"
@@ -79,9 +78,7 @@ def test_mistral_keeps_its_sliding_window(make_tiny: Make, write_huggingface: Ma
 
 
 @pytest.mark.parametrize("used", [False, True])
-def test_qwen2_has_a_window_only_where_it_is_used(
-    used: bool, make_tiny: Make, write_huggingface: Make
-) -> None:
+def test_qwen2_has_a_window_only_where_it_is_used(used: bool, make_tiny: Make, write_huggingface: Make) -> None:
     tiny = make_tiny(architecture="qwen2", attention_bias=True)
     path = write_huggingface(tiny, sliding_window=64, use_sliding_window=used)
     assert open_source(path).config.sliding_window == (64 if used else None)
@@ -117,14 +114,23 @@ def test_both_spellings_of_rope_are_read(
     assert config.rope_scaling == expected and config.rope_theta == 5000.0
 
 
-def test_a_tied_models_output_matrix_and_old_frequencies_are_left_out(
-    make_tiny: Make, write_huggingface: Make
-) -> None:
+def test_a_tied_models_output_matrix_and_old_frequencies_are_left_out(make_tiny: Make, write_huggingface: Make) -> None:
     tiny = make_tiny(tie_word_embeddings=True)
     names = set(tiny.weights)
     tiny.weights["lm_head.weight"] = tiny.weights["model.embed_tokens.weight"]
     tiny.weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(8, np.float32)
     assert open_source(write_huggingface(tiny)).tensors().keys() == names
+
+
+def test_the_first_end_is_the_tokenizers_own_whatever_generation_config_names_first(
+    make_tiny: Make, write_huggingface: Make
+) -> None:
+    """Llama 3.1's generation_config begins with <|end_of_text|>, and templates write the tokenizer's <|eot_id|>."""
+    path = write_huggingface(make_tiny(), eos_token_id=[0, 2])
+    for first in ([0, 2], [0], 0):
+        (path / "generation_config.json").write_text(json.dumps({"eos_token_id": first}))
+        with open_source(path) as source:
+            assert source.eos_token_ids == (2, 0)
 
 
 def test_a_sentencepiece_model_stands_in_for_tokenizer_json(
@@ -136,7 +142,8 @@ def test_a_sentencepiece_model_stands_in_for_tokenizer_json(
     folder = data_dir / "tokenizers/llama2-legacy"
     (path / "tokenizer.model").write_bytes((folder / "tokenizer.model").read_bytes())
     with open_source(path) as source:
-        assert json.loads(source.tokenizer_json) == json.loads((folder / "tokenizer.json").read_text("utf-8"))
+        expected = (folder / "tokenizer.json").read_text("utf-8")
+        assert Tokenizer.from_str(source.tokenizer_json).to_str() == Tokenizer.from_str(expected).to_str()
         assert source.add_bos_token and (source.bos_token_id, source.eos_token_ids) == (1, (2,))
 
 
