@@ -8,7 +8,9 @@ Knows text, not tokens: `tokenizer_fix` encodes what is rendered here.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 
 from .errors import InvalidRequest
@@ -46,9 +48,29 @@ class ChatTemplate:
         self._special_tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._sandbox = _sandbox()
         try:
+            self._literals = self._sandbox.texts_of(source)
             self._template = self._sandbox.from_string(source)
         except Exception as error:  # Python's own, too: too deep for its parser, say
             raise InvalidRequest(f"the model's chat template is not valid Jinja: {_reason(error)}") from error
+
+    def of_model(self, *, bos_token: str, eos_token: str) -> ChatTemplate:
+        """The same template for a model with these tokens."""
+        template = copy.copy(self)
+        template._special_tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        return template
+
+    @property
+    def own_texts(self) -> tuple[str, ...]:
+        """What the template writes itself: the texts that stand in it, and short conversations as it renders them.
+
+        >>> ChatTemplate("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}").own_texts[:3]
+        ('<|', '|>', '<|user|>a')
+        """
+        rendered = []
+        for messages in _EXAMPLES:
+            with suppress(InvalidRequest):  # it may want other conversations
+                rendered.append(self.render(messages))
+        return (*self._literals, *rendered)
 
     def render(
         self,
@@ -125,6 +147,12 @@ class ChatTemplate:
         return render
 
 
+_TURNS: tuple[Mapping[str, object], ...] = (
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "b"},
+    {"role": "tool", "content": "c", "name": "d", "tool_call_id": "e"},
+)
+_EXAMPLES = (_TURNS[:1], _TURNS[:2], _TURNS, ({"role": "system", "content": "f"}, *_TURNS[:1]))
 _PROBE = "\t\nxyzzy\n\t"  # a reply with white space on both sides that no template writes
 
 

@@ -37,8 +37,9 @@ class Prompts:
 
     def __init__(self, artifact: Artifact, *, clock: Callable[[], float]) -> None:
         self._name = artifact.manifest.name
-        self.tokenizer = _tokenizer(artifact, clock)
-        self.chat_template = _chat_template(artifact, self.tokenizer)
+        template = None if artifact.chat_template is None else ChatTemplate(artifact.chat_template)
+        self.tokenizer = _tokenizer(artifact, template, clock)
+        self.chat_template = None if template is None else _of_model(template, artifact, self.tokenizer)
         self.render_reply = None if self.chat_template is None else self.chat_template.reply_renderer()
 
     @cached_property
@@ -82,12 +83,14 @@ class Prompts:
             ContextLengthExceeded: as `completion`.
             EmptyPrompt, InvalidRequest: as `render`, or the text cannot be encoded.
         """
+        told, known = self._told(messages, tools)
+        rendered = self._rendered(told, known)
         with _refusing():
-            described = [tool.for_template() for tool in tools]
-            marked = self.tokenizer.mark_typed(messages)  # a control token that a client types is text
-            marked_tools = self.tokenizer.mark_typed(described)
-        rendered = self._rendered(marked, marked_tools)
-        has_marks = marked is not messages or marked_tools is not described
+            values = [told, known]
+            marked = self.tokenizer.mark_typed(values)  # a control token that a client types is text
+        has_marks = marked is not values
+        if has_marks:
+            rendered = self.tokenizer.with_marks(rendered, self._rendered(*marked))
         with _refusing():
             return self.tokenizer.prepare_chat(
                 rendered, seam_of=seam_of, has_marks=has_marks, max_tokens=context_length
@@ -100,7 +103,7 @@ class Prompts:
             EmptyPrompt: there are no messages.
             InvalidRequest: the artifact has no chat template, or the template refuses the messages.
         """
-        return self._rendered(messages, [tool.for_template() for tool in tools])
+        return self._rendered(*self._told(messages, tools))
 
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         """The ids that a text is fed as; `add_bos` overrides what the model asks for.
@@ -124,38 +127,41 @@ class Prompts:
         """The same with the texts of its ids."""
         return why.spelled(self.tokenizer.token_bytes, self.tokenizer.profile.special_ids)
 
-    def _rendered(self, messages: Sequence[Message], tools: Sequence[Message]) -> str:
+    def _told(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Sequence[Message], Sequence[Message]]:
+        """Messages and tools as the template wants them: the arguments of calls are no JSON any more."""
         if not messages:
             raise EmptyPrompt("the conversation has no messages; send at least one")
+        return for_template(messages, [tool.for_template() for tool in tools], self.tool_format)
+
+    def _rendered(self, told: Sequence[Message], known: Sequence[Message]) -> str:
         if self.chat_template is None:
             raise InvalidRequest(f"model {self._name} has no chat template; use generate, or compile a chat model")
-        told, known = for_template(messages, tools, self.tool_format)
         return self.chat_template.render(told, tools=known)
 
 
-def _tokenizer(artifact: Artifact, clock: Callable[[], float]) -> Tokenizer:
+def _tokenizer(artifact: Artifact, template: ChatTemplate | None, clock: Callable[[], float]) -> Tokenizer:
     info = artifact.manifest.tokenizer
     try:
+        profile = TokenizerProfile.from_dict(info.profile)
+        ends = (info.bos_token_id, *info.eos_token_ids)
+        texts = [token.text for token in profile.added_tokens if token.id in ends]
         return Tokenizer(
             artifact.tokenizer_json,
-            TokenizerProfile.from_dict(info.profile),
+            profile,
             bos_token_id=info.bos_token_id,
             add_bos_token=info.add_bos_token,
+            template_texts=() if template is None else [*texts, *template.own_texts],
             clock=clock,
         )
     except TokenizerError as error:
         raise CorruptArtifact(f"{artifact.path}: {error}; compile the model again") from error
 
 
-def _chat_template(artifact: Artifact, tokenizer: Tokenizer) -> ChatTemplate | None:
-    if artifact.chat_template is None:
-        return None
+def _of_model(template: ChatTemplate, artifact: Artifact, tokenizer: Tokenizer) -> ChatTemplate:
     info = artifact.manifest.tokenizer
     bos, eos = [info.bos_token_id] if info.bos_token_id is not None else [], list(info.eos_token_ids[:1])
-    return ChatTemplate(
-        artifact.chat_template,
-        bos_token=tokenizer.decode(bos, skip_special=False),
-        eos_token=tokenizer.decode(eos, skip_special=False),
+    return template.of_model(
+        bos_token=tokenizer.decode(bos, skip_special=False), eos_token=tokenizer.decode(eos, skip_special=False)
     )
 
 

@@ -30,6 +30,7 @@ _SPLITTING = frozenset({"list", "sort", "unique", "title"})  # a text into its c
 _WRITING = frozenset({"center", "format", "indent", "replace", "string"})
 _COUNTING = frozenset({"batch", "round", "slice"})
 _WORD = re.compile(r"\w+")
+_NONCHARACTER = re.compile(r"\\\\|\\u(?P<code>fdd[0-9a-f])")  # in JSON; or a backslash
 _EACH, _JOINED, _VALUE, _PART, _TEXT = (f"radixlm.{name}" for name in ("each", "joined", "value", "part", "text"))
 
 
@@ -55,6 +56,17 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             "tojson": pass_context(_to_json),
             "wordcount": pass_context(_num_words),
         }
+
+    def texts_of(self, source: str) -> tuple[str, ...]:
+        """The texts that stand in a template: those that it writes, and those that it compares with.
+
+        Raises:
+            TemplateSyntaxError: it is not valid Jinja.
+        """
+        parsed = self.parse(source)
+        constants = (constant.value for constant in parsed.find_all(nodes.Const))
+        written = (data.data for data in parsed.find_all(nodes.TemplateData))
+        return (*written, *(text for text in constants if isinstance(text, str)))
 
     def render_pieces(self, template: Template, variables: Mapping[str, object], budget: RenderBudget) -> Iterator[str]:
         """The text piece by piece, paid from `budget`.
@@ -199,14 +211,21 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own `tojson` escapes for HTML; a prompt is not HTML."""
+    """Jinja's own `tojson` escapes for HTML; a prompt is not HTML.
+
+    Noncharacters are never escaped: what clients typed is marked with them, and the marks are looked for later.
+    """
     budget = _budget(context)
     budget.spend(budget.weight(value))
     if indent is None and separators is None:
-        return budget.text(json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys))
-    _require_small((indent,))
-    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    return "".join(map(budget.text, encoder.iterencode(value)))
+        text = budget.text(json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys))
+    else:
+        _require_small((indent,))
+        encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        text = "".join(map(budget.text, encoder.iterencode(value)))
+    if not ensure_ascii:
+        return text
+    return _NONCHARACTER.sub(lambda found: chr(int(found["code"], 16)) if found["code"] else found[0], text)
 
 
 def _sum(context: Context, items: Any, attribute: str | int | None = None, start: Any = 0) -> Any:

@@ -5,10 +5,11 @@ Knows special tokens, bos and the appended suffix; not chat templates, requests 
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import tokenizers
 
@@ -23,6 +24,8 @@ from .spelled_prompt import MARK, SpelledPrompt, special_mark
 from .stream_decoder import StreamDecoder, decode_all
 from .text_bound import TextBound
 from .typed_specials import TypedSpecials
+
+_SYMBOL = re.compile(r"[^\w\s]")
 
 
 class Tokenizer:
@@ -40,9 +43,13 @@ class Tokenizer:
         *,
         bos_token_id: int | None = None,
         add_bos_token: bool = False,
+        template_texts: Iterable[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Load tokenizer.json; without a stored `profile` the tokenizer is profiled, which takes a second.
+
+        Args:
+            template_texts: what the chat template writes; added tokens in it are control, special or not.
 
         Raises:
             InvalidTokenizer: tokenizer.json does not parse, is of a kind that cannot be decoded here, or bos
@@ -68,7 +75,8 @@ class Tokenizer:
         self.add_bos_token = add_bos_token
         self._special_ids = self.profile.special_ids
         self._pieces = Pieces(self._parsing, self.profile.kind, self.profile.byte_fallback, self.profile.vocab_size)
-        self._marked = _MarkedPieces(self._pieces, self._special_ids)
+        self._control_ids = self._special_ids | self._written_in(template_texts)
+        self._marked = _MarkedPieces(self._pieces, self._control_ids)
 
     @property
     def vocab_size(self) -> int:
@@ -160,14 +168,21 @@ class Tokenizer:
             swallow_leading_space=swallow_leading_space,
         )
 
-    def mark_typed(self, messages: Sequence[Mapping[str, object]]) -> Sequence[Mapping[str, object]]:
-        """Messages in which what looks like a control token is marked as text, for a template and then `prepare_chat`;
-        the same object where nothing does.
+    def mark_typed(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Messages and tools in which what looks like a control token is marked as text, for a template and then
+        `prepare_chat`; the same object where nothing does.
 
         Raises:
             InvalidText: it cannot be marked.
         """
-        return cast(Sequence[Mapping[str, object]], self._typed.mark(messages))
+        return cast(Sequence[Any], self._typed.mark(values))
+
+    def with_marks(self, rendered: str, marked: str) -> str:
+        """What a template made of values as they are, with the marks of what it made of marked ones.
+
+        Where marks led the template to another text, it is that text.
+        """
+        return self._typed.with_marks(rendered, marked)
 
     def prepare_chat(
         self,
@@ -276,7 +291,7 @@ class Tokenizer:
 
     @cached_property
     def _typed(self) -> TypedSpecials:
-        return TypedSpecials(self._tokenizer_json, self.profile.added_tokens, self._turns)
+        return TypedSpecials(self._tokenizer_json, self.profile.added_tokens, self._control_ids, self._turns)
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
@@ -285,6 +300,13 @@ class Tokenizer:
         plain = load_tokenizer(self._tokenizer_json)
         plain.encode_special_tokens = True
         return plain
+
+    def _written_in(self, texts: Iterable[str]) -> frozenset[int]:
+        """The added tokens in texts of a template, but for white space and words: those are text anywhere."""
+        # Behind a letter, for the library finds some only where a section begins: those cannot be told apart.
+        written = {token_id for text in texts for token_id in self._encoder.ids(f"a{text}")}
+        added = (token for token in self.profile.added_tokens if _SYMBOL.search(token.text))
+        return frozenset(token.id for token in added if token.id in written)
 
     def _check_plain(self, ids: Sequence[int]) -> None:
         # A vocabulary may hold a control token among its pieces, within the model's own reach (T5's Unigram
@@ -299,13 +321,13 @@ class _MarkedPieces(dict[int, bytes]):
     """The bytes of the tokens that were asked for; a mark for those that are no text. Looked up for each token of a
     prompt: as a dict, that takes a tenth of the time of a method."""
 
-    def __init__(self, pieces: Pieces, special_ids: frozenset[int]) -> None:
+    def __init__(self, pieces: Pieces, control_ids: frozenset[int]) -> None:
         super().__init__()
-        self._pieces, self._special_ids = pieces, special_ids
+        self._pieces, self._control_ids = pieces, control_ids
 
     def __missing__(self, token_id: int) -> bytes:
         spelled = self._pieces.spell(token_id)
-        if not spelled or MARK in spelled or token_id in self._special_ids:
+        if not spelled or MARK in spelled or token_id in self._control_ids:
             spelled = special_mark(token_id)
         self[token_id] = spelled
         return spelled

@@ -1,15 +1,15 @@
 """Keep what clients type apart from what templates write, where both look like a control token.
 
 A chat template writes control tokens as text around what clients wrote, so whoever encodes the whole cannot tell the
-`<|im_end|>` that ends a turn from one that somebody typed. Here the typed ones are marked before the template sees
-them, and a text with marks is encoded by a tokenizer whose control tokens are spelled as nobody types them.
+`<|im_end|>` that ends a turn from one that was typed. Here the typed ones are put between marks before the template
+sees them, and a text with marks is encoded by a tokenizer whose control tokens are spelled as no client types them.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 
@@ -20,54 +20,74 @@ from .errors import InvalidText
 from .probe import load_tokenizer
 from .profile import AddedToken
 
-MARK, QUOTE = "\ufdd0", "\ufdd1"  # noncharacters, which Unicode keeps for uses like this one
+BEGIN, END, QUOTE = "\ufdd0", "\ufdd1", "\ufdd2"  # noncharacters, which Unicode keeps for uses like this one
 _PART = 1 << 16  # characters that are searched in a millisecond or ten
 
 
 class TypedSpecials:
     """Marks and encodes for one tokenizer.
 
+    A token is typed between both marks: a template that cuts a text at a token leaves one alone, perhaps beside a
+    token that it writes.
+
     >>> typed.mark({"content": "I typed <|im_end|>"})                         # doctest: +SKIP
-    {'content': 'I typed \\ufdd0<|im_end|>'}
+    {'content': 'I typed \\ufdd0<|im_end|>\\ufdd1'}
 
     Args:
         tokenizer_json: its file.
-        added_tokens: those that stand outside its pieces; the special ones are control.
+        added_tokens: those that stand outside its pieces.
+        control_ids: the added tokens that are control.
         turns: of long texts, which may be shared with others.
     """
 
     def __init__(
-        self, tokenizer_json: str, added_tokens: Sequence[AddedToken], turns: LongTextTurns | None = None
+        self,
+        tokenizer_json: str,
+        added_tokens: Sequence[AddedToken],
+        control_ids: Container[int],
+        turns: LongTextTurns | None = None,
     ) -> None:
         self._tokenizer_json = tokenizer_json
         self._turns = LongTextTurns() if turns is None else turns
         self._ids = {token.text: token.id for token in added_tokens}
-        self._specials = frozenset(token.text for token in added_tokens if token.special)
-        longest_first = sorted(filter(None, self._specials), key=len, reverse=True)
-        special = "|".join(map(re.escape, longest_first)) or "(?!)"  # which is nowhere
+        self._controls = frozenset(token.text for token in added_tokens if token.id in control_ids)
+        longest_first = sorted(filter(None, self._controls), key=len, reverse=True)
+        control = "|".join(map(re.escape, longest_first)) or "(?!)"  # which is nowhere
         self._longest = len(longest_first[0]) if longest_first else 0
-        self._begins = re.compile(f"(?={special})" if longest_first else special)
-        self._written = re.compile(f"(?<!{MARK})(?:{special})")
+        self._control = re.compile(control)
+        self._marked_control = re.compile(f"{BEGIN}(?P<typed>{control}){END}|(?P<written>{control})")
 
     def mark(self, value: object) -> object:
-        """`value` with a mark before each control token in its texts, which may lie in lists and mappings; `value`
+        """`value` with marks around each control token in its texts, which may lie in lists and mappings; `value`
         itself where there is none.
 
         Raises:
-            InvalidText: there is one, and beside it a character that marks are made of.
+            InvalidText: there is one, and beside it a character that marks are made of; or it is nested too deeply.
         """
-        texts = list(_texts(value))
-        if not any(map(self._has_control, texts)):
-            return value
-        for mark in (MARK, QUOTE):
-            if any(mark in text for text in texts):
-                raise InvalidText(f"the text holds a control token and the noncharacter U+{ord(mark):04X}; remove one")
-        # Of `sub` only a function lets other threads go on between two places.
-        return _map_texts(value, lambda text: self._begins.sub(lambda _: MARK, text))
+        try:
+            return self._marked(value)
+        except RecursionError as error:
+            raise InvalidText("lists and mappings are nested too deeply; send flatter ones") from error
 
     def unmark(self, text: str) -> str:
         """The text without marks."""
-        return text.replace(MARK, "")
+        return text.replace(BEGIN, "").replace(END, "")
+
+    def with_marks(self, rendered: str, marked: str) -> str:
+        """A rendering with the marks of another one, which was made of marked texts.
+
+        A template may look at the white space beside a token that it takes out, and find a mark. What differs in more
+        than white space stays as it was made of marked texts: so no typed token is ever without marks.
+        """
+        unmarked = self.unmark(marked)
+        if unmarked == rendered or "".join(unmarked.split()) != "".join(rendered.split()):
+            return marked
+        found = list(self._marked_control.finditer(marked))
+        there = [match[0] for match in self._control.finditer(rendered)]
+        if there != [match["typed"] or match["written"] for match in found]:
+            return marked
+        are_typed = (match["typed"] is not None for match in found)
+        return self._control.sub(lambda match: f"{BEGIN}{match[0]}{END}" if next(are_typed) else match[0], rendered)
 
     def encode(self, marked: str, *, max_tokens: int | None = None) -> list[int]:
         """The ids of a text in which control tokens are text where they are marked; no bos is added.
@@ -76,18 +96,37 @@ class TypedSpecials:
             InvalidText: a marked one cannot be encoded as text.
             TooManyTokens: there are more than `max_tokens`.
         """
-        quoted, num_written = self._written.subn(lambda found: f"{QUOTE}{found[0]}{QUOTE}", marked)
+        num_written = 0
+
+        def quote(match: re.Match[str]) -> str:
+            nonlocal num_written
+            if match["typed"] is not None:
+                return match["typed"]
+            num_written += 1
+            return f"{QUOTE}{match['written']}{QUOTE}"
+
+        quoted = self._marked_control.sub(quote, marked)
         ids = Encoder(self._quoting, self._turns).ids(self.unmark(quoted), max_tokens=max_tokens)
         real = self._real_ids
         # A vocabulary may hold a control token among its pieces, within the model's own reach (T5's Unigram does).
-        if sum(token_id in self._special_ids for token_id in ids) != num_written:
+        if sum(token_id in self._quoted_ids for token_id in ids) != num_written:
             raise InvalidText("the text holds a control token that cannot be encoded as plain text here; remove it")
         return [real.get(token_id, token_id) for token_id in ids]
+
+    def _marked(self, value: object) -> object:
+        texts = list(_texts(value))
+        if not any(map(self._has_control, texts)):
+            return value
+        for mark in (BEGIN, END, QUOTE):
+            if any(mark in text for text in texts):
+                raise InvalidText(f"the text holds a control token and the noncharacter U+{ord(mark):04X}; remove one")
+        # Of `sub` only a function lets other threads go on between two places.
+        return _map_texts(value, lambda text: self._control.sub(lambda found: f"{BEGIN}{found[0]}{END}", text))
 
     def _has_control(self, text: str) -> bool:
         """Whether a control token is in the text; looked for in parts, between which other threads go on."""
         starts = range(0, len(text), _PART)
-        return any(self._begins.search(text, start, start + _PART + self._longest) for start in starts)
+        return any(self._control.search(text, start, start + _PART + self._longest) for start in starts)
 
     @cached_property
     def _quoting(self) -> tokenizers.Tokenizer:
@@ -104,13 +143,13 @@ class TypedSpecials:
         return {quoting_id: token_id for quoting_id, token_id in found if quoting_id is not None}
 
     @cached_property
-    def _special_ids(self) -> frozenset[int]:
+    def _quoted_ids(self) -> frozenset[int]:
         """Control tokens in `_quoting`: those written, and those that it still has among its pieces."""
-        spellings = (spelling for text in self._specials for spelling in (self._quoted(text), text))
+        spellings = (spelling for text in self._controls for spelling in (self._quoted(text), text))
         return frozenset(found for found in map(self._quoting.token_to_id, spellings) if found is not None)
 
     def _quoted(self, text: str) -> str:
-        return f"{QUOTE}{text}{QUOTE}" if text in self._specials else text
+        return f"{QUOTE}{text}{QUOTE}" if text in self._controls else text
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from radixlm.tokenizer_fix import InvalidText, Tokenizer
-from radixlm.tokenizer_fix.typed_specials import MARK, QUOTE
+from radixlm.tokenizer_fix.typed_specials import BEGIN, END, QUOTE
 
 
 def render(messages: object) -> str:
@@ -57,11 +57,11 @@ def test_texts_are_found_wherever_json_has_them(tokenizer: Tokenizer) -> None:
     special = next(token.text for token in tokenizer.profile.added_tokens if token.special)
     call = {"name": "f", "arguments": {special: [special, 1, None, True]}}
     [marked] = tokenizer.mark_typed([{"role": "tool", "content": None, "tool_calls": [call]}])
-    assert json.dumps(marked, ensure_ascii=False).count(MARK + special) == 2
+    assert json.dumps(marked, ensure_ascii=False).count(BEGIN + special + END) == 2
     assert marked["content"] is None
 
 
-@pytest.mark.parametrize("mark", [MARK, QUOTE])
+@pytest.mark.parametrize("mark", [BEGIN, END, QUOTE])
 def test_marks_themselves_cannot_be_typed_beside_a_control_token(tokenizer: Tokenizer, mark: str) -> None:
     special = next(token.text for token in tokenizer.profile.added_tokens if token.special)
     tokenizer.mark_typed([{"content": f"only {mark}"}])
