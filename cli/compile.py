@@ -87,5 +87,8 @@ def command(
         )
     if as_json:
         click.echo(msgspec.json.encode(report, enc_hook=str))
-    else:
-        click.echo(f"{output} is ready: radixlm chat {output}")
+        return
+    if report.template_fault is not None:
+        click.secho(f"It answers completions, and no conversations: {report.template_fault}", err=True)
+    use = "chat" if report.template_fault is None else "serve"
+    click.echo(f"{output} is ready: radixlm {use} {output}")

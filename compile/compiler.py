@@ -26,6 +26,7 @@ from radixlm.runtime.artifact import (
     sha256_of,
     write_manifest,
 )
+from radixlm.runtime.chat_template import fault_of
 from radixlm.runtime.errors import CompileError, InvalidParameter
 from radixlm.runtime.manifest import (
     FORMAT_VERSION,
@@ -77,11 +78,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What was published, and how well it agrees with the reference."""
+    """What was published, how well it agrees with the reference, and why it takes no conversations, if a chat template
+    is there that cannot be used."""
 
     path: Path
     manifest: Manifest
     verification: Verification
+    template_fault: str | None
 
 
 def compile_model(
@@ -125,6 +128,7 @@ def compile_model(
         opened = stack.enter_context(open_source(source))
         directory = stack.enter_context(_unpublished(output))
         config = opened.config
+        template_fault = None if opened.chat_template is None else fault_of(opened.chat_template)
         length = _context_length(config, context_length)
         layout = _kv_layout(config, kv_dtype)
         modes = _modes(opened, quantize)
@@ -185,7 +189,7 @@ def compile_model(
         report("publish", 0, 1)
         _publish(directory, output)
         report("publish", 1, 1)
-    return CompileReport(output, artifact.manifest, verification)
+    return CompileReport(output, artifact.manifest, verification, template_fault)
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -1,8 +1,8 @@
 """Render a conversation with the template that the model came with.
 
 A template is a program by someone else: it runs in Jinja's immutable sandbox, with what `transformers` gives
-templates (loop controls, `tojson`, `raise_exception`, `strftime_now`) and bounds on its size, its output, its time and
-what it makes on the way.
+templates (loop controls, `generation`, `tojson`, `raise_exception`, `strftime_now`) and bounds on its size, its output,
+its time and what it makes on the way.
 Knows text, not tokens: `tokenizer_fix` encodes what is rendered here.
 """
 
@@ -17,7 +17,7 @@ from .errors import InvalidRequest
 from .render_budget import RenderBudget, TooCostly
 from .template_sandbox import TemplateSandbox
 
-__all__ = ["MAX_RENDERED_LENGTH", "MAX_TEMPLATE_LENGTH", "ChatTemplate"]
+__all__ = ["MAX_RENDERED_LENGTH", "MAX_TEMPLATE_LENGTH", "ChatTemplate", "fault_of"]
 
 MAX_TEMPLATE_LENGTH = 1 << 20  # characters; the longest published template has some ten thousand
 MAX_RENDERED_LENGTH = 1 << 25  # characters
@@ -145,6 +145,19 @@ class ChatTemplate:
             return lead + (text if keeps_right else text.rstrip()) + white
 
         return render
+
+
+def fault_of(source: str) -> str | None:
+    """Why a template cannot be used; None where it can, though it may refuse messages.
+
+    >>> fault_of("{% for m in messages %}{{ m.content }}{% endfor %}") is None
+    True
+    """
+    try:
+        ChatTemplate(source)
+    except InvalidRequest as error:
+        return str(error)
+    return None
 
 
 _TURNS: tuple[Mapping[str, object], ...] = (

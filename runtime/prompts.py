@@ -12,7 +12,7 @@ from functools import cached_property
 from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer, TokenizerError, TokenizerProfile, TooManyTokens
 
 from .artifact import Artifact
-from .chat_template import ChatTemplate
+from .chat_template import ChatTemplate, fault_of
 from .errors import ContextLengthExceeded, CorruptArtifact, EmptyPrompt, InvalidParameter, InvalidRequest
 from .tool_format import PLAIN, Tool, ToolFormat, format_of
 from .tool_messages import for_template
@@ -37,7 +37,9 @@ class Prompts:
 
     def __init__(self, artifact: Artifact, *, clock: Callable[[], float]) -> None:
         self._name = artifact.manifest.name
-        template = None if artifact.chat_template is None else ChatTemplate(artifact.chat_template)
+        source = artifact.chat_template
+        self._template_fault = None if source is None else fault_of(source)
+        template = None if source is None or self._template_fault else ChatTemplate(source)
         self.tokenizer = _tokenizer(artifact, template, clock)
         self.chat_template = None if template is None else _of_model(template, artifact, self.tokenizer)
         self.render_reply = None if self.chat_template is None else self.chat_template.reply_renderer()
@@ -101,7 +103,7 @@ class Prompts:
 
         Raises:
             EmptyPrompt: there are no messages.
-            InvalidRequest: the artifact has no chat template, or the template refuses the messages.
+            InvalidRequest: the artifact has no chat template that can be used, or the template refuses the messages.
         """
         return self._rendered(*self._told(messages, tools))
 
@@ -134,6 +136,10 @@ class Prompts:
         return for_template(messages, [tool.for_template() for tool in tools], self.tool_format)
 
     def _rendered(self, told: Sequence[Message], known: Sequence[Message]) -> str:
+        if self._template_fault is not None:
+            raise InvalidRequest(
+                f"model {self._name} answers completions, and no conversations: {self._template_fault}"
+            )
         if self.chat_template is None:
             raise InvalidRequest(f"model {self._name} has no chat template; use generate, or compile a chat model")
         return self.chat_template.render(told, tools=known)

@@ -15,7 +15,9 @@ from typing import Any
 
 from jinja2 import nodes, pass_context
 from jinja2.environment import Template
+from jinja2.ext import Extension
 from jinja2.filters import FILTERS, make_attrgetter
+from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, _PassArg
@@ -40,7 +42,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
         del self.globals["lipsum"]
         self.globals["namespace"] = _Namespace
         self.filters: dict[str, Callable[..., Any]] = {
@@ -107,6 +109,16 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
                 args = (list(budget.each(args[0])), *args[1:])  # which may be made only now
             budget.method(owner, name, args, kwargs)
         return budget.value(super().call(__context, __obj, *args, **kwargs))
+
+
+class _Generation(Extension):
+    """`{% generation %}`, with which templates say what the assistant generated, for training; its body is rendered."""
+
+    tags = {"generation"}  # noqa: RUF012  # Jinja's own is no class variable
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(list(parser.parse_statements(("name:endgeneration",), drop_needle=True)), lineno=line)
 
 
 class _Paid(NodeTransformer):

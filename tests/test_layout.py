@@ -23,8 +23,9 @@ ALLOWED_FOLDERS = {
     "runtime": {"tokenizer_fix"},
     "tokenizer_fix": set(),
 }
-# What the compiler shares with the runtime: the artifact, and the runner that its last stage tries it with.
-RUNTIME_FOR_COMPILE = {"artifact", "batch", "cpu", "errors", "manifest", "model_runner"}
+# What the compiler shares with the runtime: the artifact, the runner that its last stage tries it with, and how a
+# chat template is parsed.
+RUNTIME_FOR_COMPILE = {"artifact", "batch", "chat_template", "cpu", "errors", "manifest", "model_runner"}
 # What may not know of what, inside runtime.
 CACHE = {
     *("page_pool", "sequence", "kv_transaction", "prefix_match"),

@@ -15,7 +15,10 @@ from radixlm.compile import Progress, compile_model, compiler
 from radixlm.compile.targets import TARGETS
 from radixlm.compile.verification import NUM_DECODED
 from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.engine import Engine
 from radixlm.runtime.errors import InvalidParameter, VerificationFailed
+from radixlm.runtime.server import create_app
+from starlette.testclient import TestClient
 
 from .conftest import TinyModel, add_metadata, gguf_name
 
@@ -185,3 +188,22 @@ def test_the_bar_of_verify_is_full_only_when_the_artifact_has_run(
     assert bars == sorted(bars) and bars[-1] == 1.0
     num_steps = 1 + NUM_DECODED
     assert max(bars[:-num_steps]) < 1.0 and len(set(bars[-num_steps:])) == num_steps
+
+
+def test_a_broken_chat_template_is_told_while_compiling_and_leaves_completions(
+    make_tiny: MakeTiny, write_huggingface: Write, tmp_path: Path
+) -> None:
+    source = write_huggingface(make_tiny(), np.float32)
+    (source / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}")
+    report = compile_model(source, tmp_path / "tiny.radixlm")
+    assert report.template_fault is not None and "not valid Jinja" in report.template_fault
+    with Engine(report.path, kv_cache_bytes=1 << 20, max_num_seqs=1, num_threads=1) as engine:
+        client = TestClient(create_app(engine))
+        completion = client.post("/v1/completions", json={"prompt": "the", "max_tokens": 1})
+        chat = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "the"}]})
+    assert (completion.status_code, chat.status_code) == (200, 400)
+    assert "not valid Jinja" in chat.json()["error"]["message"]
+
+
+def test_a_template_that_can_be_used_is_no_fault(make_tiny: MakeTiny, write_gguf: Write, tmp_path: Path) -> None:
+    assert compile_model(write_gguf(make_tiny()), tmp_path / "tiny.radixlm").template_fault is None

@@ -64,6 +64,24 @@ def test_loop_controls_and_block_trimming_are_those_of_transformers() -> None:
     assert ChatTemplate(source).render([]) == "0\n1\n"
 
 
+GENERATION = (
+    "{%- for m in messages %}\n  {%- set who = m.role %}\n  {%- if m.role == 'assistant' %}\n"
+    "    {% generation %}\n{%- set who = 'model' %}\n    {{- '<' ~ who ~ '>' ~ m.content -}}{{ eos_token }}\n"
+    "    {% endgeneration %}\n  {%- else %}\n{{ who }}:{{ m.content }}\n  {%- endif %}\n{%- endfor %}"
+)
+
+
+def test_generation_tags_are_accepted_and_their_body_is_rendered() -> None:
+    """A template with them compiled, and then nothing of the artifact could be used."""
+    messages = [USER, {"role": "assistant", "content": "Hello."}, USER]
+    assert ChatTemplate(GENERATION, eos_token="</s>").render(messages) == "user:Hi<model>Hello.</s>\nuser:Hi"
+
+
+def test_a_generation_tag_without_its_end_is_not_valid_jinja() -> None:
+    with pytest.raises(InvalidRequest, match=r"not valid Jinja.*endgeneration"):
+        ChatTemplate("{% generation %}a")
+
+
 def test_strftime_now_formats_the_date() -> None:
     assert ChatTemplate("{{ strftime_now('%Y') }}").render([]).isdigit()
 
@@ -116,6 +134,7 @@ BOMBS = (
     "{{ 500000000 * 'a' }}",
     "{% set a = [0] * 500000000 %}",
     "{{ 10 ** (10 ** 10) }}",
+    "{% generation %}{{ 'a' * 500000000 }}{% endgeneration %}",
     "{{ '%500000000d' % 1 }}",
     "{{ '%*d' % (500000000, 1) }}",
     "{{ '%(a).500000000f' % {'a': 1} }}",

@@ -24,6 +24,7 @@ from radixlm.runtime.errors import (
 )
 from radixlm.runtime.manifest import SamplingDefaults
 from radixlm.runtime.sampling_params import SamplingParams
+from radixlm.runtime.tool_format import PLAIN
 
 from .fake_artifact import FakeArtifact, fake_artifact
 from .fake_model import FakeModel, alone
@@ -223,9 +224,7 @@ def test_an_empty_text_is_an_error_where_the_tokenizer_adds_nothing(engine: Engi
         ("\ud800", InvalidRequest),
     ],
 )
-def test_bad_prompt_is_refused_at_once_in_one_line(
-    engine: Engine, prompt: Any, error: type[InvalidRequest]
-) -> None:
+def test_bad_prompt_is_refused_at_once_in_one_line(engine: Engine, prompt: Any, error: type[InvalidRequest]) -> None:
     with pytest.raises(error) as refused:
         engine.stream(prompt)
     assert isinstance(refused.value, InvalidRequest) and "\n" not in str(refused.value)
@@ -240,6 +239,14 @@ def test_conversation_without_messages_is_refused(engine: Engine) -> None:
 def test_longest_prompt_gets_one_token(engine: Engine) -> None:
     completion = engine.generate([5] * 255)
     assert len(completion.token_ids) == 1 and completion.finish_reason in ("length", "stop")
+
+
+def test_an_artifact_whose_template_is_broken_answers_completions(artifact: FakeArtifact) -> None:
+    with open_engine(FakeArtifact(artifact.manifest, artifact.tokenizer_json, "{% for %}")) as engine:
+        assert engine.generate("Hello", drawn(1, max_tokens=2)).usage.completion_tokens == 2
+        with pytest.raises(InvalidRequest, match=r"no conversations: .* not valid Jinja"):
+            engine.chat(MESSAGES)
+        assert engine.tool_format is PLAIN
 
 
 def test_model_without_a_chat_template_refuses_to_chat(artifact: FakeArtifact) -> None:
@@ -269,9 +276,7 @@ def test_defaults_are_those_of_the_manifest(engine: Engine) -> None:
         {"cache_ttl_s": 0.0},
     ],
 )
-def test_option_outside_the_artifacts_limits_is_refused(
-    artifact: FakeArtifact, options: dict[str, Any]
-) -> None:
+def test_option_outside_the_artifacts_limits_is_refused(artifact: FakeArtifact, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameter):
         open_engine(artifact, **options)
 
@@ -330,9 +335,7 @@ def test_forgotten_engine_ends_its_thread(artifact: FakeArtifact) -> None:
     assert forgotten() is None and not thread.is_alive()
 
 
-def test_a_prompt_of_megabytes_is_refused_without_encoding_it(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_of_megabytes_is_refused_without_encoding_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was encoded first, for 16 s in which nothing else ran, and then remembered in place of everybody's texts."""
     engine.generate("and so it goes on " * 20, drawn(1, max_tokens=1), namespace=b"somebody")
     encode, lengths = engine.tokenizer._encoder._encoded, []
