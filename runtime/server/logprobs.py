@@ -42,7 +42,7 @@ def text_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob] | None, of
     for logprob in logprobs:
         reply.tokens.append(_name(names, logprob.token_id))
         reply.token_logprobs.append(logprob.logprob)
-        reply.top_logprobs.append({_name(names, i): value for i, value in logprob.top})
+        reply.top_logprobs.append(_top_by_name(names, logprob))
         reply.text_offset.append(offset)
         offset += len(characters.decode(names.token_bytes(logprob.token_id)))
     return reply
@@ -50,6 +50,19 @@ def text_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob] | None, of
 
 def _top(names: TokenNames, token_id: int, logprob: float) -> TopLogprob:
     return TopLogprob(names.token_text(token_id), logprob, list(names.token_bytes(token_id)))
+
+
+def _top_by_name(names: TokenNames, logprob: TokenLogprob) -> dict[str, float]:
+    """The most likely tokens; one whose name another one has, as bytes and letters may, is `token_id:ID`, as in vLLM.
+
+    The generated token keeps its name, by which clients look for it here.
+    """
+    id_of = {_name(names, logprob.token_id): logprob.token_id}
+    top: dict[str, float] = {}
+    for token_id, value in logprob.top:
+        name = _name(names, token_id)
+        top[name if id_of.setdefault(name, token_id) == token_id else f"token_id:{token_id}"] = value
+    return top
 
 
 def _name(names: TokenNames, token_id: int) -> str:

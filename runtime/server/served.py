@@ -72,8 +72,8 @@ class Served:
         return await read_json(request, type, max_bytes=most)
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token by itself; half a character is U+FFFD."""
-        return self.engine.tokenizer.decode([token_id], skip_special=False)
+        """The text of one token, with the space that a text would lose at its beginning; half a character is U+FFFD."""
+        return self.text([token_id])
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, of which a character may need several."""

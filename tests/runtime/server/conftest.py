@@ -82,7 +82,8 @@ class FakeStream(GenerationStream):
                 return
             last = number == len(self._words) - 1
             asked = self._params.logprobs is not None
-            logprobs = (TokenLogprob(number, -0.5, ((number, -0.5),)),) if asked else None
+            top = tuple(self._engine.top_logprobs) or ((number, -0.5),)
+            logprobs = (TokenLogprob(number, -0.5, top),) if asked else None
             self._put(Delta(word, (number,), logprobs, self._finish_reason() if last else None))
 
     def _finish_reason(self) -> FinishReason:
@@ -140,6 +141,7 @@ class FakeEngine:
     streams: list[FakeStream] = field(default_factory=list)
     engine_stats: EngineStats = STATS
     bytes_of_tokens: list[bytes] = field(default_factory=list)  # where they are not whole words
+    top_logprobs: list[tuple[int, float]] = field(default_factory=list)  # none: the word itself
     default_params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.3))
     context_length: int = 512
     match: MatchPolicy = "text"

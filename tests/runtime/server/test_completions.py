@@ -99,6 +99,17 @@ def test_logprobs_tell_parts_of_characters_apart(client: TestClient, engine: Fak
     assert logprobs["text_offset"] == [0, 0, 1]
 
 
+def test_no_alternative_is_lost_where_several_tokens_spell_the_same(client: TestClient, engine: FakeEngine) -> None:
+    """SentencePiece has bytes beside letters, and rows of logits that spell nothing: the last of a name was left."""
+    engine.bytes_of_tokens = [b"A", b" A", b"A", b"", b"", b"\x41"]
+    engine.top_logprobs = [(1, -0.1), (0, -0.5), (2, -1.0), (3, -1.5), (4, -2.0), (5, -2.5)]
+    logprobs = ask(client, logprobs=5, max_tokens=3).json()["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["A", " A", "A"]
+    names = {" A": -0.1, "A": -0.5, "token_id:2": -1.0, "": -1.5, "token_id:4": -2.0, "token_id:5": -2.5}
+    assert logprobs["top_logprobs"][0] == names
+    assert logprobs["top_logprobs"][2] == {" A": -0.1, "token_id:0": -0.5, "A": -1.0, **dict(list(names.items())[3:])}
+
+
 def test_streamed_offsets_are_those_of_the_whole(client: TestClient) -> None:
     lines = [line.removeprefix("data: ") for line in ask(client, stream=True, logprobs=0).text.split("\n\n")]
     choices = [json.loads(line)["choices"][0] for line in lines if line and line != "[DONE]"]

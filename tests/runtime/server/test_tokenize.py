@@ -13,6 +13,8 @@ from radixlm.runtime.server import create_app
 from radixlm.runtime.server.served import Served
 from starlette.testclient import TestClient
 
+from .real_server import real_engine
+
 if TYPE_CHECKING:
     from .conftest import FakeEngine
 
@@ -53,6 +55,20 @@ def test_the_event_loop_does_not_spell_the_tokens_of_a_long_text(
     monkeypatch.setattr(Served, "token_text", token_text)
     reply = client.post("/tokenize", json={"prompt": "a b", "return_token_strs": True}).json()
     assert reply["token_strs"] == ["Hello", " wörld", "!"] and loops == [None] * 3
+
+
+def test_a_word_and_the_word_behind_a_space_have_names_of_their_own() -> None:
+    """Decoding a token of SentencePiece's by itself strips its space: `the` and ` the` were both `the`."""
+    engine, _ = real_engine()
+    with engine:
+        client = TestClient(create_app(engine))
+        reply = client.post("/tokenize", json={"prompt": "the the\nthe", "return_token_strs": True}).json()
+        assert reply["token_strs"] == [" the", " the", "\n", "the"]
+        assert reply["tokens"][0] == reply["tokens"][1] != reply["tokens"][3]
+        for token_id, name in zip(reply["tokens"], reply["token_strs"], strict=True):
+            asked = {"prompt": "the", "max_tokens": 1, "logprobs": 5, "logit_bias": {str(token_id): 100.0}}
+            logprobs = client.post("/v1/completions", json=asked).json()["choices"][0]["logprobs"]
+            assert logprobs["tokens"] == [name] and len(logprobs["top_logprobs"][0]) == 5
 
 
 def test_ids_have_a_text(client: TestClient) -> None:
