@@ -83,6 +83,15 @@ def test_compile_refuses_bad_input_with_one_line_and_leaves_nothing(
     assert list(output.parent.iterdir()) == []
 
 
+def test_compile_says_that_a_chat_template_cannot_be_used(runner: CliRunner, tiny_source: Path, tmp_path: Path) -> None:
+    source, output = shutil.copytree(tiny_source, tmp_path / "source"), tmp_path / "x.radixlm"
+    (source / "chat_template.jinja").write_text("{% for %}")
+    result = runner.invoke(cli, ["compile", str(source), "-o", str(output)])
+    assert result.exit_code == 0, result.output
+    assert "no conversations: the model's chat template is not valid Jinja" in result.stderr
+    assert result.stdout == f"{output} is ready: radixlm serve {output}\n"
+
+
 @pytest.mark.parametrize("prompt", ["", "word " * 10_000])
 def test_generate_refuses_an_empty_and_an_endless_prompt(
     runner: CliRunner, smollm2_artifact: Path, prompt: str
