@@ -8,8 +8,9 @@ sees them, and a text with marks is encoded by a tokenizer whose control tokens 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from itertools import chain
 
@@ -51,9 +52,8 @@ class TypedSpecials:
         self._turns = LongTextTurns() if turns is None else turns
         self._ids = {token.text: token.id for token in added_tokens}
         self._controls = frozenset(token.text for token in added_tokens if token.id in control_ids)
-        longest_first = sorted(filter(None, self._controls), key=len, reverse=True)
-        control = "|".join(map(re.escape, longest_first)) or "(?!)"  # which is nowhere
-        self._longest = len(longest_first[0]) if longest_first else 0
+        control = _any_of(self._controls - {""}) or "(?!)"  # which is nowhere
+        self._longest = max(map(len, self._controls), default=0)
         self._control = re.compile(control)
         self._marked_control = re.compile(f"{BEGIN}(?P<typed>{control}){END}|(?P<written>{control})")
 
@@ -150,6 +150,25 @@ class TypedSpecials:
 
     def _quoted(self, text: str) -> str:
         return f"{QUOTE}{text}{QUOTE}" if text in self._controls else text
+
+
+def _any_of(texts: Set[str]) -> str:
+    """A pattern that matches the longest of `texts`; what several begin with is looked at once.
+
+    Gemma has 6,000 control tokens that begin with `<`: one after the other, they took 18 s for a million of these.
+
+    >>> _any_of({"<s>", "<sep>", "</s>"})
+    '<(?:/s>|s(?:>|ep>))'
+    """
+    if len(texts) < 2:
+        return "".join(map(re.escape, texts))
+    start = os.path.commonprefix(list(texts))  # noqa: RUF071  # character by character is meant
+    rests: dict[str, set[str]] = {}
+    for rest in (text[len(start) :] for text in texts):
+        rests.setdefault(rest[:1], set()).add(rest)
+    is_whole = rests.pop("", None) is not None
+    branches = "|".join(_any_of(rests[first]) for first in sorted(rests))
+    return f"{re.escape(start)}(?:{branches}){'?' if is_whole else ''}"
 
 
 def _texts(value: object) -> Iterator[str]:
