@@ -86,8 +86,10 @@ class SeamEncoder:
         self._used: OrderedDict[tuple[bytes, str], None] = OrderedDict()  # of all, the oldest first
         self._num_characters = 0
 
-    def encode(self, text: str, namespace: bytes = b"", *, max_tokens: int | None = None) -> SeamEncoding:
-        """The ids of a rendered prompt.
+    def encode(
+        self, text: str, namespace: bytes = b"", *, max_tokens: int | None = None, remembers: bool = True
+    ) -> SeamEncoding:
+        """The ids of a rendered prompt, which later ones may go on from if it `remembers` it.
 
         Raises:
             TooManyTokens: there are more than `max_tokens`; such a text is not remembered.
@@ -108,8 +110,9 @@ class SeamEncoder:
                 raise TooManyTokens(count + error.num_tokens, count + error.max_tokens) from None
             ids = known.ids[:count].tolist() + tail
             ends = known.ends[:count].tolist() + [begin + end for end in tail_ends]
-        with self._lock:
-            self._remember(namespace, text, _Known(array("i", ids), array("i", ends), self._clock()))
+        if remembers:
+            with self._lock:
+                self._remember(namespace, text, _Known(array("i", ids), array("i", ends), self._clock()))
         return SeamEncoding(ids, count)
 
     def forget(self, namespace: bytes | None = None) -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import tokenizers
 
-from .appended_suffix import PreparedPrompt, keep_suffix, strip_suffix
+from .appended_suffix import PreparedPrompt, is_lone_space, keep_suffix, strip_completion, strip_suffix
 from .encoder import Encoder, LongTextTurns
 from .errors import InvalidText, InvalidTokenizer, TooManyTokens
 from .pieces import Pieces, byte_alphabet
@@ -191,6 +191,7 @@ class Tokenizer:
         seam_of: bytes | None = None,
         has_marks: bool = False,
         max_tokens: int | None = None,
+        strips_suffix: bool = True,
     ) -> PreparedPrompt:
         """A chat as its template rendered it: special tokens parsed, bos not doubled, suffix stripped.
 
@@ -198,6 +199,7 @@ class Tokenizer:
             seam_of: a namespace: a text that goes on from one of its earlier ones is not encoded whole again; the
                 ids are the same.
             has_marks: `mark_typed` marked some of it.
+            strips_suffix: False feeds the suffix, too.
 
         Raises:
             InvalidText: the text has lone surrogates, or what is marked cannot be encoded as text.
@@ -209,7 +211,8 @@ class Tokenizer:
             ids, num_known = self._with_bos(self._typed.encode(marked, max_tokens=max_tokens)), 0
         else:
             ids, num_known = self._encode_rendered(rendered, seam_of, max_tokens)
-        return strip_suffix(ids, rendered, self.profile.suffix_ids, num_known=num_known)
+        end = strip_suffix if strips_suffix else keep_suffix
+        return end(ids, rendered, self.profile.suffix_ids, num_known=num_known)
 
     def prepare_completion(
         self,
@@ -218,23 +221,36 @@ class Tokenizer:
         parse_special: bool = True,
         seam_of: bytes | None = None,
         max_tokens: int | None = None,
+        strips_suffix: bool = False,
     ) -> PreparedPrompt:
         """A raw prompt, fed as written: bos added to text where the model asks for it, and nothing to ids.
+
+        Args:
+            strips_suffix: feed it without the token of a lone space at its end, where that token is one by itself and
+                the reply can bring the space back.
 
         Raises:
             InvalidText, TooManyTokens: as `encode`.
             InvalidTokenId: an id is outside the vocabulary.
         """
         if isinstance(text_or_ids, str):
-            if parse_special:
-                ids, num_known = self._encode_rendered(text_or_ids, seam_of, max_tokens)
-            else:
-                ids, num_known = self.encode(text_or_ids, max_tokens=max_tokens), 0
-            return keep_suffix(ids, text_or_ids, self.profile.suffix_ids, num_known=num_known)
-        if max_tokens is not None and len(text_or_ids) > max_tokens:
-            raise TooManyTokens(len(text_or_ids), max_tokens)
-        ids = [self._pieces.check(token_id) for token_id in text_or_ids]
-        return keep_suffix(ids, None, self.profile.suffix_ids)
+            text: str | None = text_or_ids
+            ids, num_known = self._encode_completion(text_or_ids, parse_special, seam_of, max_tokens)
+            before = text_or_ids[:-1] if text_or_ids.endswith(" ") else ""
+        else:
+            if max_tokens is not None and len(text_or_ids) > max_tokens:
+                raise TooManyTokens(len(text_or_ids), max_tokens)
+            text, num_known = None, 0
+            ids = [self._pieces.check(token_id) for token_id in text_or_ids]
+            before = self.decode(ids[-5:-1], skip_special=False)  # a character has at most four tokens
+        kept = keep_suffix(ids, text, self.profile.suffix_ids, num_known=num_known)
+        if not strips_suffix or not self._ends_in_suffix(ids) or not is_lone_space(before):
+            return kept
+        if text is not None:
+            ids_before, _ = self._encode_completion(before, parse_special, seam_of, None, remembers=False)
+            if ids_before != ids[:-1]:
+                return kept
+        return strip_completion(kept)
 
     def forget_texts(self, namespace: bytes) -> None:
         """Forget what `seam_of` this namespace was encoded."""
@@ -253,11 +269,25 @@ class Tokenizer:
             raise InvalidTokenizer("add_bos is set, but the model names no bos_token_id")
         return ids if ids[:1] == [self.bos_token_id] else [self.bos_token_id, *ids]
 
-    def _encode_rendered(self, text: str, seam_of: bytes | None, max_tokens: int | None) -> tuple[list[int], int]:
+    def _ends_in_suffix(self, ids: Sequence[int]) -> bool:
+        """Whether the token of a lone space ends them, behind one that is text."""
+        has_text = any(token_id not in self._special_ids for token_id in ids[:-1])
+        return has_text and ids[-1] in self.profile.suffix_ids
+
+    def _encode_completion(
+        self, text: str, parse_special: bool, seam_of: bytes | None, max_tokens: int | None, *, remembers: bool = True
+    ) -> tuple[list[int], int]:
+        if parse_special:
+            return self._encode_rendered(text, seam_of, max_tokens, remembers=remembers)
+        return self.encode(text, max_tokens=max_tokens), 0
+
+    def _encode_rendered(
+        self, text: str, seam_of: bytes | None, max_tokens: int | None, *, remembers: bool = True
+    ) -> tuple[list[int], int]:
         if seam_of is None or self._seam is None:
             return self.encode(text, parse_special=True, max_tokens=max_tokens), 0
         self._require_within(_checked(text), max_tokens)
-        encoding = self._seam.encode(text, seam_of, max_tokens=max_tokens)
+        encoding = self._seam.encode(text, seam_of, max_tokens=max_tokens, remembers=remembers)
         return encoding.ids, encoding.num_known
 
     def _require_within(self, text: str, max_tokens: int | None) -> None:
