@@ -60,7 +60,8 @@ class ReplayEngine:
     def ask_raw(self, prompt: str | Sequence[int], reply: Sequence[int], namespace: bytes = b"") -> Turn:
         """The same for a prompt that is fed as it is, matched by its ids alone."""
         params = self._say(reply)
-        return self._turn(self.engine.generate(prompt, params, namespace=namespace, cache_match="exact"))
+        completion = self.engine.generate(prompt, params, namespace=namespace, cache_match="exact", strip_suffix=False)
+        return self._turn(completion)
 
     def spelled(self, messages: Sequence[Message]) -> SpelledPrompt:
         """The encoding of a conversation."""

@@ -104,8 +104,9 @@ class Delta:
 class Completion:
     """A finished request.
 
-    `text` is the decoding of `token_ids` up to, and without, the stop token or stop string that ended it.
-    `token_ids` are all tokens that the model generated, the stop token included.
+    `text` is the decoding of `token_ids` up to, and without, the stop token or stop string that ended it; a space that
+    ends the prompt's text and is not fed begins the decoding of the ids, and not `text`. `token_ids` are all tokens
+    that the model generated, the stop token included.
     """
 
     text: str
@@ -118,3 +119,4 @@ class Completion:
     cache_match: CacheMatch
     stop_reason: StopReason | None = None  # None: the model's own end, a complete grammar, or nothing stopped it
     request_id: str = ""  # the caller's own name of the request, or the engine's
+    num_swallowed: int = 0  # of a raw prompt: characters that the ids begin with, and that end the prompt's text

@@ -33,10 +33,10 @@ from .idle_work import IdleWork
 from .kv_budget import KVBudget
 from .manifest import Manifest
 from .prefix_match import MatchPolicy
-from .prompts import Message, Prompt, Prompts
+from .prompts import Message, Prompt, Prompts, SuffixPolicy
 from .request import Request
 from .request_intake import RequestIntake
-from .request_options import ChatOptions, RequestOptions
+from .request_options import ChatOptions, CompletionOptions
 from .sampling_params import SamplingParams
 from .scheduler import SchedulerPolicy
 from .store import PageStore
@@ -87,6 +87,9 @@ class Engine:
             encoding; `seam` the same, but a prompt that goes on from an earlier one is not encoded whole again; `text`
             also what the model generated, where it spells the prompt's text in other ids; `off`: nothing is found for a
             request, and nothing is kept of it, in memory or on disk.
+        strip_suffix: which prompts are fed without the token of a lone space at their end (Llama-2's 29871), which the
+            next turn's prompt would not have: `text`, chats and texts; `always`, token ids as well; `never`, none. The
+            reply begins with that space, and is sent without it.
         cache_ttl_s: cached prefixes that nobody uses for so many seconds are dropped; None: only to make room.
         store: a directory for what memory has no room for, and for the next process; None: no disk is used. A prefix
             on disk is loaded where that is quicker than computing it, and is the same to the last bit. Or a store
@@ -126,6 +129,7 @@ class Engine:
         admission: AdmissionPolicy = "optimistic",
         num_threads: int | None = None,
         match: MatchPolicy = "text",
+        strip_suffix: SuffixPolicy = "text",
         cache_ttl_s: float | None = None,
         store: str | Path | PageStore | None = None,
         store_bytes: int = DEFAULT_STORE_BYTES,
@@ -146,7 +150,7 @@ class Engine:
         if budget.notice is not None:
             _LOGGER.warning("%s", budget.notice)
         self.manifest = manifest
-        self.prompts = Prompts(artifact, clock=clock)
+        self.prompts = Prompts(artifact, clock=clock, strip_suffix=strip_suffix)
         self.tokenizer = self.prompts.tokenizer
         self.context_length = budget.context_length
         self._context_notice = budget.notice
@@ -198,12 +202,12 @@ class Engine:
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[CompletionOptions]
     ) -> Completion: ...
 
     @overload
     def generate(
-        self, prompt: Sequence[Prompt], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+        self, prompt: Sequence[Prompt], params: SamplingParams | None = None, **options: Unpack[CompletionOptions]
     ) -> list[Completion]: ...
 
     def generate(
@@ -215,9 +219,10 @@ class Engine:
         cache_match: MatchPolicy | None = None,
         kv_budget: float | None = None,
         constraint: Grammar | ConstraintSource | None = None,
+        strip_suffix: bool | None = None,
         request_id: str | None = None,
     ) -> Completion | list[Completion]:
-        """Continue `prompt` (text, or token ids fed as they are) and wait for the end.
+        """Continue `prompt` (text or token ids) and wait for the end.
 
         Several prompts in a list are computed together, and their completions come in its order; where one is refused
         or fails, the others end, too. The options are those of `stream`.
@@ -238,6 +243,7 @@ class Engine:
                 cache_match=cache_match,
                 kv_budget=kv_budget,
                 constraint=constraint,
+                strip_suffix=strip_suffix,
                 request_id=request_id,
             )
             return complete_all([partial(ask, each) for each in prompt])
@@ -249,6 +255,7 @@ class Engine:
             cache_match=cache_match,
             kv_budget=kv_budget,
             constraint=constraint,
+            strip_suffix=strip_suffix,
             request_id=request_id,
         )
         return self._answer(request)
@@ -264,15 +271,17 @@ class Engine:
         constraint: Grammar | ConstraintSource | None = None,
         request_id: str | None = None,
         with_progress: bool = False,
+        strip_suffix: bool | None = None,
         on_ready: Callable[[], None] | None = None,
     ) -> GenerationStream:
         """Like `generate`, but returns at once; the deltas come while they are computed, to `for` and `async for`.
 
         `namespace` separates clients: cached prefixes are never shared between two namespaces. `cache_match` and
         `kv_budget` are the request's own choice of the engine's. The reply keeps to `constraint`: a grammar, which is
-        compiled here, or what `grammars.compile` made of one, for several requests. `on_ready` is called on the
-        engine's thread whenever `poll` has something new (a delta or an error): an event loop passes
-        `lambda: loop.call_soon_threadsafe(event.set)`. It must neither block nor raise.
+        compiled here, or what `grammars.compile` made of one, for several requests. `strip_suffix` says whether this
+        prompt, be it text or ids, is fed without the token of a lone space at its end; one with a constraint is fed as
+        it is. `on_ready` is called on the engine's thread whenever `poll` has something new (a delta or an error): an
+        event loop passes `lambda: loop.call_soon_threadsafe(event.set)`. It must neither block nor raise.
 
         `request_id` is the caller's own name of the request, which the stream, the completion and the log repeat; it
         need not be the only one of that name. `with_progress` adds deltas without text that say when the request
@@ -287,6 +296,7 @@ class Engine:
             kv_budget=kv_budget,
             constraint=constraint,
             request_id=request_id,
+            strip_suffix=strip_suffix,
         )
         return self._start(request, on_ready, with_progress)
 
@@ -380,7 +390,7 @@ class Engine:
         return self._start(request, on_ready, with_progress)
 
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
-        """The ids that `generate` feeds for a text; `add_bos` overrides what the model asks for.
+        """The ids of a text, its suffix among them; `add_bos` overrides what the model asks for.
 
         Raises:
             InvalidRequest: the text cannot be encoded.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from typing import Literal, get_args
 
 from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer, TokenizerError, TokenizerProfile, TooManyTokens
 
@@ -19,6 +20,8 @@ from .tool_messages import for_template
 from .why_not_more import WhyNotMore
 
 Prompt = str | Sequence[int]
+SuffixPolicy = Literal["text", "always", "never"]
+"""Which prompts are fed without the token of a lone space at their end: chats and texts; token ids, too; or none."""
 Message = Mapping[str, object]  # {"role": ..., "content": ...}
 
 
@@ -27,15 +30,24 @@ class Prompts:
 
     What `seam_of` names a namespace for is not encoded whole again where it goes on from one of its earlier texts.
 
+    Args:
+        clock: seconds; only differences count.
+        strip_suffix: which prompts are fed without the token of a lone space at their end.
+
     Attributes:
         chat_template: None if the artifact has none.
         render_reply: how a reply stands in the prompts of later turns; None if that is not known.
 
     Raises:
         CorruptArtifact: the tokenizer cannot be used.
+        InvalidParameter: there is no such `strip_suffix`.
     """
 
-    def __init__(self, artifact: Artifact, *, clock: Callable[[], float]) -> None:
+    def __init__(self, artifact: Artifact, *, clock: Callable[[], float], strip_suffix: SuffixPolicy = "text") -> None:
+        if strip_suffix not in get_args(SuffixPolicy):
+            allowed = ", ".join(get_args(SuffixPolicy))
+            raise InvalidParameter(f"strip_suffix is {strip_suffix!r}; use one of {allowed}")
+        self._strip_suffix = strip_suffix
         self._name = artifact.manifest.name
         source = artifact.chat_template
         self._template_fault = None if source is None else fault_of(source)
@@ -50,9 +62,17 @@ class Prompts:
         return PLAIN if self.chat_template is None else format_of(self.chat_template)
 
     def completion(
-        self, prompt: Prompt, *, seam_of: bytes | None = None, context_length: int | None = None
+        self,
+        prompt: Prompt,
+        *,
+        seam_of: bytes | None = None,
+        context_length: int | None = None,
+        strip_suffix: bool | None = None,
     ) -> PreparedPrompt:
-        """A raw prompt, fed as it is; an empty text is one where the tokenizer begins a text with a token of its own.
+        """A raw prompt, fed as it is, but for the token of a lone space at its end.
+
+        An empty text is a prompt where the tokenizer begins a text with a token of its own.
+        `strip_suffix` says whether it loses that; None: as is usual here for text, or for ids.
 
         Raises:
             EmptyPrompt: there is nothing to feed.
@@ -65,8 +85,12 @@ class Prompts:
             if context_length is not None and len(prompt) > context_length:
                 raise ContextLengthExceeded.of_prompt(len(prompt), context_length)
             prompt = _as_ids(prompt)
+        if strip_suffix is None:
+            strip_suffix = self._strip_suffix == "always" or (self._strip_suffix == "text" and isinstance(prompt, str))
         with _refusing():
-            prepared = self.tokenizer.prepare_completion(prompt, seam_of=seam_of, max_tokens=context_length)
+            prepared = self.tokenizer.prepare_completion(
+                prompt, seam_of=seam_of, max_tokens=context_length, strips_suffix=strip_suffix
+            )
         if not prepared.ids:
             raise EmptyPrompt("the prompt is empty, and the tokenizer adds no token of its own; send some text")
         return prepared
@@ -95,7 +119,11 @@ class Prompts:
             rendered = self.tokenizer.with_marks(rendered, self._rendered(*marked))
         with _refusing():
             return self.tokenizer.prepare_chat(
-                rendered, seam_of=seam_of, has_marks=has_marks, max_tokens=context_length
+                rendered,
+                seam_of=seam_of,
+                has_marks=has_marks,
+                max_tokens=context_length,
+                strips_suffix=self._strip_suffix != "never",
             )
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
@@ -108,7 +136,7 @@ class Prompts:
         return self._rendered(*self._told(messages, tools))
 
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
-        """The ids that a text is fed as; `add_bos` overrides what the model asks for.
+        """The ids of a text, its suffix among them; `add_bos` overrides what the model asks for.
 
         Raises:
             InvalidRequest: the text cannot be encoded.

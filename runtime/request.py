@@ -142,7 +142,7 @@ class Request:
         self._max_length = 0  # of the sequence, known when it is admitted
         self._vocab_size = vocab_size
         self._own_end_ids = frozenset(() if params.ignore_eos else eos_token_ids)
-        self._stop_ids = self._own_end_ids.union(params.stop_token_ids)
+        self._stop_ids = params.end_ids(eos_token_ids)
         if params.min_tokens:
             constraint = HeldOpen(params.min_tokens, self._stop_ids, vocab_size, constraint)
         self._constraint = constraint
@@ -312,6 +312,7 @@ class Request:
             cache_match=self._cache_match(),
             stop_reason=self._stop_reason(),
             request_id=self.name,
+            num_swallowed=int(self.prompt.space_id is not None),
         )
 
     def _longest(self, num_prompt_tokens: int, context_length: int) -> int:

@@ -20,7 +20,8 @@ from .prefix_match import MatchPolicy
 from .prompts import Message, Prompt, Prompts
 from .request import Request, RequestLimits
 from .sampling_params import SamplingParams
-from .token_constraint import ConstraintSource
+from .space_first import SpaceTokens
+from .token_constraint import ConstraintSource, TokenConstraint
 from .tool_format import Tool
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class RequestIntake:
         )
         self._model_name, self._eos_token_ids = manifest.name, manifest.tokenizer.eos_token_ids
         self._prompts = prompts
+        self._space_tokens = SpaceTokens(prompts.tokenizer, vocab_size)
         self.match = _checked_match(match)
         self._kv_budget = None if kv_budget is None else _checked_budget(kv_budget)
         self._clock = clock
@@ -85,9 +87,10 @@ class RequestIntake:
         cache_match: MatchPolicy | None,
         kv_budget: float | None,
         constraint: Grammar | ConstraintSource | None,
+        strip_suffix: bool | None = None,
         request_id: str | None = None,
     ) -> Request:
-        """A request to continue text, or ids that are fed as they are.
+        """A request to continue text or ids. With a grammar, which may want no space, a prompt keeps its suffix.
 
         Raises:
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidRequest, InvalidGrammar: it cannot be served.
@@ -95,7 +98,12 @@ class RequestIntake:
         _check_id(request_id)
         policy = self.match if cache_match is None else _checked_match(cache_match)
         seam_of = namespace if policy in _FROM_SEAMS else None
-        prepared = self._prompts.completion(prompt, seam_of=seam_of, context_length=self.limits.context_length)
+        prepared = self._prompts.completion(
+            prompt,
+            seam_of=seam_of,
+            context_length=self.limits.context_length,
+            strip_suffix=strip_suffix if constraint is None else False,
+        )
         budget = self._budget(kv_budget)
         return self._request(prepared, params, namespace, policy, budget, constraint, request_id, render_reply=None)
 
@@ -159,6 +167,9 @@ class RequestIntake:
         self.limits.validate(prompt, params)
         if isinstance(constraint, Grammar):
             constraint = self.grammars.compile(constraint)
+        begun: TokenConstraint | None = None if constraint is None else constraint.start()
+        if prompt.space_id is not None:
+            begun = self._space_tokens.start(params.end_ids(self._eos_token_ids))
         return Request(
             f"request-{next(self._numbers)}",
             prompt,
@@ -171,7 +182,7 @@ class RequestIntake:
             spelled=functools.cache(lambda: tokenizer.spelled(prompt.ids)) if policy == "text" else None,
             render_reply=render_reply if policy == "text" else None,
             explain=self._prompts.explain,
-            constraint=None if constraint is None else constraint.start(),
+            constraint=begun,
             kv_budget=kv_budget,
             name=request_id,
         )

@@ -24,6 +24,12 @@ class RequestOptions(TypedDict, total=False):
     request_id: str | None
 
 
+class CompletionOptions(RequestOptions, total=False):
+    """Of a raw prompt."""
+
+    strip_suffix: bool | None
+
+
 class ChatOptions(RequestOptions, total=False):
     """Of a conversation."""
 

@@ -91,6 +91,10 @@ class SamplingParams:
             or bool(self.logit_bias)
         )
 
+    def end_ids(self, eos_token_ids: Iterable[int]) -> frozenset[int]:
+        """The tokens that end a reply, where these are the model's own."""
+        return frozenset(self.stop_token_ids) | frozenset(() if self.ignore_eos else eos_token_ids)
+
     def _check_stop(self) -> None:
         if isinstance(self.stop, str):
             raise InvalidParameter(f"stop is the string {self.stop!r}; it must be a tuple of strings", param="stop")

@@ -86,6 +86,14 @@ class HeldOpen:
         if self._inner is not None:
             self._inner.accept(token_id)
         self._num_left = max(0, self._num_left - 1)
+def mask_of(is_allowed: BoolArray) -> Int32Array:
+    """The mask that allows these tokens; `allowed_of` gives them back.
+
+    >>> mask_of(np.array([True, False, True, False])).tolist()
+    [5]
+    """
+    bits = np.packbits(is_allowed, bitorder="little")
+    return np.pad(bits, (0, -len(bits) % 4)).view(np.int32)
 
 
 def allowed_of(mask: Int32Array, vocab_size: int) -> BoolArray:

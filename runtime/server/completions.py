@@ -55,6 +55,7 @@ class Completions:
             constraint=constraint,
             request_id=record_of(request).request_id or None,
             with_progress=bool(body.return_progress),
+            strip_suffix=body.strip_suffix,
         )
         submits = [partial(ask, *item) for item in zip(fed, wishes, strict=True)]
         run = partial(self.served.lanes.submission.run, request)
@@ -105,7 +106,7 @@ class Completions:
         return (left.ids if left.num_dropped_tokens else prompt), said
 
     def _choice(self, index: int, completion: Completion, echo: str, cut: Cut, body: CompletionRequest) -> TextChoice:
-        logprobs = text_logprobs(self.served, completion.logprobs)
+        logprobs = text_logprobs(self.served, completion.logprobs, -completion.num_swallowed)
         choice = TextChoice(echo + completion.text, completion.finish_reason, logprobs, index, truncation=cut)
         choice.stop_reason = completion.stop_reason
         if body.return_token_ids:

@@ -34,7 +34,10 @@ def chat_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob] | None) ->
 
 
 def text_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob] | None, offset: int = 0) -> TextLogprobs | None:
-    """As `choices[].logprobs` of a completion, the first token `offset` characters into the reply; None: not asked."""
+    """As `choices[].logprobs` of a completion, the first token `offset` characters into the reply; None: not asked.
+
+    A token that begins before the reply is at its beginning.
+    """
     if logprobs is None:
         return None
     reply = TextLogprobs([], [], [], [])
@@ -43,7 +46,7 @@ def text_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob] | None, of
         reply.tokens.append(_name(names, logprob.token_id))
         reply.token_logprobs.append(logprob.logprob)
         reply.top_logprobs.append(_top_by_name(names, logprob))
-        reply.text_offset.append(offset)
+        reply.text_offset.append(max(offset, 0))
         offset += len(characters.decode(names.token_bytes(logprob.token_id)))
     return reply
 

@@ -223,6 +223,7 @@ class CompletionRequest(SamplingRequest, kw_only=True):
     echo: bool | None = None
     best_of: NumChoices | None = None  # OpenAI's old way to ask for more than is sent
     suffix: str | None = None
+    strip_suffix: bool | None = None  # ours: feed a prompt, be it text or ids, without the token of its last space
 
     @property
     def prompts(self) -> list[Prompt]:

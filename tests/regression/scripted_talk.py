@@ -12,7 +12,9 @@ from typing import Any
 from radixlm.runtime.batch import Batch, Float32Array
 from radixlm.runtime.engine import Completion, Engine, Message, SamplingParams
 from radixlm.runtime.prefix_match import MatchPolicy
+from radixlm.runtime.prompts import Prompt
 from radixlm.runtime.scripted_runner import ScriptedRunner
+from radixlm.runtime.space_first import given_reply
 
 from ..runtime.fake_artifact import FakeArtifact
 
@@ -66,10 +68,19 @@ class ScriptedTalk:
         before, params = self._prepare(reply)
         return self._said(before, self.engine.chat(messages, params))
 
-    def complete(self, prompt: str, reply: Sequence[int]) -> Said:
-        """The same for a text."""
-        before, params = self._prepare(reply)
-        return self._said(before, self.engine.generate(prompt, params))
+    def complete(
+        self,
+        prompt: Prompt,
+        reply: Sequence[int],
+        *,
+        strip_suffix: bool | None = None,
+        namespace: bytes = b"",
+    ) -> Said:
+        """The same for a text or ids; a prompt that loses its space has it said before a reply that lacks one."""
+        prepared = self.engine.prompts.completion(prompt, strip_suffix=strip_suffix)
+        before, params = self._prepare(given_reply(prepared, reply, self.engine.tokenizer, (self._end,)))
+        completion = self.engine.generate(prompt, params, strip_suffix=strip_suffix, namespace=namespace)
+        return self._said(before, completion)
 
     def __enter__(self) -> ScriptedTalk:
         return self

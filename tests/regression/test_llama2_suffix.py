@@ -1,5 +1,6 @@
 """mlc-llm #2897: Llama-2's prompts end in 29871 ('▁'), gone from the next turn's: replies were prefilled again.
-Ours reuses prompt and reply whole, the suffix kept or stripped, whether the reply begins with '▁X' or with 'X'.
+Ours reuses prompt and reply whole, the suffix kept or stripped, whether the reply begins with '▁X' or with 'X'. Chats
+and raw completions lose it, and token ids where the request says so.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from radixlm.runtime.prefix_match import MatchPolicy
 from radixlm.tokenizer_fix import Tokenizer
 
 from .conftest import LoadArtifact
@@ -46,10 +48,11 @@ def test_llama2_suffix(load_artifact: LoadArtifact, name: str, match: str, case:
         tokenizer = talk.engine.tokenizer
         suffix = piece(tokenizer, "▁")
         reply = [piece(tokenizer, case.begins), piece(tokenizer, "▁capital"), piece(tokenizer, "▁is")]
-        if case.suffix == "kept":  # a completion is fed as the client wrote it
+        if case.suffix == "kept":
             prompt = talk.engine.render([FIRST])
-            first = talk.complete(prompt, reply)
-            second = talk.complete(prompt + first.completion.text + " </s>" + talk.engine.render([SECOND]), reply)
+            first = talk.complete(prompt, reply, strip_suffix=False)
+            follow_up = prompt + first.completion.text + " </s>" + talk.engine.render([SECOND])
+            second = talk.complete(follow_up, reply, strip_suffix=False)
         else:
             first = talk.chat([FIRST], reply)
             history = [FIRST, {"role": "assistant", "content": first.completion.text}, SECOND]
@@ -63,6 +66,46 @@ def test_llama2_suffix(load_artifact: LoadArtifact, name: str, match: str, case:
         else:  # up to the suffix: what every engine that looks up ids alone does in every turn
             assert second.num_reused == len(ids) - (case.suffix == "kept")
         assert second.weakest_kind == (case.kind if match == "text" else "exact")
+
+
+@pytest.mark.parametrize("name", ["tiny_spm", "llama2-legacy"])
+@pytest.mark.parametrize(
+    ("match", "begins", "reuses_reply"),
+    [("text", "▁The", True), ("text", "The", True), ("exact", "▁The", True), ("exact", "The", False)],
+)
+def test_a_completion_loses_the_appended_token(
+    load_artifact: LoadArtifact, name: str, match: MatchPolicy, begins: str, reuses_reply: bool
+) -> None:
+    with ScriptedTalk(load_artifact(name), match) as talk:
+        tokenizer = talk.engine.tokenizer
+        prompt = talk.engine.render([FIRST])
+        reply = [piece(tokenizer, begins), piece(tokenizer, "▁capital"), piece(tokenizer, "▁is")]
+        first = talk.complete(prompt, reply)
+        second = talk.complete(prompt + first.completion.text + " </s>" + talk.engine.render([SECOND]), reply)
+
+        prompt_ids = first.completion.prompt_token_ids
+        assert [*prompt_ids, piece(tokenizer, "▁")] == talk.engine.encode(prompt)
+        assert first.completion.text == "The capital is"  # the space is in the prompt that the client has
+        assert second.num_reused == (len(first.held) if reuses_reply else len(prompt_ids))
+
+
+@pytest.mark.parametrize("name", ["tiny_spm", "llama2-legacy"])
+@pytest.mark.parametrize("match", ["text", "exact"])
+def test_token_ids_lose_the_appended_token_where_the_request_says_so(
+    load_artifact: LoadArtifact, name: str, match: MatchPolicy
+) -> None:
+    with ScriptedTalk(load_artifact(name), match) as talk:
+        suffix = piece(talk.engine.tokenizer, "▁")
+        one, three = range(300, 315), range(330, 338)
+        two = [piece(talk.engine.tokenizer, "▁The"), *range(320, 326)]
+
+        reused = {}
+        for namespace, strip_suffix in ((b"stripped", True), (b"kept", None)):
+            first = talk.complete([*one, suffix], two, strip_suffix=strip_suffix, namespace=namespace)
+            second = talk.complete([*one, *two, *three, suffix], two, strip_suffix=strip_suffix, namespace=namespace)
+            assert (first.completion.prompt_token_ids[-1] == suffix) == (strip_suffix is None)
+            reused[strip_suffix] = second.num_reused
+        assert reused == {True: 22, None: 15}  # of 31
 
 
 def piece(tokenizer: Tokenizer, text: str) -> int:

@@ -41,6 +41,7 @@ class Prompt:
     swallow_leading_space: bool = False
     text: str | None = None
     num_known: int = 0
+    space_id: int | None = None
 
 
 def prompt(ids: Sequence[int]) -> Prompt:
