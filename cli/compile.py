@@ -73,6 +73,7 @@ def command(
     import msgspec
     from radixlm.compile import compile_model
 
+    from .inspect import appended_suffix
     from .progress import ProgressDisplay
 
     with nullcontext() if as_json else ProgressDisplay(sys.stderr) as progress:
@@ -91,4 +92,5 @@ def command(
     if report.template_fault is not None:
         click.secho(f"It answers completions, and no conversations: {report.template_fault}", err=True)
     use = "chat" if report.template_fault is None else "serve"
+    click.echo(f"appended suffix: {appended_suffix(report.manifest)}")
     click.echo(f"{output} is ready: radixlm {use} {output}")

@@ -42,6 +42,17 @@ def command(artifact: Path, verify: bool, as_json: bool) -> None:
         click.echo(f"{name:<{width}}  {value}".rstrip())
 
 
+def appended_suffix(manifest: Manifest) -> str:
+    """Which token the tokenizer makes of a lone space at a prompt's end, and what is done about it."""
+    suffix_ids = manifest.tokenizer.profile.get("suffix_ids")
+    if not isinstance(suffix_ids, list | tuple) or not suffix_ids:
+        return "none: a lone space at the end of a prompt becomes no token of its own"
+    return (
+        f"token {' or '.join(map(str, suffix_ids))}, a lone space at the end of a prompt: "
+        "stripped before the prefill, and the reply brings it back (--strip-suffix)"
+    )
+
+
 def _rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Names and values of the table, in reading order."""
     model, kv, target = manifest.model, manifest.kv, manifest.target
@@ -55,6 +66,7 @@ def _rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
     heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
     yield "heads", f"{heads} of {model.head_dim}, {kv_heads} for keys and values"
     yield "vocabulary", f"{model.vocab_size:,}"
+    yield "appended suffix", appended_suffix(manifest)
     yield "context", f"{manifest.context_length:,} tokens"
     yield "quantization", manifest.quantization.mode
     for name, kind in manifest.quantization.kinds.items():

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from radixlm.runtime.admission import AdmissionPolicy
     from radixlm.runtime.engine_parts import OpenRunner
     from radixlm.runtime.prefix_match import MatchPolicy
+    from radixlm.runtime.prompts import SuffixPolicy
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_STORE_GB = 10.0
@@ -29,6 +30,7 @@ class EngineOptions:
     max_num_seqs: int
     threads: int | None
     match: MatchPolicy
+    strip_suffix: SuffixPolicy = "text"
     store: str | None = None
     store_gb: float | None = None
     kv_budget: float | None = None
@@ -70,6 +72,7 @@ class EngineOptions:
             max_num_seqs=self.max_num_seqs,
             num_threads=self.threads,
             match=self.match,
+            strip_suffix=self.strip_suffix,
             store=None if self.store is None else Path(self.store),
             store_bytes=int(store_gb * 1e9),
             kv_budget=self.kv_budget,
@@ -95,6 +98,15 @@ def engine_options(function: F) -> F:
             help="How cached prefixes are found. exact: by the ids of the prompt; seam: the same, without encoding all "
             "of it again; text: also what the model generated, where that spells the prompt in other ids; off: nothing "
             "is reused, and nothing kept.",
+        ),
+        click.option(
+            "--strip-suffix",
+            type=click.Choice(["text", "always", "never"]),
+            default="text",
+            show_default=True,
+            help="Which prompts are fed without the token of a lone space at their end, as Llama-2's 29871, which the "
+            "next turn's prompt would not have. text: chats and texts; always: token ids, too; never: none. The reply "
+            "begins with that space, and is sent without it.",
         ),
         click.option("--threads", type=click.IntRange(min=1), help="Threads to compute with."),
         click.option(

@@ -99,7 +99,9 @@ class Playback:
         if isinstance(request, ChatRequest):
             messages = [message.to_template() for message in request.messages]
             return self._engine.chat(messages, params, namespace=namespace, cache_match=match)
-        return self._engine.generate(request.one_prompt, params, namespace=namespace, cache_match=match)
+        return self._engine.generate(
+            request.one_prompt, params, namespace=namespace, cache_match=match, strip_suffix=request.strip_suffix
+        )
 
     def _params(self, request: ChatRequest | CompletionRequest, reply: Reply | None) -> SamplingParams:
         """As the request wishes; for a known reply, what lets the script through."""
@@ -111,13 +113,19 @@ class Playback:
         return dataclasses.replace(defaults, max_tokens=len(ids), repetition_penalty=1.0)
 
     def _ids(self, request: ChatRequest | CompletionRequest, reply: Reply | None) -> tuple[int, ...]:
+        from radixlm.runtime.server.requests import ChatRequest
+        from radixlm.runtime.space_first import given_reply
+
         tokenizer = self._engine.tokenizer
         if isinstance(reply, tuple):
             wrong = [token_id for token_id in reply if not 0 <= token_id < tokenizer.vocab_size]
             if wrong:
                 raise ValueError(f"a reply has token id {wrong[0]}; the vocabulary is 0 to {tokenizer.vocab_size - 1}")
-            return reply
-        text = reply or ""
-        is_chat = hasattr(request, "messages")
-        ids = tokenizer.encode(text, add_bos=False) if is_chat else tokenizer.encode_inside(text)
-        return (*ids, *self._end)
+        if isinstance(request, ChatRequest):
+            return reply if isinstance(reply, tuple) else (*tokenizer.encode(reply or "", add_bos=False), *self._end)
+        prompt = self._engine.prompts.completion(request.one_prompt, strip_suffix=request.strip_suffix)
+        if not isinstance(reply, tuple):
+            sent = reply or ""  # and said with the prompt's space, if that is not fed
+            said = f" {sent}" if sent and prompt.space_id is not None and not sent.startswith(" ") else sent
+            reply = (*tokenizer.encode_inside(said), *self._end)
+        return given_reply(prompt, reply, tokenizer, self._end)

@@ -61,7 +61,9 @@ def test_blank_lines_are_no_conversation(runner: CliRunner, engine: type[FakeEng
 def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEngine]) -> None:
     options = ["--system", "", "--temperature", "0.7", "--stop", "a", "--stop", "b", "--kv-cache-gb", "0.5"]
     kept = ["--store", "kept", "--store-gb", "2.5", "--kv-budget", "0.25"]
-    runner.invoke(cli, ["chat", "x.radixlm", *options, "--threads", "2", "--match", "seam", *kept])
+    runner.invoke(
+        cli, ["chat", "x.radixlm", *options, "--threads", "2", "--match", "seam", "--strip-suffix", "always", *kept]
+    )
     messages, params = engine.asked[0]
     assert [message["role"] for message in messages] == ["user"]  # type: ignore[attr-defined]
     assert (params.temperature, params.stop) == (0.7, ("a", "b"))
@@ -71,6 +73,7 @@ def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEn
             "max_num_seqs": 64,
             "num_threads": 2,
             "match": "seam",
+            "strip_suffix": "always",
             "store": Path("kept"),
             "store_bytes": 2_500_000_000,
             "kv_budget": 0.25,

@@ -137,6 +137,15 @@ def test_with_match_off_every_turn_says_that_nothing_is_reused(explain: Explain)
     assert kinds(explain(requests, "--no-generate")) == ["unseen", "off", "complete"]
 
 
+@pytest.mark.parametrize(("reply", "num_said"), [("hein", 3), (" hein", 3), ([*HEIN, 2], 5), ([35, *HEIN, 2], 5)])
+def test_a_known_reply_has_the_space_that_its_prompt_loses(explain: Explain, reply: Any, num_said: int) -> None:
+    requests = [{"prompt": "the end is ", "reply": reply}, {"prompt": "the end is hein and"}]
+    first, second = explain(requests, "--no-generate")
+    assert (first["num_prompt_tokens"], second["num_cached_tokens"]) == (7, 7 + num_said)
+    first, _ = explain(requests, "--no-generate", "--strip-suffix", "never")
+    assert first["num_prompt_tokens"] == 8
+
+
 @pytest.mark.parametrize(
     ("turns", "says"),
     [
