@@ -22,6 +22,7 @@ from . import (
     restart_tables,
     store_plots,
     store_tables,
+    suffix_tables,
     tables,
 )
 from .machine import ROOT
@@ -159,6 +160,20 @@ def _replay_live(results: Json, _: Path) -> Iterator[str]:
         "kept from the client, who cannot send it back."
     )
     yield replay_tables.live(results)
+
+
+def _suffix(results: Json, _: Path) -> Iterator[str]:
+    yield "## What Llama-2's appended token costs"
+    turns = results["rows"][0]["turns"]
+    yield (
+        f"One talk of {len(turns)} turns over raw completions that end in a space, with Llama-2's tokenizer and the "
+        f"shapes of Llama-2-7B, of which {results['num_layers']} layers compute. Matched by ids with 29871 fed, as "
+        "engines do that key their cache by ids (mlc-llm #2897); by ids without it; and by text, as is the default. "
+        "Replies begin with '▁The', or with 'The', before which the token of the space is said where the prompt lost "
+        "it. Seconds are medians of the rounds, from a prompt to its first token, of all turns and of the last; pages "
+        "are those that the cache holds after the talk, and MB those of all layers."
+    )
+    yield suffix_tables.costs(results)
 
 
 def _text_quality(results: Json, _: Path) -> Iterator[str]:
@@ -368,6 +383,7 @@ _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     "kernels": _kernels,
     "replay": _replay,
     "replay_live": _replay_live,
+    "suffix": _suffix,
     "text_quality": _text_quality,
 }
 
