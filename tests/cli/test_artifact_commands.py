@@ -14,7 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
+from radixlm.cli.inspect import appended_suffix
 from radixlm.cli.main import cli
+from radixlm.runtime.artifact import Artifact
 
 RADIXLM = [sys.executable, "-c", "from radixlm.cli.main import main; main()"]
 
@@ -40,6 +43,14 @@ def test_inspect_says_that_opening_an_artifact_runs_its_code(runner: CliRunner, 
 def test_serve_help_says_that_opening_an_artifact_runs_its_code(runner: CliRunner) -> None:
     told = " ".join(runner.invoke(cli, ["serve", "--help"]).output.split())
     assert "Opening ARTIFACT runs its model.so" in told and "trust" in told
+
+
+def test_every_suffix_is_named_and_none_is_said_to_be_none(smollm2_artifact: Path) -> None:
+    manifest = Artifact.open(smollm2_artifact).manifest
+    assert appended_suffix(manifest).startswith("token 216, ")
+    for suffix_ids, says in (([], "none: "), ([29871, 259], "token 29871 or 259, ")):
+        tokenizer = replace(manifest.tokenizer, profile={**manifest.tokenizer.profile, "suffix_ids": suffix_ids})
+        assert appended_suffix(replace(manifest, tokenizer=tokenizer)).startswith(says)
 
 
 def test_inspect_prints_the_manifest_as_json(runner: CliRunner, smollm2_artifact: Path) -> None:
