@@ -53,9 +53,10 @@ bench-cache: $(VENV)/.bench
 	$(if $(MOONCAKE),$(BIN)/python -m bench.mooncake $(MOONCAKE))
 	$(BIN)/python -m bench.report
 
-# radixlm beside llama.cpp, in seven minutes.
-bench-peers: $(ARTIFACT)/manifest.json $(VENV)/.bench
-	$(BIN)/python -m bench.peers $(ARTIFACT)
+# radixlm beside llama.cpp built for this machine, on two models, or on any: make bench-peers MODEL=file.gguf. Half an
+# hour, once five minutes more to build llama.cpp, and 0.5 GB to fetch.
+bench-peers: $(VENV)/.bench .cache/llama.cpp/.built
+	$(BIN)/python -m bench.peers $(MODEL)
 	$(BIN)/python -m bench.report
 
 # How cost grows with contexts, batches and models; half an hour, and 18 GB of disk for the largest model.
@@ -136,6 +137,10 @@ $(VENV)/.test: requirements-dev.lock $(VENV)/.run
 
 .venv-ray/.suite: requirements-ray.lock requirements.lock pyproject.toml
 	@sh .ci/venv.sh .venv-ray $<
+	@touch $@
+
+.cache/llama.cpp/.built: .ci/llama_cpp.sh | $(VENV)/.run
+	@sh .ci/llama_cpp.sh $(@D) $(BIN)/python
 	@touch $@
 
 .cache/npm-clients/.suite: tests/clients/npm/package.json tests/clients/npm/package-lock.json

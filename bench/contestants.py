@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from .figures import DECODE, MEASURES, MEMORY, MEMORY_CONTEXT, RESIDENT, START, Figure, fill_context
 from .processes import peak_memory_during, seconds_to_first_output
 from .prompts import Prompts
-from .worker import Worker
+from .worker import ROOT, Worker
 
 _START_PROMPT = "The capital of France is"
 _MIB = 1 << 20
@@ -32,12 +35,12 @@ class Contestant(Protocol):
 
 
 class RadixLMContestant:
-    """One engine with its defaults serves every figure."""
+    """One engine with its defaults serves every figure; those in `over_http` are measured at `radixlm serve`."""
 
-    def __init__(self, name: str, artifact: Path) -> None:
-        self.name, self._artifact = name, artifact
+    def __init__(self, name: str, artifact: Path, *, over_http: Collection[Figure] = ()) -> None:
+        self.name, self._artifact, self._over_http = name, artifact, over_http
         self._stack = ExitStack()
-        self._worker: Worker | None = None
+        self._workers: dict[bool, Worker] = {}
 
     def measure(self, figure: Figure, prompts: Prompts) -> dict[str, float]:
         """See `Contestant`."""
@@ -45,15 +48,42 @@ class RadixLMContestant:
             command = [*_RADIXLM, "generate", str(self._artifact), _START_PROMPT, *_ONE_TOKEN]
             return {START.name: seconds_to_first_output(command)}
         if figure is MEMORY:
-            with Worker("bench.radixlm_worker", self._artifact) as worker:
-                return _memory(worker, prompts, sum(f.stat().st_size for f in self._artifact.iterdir()))
-        if self._worker is None:
-            self._worker = self._stack.enter_context(Worker("bench.radixlm_worker", self._artifact))
-        return {figure.name: MEASURES[figure](self._worker, prompts)}
+            with self._open(is_http=False) as worker:
+                return _memory(worker, worker.pid, prompts, sum(f.stat().st_size for f in self._artifact.iterdir()))
+        is_http = figure in self._over_http
+        if is_http not in self._workers:
+            self._workers[is_http] = self._stack.enter_context(self._open(is_http=is_http))
+        return {figure.name: MEASURES[figure](self._workers[is_http], prompts)}
 
     def close(self) -> None:
         """See `Contestant`."""
         self._stack.close()
+
+    def _open(self, *, is_http: bool) -> Worker:
+        if is_http:
+            return Worker("bench.http_worker", "radixlm", *_RADIXLM, "serve", self._artifact)
+        return Worker("bench.radixlm_worker", self._artifact)
+
+
+@dataclass(frozen=True)
+class LlamaCppBuild:
+    """How a build of llama.cpp is started: its server, and what prints a first token, and on standard error how it was
+    built.
+    """
+
+    server: Sequence[str]
+    first_token: Sequence[str]
+
+    @classmethod
+    def native(cls, directory: Path) -> LlamaCppBuild:
+        """Of `.ci/llama_cpp.sh`."""
+        one_token = ("-n", "1", "-c", "2048", "--temp", "0", "-no-cnv", "--no-warmup", "--no-display-prompt")
+        return cls((str(directory / "llama-server"),), (str(directory / "llama-completion"), *one_token))
+
+    @classmethod
+    def wheel(cls) -> LlamaCppBuild:
+        """What pip gives."""
+        return cls((sys.executable, "-m", "bench.llama_cpp_wheel"), (sys.executable, "-m", "bench.llama_cpp_start"))
 
 
 class LlamaCppContestant:
@@ -62,19 +92,18 @@ class LlamaCppContestant:
     Each number of streams has a server of its own, for its context is divided between them.
     """
 
-    def __init__(self, name: str, gguf: Path, *, python: str, num_threads: int) -> None:
-        self.name, self._gguf, self._python, self._num_threads = name, gguf, python, num_threads
+    def __init__(self, name: str, build: LlamaCppBuild, gguf: Path, *, num_threads: int) -> None:
+        self.name, self._build, self._gguf, self._num_threads = name, build, gguf, num_threads
         self._stack = ExitStack()
         self._workers: dict[tuple[int, bool], Worker] = {}
 
     def measure(self, figure: Figure, prompts: Prompts) -> dict[str, float]:
         """See `Contestant`."""
         if figure is START:
-            command = [self._python, "-m", "bench.llama_cpp_start", str(self._gguf), _START_PROMPT]
-            return {START.name: seconds_to_first_output([*command, str(self._num_threads)])}
+            return {START.name: seconds_to_first_output(self._first_token())}
         if figure is MEMORY:
             with self._open(1, True, MEMORY_CONTEXT) as worker:
-                return _memory(worker, prompts, self._gguf.stat().st_size)
+                return _memory(worker, worker.call("pid"), prompts, self._gguf.stat().st_size)
         workers = [self._worker(figure.num_streams, True)]
         if figure is DECODE:
             workers.append(self._worker(1, False))
@@ -82,11 +111,17 @@ class LlamaCppContestant:
 
     def system_info(self) -> str:
         """The instruction sets that this build uses."""
-        return str(self._worker(1, True).call("system_info"))
+        done = subprocess.run(self._first_token(), cwd=ROOT, capture_output=True, text=True, check=True)
+        found = re.search(r"CPU : .*", done.stderr)
+        return found[0].strip(" |") if found else "unknown"
 
     def close(self) -> None:
         """See `Contestant`."""
         self._stack.close()
+
+    def _first_token(self) -> list[str]:
+        model = ("--model", str(self._gguf), "--prompt", _START_PROMPT, "--threads", str(self._num_threads))
+        return [*self._build.first_token, *model]
 
     def _worker(self, num_parallel: int, flash_attention: bool) -> Worker:
         key = (num_parallel, flash_attention)
@@ -97,11 +132,11 @@ class LlamaCppContestant:
 
     def _open(self, num_parallel: int, flash_attention: bool, context: int) -> Worker:
         return Worker(
-            "bench.llama_cpp_worker",
-            self._gguf,
-            *("--num-parallel", num_parallel, "--context", context, "--threads", self._num_threads),
-            *("--flash-attention", "on" if flash_attention else "off"),
-            python=self._python,
+            "bench.http_worker",
+            *("llama.cpp", *self._build.server, "--model", self._gguf),
+            *("--parallel", num_parallel, "--ctx-size", num_parallel * context, "--threads", self._num_threads),
+            *("--flash-attn", "on" if flash_attention else "off"),
+            *("--cache-ram", 0),  # a second tier of prompts, which would cost copies and serve no measurement here
         )
 
 
@@ -109,6 +144,6 @@ _RADIXLM: Sequence[str] = (str(Path(sys.executable).with_name("radixlm")),)
 _ONE_TOKEN = ("--max-tokens", "1", "--temperature", "0")
 
 
-def _memory(worker: Worker, prompts: Prompts, model_bytes: int) -> dict[str, float]:
-    peak = peak_memory_during(worker.pid, lambda: fill_context(worker, prompts))
+def _memory(worker: Worker, pid: int, prompts: Prompts, model_bytes: int) -> dict[str, float]:
+    peak = peak_memory_during(pid, lambda: fill_context(worker, prompts))
     return {MEMORY.name: (peak.anonymous + model_bytes) / _MIB, RESIDENT.name: peak.resident / _MIB}

@@ -28,7 +28,7 @@ from .prompts import Prompts
 from .results import write_results
 from .timing import Spread
 
-FIGURES = (*figures.MEASURES, figures.START, figures.MEMORY)
+FIGURES = (*figures.OF_AN_ENGINE, figures.START, figures.MEMORY)
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
     with closing(RadixLMContestant("radixlm", artifact.path)) as engine:
         for number in range(-1, options.rounds):  # the first round warms up and is not counted
             for seed, figure in enumerate(FIGURES, start=100 * (number + 1)):
-                if number < 0 and figure not in figures.MEASURES:
+                if number < 0 and figure not in figures.OF_AN_ENGINE:
                     continue
                 prompts = Prompts(seed, artifact.manifest.model.vocab_size)
                 measured, limits = meter.around(lambda: engine.measure(figure, prompts))  # noqa: B023

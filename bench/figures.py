@@ -34,6 +34,7 @@ DECODE = Figure("decode", "decode, batch 1", "tok/s", True)
 PREFILL_128 = Figure("prefill_128", "prefill 128", "tok/s", True)
 PREFILL_512 = Figure("prefill_512", "prefill 512", "tok/s", True)
 PREFILL_2048 = Figure("prefill_2048", "prefill 2,048", "tok/s", True)
+STREAM_1 = Figure("streams_1", "1 stream over HTTP, steady decode", "tok/s", True)
 STREAMS_8 = Figure("streams_8", "8 streams, steady decode in all", "tok/s", True, 8)
 STREAMS_50 = Figure("streams_50", "50 streams, steady decode in all", "tok/s", True, 50)
 CACHED_TTFT = Figure("cached_ttft", f"TTFT, {CACHED_TOKENS} cached + {NEW_TOKENS} new tokens", "ms", False)
@@ -69,10 +70,13 @@ PREFILLS: dict[Figure, int] = {PREFILL_128: 128, PREFILL_512: 512, PREFILL_2048:
 MEASURES: dict[Figure, Measure] = {
     DECODE: _decode,
     **{figure: _prefill(num_tokens) for figure, num_tokens in PREFILLS.items()},
+    STREAM_1: _streams(1),
     STREAMS_8: _streams(8),
     STREAMS_50: _streams(50),
     CACHED_TTFT: _cached_ttft,
 }
+SERVED = (STREAM_1, STREAMS_8, STREAMS_50, CACHED_TTFT)  # what `peers.py` measures over HTTP
+OF_AN_ENGINE = tuple(figure for figure in MEASURES if figure is not STREAM_1)  # within a process that is DECODE
 
 
 def fill_context(worker: Worker, prompts: Prompts) -> Any:

@@ -1,10 +1,12 @@
-"""radixlm beside llama.cpp: the same model, the same prompts, alternating runs, all processors for each in turn.
+"""radixlm beside llama.cpp: the same weights, the same prompts, alternating runs, all processors for each in turn.
 
-    python -m bench.peers ARTIFACT [--rounds 5]
+    python -m bench.peers [MODEL.gguf ...] [--rounds 5] [--llama-cpp .cache/llama.cpp]
 
-llama.cpp is the PyPI wheel `xllamacpp`, on the GGUF file that the artifact was compiled from (Q4_1) and on the same
-weights rounded to Q4_0, for which it has its fastest kernels. Both decode greedily and ignore the end of a reply. A
-ratio is of two runs of the same round; a bar is held against the median.
+Without a model: SmolLM2-135M in Q4_1, and Qwen2.5-Coder-0.5B in Q4_K_M. radixlm compiles the file, its numbers kept.
+llama.cpp is built for this machine by `.ci/llama_cpp.sh`, and runs that file and the same weights requantized to Q4_0,
+for which it has its fastest kernels; the PyPI wheel `xllamacpp`, which is built for any machine, runs the Q4_0, too.
+All decode greedily and ignore the end of a reply. A ratio is of two runs of the same round; a bar is held against the
+median.
 """
 
 from __future__ import annotations
@@ -12,25 +14,30 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+from radixlm.compile import compile_model
 from radixlm.compile.sources import default_model
 from radixlm.compile.targets import find_target
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.cpu import default_num_threads
+from radixlm.tokenizer_fix import TokenizerProfile
 
-from .bars import OURS, PEERS, Q4_0, Q4_1, Values, ratios, verdicts
-from .contestants import Contestant, LlamaCppContestant, RadixLMContestant
-from .figures import DECODE, MEASURES, MEMORY, RESIDENT, START, Figure
+from .bars import OURS, PEERS, Q4_0, SAME, WHEEL, Values, ratios, verdicts
+from .contestants import Contestant, LlamaCppBuild, LlamaCppContestant, RadixLMContestant
+from .figures import DECODE, MEASURES, MEMORY, RESIDENT, SERVED, START
 from .limits import LimitsMeter
+from .machine import Origin
 from .model_work import decode_bytes_per_token
+from .peer_models import default_models, q4_0_of
 from .prompts import Prompts
-from .q4_0 import q4_0_of
-from .results import write_results
+from .results import read_results, write_results
 from .timing import Spread
 
 FIGURES = (*MEASURES, START, MEMORY)
@@ -40,46 +47,46 @@ READ_GB_PER_S = "read_gb_per_s"  # beside ours: what all threads read right befo
 
 
 def main() -> None:
-    """Measure, print, write `results/peers.json`."""
+    """Measure, print, write `results/peers.json`, which keeps the last run of each model."""
     options = _options()
-    artifact = Artifact.open(options.artifact)
-    gguf = options.gguf or default_model.download()
-    started = time.monotonic()
+    for gguf in [path.resolve() for path in options.models] or default_models():
+        started = time.monotonic()
+        result = compare(gguf, options.llama_cpp, options.cache, options.rounds)
+        _print(result)
+        print(f"{time.monotonic() - started:.0f} s\n")
+        runs = (read_results("peers") or {"runs": {}})["runs"]
+        write_results("peers", {"runs": {**runs, gguf.name: {"origin": asdict(Origin.of_this_process()), **result}}})
+
+
+def compare(gguf: Path, llama_cpp: Path, cache: Path, rounds: int) -> dict[str, Any]:
+    """All engines on one file; the artifact that ours is compiled to is thrown away."""
+    threads = default_num_threads()
+    small = q4_0_of(gguf, llama_cpp / "llama-quantize", cache)
+    native, wheel = LlamaCppBuild.native(llama_cpp), LlamaCppBuild.wheel()
     with ExitStack() as stack:
-        threads = default_num_threads()
-        files = {Q4_1: gguf, Q4_0: q4_0_of(gguf, options.cache)}
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=cache)))
+        artifact = Artifact.open(compile_model(gguf, scratch / f"{gguf.stem}.radixlm").path)
         peers = [
-            stack.enter_context(closing(LlamaCppContestant(name, file, python=options.python, num_threads=threads)))
-            for name, file in files.items()
+            stack.enter_context(closing(LlamaCppContestant(name, build, file, num_threads=threads)))
+            for name, build, file in ((SAME, native, gguf), (Q4_0, native, small), (WHEEL, wheel, small))
         ]
-        ours = stack.enter_context(closing(RadixLMContestant(OURS, artifact.path)))
-        meter = LimitsMeter(find_target("native"))
-        system_info = peers[0].system_info()
-        values = measure([ours, *peers], meter, options.rounds)
+        ours = stack.enter_context(closing(RadixLMContestant(OURS, artifact.path, over_http=SERVED)))
+        system_info = {"native": peers[0].system_info(), "wheel": peers[2].system_info()}
+        values = measure([ours, *peers], LimitsMeter(find_target("native")), rounds, _vocab_size(artifact))
     share = statistics.median(decode_shares(values, decode_bytes_per_token(artifact)))
-    _print(values)
-    reads = Spread.of(values[OURS][READ_GB_PER_S])
-    print(f"\nread bandwidth {reads.median:.1f} ({reads.minimum:.1f}-{reads.maximum:.1f}) GB/s around decode, ", end="")
-    print(f"{decode_bytes_per_token(artifact) / 1e6:.1f} MB a token")
-    print(f"llama.cpp: xllamacpp, built for {system_info}")
-    for verdict in verdicts(values, share):
-        print(f"{'met   ' if verdict.is_met else 'MISSED'} {verdict.value:10,.2f} of {verdict.wanted:g}  {verdict.bar}")
-    print(f"{time.monotonic() - started:.0f} s")
-    write_results(
-        "peers",
-        {
-            "model": gguf.name,
-            "threads": threads,
-            "llama_cpp_system_info": system_info,
-            "decode_bytes_per_token": decode_bytes_per_token(artifact),
-            "decode_bandwidth_share": share,
-            "values": values,
-            "verdicts": [asdict(verdict) for verdict in verdicts(values, share)],
-        },
-    )
+    is_held = gguf.name == default_model.FILE_NAME
+    return {
+        "model": gguf.name,
+        "threads": threads,
+        "llama_cpp_system_info": system_info,
+        "decode_bytes_per_token": decode_bytes_per_token(artifact),
+        "decode_bandwidth_share": share,
+        "values": values,
+        "verdicts": [asdict(verdict) for verdict in verdicts(values, share)] if is_held else [],
+    }
 
 
-def measure(contestants: list[Contestant], meter: LimitsMeter, rounds: int) -> Values:
+def measure(contestants: list[Contestant], meter: LimitsMeter, rounds: int, vocab_size: int) -> Values:
     """Every figure of every contestant in turn, `rounds` times; who begins rotates."""
     values: dict[str, dict[str, list[float]]] = {c.name: defaultdict(list) for c in contestants}
     for number in range(-1, rounds):  # the first round warms up and is not counted
@@ -89,7 +96,7 @@ def measure(contestants: list[Contestant], meter: LimitsMeter, rounds: int) -> V
             turn = number % len(contestants)
             for contestant in contestants[turn:] + contestants[:turn]:
                 time.sleep(_REST_S)
-                prompts = Prompts(seed)
+                prompts = Prompts(seed, vocab_size)
                 if (figure, contestant.name) == (DECODE, OURS):
                     measured, limits = meter.around(lambda: contestant.measure(figure, prompts))  # noqa: B023
                     measured[READ_GB_PER_S] = limits.read_gb_per_s
@@ -108,37 +115,37 @@ def decode_shares(values: Values, bytes_per_token: int) -> list[float]:
     return [tokens_per_s * bytes_per_token / 1e9 / limit for tokens_per_s, limit in rounds]
 
 
-def _print(values: Values) -> None:
-    names = (OURS, *PEERS)
-    print(
-        f"{'median (min-max)':62s}"
-        + "".join(f"{name:>26s}" for name in names)
-        + "    times Q4_1, Q4_0: median (min-max)"
-    )
+def _vocab_size(artifact: Artifact) -> int:
+    """How many ids have a token: a model may have more rows than that."""
+    profile = TokenizerProfile.from_dict(artifact.manifest.tokenizer.profile)
+    return min(artifact.manifest.model.vocab_size, profile.vocab_size)
+
+
+def _print(result: dict[str, Any]) -> None:
+    values: Values = result["values"]
+    print(f"{result['model']}; median (min-max)".ljust(62) + "".join(f"{name:>26s}" for name in (OURS, *PEERS)))
     for figure in (*FIGURES, RESIDENT):
-        spreads = (Spread.of(values[name][figure.name]) for name in names)
-        print(
-            f"{figure.title + ', ' + figure.unit:62s}"
-            + "".join(
-                f"{spread.median:10,.2f} ({spread.minimum:,.1f}-{spread.maximum:,.1f})".rjust(26) for spread in spreads
-            )
-            + "  "
-            + "".join(_ratio(values, figure, peer) for peer in PEERS)
-        )
-
-
-def _ratio(values: Values, figure: Figure, peer: str) -> str:
-    ratio = ratios(values, figure, (peer,))
-    return f"{ratio.median:8.2f} ({ratio.minimum:.2f}-{ratio.maximum:.2f})"
+        spreads = (Spread.of(values[name][figure.name]) for name in (OURS, *PEERS))
+        cells = (f"{spread.median:10,.2f} ({spread.minimum:,.1f}-{spread.maximum:,.1f})" for spread in spreads)
+        times = " ".join(f"{ratios(values, figure, (peer,)).median:.2f}" for peer in PEERS)
+        row = "".join(f"{cell:>26s}" for cell in cells)
+        print(f"{figure.title + ', ' + figure.unit:62s}{row}  times {times}")
+    reads = Spread.of(values[OURS][READ_GB_PER_S])
+    print(f"read bandwidth {reads.median:.1f} ({reads.minimum:.1f}-{reads.maximum:.1f}) GB/s around decode, ", end="")
+    print(f"{result['decode_bytes_per_token'] / 1e6:.1f} MB a token; llama.cpp was built for")
+    for build, system_info in result["llama_cpp_system_info"].items():
+        print(f"    {build}: {system_info}")
+    for verdict in result["verdicts"]:
+        met = "met   " if verdict["is_met"] else "MISSED"
+        print(f"{met} {verdict['value']:10,.2f} of {verdict['wanted']:g}  {verdict['bar']}")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("artifact", type=Path, help="compiled from the GGUF file, its numbers kept")
-    parser.add_argument("--gguf", type=Path, help="by default the file behind the alias smollm2")
+    parser.add_argument("models", type=Path, nargs="*", help="GGUF files")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--python", default=sys.executable, help="the Python that has xllamacpp")
-    parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where the Q4_0 file is kept")
+    parser.add_argument("--llama-cpp", type=Path, default=Path(".cache/llama.cpp"), help="where its programs are")
+    parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where the Q4_0 files are kept")
     return parser.parse_args()
 
 

@@ -8,32 +8,31 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from .bars import OURS, PEERS, RATIO_BARS, ratios
+from .bars import PEERS, RATIO_BARS, ratios
 from .figures import MEASURES
 
 Json = dict[str, Any]
 matplotlib.use("svg")
 matplotlib.rcParams |= {"svg.hashsalt": "radixlm", "svg.fonttype": "none", "font.size": 9, "axes.grid": True}
-_COLORS = {OURS: "#1f77b4", PEERS[0]: "#d62728", PEERS[1]: "#ff9896"}
+_COLORS = dict(zip(PEERS, ("#d62728", "#ff9896", "#7f7f7f"), strict=True))
 
 
 def peers(results: Json, path: Path) -> None:
-    """How many times faster than each of the peers, beside the bars."""
+    """How many times faster than each of the peers, beside the bars if there are any."""
     values = results["values"]
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     axes = figure.subplots()
     measured = list(MEASURES)
-    for offset, peer in zip((0.2, -0.2), PEERS, strict=True):
+    offsets = dict(zip(PEERS, (0.26, 0.0, -0.26), strict=True))
+    for peer, offset in offsets.items():
         spreads = [ratios(values, measure, (peer,)) for measure in measured]
         medians = [spread.median for spread in spreads]
         errors = [[s.median - s.minimum for s in spreads], [s.maximum - s.median for s in spreads]]
         heights = [len(measured) - i + offset for i in range(len(measured))]
-        axes.barh(heights, medians, 0.38, xerr=errors, label=f"times {peer}", color=_COLORS[peer])
-    for measure, against, wanted in RATIO_BARS:
-        height = len(measured) - measured.index(measure)
-        low = height if against == PEERS[:1] else height - 0.4
-        high = height if against == PEERS[1:] else height + 0.4
-        axes.vlines(wanted, low, high, color="black", linewidth=2)
+        axes.barh(heights, medians, 0.25, xerr=errors, label=f"times {peer}", color=_COLORS[peer])
+    for measure, against, wanted in RATIO_BARS if results["verdicts"] else ():
+        heights = [len(measured) - measured.index(measure) + offsets[peer] for peer in against]
+        axes.vlines(wanted, min(heights) - 0.13, max(heights) + 0.13, color="black", linewidth=2)
     axes.axvline(1, color="gray", linewidth=1)
     axes.set_yticks(range(len(measured), 0, -1), [measure.title for measure in measured])
     axes.set_xlabel("times as fast (median, and all rounds); black: the bar")

@@ -49,35 +49,39 @@ def render(directory: Path) -> str:
     for name, sections in _SECTIONS.items():
         results = read_results(name, directory)
         if results is not None:
-            parts += [*sections(results, directory), tables.origin(results)]
+            parts += sections(results, directory)
+            if "runs" not in results:  # each of which has its own
+                parts.append(tables.origin(results))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def _peers(results: Json, directory: Path) -> Iterator[str]:
     yield "## Beside llama.cpp"
     yield (
-        f"Model: {results['model']}, {results['threads']} threads for each. Both get the same random prompts, one "
-        "engine after the other in every round; a ratio is of two runs of one round, and more than 1 says that radixlm "
-        "is better. llama.cpp is its server in the wheel `xllamacpp`, on the same file (Q4_1) and on one rounded from "
-        "it to Q4_0, with flash attention, but for batch-1 decode, where the better of with and without counts. Its "
-        "prefill is measured by its own clock, ours by the caller's; decode by both engines' own."
+        "All get the same random prompts, one engine after the other in every round; a ratio is of two runs of one "
+        "round, and more than 1 says that radixlm is better. llama.cpp is its server, built for this machine "
+        "(`.ci/llama_cpp.sh`), on the same file and on one that its own tool made of that in Q4_0, with flash "
+        "attention, but for batch-1 decode, where the better of with and without counts. The wheel is `xllamacpp`, "
+        "which pip gives, on the Q4_0. Streams and first tokens are timed by the same client over HTTP; its "
+        "connections are kept open. Prefill and decode leave HTTP out: llama.cpp's by its own clock, ours by the "
+        "caller's of the engine."
     )
-    yield f"The wheel's llama.cpp was built for: {results['llama_cpp_system_info'].strip(' |')}."
-    yield tables.peers(results)
-    plots.peers(results, directory / "peers.svg")
-    yield "![how many times as fast as llama.cpp](results/peers.svg)"
-    yield (
-        f"Decode reads {results['decode_bytes_per_token'] / 1e6:.1f} MB of weights a token. The bandwidth that it is "
-        "held against is measured in the same round, right before and after."
-    )
-    yield tables.verdicts(results)
-
-
-def _peers_before(results: Json, _: Path) -> Iterator[str]:
-    yield "## Beside llama.cpp, the run before"
-    yield "Figures move with the neighbours of a machine; these are of the run before, kept by hand."
-    yield tables.peers(results)
-    yield tables.verdicts(results)
+    for run in results["runs"].values():
+        yield f"### {run['model']}"
+        builds = (f"{build}: {info}" for build, info in run["llama_cpp_system_info"].items())
+        yield f"{run['threads']} threads for each. llama.cpp was built for, {'; '.join(builds)}."
+        yield tables.peers(run)
+        plot = f"peers_{run['model'].removesuffix('.gguf')}.svg"
+        plots.peers(run, directory / plot)
+        yield f"![how many times as fast as llama.cpp](results/{plot})"
+        yield (
+            f"Decode reads {run['decode_bytes_per_token'] / 1e6:.1f} MB of weights a token, "
+            f"{run['decode_bandwidth_share']:.0%} of the bandwidth that was measured in the same round, right before "
+            "and after."
+        )
+        if run["verdicts"]:
+            yield tables.verdicts(run)
+        yield tables.origin(run)
 
 
 def _engine(results: Json, _: Path) -> Iterator[str]:
@@ -361,7 +365,6 @@ def _request_cost(results: Json, _: Path) -> Iterator[str]:
 
 _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     "peers": _peers,
-    "peers_before": _peers_before,
     "perplexity": _perplexity,
     "quality_q4_none": _quality_q4,
     "quality_q4_0": _quality_q4,

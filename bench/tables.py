@@ -10,7 +10,7 @@ from .bars import OURS, PEERS, ratios
 from .timing import Spread
 
 Json = dict[str, Any]
-FIGURES = (*figures.MEASURES, figures.START, figures.MEMORY, figures.RESIDENT)
+_OF_A_PROCESS = (figures.START, figures.MEMORY, figures.RESIDENT)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -40,14 +40,13 @@ def peers(results: Json) -> str:
     """What each engine reached, and the ratios of the rounds."""
     values = results["values"]
     rows = []
-    for figure in FIGURES:
+    for figure in (*figures.MEASURES, *_OF_A_PROCESS):
         cells = [_spread(Spread.of(values[name][figure.name])) for name in (OURS, *PEERS)]
         for peer in PEERS:
             ratio = ratios(values, figure, (peer,))
             cells.append(f"**{ratio.median:.2f}** ({ratio.minimum:.2f}-{ratio.maximum:.2f})")
         rows.append([f"{figure.title}, {figure.unit}", *cells])
-    short = [peer.removeprefix("llama.cpp ") for peer in PEERS]
-    return table(["median (min-max)", OURS, *PEERS, *(f"times {peer}" for peer in short)], rows)
+    return table(["median (min-max)", OURS, *PEERS, *(f"times {peer}" for peer in PEERS)], rows)
 
 
 def verdicts(results: Json) -> str:
@@ -62,7 +61,7 @@ def verdicts(results: Json) -> str:
 def engine(results: Json) -> str:
     """The engine's figures with their share of the limit."""
     rows = []
-    for figure in FIGURES:
+    for figure in (*figures.OF_AN_ENGINE, *_OF_A_PROCESS):
         share = results["shares"].get(figure.name)
         rows.append(
             [

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from bench import figures
-from bench.bars import ABSOLUTE_BARS, OURS, PEERS, Q4_0, Q4_1, RATIO_BARS, ratios, verdicts
+from bench.bars import ABSOLUTE_BARS, OURS, PEERS, Q4_0, RATIO_BARS, SAME, WHEEL, ratios, verdicts
 from bench.figures import Figure
 from bench.limits import Limits
 from bench.peers import FIGURES, READ_GB_PER_S, decode_shares, measure
 from bench.prompts import Prompts
 from bench.steady import steady_tokens_per_s
 from bench.timing import Spread
+
+VOCABULARY = 300
 
 
 class FakeEngine:
@@ -37,7 +39,7 @@ def run(rounds: int, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untype
     monkeypatch.setattr("bench.peers._REST_S", 0)
     log: list[tuple[str, str, list[int]]] = []
     engines = [FakeEngine(name, log) for name in (OURS, *PEERS)]
-    return measure(engines, FakeMeter(), rounds), log  # type: ignore[arg-type]
+    return measure(engines, FakeMeter(), rounds, VOCABULARY), log  # type: ignore[arg-type]
 
 
 def test_every_engine_gets_the_same_prompts_in_a_round_and_others_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,14 +48,14 @@ def test_every_engine_gets_the_same_prompts_in_a_round_and_others_in_the_next(mo
     for name, figure, ids in log:
         if figure == "decode":
             prompts.setdefault(name, []).append(ids)
-    assert prompts[OURS] == prompts[Q4_1] == prompts[Q4_0]
+    assert prompts[OURS] == prompts[SAME] == prompts[Q4_0] == prompts[WHEEL]
     assert len({tuple(ids) for ids in prompts[OURS]}) == 3  # the round that warms up, and two
 
 
 def test_engines_alternate_and_take_turns_at_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, log = run(3, monkeypatch)
+    _, log = run(4, monkeypatch)
     names = [name for name, figure, _ in log if figure == "prefill_512"]
-    orders = [tuple(names[i : i + 3]) for i in range(3, len(names), 3)]
+    orders = [tuple(names[i : i + 4]) for i in range(4, len(names), 4)]
     assert {order[0] for order in orders} == {OURS, *PEERS}
     assert all(set(order) == {OURS, *PEERS} for order in orders)
 
@@ -68,14 +70,19 @@ def test_the_round_that_warms_up_is_not_counted(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_ratio_is_of_one_round_and_better_is_more() -> None:
-    values = {OURS: {"decode": [200, 100], "start": [1.0, 1.0]}, Q4_1: {"decode": [100, 100], "start": [2.0, 4.0]}}
-    assert ratios(values, figures.DECODE, (Q4_1,)) == Spread(1.0, 1.5, 2.0, 2)
-    assert ratios(values, figures.START, (Q4_1,)) == Spread(2.0, 3.0, 4.0, 2)
+    values = {OURS: {"decode": [200, 100], "start": [1.0, 1.0]}, SAME: {"decode": [100, 100], "start": [2.0, 4.0]}}
+    assert ratios(values, figures.DECODE, (SAME,)) == Spread(1.0, 1.5, 2.0, 2)
+    assert ratios(values, figures.START, (SAME,)) == Spread(2.0, 3.0, 4.0, 2)
 
 
-def test_the_better_peer_is_the_one_that_counts() -> None:
-    values = {OURS: {"streams_8": [370.0]}, Q4_1: {"streams_8": [50.0]}, Q4_0: {"streams_8": [100.0]}}
-    assert ratios(values, figures.STREAMS_8, PEERS).median == 3.7
+def test_the_best_peer_is_the_one_that_counts() -> None:
+    peers = {SAME: {"streams_8": [50.0]}, Q4_0: {"streams_8": [100.0]}, WHEEL: {"streams_8": [80.0]}}
+    assert ratios({OURS: {"streams_8": [370.0]}, **peers}, figures.STREAMS_8, PEERS).median == 3.7
+
+
+def test_prompts_are_of_the_models_own_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, log = run(2, monkeypatch)
+    assert max(max(ids) for _, _, ids in log) < VOCABULARY
 
 
 def test_every_bar_gets_a_verdict() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from bench import figures, tables
 from bench.bars import OURS, PEERS, verdicts
+from bench.machine import Origin
 from bench.peers import FIGURES
 from bench.results import read_results, write_results
 
@@ -29,10 +31,12 @@ def peers() -> dict[str, Any]:
         for factor, name in enumerate((OURS, *PEERS), 1)
     }
     return {
+        "origin": asdict(Origin.of_this_process()),
         "model": "a.gguf",
         "threads": 2,
-        "llama_cpp_system_info": "CPU : AVX2 = 1 | ",
+        "llama_cpp_system_info": {"native": "CPU : AVX512 = 1", "wheel": "CPU : AVX2 = 1"},
         "decode_bytes_per_token": 96_000_000,
+        "decode_bandwidth_share": 0.8,
         "values": values,
         "verdicts": [vars(verdict) for verdict in verdicts(values, 0.8)],
     }
@@ -64,10 +68,10 @@ def test_the_table_of_peers_shows_medians_ranges_and_ratios(tmp_path: Path) -> N
     found = read_results("peers", tmp_path)
     assert found is not None
     rows = tables.peers(found).splitlines()
-    assert rows[0].split(" | ")[1:4] == [OURS, *PEERS]
+    assert rows[0].split(" | ")[1:5] == [OURS, *PEERS]
     assert rows[2] == (
-        "| decode, batch 1, tok/s | 1.50 (1.00-2.00) | 3.00 (2.00-4.00) | 4.50 (3.00-6.00) "
-        "| **0.50** (0.50-0.50) | **0.33** (0.33-0.33) |"
+        "| decode, batch 1, tok/s | 1.50 (1.00-2.00) | 3.00 (2.00-4.00) | 4.50 (3.00-6.00) | 6.00 (4.00-8.00) "
+        "| **0.50** (0.50-0.50) | **0.33** (0.33-0.33) | **0.25** (0.25-0.25) |"
     )
     assert "**missed**" in tables.verdicts(found)
 
@@ -78,7 +82,8 @@ def test_a_page_has_a_section_for_each_file_and_its_plots(tmp_path: Path) -> Non
 
     assert "##" not in render(tmp_path)
     curve = [{"size": size, "seconds": size / 1e3, "limit_s": size / 2e3} for size in (1, 2)]
-    write_results("peers", peers(), tmp_path)
+    other = {**peers(), "model": "b.gguf", "verdicts": []}
+    write_results("peers", {"runs": {"a.gguf": peers(), "b.gguf": other}}, tmp_path)
     names = [figure.name for figure in (*FIGURES, figures.RESIDENT)]
     write_results(
         "engine", {"limits": LIMITS, "values": {name: [1.0] for name in names}, "shares": {"decode": [0.5]}}, tmp_path
@@ -103,8 +108,10 @@ def test_a_page_has_a_section_for_each_file_and_its_plots(tmp_path: Path) -> Non
     assert "| decode, batch 1, tok/s | 1.00 (1.00-1.00) | 50% |" in page
     assert "1 rows: 10.0 µs, 40.0 GB/s, **80%**" in page
     assert "| 7B | 7,000 M | 300 | 1,024 | 4,000 | 10.0 | 80% | 256 |" in page
+    assert page.count("native: CPU : AVX512 = 1; wheel: CPU : AVX2 = 1.") == 2
+    assert page.count("| bar | median | wanted |") == 1  # bars are of one model
     assert page == render(tmp_path)
     plots = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
-    assert set(plots) == {"peers.svg", "growth.svg", "model_sizes.svg"}
+    assert set(plots) == {"peers_a.svg", "peers_b.svg", "growth.svg", "model_sizes.svg"}
     render(tmp_path)
     assert plots == {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}

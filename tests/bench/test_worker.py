@@ -72,13 +72,3 @@ def test_prompts_of_a_seed_are_always_the_same_and_differ_from_each_other() -> N
     assert [first, second] == Prompts(3).batch(2, 50)
     assert first[0] != second[0]
     assert all(0 <= token < 49_152 for token in first)
-
-
-def test_llama_cpp_is_measured_by_the_same_calls(smollm2_gguf: Path) -> None:
-    pytest.importorskip("xllamacpp", reason="llama.cpp comes with requirements-bench.lock")
-    prompts = Prompts(0)
-    with Worker("bench.llama_cpp_worker", smollm2_gguf, "--num-parallel", 2, "--context", 64) as worker:
-        assert worker.call("prefill", prompt=prompts.ids(8)) > 0
-        assert worker.call("decode", prompt=prompts.ids(4), num_tokens=4) > 0
-        assert worker.call("streams", prompts=prompts.batch(2, 4), num_tokens=8) > 0
-        assert "CPU" in worker.call("system_info")

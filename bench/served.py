@@ -1,0 +1,153 @@
+"""A server in a process of its own, and clients of it that keep their connections open, as SDKs do.
+
+Knows HTTP, `/health`, server-sent events and the time at which they come; nothing of engines.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import select
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from .worker import ROOT
+
+_STARTS_WITHIN_S = 120.0
+_EVENT = b"data: "
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What the server sent, and when it was there, in seconds of `time.perf_counter`."""
+
+    at: float
+    data: Json
+
+
+class ServedProcess:
+    """`command --port PORT`, ready when it is made; close it, or use it as a context manager."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Start it and wait until `/health` answers; raise RuntimeError with its last words if it does not."""
+        self.port = _free_port()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
+        command = [*command, "--port", str(self.port)]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdout=self._log, stderr=self._log)
+        try:
+            self._wait_until_ready(command)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Of the process, whose memory others may look at."""
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """What it has said."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
+    def close(self) -> None:
+        """End it."""
+        self._process.terminate()
+        try:
+            self._process.wait(30.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _wait_until_ready(self, command: Sequence[str]) -> None:
+        deadline = time.monotonic() + _STARTS_WITHIN_S
+        while not _is_ready(self.port):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{' '.join(command)} did not start: {self.log[-500:].strip() or 'it said nothing'}")
+            time.sleep(0.05)
+
+
+class Client:
+    """One connection, opened when it is needed, and again if the server closed it, as llama.cpp does after each stream.
+
+    http.client sets TCP_NODELAY.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600.0)
+
+    def json(self, method: str, path: str, body: Json | None = None) -> Json:
+        """The whole answer; raise RuntimeError for one that is no success."""
+        content: Json = json.loads(self._ask(method, path, body).read())
+        return content
+
+    def events(self, path: str, body: Json) -> list[Event]:
+        """Every event of a stream but `[DONE]`. They are parsed when the last has come, so that none waits for it."""
+        response = self._ask("POST", path, body)
+        parts: list[tuple[float, bytes]] = []
+        while part := response.read1():
+            parts.append((time.perf_counter(), part))
+        return parse_events(parts)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _ask(self, method: str, path: str, body: Json | None) -> http.client.HTTPResponse:
+        sock = self._connection.sock
+        if sock is not None and select.select([sock], [], [], 0)[0]:  # nothing is due but the end
+            self._connection.close()
+        data = None if body is None else json.dumps(body)
+        self._connection.request(method, path, data, {"content-type": "application/json"})
+        response = self._connection.getresponse()
+        if response.status != http.client.OK:
+            raise RuntimeError(f"{method} {path} was answered {response.status}: {response.read()[:500]!r}")
+        return response
+
+
+def parse_events(parts: Sequence[tuple[float, bytes]]) -> list[Event]:
+    r"""The events in what came, each with the time of its last byte.
+
+    >>> parse_events([(1.0, b'data: {"a": 1}\n\nda'), (2.0, b'ta: {"a": 2}\n\n'), (3.0, b"data: [DONE]\n\n")])
+    [Event(at=1.0, data={'a': 1}), Event(at=2.0, data={'a': 2})]
+    """
+    events, rest = [], b""
+    for at, part in parts:
+        *whole, rest = (rest + part).split(b"\n\n")
+        lines = [line.removeprefix(_EVENT) for line in whole if line.startswith(_EVENT)]
+        events += [Event(at, json.loads(line)) for line in lines if line != b"[DONE]"]
+    return events
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _is_ready(port: int) -> bool:
+    client = Client(port)
+    try:
+        client.json("GET", "/health")
+    except (OSError, http.client.HTTPException, RuntimeError):
+        return False
+    finally:
+        client.close()
+    return True
