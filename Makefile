@@ -12,7 +12,7 @@ COMPILER := $(shell find compile tokenizer_fix -name '*.py') runtime/manifest.py
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-browser test-clients test-ray bench bench-cache bench-peers bench-growth bench-replay bench-load bench-store bench-partial goldens lock clean
+.PHONY: run test test-browser test-clients test-ray bench bench-cache bench-peers bench-ladder bench-growth bench-replay bench-load bench-store bench-partial goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -57,6 +57,11 @@ bench-cache: $(VENV)/.bench
 # hour, once five minutes more to build llama.cpp, and 0.5 GB to fetch.
 bench-peers: $(VENV)/.bench .cache/llama.cpp/.built
 	$(BIN)/python -m bench.peers $(MODEL)
+	$(BIN)/python -m bench.report
+
+# More and more streams against a small pool, and the run of llmperf in mlc-llm #2766, in five minutes.
+bench-ladder: $(ARTIFACT)/manifest.json $(VENV)/.bench
+	$(BIN)/python -m bench.ladder $(ARTIFACT) $(if $(ADMISSION),--admission $(ADMISSION))
 	$(BIN)/python -m bench.report
 
 # How cost grows with contexts, batches and models; half an hour, and 18 GB of disk for the largest model.

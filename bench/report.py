@@ -13,6 +13,7 @@ from pathlib import Path
 from . import (
     cache_tables,
     chunk_tables,
+    ladder_tables,
     load_tables,
     partial_first_tables,
     partial_tables,
@@ -81,6 +82,19 @@ def _peers(results: Json, directory: Path) -> Iterator[str]:
         )
         if run["verdicts"]:
             yield tables.verdicts(run)
+        yield tables.origin(run)
+
+
+def _ladder(results: Json, _: Path) -> Iterator[str]:
+    yield "## More and more streams against a small pool"
+    yield (
+        "`radixlm serve` with its defaults and a small KV pool; each stream sends its next chat when its last reply "
+        "has ended, over a connection that it keeps open. Prompts are distinct words and share no more than the "
+        "template's beginning; replies have a fixed length. The last row is the run of llmperf after which mlc-llm "
+        "#2766 reports a crash. Pages free: after the last reply, when the cache was emptied, too."
+    )
+    for run in results["runs"].values():
+        yield ladder_tables.rungs(run)
         yield tables.origin(run)
 
 
@@ -382,6 +396,7 @@ _SECTIONS: dict[str, Callable[[Json, Path], Iterator[str]]] = {
     "store_partial": _store_partial,
     "store_amplification": _store_amplification,
     "chunk_cache": _chunk_cache,
+    "ladder": _ladder,
     "load": _load,
     "kernels": _kernels,
     "replay": _replay,
