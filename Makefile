@@ -53,13 +53,13 @@ bench-cache: $(VENV)/.bench
 	$(if $(MOONCAKE),$(BIN)/python -m bench.mooncake $(MOONCAKE))
 	$(BIN)/python -m bench.report
 
-# radixlm beside llama.cpp built for this machine, on two models, or on any: make bench-peers MODEL=file.gguf. Half an
-# hour, once five minutes more to build llama.cpp, and 0.5 GB to fetch.
+# radixlm beside llama.cpp, which is built for this machine once, on two models (0.5 GB to fetch), or on any:
+# make bench-peers MODEL=file.gguf.
 bench-peers: $(VENV)/.bench .cache/llama.cpp/.built
 	$(BIN)/python -m bench.peers $(MODEL)
 	$(BIN)/python -m bench.report
 
-# More and more streams against a small pool, and the run of llmperf in mlc-llm #2766, in five minutes.
+# More and more streams against a small pool, and the run of llmperf in mlc-llm #2766; ADMISSION=conservative reserves.
 bench-ladder: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.ladder $(ARTIFACT) $(if $(ADMISSION),--admission $(ADMISSION))
 	$(BIN)/python -m bench.report
