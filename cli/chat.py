@@ -42,7 +42,7 @@ def command(artifact: Path, system: str, **options: Any) -> None:
 
     \b
     radixlm chat smollm2.radixlm
-    printf 'What is 2+2?\n' | radixlm chat smollm2.radixlm
+    radixlm chat smollm2.radixlm < questions.txt
     radixlm chat smollm2.radixlm --system "You are a pirate." --temperature 0.7
     """
     from .conversation import Conversation

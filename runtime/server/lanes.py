@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 NUM_SHORT = 4  # at a time in each lane; what they compute takes milliseconds
 LONG_BODY_BYTES = 1 << 15  # whose text may take 30 ms to encode, and a hundred times as many a hundred times as long
+AT_ONCE_BYTES = 1 << 11  # the text of a shorter body is encoded sooner than a thread begins
 _RETRY_AFTER_S = 1
 
 
@@ -33,11 +34,15 @@ class Lane:
 
     Args:
         num_long: requests with long bodies that are worked on at a time.
+        at_once_bytes: work of bodies shorter than this is done at once, on the event loop.
         max_waiting: says how many may wait now, short and long ones together.
         refusal: makes the error for one too many.
     """
 
-    def __init__(self, *, num_long: int, max_waiting: Callable[[], int], refusal: Refusal) -> None:
+    def __init__(
+        self, *, num_long: int, max_waiting: Callable[[], int], refusal: Refusal, at_once_bytes: int = 0
+    ) -> None:
+        self._at_once_bytes = at_once_bytes
         # The other queue has its part of those that may wait.
         self._short = FairTurns(
             num_turns=NUM_SHORT, max_waiting=lambda: max_waiting() - self._long.num_waiting, refusal=refusal
@@ -47,12 +52,15 @@ class Lane:
         )
 
     async def run(self, request: Request, work: Callable[[], T]) -> T:
-        """What `work` returns or raises, done in a thread when it is the turn of the request's client.
+        """What `work` returns or raises, done at once or in a thread when it is the turn of the request's client.
 
         Raises:
             EngineOverloaded: too many wait.
         """
-        turns = self._long if num_body_bytes_of(request) > LONG_BODY_BYTES else self._short
+        num_bytes = num_body_bytes_of(request)
+        if num_bytes < self._at_once_bytes:
+            return work()
+        turns = self._long if num_bytes > LONG_BODY_BYTES else self._short
         async with turns.turn_of_task(client_of(request)):
             return await anyio.to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1))  # the turn is the limit
 
@@ -82,5 +90,5 @@ class Lanes:
             return Lane(num_long=1, max_waiting=lambda: most, refusal=refusal)
 
         # Two long prompts at a time: behind one that is refused in the end, another need not wait.
-        submission = Lane(num_long=2, max_waiting=room, refusal=engine.refusal)
+        submission = Lane(num_long=2, max_waiting=room, refusal=engine.refusal, at_once_bytes=AT_ONCE_BYTES)
         return cls(submission, lane("tokenization"), lane("truncation"), lane("the cache"))

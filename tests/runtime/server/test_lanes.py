@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from radixlm.runtime.server import create_app
-from radixlm.runtime.server.lanes import LONG_BODY_BYTES, NUM_SHORT
+from radixlm.runtime.server.lanes import AT_ONCE_BYTES, LONG_BODY_BYTES, NUM_SHORT
 
 from .conftest import FakeEngine
 from .real_server import WAIT_S
@@ -192,3 +192,27 @@ def test_a_long_prompt_waits_for_no_text_that_is_only_counted(standing: Standing
 
     assert len(LONG) > LONG_BODY_BYTES
     asyncio.run(run())
+
+
+@dataclass
+class WatchedEngine(FakeEngine):
+    """Notes which threads hand it requests."""
+
+    threads: list[int] = field(default_factory=list)
+
+    def stream(self, prompt: Any, *arguments: Any, **options: Any) -> Any:
+        self.threads.append(threading.get_ident())
+        return super().stream(prompt, *arguments, **options)
+
+
+@pytest.mark.parametrize(("prompt", "is_at_once"), [("Hi", True), ("Hi " * AT_ONCE_BYTES, False)])
+def test_only_a_short_prompt_is_worked_on_without_a_thread_of_its_own(prompt: str, is_at_once: bool) -> None:
+    engine = WatchedEngine()
+
+    async def ask() -> None:
+        transport = httpx.ASGITransport(create_app(engine))  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            (await client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})).raise_for_status()
+
+    asyncio.run(ask())
+    assert [thread == threading.get_ident() for thread in engine.threads] == [is_at_once]
