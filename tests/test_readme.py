@@ -1,4 +1,4 @@
-"""What README says can be typed can be typed."""
+"""What README and the pages in docs say can be typed can be typed."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from radixlm.cli.main import COMMANDS, cli
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ALL = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+MAX_README_LINES = 150
 
 
 def blocks(language: str) -> Iterator[str]:
@@ -54,19 +57,24 @@ def test_the_readme_says_what_its_talk_reuses(row: str, options: list[str], smol
 
 def test_every_option_that_the_readme_names_exists() -> None:
     options = {name for command in COMMANDS for name in _options(command)}
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) <= options
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", ALL)) <= options
 
 
 def test_every_make_target_that_the_readme_names_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    named = re.findall(r"`make ([a-z-]+)`", README) + re.findall(r"^make ([a-z-]+)", README, re.MULTILINE)
+    named = re.findall(r"`make ([a-z-]+)`", ALL) + re.findall(r"^make ([a-z-]+)", ALL, re.MULTILINE)
     assert {"run", "test"} <= set(named) <= targets
 
 
-def test_every_file_that_the_readme_links_exists() -> None:
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_links_exists(page: Path) -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")) if "://" not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_readme_is_short_and_links_every_page() -> None:
+    assert len(README.splitlines()) <= MAX_README_LINES
+    assert all(f"(docs/{page.name})" in README for page in PAGES[1:])
 
 
 def test_the_python_of_the_readme_uses_what_the_api_has() -> None:
