@@ -334,7 +334,9 @@ class Tokenizer:
     def _written_in(self, texts: Iterable[str]) -> frozenset[int]:
         """The added tokens in texts of a template, but for white space and words: those are text anywhere."""
         # Behind a letter, for the library finds some only where a section begins: those cannot be told apart.
-        written = {token_id for text in texts for token_id in self._encoder.ids(f"a{text}")}
+        # A template may write half of a surrogate pair, which no text with a token in it needs.
+        whole = (text.encode(errors="replace").decode() for text in texts)
+        written = {token_id for text in whole for token_id in self._encoder.ids(f"a{text}")}
         added = (token for token in self.profile.added_tokens if _SYMBOL.search(token.text))
         return frozenset(token.id for token in added if token.id in written)
 

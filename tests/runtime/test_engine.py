@@ -249,6 +249,14 @@ def test_an_artifact_whose_template_is_broken_answers_completions(artifact: Fake
         assert engine.tool_format is PLAIN
 
 
+def test_a_template_that_writes_half_a_surrogate_pair_keeps_no_artifact_shut(artifact: FakeArtifact) -> None:
+    template = r"{{ '\ud83d\ude00' }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    with open_engine(FakeArtifact(artifact.manifest, artifact.tokenizer_json, template)) as engine:
+        assert engine.generate("Hello", drawn(1, max_tokens=2)).usage.completion_tokens == 2
+        with pytest.raises(InvalidRequest, match="lone surrogate"):
+            engine.chat(MESSAGES)
+
+
 def test_model_without_a_chat_template_refuses_to_chat(artifact: FakeArtifact) -> None:
     with open_engine(FakeArtifact(artifact.manifest, artifact.tokenizer_json, None)) as engine:
         with pytest.raises(InvalidRequest, match="no chat template"):
