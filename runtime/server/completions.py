@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -30,6 +30,15 @@ Cut = CutPromptReply | msgspec.UnsetType
 
 
 @dataclass(frozen=True)
+class FedPrompt:
+    """A prompt as the engine gets it: text or ids, and whether these lose the token of their last space."""
+
+    prompt: Prompt
+    strip_suffix: bool | None
+    cut: Cut = msgspec.UNSET
+
+
+@dataclass(frozen=True)
 class Completions:
     """The endpoint for one served model."""
 
@@ -46,7 +55,9 @@ class Completions:
         namespace = self.served.namespace(request, body.cache_salt, body.prompt_cache_key)
         with body.naming():
             constraint = await compiled(self.served.engine, body.grammar(), request)
-        fed, cuts = await self._fed(request, body, asked, params)
+        strip_suffix = body.strip_suffix if constraint is None else False
+        fed = await self._fed(request, body, asked, params, strip_suffix)
+        cuts = [each.cut for each in fed]
         ask = partial(
             self.served.engine.stream,
             namespace=namespace,
@@ -55,9 +66,11 @@ class Completions:
             constraint=constraint,
             request_id=record_of(request).request_id or None,
             with_progress=bool(body.return_progress),
-            strip_suffix=body.strip_suffix,
         )
-        submits = [partial(ask, *item) for item in zip(fed, wishes, strict=True)]
+        submits = [
+            partial(ask, each.prompt, wish, strip_suffix=each.strip_suffix)
+            for each, wish in zip(fed, wishes, strict=True)
+        ]
         run = partial(self.served.lanes.submission.run, request)
         choices = await Choices.open(submits, run, record_of(request), most=self.served.engine.max_num_requests)
         new_id = f"cmpl-{uuid.uuid4().hex}"
@@ -81,29 +94,38 @@ class Completions:
         )
 
     async def _fed(
-        self, request: Request, body: CompletionRequest, prompts: Sequence[Prompt], params: SamplingParams
-    ) -> tuple[Sequence[Prompt], Sequence[Cut]]:
-        """Of each choice the prompt as the engine gets it, without what may go, and which tokens these are."""
-        whole: list[tuple[Prompt, Cut]] = [(prompt, msgspec.UNSET) for prompt in prompts]
+        self,
+        request: Request,
+        body: CompletionRequest,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        strip_suffix: bool | None,
+    ) -> list[FedPrompt]:
+        """Of each choice the prompt as the engine gets it, without what may go."""
+        whole = [FedPrompt(prompt, strip_suffix) for prompt in prompts]
         if self.served.truncates(body.truncation):
             cut = partial(self._cut, max_tokens=params.max_tokens)
-            whole = await self.served.lanes.truncation.run(request, lambda: [cut(prompt) for prompt in prompts])
-        each = [pair for pair in whole for _ in range(body.num_choices)]
-        return [prompt for prompt, _ in each], [cut for _, cut in each]
+            whole = await self.served.lanes.truncation.run(request, lambda: [cut(each) for each in whole])
+        return [each for each in whole for _ in range(body.num_choices)]
 
-    def _cut(self, prompt: Prompt, *, max_tokens: int | None) -> tuple[Prompt, Cut]:
-        """A prompt that fits is itself, and one that does not is ids."""
-        engine = self.served.engine
+    def _cut(self, whole: FedPrompt, *, max_tokens: int | None) -> FedPrompt:
+        """A prompt that fits is itself, and one that does not is ids, which lose the token that it would lose."""
+        engine, prompt = self.served.engine, whole.prompt
         if isinstance(prompt, str):
             require_countable("prompt", len(prompt.encode(errors="replace")))
+        prepared = engine.prompts.completion(prompt, strip_suffix=whole.strip_suffix)
         left = cut_middle(
-            engine.encode(prompt) if isinstance(prompt, str) else prompt,
+            list(prepared.ids),
             begins_character=self.served.begins_character,
             context_length=engine.context_length,
             max_tokens=max_tokens,
         )
         said = CutPromptReply("middle", left.start, left.num_dropped_tokens)
-        return (left.ids if left.num_dropped_tokens else prompt), said
+        if not left.num_dropped_tokens:
+            return replace(whole, cut=said)
+        if prepared.space_id is None:
+            return FedPrompt(left.ids, False, said)
+        return FedPrompt([*left.ids, prepared.space_id], True, said)
 
     def _choice(self, index: int, completion: Completion, echo: str, cut: Cut, body: CompletionRequest) -> TextChoice:
         logprobs = text_logprobs(self.served, completion.logprobs, -completion.num_swallowed)

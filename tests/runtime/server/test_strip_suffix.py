@@ -90,3 +90,24 @@ def test_token_ids_are_taken_as_they_are_unless_the_request_says_otherwise(clien
     assert ask(client, prompt=ids, strip_suffix=True)["choices"][0]["prompt_token_ids"] == ids[:-1]
     assert ask(client, strip_suffix=False)["choices"][0]["prompt_token_ids"] == ids
     assert client.post("/v1/completions", json=BODY | {"strip_suffix": "text"}).status_code == 400
+
+
+def test_a_text_that_loses_its_middle_is_fed_without_its_last_space(client: TestClient, engine: Engine) -> None:
+    """It was cut as token ids, which keep the space's token: the next turn's prompt would not have it."""
+    prompt = "the tree has " * 80 + PROMPT
+    [choice] = ask(client, prompt=prompt, truncation="middle")["choices"]
+    whole, fed, num_dropped = engine.encode(prompt), choice["prompt_token_ids"], choice["truncation"]
+    start, stop = num_dropped["start"], num_dropped["start"] + num_dropped["num_dropped_tokens"]
+    assert fed == whole[:start] + whole[stop:-1]
+    assert engine.decode([*fed, *choice["token_ids"]]).endswith(PROMPT + choice["text"])
+    for kept in ({"strip_suffix": False}, {"prompt": whole}, {"guided_choice": ["7"], "ignore_eos": False}):
+        [choice] = ask(client, **{"prompt": prompt, "truncation": "middle", **kept})["choices"]
+        assert choice["prompt_token_ids"][-1] == whole[-1] and choice["truncation"]["num_dropped_tokens"] > 0
+
+
+def test_a_text_that_fits_without_its_last_space_keeps_its_middle(client: TestClient, engine: Engine) -> None:
+    text = next(text for n in range(engine.context_length) if len(engine.encode(text := "x" * n + ": ")) == 256)
+    assert engine.context_length == 256
+    [choice] = ask(client, prompt=text, truncation="middle")["choices"]
+    assert choice["truncation"]["num_dropped_tokens"] == 0
+    assert choice["prompt_token_ids"] == ask(client, prompt=text)["choices"][0]["prompt_token_ids"]
