@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -39,13 +39,23 @@ class FairTurns:
         num_turns: that may be had at a time.
         max_waiting: says how many may wait now. Where one too many comes, the latest of the client that has most is
             refused.
+        beside: other turns; those that wait there and here are counted together.
     """
 
-    def __init__(self, *, num_turns: int = 1, max_waiting: Callable[[], int], refusal: Refusal) -> None:
+    def __init__(
+        self,
+        *,
+        num_turns: int = 1,
+        max_waiting: Callable[[], int],
+        refusal: Refusal,
+        beside: FairTurns | None = None,
+    ) -> None:
         self._num_free = num_turns
         self._max_waiting = max_waiting
         self._refusal = refusal
-        self._lock = threading.Lock()
+        self._lock = threading.Lock() if beside is None else beside._lock
+        self._together: list[FairTurns] = [] if beside is None else beside._together
+        self._together.append(self)
         self._waiting: OrderedDict[str, deque[_Waiter]] = OrderedDict()  # the client whose turn is next is first
         self._num_waiting = 0
 
@@ -105,13 +115,17 @@ class FairTurns:
         return waiter
 
     def _queue(self, client: str, waiter: _Waiter) -> None:
-        own = len(self._waiting.get(client, ()))
-        if self._num_waiting >= self._max_waiting():
-            greediest = max(self._waiting, key=lambda name: len(self._waiting[name]), default=client)
-            if len(self._waiting.get(greediest, ())) <= own + 1:
-                raise self._refusal(self._num_waiting)
-            latest = self._waiting[greediest][-1]
-            self._remove(greediest, latest)
+        num_waiting = sum(turns._num_waiting for turns in self._together)
+        if num_waiting >= self._max_waiting():
+            by_client = Counter[str]()
+            for turns in self._together:
+                by_client.update({name: len(waiters) for name, waiters in turns._waiting.items()})
+            greediest = max(by_client, key=by_client.__getitem__, default=client)
+            if by_client[greediest] <= by_client[client] + 1:
+                raise self._refusal(num_waiting)
+            longest = max(self._together, key=lambda turns: len(turns._waiting.get(greediest, ())))
+            latest = longest._waiting[greediest][-1]
+            longest._remove(greediest, latest)
             latest.wake()
         self._waiting.setdefault(client, deque()).append(waiter)
         self._num_waiting += 1
@@ -120,7 +134,7 @@ class FairTurns:
         with self._lock:
             if not waiter.has_turn:
                 self._remove(client, waiter)
-                raise self._refusal(self._num_waiting)
+                raise self._refusal(sum(turns._num_waiting for turns in self._together))
 
     def _leave(self, client: str, waiter: _Waiter) -> None:
         with self._lock:

@@ -43,13 +43,9 @@ class Lane:
         self, *, num_long: int, max_waiting: Callable[[], int], refusal: Refusal, at_once_bytes: int = 0
     ) -> None:
         self._at_once_bytes = at_once_bytes
-        # The other queue has its part of those that may wait.
-        self._short = FairTurns(
-            num_turns=NUM_SHORT, max_waiting=lambda: max_waiting() - self._long.num_waiting, refusal=refusal
-        )
-        self._long = FairTurns(
-            num_turns=num_long, max_waiting=lambda: max_waiting() - self._short.num_waiting, refusal=refusal
-        )
+        # One end for both queues: with one each, a client that filled its own had the other's clients refused.
+        self._short = FairTurns(num_turns=NUM_SHORT, max_waiting=max_waiting, refusal=refusal)
+        self._long = FairTurns(num_turns=num_long, max_waiting=max_waiting, refusal=refusal, beside=self._short)
 
     async def run(self, request: Request, work: Callable[[], T]) -> T:
         """What `work` returns or raises, done at once or in a thread when it is the turn of the request's client.

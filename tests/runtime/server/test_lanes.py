@@ -177,6 +177,31 @@ def test_a_client_with_many_long_prompts_delays_another_by_its_turn(standing: St
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("flood", "others"), [(LONG, "Hi"), ("Hi", LONG)], ids=["long", "short"])
+def test_a_queue_full_of_one_clients_prompts_refuses_that_client_and_not_another(
+    standing: StandingEngine, flood: str, others: str
+) -> None:
+    """Long prompts and short ones share the queue's end: who has most of it is asked of both together."""
+    standing.max_num_requests = standing.room = 8
+
+    async def run() -> None:
+        async with client_of(standing, api_keys=("a", "b")) as client:
+
+            def ask(name: str, prompt: str) -> asyncio.Task[httpx.Response]:
+                headers = {"authorization": f"Bearer {name}"}
+                return asyncio.create_task(client.post("/v1/completions", json={"prompt": prompt}, headers=headers))
+
+            greedy = [ask("a", flood) for _ in range(NUM_REQUESTS)]
+            await until(lambda: sum(task.done() for task in greedy) >= NUM_REQUESTS - 8 - NUM_SHORT)
+            modest = [ask("b", others) for _ in range(NUM_SHORT + 2)]
+            await asyncio.sleep(0.1)  # all of them have a turn, or wait, or were refused
+            standing.let_go.set()
+            assert Counter([(await task).status_code for task in modest]) == {200: NUM_SHORT + 2}
+            assert {answer.status_code for answer in await asyncio.gather(*greedy)} == {200, 429}
+
+    asyncio.run(run())
+
+
 def test_a_long_prompt_waits_for_no_text_that_is_only_counted(standing: StandingEngine) -> None:
     async def run() -> None:
         async with client_of(standing) as client:
