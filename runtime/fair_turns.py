@@ -53,7 +53,7 @@ class FairTurns:
         self._num_free = num_turns
         self._max_waiting = max_waiting
         self._refusal = refusal
-        self._lock = threading.Lock() if beside is None else beside._lock
+        self._lock: threading.Lock = threading.Lock() if beside is None else beside._lock
         self._together: list[FairTurns] = [] if beside is None else beside._together
         self._together.append(self)
         self._waiting: OrderedDict[str, deque[_Waiter]] = OrderedDict()  # the client whose turn is next is first
