@@ -358,7 +358,10 @@ class EngineLoop:
         for request_id, listener in lost.items():
             died = EngineDied(cause, is_final=not goes_on)
             self._core.counters.count_failed(died)
-            _tell(listener, RequestOutput(request_id, error=died))
+            try:
+                _tell(listener, RequestOutput(request_id, error=died))
+            except BaseException as error:  # the others wait to be told, and those that come to be served
+                _LOGGER.critical("telling request %s of it failed", request_id, exc_info=error)
         return goes_on
 
     def _refuse_inbox(self, cause: BaseException) -> dict[str, Listener]:

@@ -181,6 +181,22 @@ def test_a_listener_that_kills_the_thread_is_no_reason_to_forget_others() -> Non
     running.expect_sound()
 
 
+def test_a_listener_that_raises_when_it_is_told_of_a_death_keeps_it_from_nobody() -> None:
+    running = Running()
+
+    def deadly(output: RequestOutput) -> None:
+        raise Killed("on purpose")
+
+    running.loop.submit(running.bench.request("deadly", [1] * 20, PARAMS), deadly)
+    stream = running.stream("a", PROMPTS["a"])
+    running.may_step.set()
+    told = threading.Thread(target=failure, args=(stream,), daemon=True)
+    told.start()
+    told.join(5.0)
+    assert not told.is_alive(), "it waits for ever"
+    running.expect_sound()
+
+
 def test_a_death_makes_room_in_the_queue() -> None:
     running = Running()
     running.loop.max_num_requests = 3
