@@ -15,14 +15,17 @@ class RotatingFile:
     """Lines are there as soon as they are written; `turn` is the caller's to call, at a place that is fit for it.
 
     Args:
-        max_bytes: the file is full with so many; None: it never is.
+        max_bytes: the file is full with so many; None: it never is. A pipe or a device never is: its name is not ours to
+            give away.
 
     Raises:
         OSError: the file cannot be written.
     """
 
     def __init__(self, path: str | Path, max_bytes: int | None) -> None:
-        self._path, self._max_bytes = Path(path), max_bytes
+        self._path = Path(path)
+        is_ours = self._path.is_file() or not self._path.exists()
+        self._max_bytes = max_bytes if is_ours else None
         self._num_bytes = self._path.stat().st_size if self._path.exists() else 0
         is_cut = _is_cut(self._path)
         self._file = self._open("a")

@@ -285,6 +285,14 @@ def test_a_full_log_is_renamed_and_the_files_replay_in_order_and_the_last_one_al
     log.close()
 
 
+def test_a_device_is_written_to_and_never_renamed(tmp_path: Path) -> None:
+    """As /dev/stdout is: root could rename it, for every process of the machine."""
+    path = tmp_path / "stdout"
+    path.symlink_to("/dev/null")
+    talk(Bench(num_pages=20, kv_log=KVLog.open(path, max_bytes=1000)), range(2))
+    assert [file.name for file in tmp_path.iterdir()] == ["stdout"] and path.is_char_device()
+
+
 def test_a_file_that_is_missing_between_two_others_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "kv.jsonl"
     bench = Bench(num_pages=20, kv_log=KVLog.open(path, max_bytes=8000))
