@@ -36,9 +36,6 @@ class SamplingParams:
     """
 
     max_tokens: int | None = None  # None: up to the context length
-    # none of the first so many tokens ends the reply, nor completes a stop string; a full context and a grammar that is
-    # complete end it all the same
-    min_tokens: int = 0
     temperature: float = 1.0
     top_k: int = 0  # 0: all
     top_p: float = 1.0  # 0: the most likely token
@@ -52,6 +49,9 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None  # None: none; k: the generated token's and the k most likely ones'
     ignore_eos: bool = False  # go on past the model's own end-of-sequence tokens
+    # none of the first so many tokens ends the reply, nor completes a stop string; a full context and a grammar that is
+    # complete end it all the same
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
         _check_int("max_tokens", self.max_tokens, 1, optional=True)

@@ -63,6 +63,12 @@ def test_edges_are_allowed() -> None:
     SamplingParams(logit_bias={0: -100}, presence_penalty=-2, frequency_penalty=2, stop=("x",) * 16)
 
 
+def test_params_by_position_mean_what_they_always_did() -> None:
+    names = [field.name for field in dataclasses.fields(SamplingParams)]
+    assert names[:4] == ["max_tokens", "temperature", "top_k", "top_p"] and names[-2:] == ["ignore_eos", "min_tokens"]
+    assert SamplingParams(16, 1) == SamplingParams(max_tokens=16, temperature=1)
+
+
 def test_changing_the_callers_dictionary_changes_nothing() -> None:
     bias = {1: 1.0}
     params = SamplingParams(logit_bias=bias)
