@@ -160,8 +160,8 @@ class PartialLoader:
         for waiter in [*self._waiters.values(), *self._ended]:
             if namespace is None or waiter.prefix.namespace == namespace:
                 waiter.is_forgotten = True  # what the reader is at may still be noted
-                if waiter not in self._ended:
-                    self._send_back(waiter)
+        for waiter in [waiter for waiter in self._waiters.values() if waiter.is_forgotten]:
+            self._send_back(waiter)
         self._lessons.end(namespace)
         if namespace is None:
             self._known.clear()

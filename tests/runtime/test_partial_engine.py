@@ -279,6 +279,29 @@ def test_files_of_who_left_are_closed_though_nobody_asks_again(open_engine: Open
         time.sleep(0.001)
 
 
+@pytest.mark.parametrize("namespace", [b"", None])
+def test_a_cache_is_cleared_while_one_waits_and_what_another_left_was_just_read(
+    open_engine: Open, namespace: bytes | None
+) -> None:
+    """The one who left was sent back once more; `DELETE /v1/cache` failed, and the thread died of the next step."""
+    learn(open_engine())
+
+    def clear(tier: DiskTier, parts: PartialLoader) -> None:
+        may_read = threading.Event()
+        tier._reader.submit_work(lambda: may_read.wait(WAIT_S))
+        assert parts.begin("left", find, 0.5) and parts.begin("waits", find, 0.5)
+        parts.abandon("left")
+        may_read.set()
+        deadline = time.monotonic() + WAIT_S
+        while not all(waiter.work.is_done for waiter in parts._ended):
+            assert time.monotonic() < deadline
+        parts.end(namespace)
+        ready, back = parts.advance()
+        assert (ready, list(back)) == ([], ["waits"])
+
+    in_its_thread(open_engine(), clear)
+
+
 def test_who_cannot_be_looked_up_after_a_part_failed_goes_on(open_engine: Open) -> None:
     learn(open_engine())
 
