@@ -15,8 +15,8 @@ class RotatingFile:
     """Lines are there as soon as they are written; `turn` is the caller's to call, at a place that is fit for it.
 
     Args:
-        max_bytes: the file is full with so many; None: it never is. A pipe or a device never is: its name is not ours to
-            give away.
+        max_bytes: the file is full with so many; None: it never is. Nor is a pipe or a device, which others use by its
+            name.
 
     Raises:
         OSError: the file cannot be written.
