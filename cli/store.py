@@ -204,10 +204,11 @@ def import_(
     max_bytes = _ALL_OF_THE_DISK if store_gb is None else int(store_gb * 1e9)
     with PageStore.open(directory, StoreIdentity.of(manifest), max_bytes=max_bytes) as store:
         namespace = CacheNamespaces(ModelIdentity.of(manifest), store.secret).of(scope)
-        report = import_bundle(store, bundle, namespace)
+        report = import_bundle(store, bundle, namespace, evicts=store_gb is not None)
         num_evicted = store.stats().num_pages_evicted
     made_room = f", {num_evicted:,} others made room" if num_evicted else ""
-    click.echo(f"{report.num_stored:,} of {report.num_pages:,} pages are stored{made_room}")
+    no_room = "; the disk has no room for more" if store_gb is None and report.num_stored < report.num_pages else ""
+    click.echo(f"{report.num_stored:,} of {report.num_pages:,} pages are stored{made_room}{no_room}")
 
 
 def _print_json(value: object) -> None:

@@ -85,8 +85,8 @@ def export_bundle(source: PageSource, heads: Sequence[PageHead], path: str | Pat
         unnamed.unlink(missing_ok=True)
 
 
-def import_bundle(store: PageStore, path: str | Path, namespace: bytes) -> ImportReport:
-    """Store the pages of a file as a namespace's.
+def import_bundle(store: PageStore, path: str | Path, namespace: bytes, *, evicts: bool = True) -> ImportReport:
+    """Store the pages of a file as a namespace's; without `evicts`, those that others need not go for.
 
     Raises:
         StoreMismatch: they are of another model, or of another version of radixlm.
@@ -97,7 +97,7 @@ def import_bundle(store: PageStore, path: str | Path, namespace: bytes) -> Impor
         bundle = _Bundle.read(file, Path(path), store.identity)
         heads, num_stored = bundle.heads(namespace), 0
         for first, rows in bundle.payloads(file):
-            num_stored += len(store.put(heads[first : first + len(rows)], rows).stored)
+            num_stored += len(store.put(heads[first : first + len(rows)], rows, evicts=evicts).stored)
         return ImportReport(len(heads), num_stored)
 
 

@@ -169,7 +169,7 @@ class PageStore:
             if index is not None:
                 index.close()
 
-    def put(self, heads: Sequence[PageHead], payload: NDArray[np.uint8]) -> PutResult:
+    def put(self, heads: Sequence[PageHead], payload: NDArray[np.uint8], *, evicts: bool = True) -> PutResult:
         """Store pages; readers find all of them at once, when they outlive a loss of power.
 
         Pages whose parent is neither stored nor before them here are left out: nobody could find them. After a crash
@@ -178,11 +178,13 @@ class PageStore:
         Args:
             heads: of this store's identity, each parent before its children.
             payload: `[len(heads), page_bytes]`.
+            evicts: whether pages that are there go where there is no room; else those that find none are left out.
         """
         assert payload.shape == (len(heads), self.identity.page_bytes) and payload.dtype == np.uint8
         with self._write, self._guarded():
             if self._notes.off_because is None:
-                return self._after(self._writer.put(heads, np.ascontiguousarray(payload), *self._notes.for_writer()))
+                payload, noted = np.ascontiguousarray(payload), self._notes.for_writer()
+                return self._after(self._writer.put(heads, payload, *noted, evicts=evicts))
         return PutResult((), ())
 
     def read(self, heads: Sequence[PageHead], out: NDArray[np.uint8]) -> int:

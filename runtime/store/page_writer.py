@@ -75,12 +75,19 @@ class PageWriter:
         return sum(count for number, count in self.index.num_pages().items() if self._is_ours(number))
 
     def put(
-        self, heads: Sequence[PageHead], payload: NDArray[np.uint8], touched: set[bytes], bad: set[bytes]
+        self,
+        heads: Sequence[PageHead],
+        payload: NDArray[np.uint8],
+        touched: set[bytes],
+        bad: set[bytes],
+        *,
+        evicts: bool = True,
     ) -> Written:
-        """Store pages that are not there yet and whose parents are; those that do not fit are left out."""
+        """Store pages that are not there yet and whose parents are; those that do not fit are left out, without
+        `evicts` as soon as others would have to go for them."""
         needed = {key for head in heads for key in (head.key, head.parent_key)}
         before = self.settle(touched | needed, bad)
-        made, chosen = self._make_room(heads)
+        made, chosen = self._make_room(heads, evicts)
         there = self.index.find([head.key for head in heads])
         if chosen:  # mostly the end of a prompt whose beginning is there: then no bytes are copied
             first, end = chosen[0], chosen[-1] + 1
@@ -179,17 +186,19 @@ class PageWriter:
             self.max_bytes = self.log.num_bytes + self.bytes_beside()
             return []
 
-    def _make_room(self, heads: Sequence[PageHead]) -> tuple[Written, list[int]]:
-        """Evict segments until those of `heads` fit that are not there, or all that can; and which those are then.
+    def _make_room(self, heads: Sequence[PageHead], evicts: bool) -> tuple[Written, list[int]]:
+        """Evict segments, if it may, until those of `heads` fit that are not there, or all that can; and which those
+        are then.
 
         Copies of pages go before any page does. Pages that were there when it began may have had to go, and are among
         those that are to be written again.
         """
-        removed, segments = list[bytes](), list[int]()
-        if not self._fits(len(chosen := self._choose(heads))):
+        removed, segments, chosen = list[bytes](), list[int](), self._choose(heads)
+        if evicts and not self._fits(len(chosen)):
             self.shrink_beside(self.max_bytes - self.num_bytes - self.log.bytes_for(self.identity, len(chosen)))
-        while not self._fits(len(chosen := self._choose(heads))) and self.log.segments:
+        while evicts and self.log.segments and not self._fits(len(chosen)):
             removed += self._evict_oldest(segments)
+            chosen = self._choose(heads)
         while not self._fits(len(chosen)):
             chosen.pop()
         return Written(removed=tuple(removed), segments_removed=tuple(segments)), chosen

@@ -174,6 +174,20 @@ def test_an_import_takes_nothing_out_of_a_store_unless_it_is_told_to(
     assert not {head.key for head in first} <= keys_in(there)
 
 
+def test_an_import_that_the_disk_has_no_room_for_says_so_and_takes_nothing_out(
+    stored: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, there = tmp_path / "bundle", tmp_path / "there"
+    assert run("export", stored.directory, stored.heads[-1].key.hex(), "-o", bundle).exit_code == 0
+    with stored.open(there) as store:
+        first = [head_of(stored.identity, b"theirs", None, [number] * 16) for number in range(8)]
+        store.put(first, np.zeros((8, stored.identity.page_bytes), np.uint8))
+        monkeypatch.setattr("radixlm.cli.store._ALL_OF_THE_DISK", store.stats().num_bytes)
+    said = run("import", there, bundle, "--artifact", stored.artifact).output
+    assert said == f"0 of {stored.num_system + 1} pages are stored; the disk has no room for more\n"
+    assert keys_in(there) == {head.key for head in first}
+
+
 def keys_in(directory: Path) -> set[bytes]:
     return {row.head.key for model in Catalogue.read(directory).models for row in model.pages}
 

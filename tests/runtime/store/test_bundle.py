@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import stat
 import struct
@@ -13,6 +14,7 @@ import pytest
 from radixlm.runtime.errors import RadixLMError, StoreCorrupt, StoreError, StoreMismatch
 from radixlm.runtime.store import ImportReport, PageStore, export_bundle, import_bundle
 
+from .faulty_files import FailAt, FaultyFiles
 from .pages import ALICE, BOB, IDENTITY, PAGE_BYTES, chain, keys, payload
 
 MAX_BYTES = 4 << 20
@@ -59,6 +61,33 @@ def test_a_bundle_is_its_owners_alone_as_the_store_is(tmp_path: Path) -> None:
         store.put(HEADS, payload(HEADS))
         export_bundle(store, HEADS, tmp_path / "bundle")
     assert stat.S_IMODE((tmp_path / "bundle").stat().st_mode) == 0o600
+
+
+def test_an_import_that_may_not_evict_takes_the_room_that_is_left_and_no_more(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("radixlm.runtime.store.bundle._BYTES_AT_ONCE", 2 * PAGE_BYTES)
+    theirs = [chain(1, seed)[0] for seed in range(20, 46)]
+    with PageStore.open(tmp_path / "there", IDENTITY, max_bytes=400_000) as store:
+        for head in theirs:
+            store.put([head], payload([head]))
+        assert set(keys(theirs)) <= {head.key for head in store.heads()}, "the store has room for these"
+        report = import_bundle(store, bundle, BOB, evicts=False)
+        assert 0 < report.num_stored < report.num_pages
+        assert set(keys(theirs)) <= {head.key for head in store.heads()}
+        assert len(list(store.heads())) == len(theirs) + report.num_stored
+
+
+def test_an_import_that_may_not_evict_meets_a_full_disk(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("radixlm.runtime.store.bundle._BYTES_AT_ONCE", 2 * PAGE_BYTES)
+    files, theirs = FaultyFiles(), chain(6, 8)
+    with PageStore.open(tmp_path / "there", IDENTITY, max_bytes=MAX_BYTES, files=files) as store:
+        store.put(theirs, payload(theirs))
+        files.before = FailAt(0, errno.ENOSPC, operations=["pwritev"])
+        assert import_bundle(store, bundle, BOB, evicts=False) == ImportReport(9, 0)
+        assert list(store.heads()) == theirs
 
 
 def test_pages_without_those_before_them_and_of_two_namespaces_are_refused(tmp_path: Path) -> None:
