@@ -21,6 +21,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from .worker import Worker
 
 NUM_TOGETHER = 8
 _STARTS_WITHIN_S = 60.0
+_ERROR = b'{"error"'  # how an answer begins that is one, in a stream that had begun well, too
 _HEADERS = {"content-type": "application/json"}
 _WHOLE = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0}
 
@@ -124,24 +126,16 @@ def newly_opened(port: int, method: str, path: str, body: str | None, count: int
 
 def together(port: int, body: str, count: int) -> list[float]:
     """Seconds of each request of `NUM_TOGETHER` clients that ask `count` times each, all at once."""
-    seconds: list[float] = []
-
-    def client() -> None:
-        seconds.extend(kept_open(port, "POST", "/v1/completions", body, count))
-
-    threads = [threading.Thread(target=client) for _ in range(NUM_TOGETHER)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return seconds
+    with ThreadPoolExecutor(NUM_TOGETHER) as threads:
+        clients = [threads.submit(kept_open, port, "POST", "/v1/completions", body, count) for _ in range(NUM_TOGETHER)]
+        return [seconds for client in clients for seconds in client.result()]
 
 
 def _ask(connection: http.client.HTTPConnection, method: str, path: str, body: str | None) -> None:
     connection.request(method, path, body, _HEADERS)
     response = connection.getresponse()
     content = response.read()
-    if response.status != 200:
+    if response.status != 200 or _ERROR in content:
         raise RuntimeError(f"{method} {path}: {response.status} {content[:200]!r}")
 
 

@@ -8,8 +8,8 @@ Times are those of a caller of `Engine.generate`.
 from __future__ import annotations
 
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from radixlm.runtime import Engine, SamplingParams
 
@@ -27,13 +27,8 @@ def main() -> None:
             return [_seconds(engine) for _ in range(count)]
 
         def together(clients: int, count: int) -> list[float]:
-            seconds: list[float] = []
-            threads = [threading.Thread(target=lambda: seconds.extend(one(count))) for _ in range(clients)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            return seconds
+            with ThreadPoolExecutor(clients) as threads:
+                return [seconds for client in threads.map(one, [count] * clients) for seconds in client]
 
         serve({"one": one, "together": together})
 
