@@ -114,12 +114,12 @@ class PageWriter:
 
     def drop(self, keys: set[bytes], touched: set[bytes], bad: set[bytes]) -> Written:
         """Take out pages and what comes after them, and overwrite them: nothing of them is left on disk."""
-        before = self.settle(touched, bad)
         records: dict[int, list[int]] = {}
-        for place in self.index.below(keys).values():
+        for place in self.index.below(keys | bad).values():  # before the index forgets what is bad
             records.setdefault(place.segment, []).append(place.number)
         for number in records.keys() & self.log.segments.keys():
             self.log.erase(number, records[number])
+        before = self.settle(touched, bad)
         with self.index.transaction():
             removed = self.index.remove(keys)
         self.index.forget()

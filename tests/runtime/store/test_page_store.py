@@ -136,6 +136,23 @@ def test_dropped_pages_are_nowhere_on_the_disk(tmp_path: Path) -> None:
         assert (read(store, heads), read(store, other)) == (2, 4)
 
 
+def test_pages_that_are_dropped_because_one_broke_are_nowhere_on_the_disk(tmp_path: Path) -> None:
+    heads = chain(6)
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
+        store.put(heads, payload(heads))
+        [segment] = tmp_path.glob("segment-*")
+        content = bytearray(segment.read_bytes())
+        content[content.index(payload(heads)[2].tobytes()) + 100] ^= 1
+        segment.write_bytes(content)
+        assert read(store, heads) == 2
+        store.drop([heads[2].key])
+        on_disk = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+        for head, row in zip(heads[2:], payload(heads)[2:], strict=True):
+            assert pack_tokens(head.token_ids) not in on_disk, "the ids"
+            assert row.tobytes()[200:400] not in on_disk, "keys and values"
+        assert read(store, heads) == 2
+
+
 def test_dropped_pages_and_those_after_them_do_not_come_back_with_a_new_index(tmp_path: Path) -> None:
     heads = chain(6)
     with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
