@@ -40,7 +40,8 @@ def replay(path: Path) -> KVReplay:
     """A log, with what it was rotated into, as it stands at its end.
 
     Raises:
-        KVLogBroken: a line breaks a law, or is none. One that was cut, because its process ended, is passed over.
+        KVLogBroken: a line breaks a law, or is none, or there is no line at all. One that was cut, because its process
+            ended, is passed over.
         OSError: a file cannot be read.
     """
     replayed = KVReplay()
@@ -48,6 +49,8 @@ def replay(path: Path) -> KVReplay:
         with file.open("rb") as lines:
             replayed.run(iter(partial(lines.readline, MAX_LINE_BYTES), b""), str(file))
         replayed.num_files += 1
+    if not replayed.num_lines:
+        raise KVLogBroken(f"{path} has no line; a log begins with how many pages there are")
     return replayed
 
 

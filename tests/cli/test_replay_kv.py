@@ -44,6 +44,12 @@ def test_the_first_line_that_breaks_a_law_is_shown_with_its_number(runner: CliRu
     assert '"event": "reserve"' in result.output
 
 
+def test_an_empty_file_keeps_no_laws(runner: CliRunner, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    result = runner.invoke(cli, ["replay-kv", str(tmp_path / "empty.jsonl")])
+    assert result.exit_code == 2 and "empty.jsonl has no line" in result.output
+
+
 def test_a_file_that_is_none_is_bad_input(runner: CliRunner, tmp_path: Path) -> None:
     result = runner.invoke(cli, ["replay-kv", str(tmp_path / "nothing.jsonl")])
     assert (result.exit_code, result.output.count("\n")) == (2, 1)
