@@ -19,6 +19,7 @@ from .errors import HTTPError, respond
 from .page import PAGE_PATHS
 
 OPEN_PATHS = frozenset({"/health"}) | PAGE_PATHS  # the page asks its user for a key
+_NO_HEADER = frozenset("\r\n\0")
 
 
 class ApiKeys:
@@ -57,12 +58,14 @@ def checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
     """The keys themselves.
 
     Raises:
-        InvalidParameter: a key is empty, has white space around it or is too long.
+        InvalidParameter: a key is empty, has white space around it, is too long or of several lines.
     """
     for key in keys:
         CacheScope(api_key=key)
         if not key or key != key.strip():
             raise InvalidParameter("an API key is empty or has white space around it; choose another")
+        if not _NO_HEADER.isdisjoint(key):
+            raise InvalidParameter("an API key has several lines, which no header can; give one key, or a file of keys")
     return tuple(keys)
 
 

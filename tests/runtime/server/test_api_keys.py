@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.server import create_app
-from radixlm.runtime.server.api_keys import read_keys
+from radixlm.runtime.server.api_keys import checked_keys, read_keys
 from starlette.testclient import TestClient
 
 if TYPE_CHECKING:
@@ -27,6 +27,12 @@ def test_a_file_without_a_key_that_can_be_used_is_refused(tmp_path: Path, conten
     path.write_bytes(content)
     with pytest.raises(InvalidParameter):
         read_keys(path)
+
+
+@pytest.mark.parametrize("key", ["sk-one\nsk-two", "sk-one\rsk-two"])
+def test_a_key_of_several_lines_is_refused_because_no_request_can_send_it(key: str) -> None:
+    with pytest.raises(InvalidParameter, match="several lines"):
+        checked_keys([key])
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
