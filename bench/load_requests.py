@@ -119,7 +119,8 @@ class Stream:
             prompt: str | list[int] = self._ids(count)
         else:
             prompt = (rng.choice(self._systems) + " " if "shared" in kind else "") + self._text(rng, 100)
-        return self._ask(kind, "/v1/completions", {"prompt": prompt})
+        # Survivors are computed again from ids alone, without what binds the first token behind a stripped space.
+        return self._ask(kind, "/v1/completions", {"prompt": prompt, "strip_suffix": False})
 
     def _fills_context(self) -> Ask:
         """A prompt that leaves room for a few tokens only, and asks for more."""

@@ -86,6 +86,8 @@ class HeldOpen:
         if self._inner is not None:
             self._inner.accept(token_id)
         self._num_left = max(0, self._num_left - 1)
+
+
 def mask_of(is_allowed: BoolArray) -> Int32Array:
     """The mask that allows these tokens; `allowed_of` gives them back.
 

@@ -84,8 +84,8 @@ def test_work_is_counted_by_hand(artifact: Artifact) -> None:
 
 def test_shares_are_known_for_all_that_has_known_work(artifact: Artifact) -> None:
     limits = Limits(2, 50.0, 40.0, 2000.0, 1000.0, 500.0, 250.0, 1000.0, 500.0)
-    with_share = {figure for figure in figures.MEASURES if share_of_limit(figure, 10.0, artifact, limits)}
-    assert with_share == set(figures.MEASURES)
+    with_share = {figure for figure in figures.OF_AN_ENGINE if share_of_limit(figure, 10.0, artifact, limits)}
+    assert with_share == set(figures.OF_AN_ENGINE)
     assert share_of_limit(figures.START, 1.0, artifact, limits) is None
     slower, faster = (share_of_limit(figures.DECODE, speed, artifact, limits) for speed in (10.0, 20.0))
     assert slower is not None

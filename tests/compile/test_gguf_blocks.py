@@ -30,9 +30,7 @@ def random_blocks(type_name: str, num_rows: int = 7, blocks_per_row: int = 3) ->
 @pytest.mark.parametrize("type_name", sorted(BLOCK_TYPES))
 def test_float32_is_what_ggml_reads(type_name: str) -> None:
     data = random_blocks(type_name)
-    np.testing.assert_array_equal(
-        float32_from_blocks(type_name, data), gguf.quants.dequantize(data, Type[type_name])
-    )
+    np.testing.assert_array_equal(float32_from_blocks(type_name, data), gguf.quants.dequantize(data, Type[type_name]))
 
 
 @pytest.mark.parametrize("type_name", sorted(BLOCK_TYPES - NESTED))

@@ -45,12 +45,8 @@ def test_every_tensor_is_the_checkpoints_own(
             np.testing.assert_array_equal(source.read_float32(name, slice(3, 11)), weight[3:11])
 
 
-@pytest.mark.parametrize(
-    "name", [QUERY, QUERY.replace("q_proj", "k_proj"), QUERY.replace("q_proj", "o_proj")]
-)
-def test_rows_of_quantized_tensors_come_in_hugging_faces_order(
-    name: str, make_tiny: Make, write_gguf: Make
-) -> None:
+@pytest.mark.parametrize("name", [QUERY, QUERY.replace("q_proj", "k_proj"), QUERY.replace("q_proj", "o_proj")])
+def test_rows_of_quantized_tensors_come_in_hugging_faces_order(name: str, make_tiny: Make, write_gguf: Make) -> None:
     tiny = make_tiny()
     expected = gguf.quants.dequantize(gguf.quants.quantize(tiny.weights[name], Type.Q8_0), Type.Q8_0)
     with open_source(write_gguf(tiny, Type.Q8_0)) as source:
@@ -99,16 +95,12 @@ def test_the_fingerprint_is_stable_and_sees_other_weights(make_tiny: Make, write
 
 
 def test_yarn_is_refused(make_tiny: Make, write_gguf: Make) -> None:
-    path = write_gguf(
-        make_tiny(), edit=lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-    )
+    path = write_gguf(make_tiny(), edit=lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN))
     with pytest.raises(UnsupportedArchitecture, match="yarn"):
         open_source(path)
 
 
-def test_another_architecture_is_refused_with_those_that_are_supported(
-    make_tiny: Make, tmp_path: Path
-) -> None:
+def test_another_architecture_is_refused_with_those_that_are_supported(make_tiny: Make, tmp_path: Path) -> None:
     path = tmp_path / "gemma.gguf"
     writer = gguf.GGUFWriter(path, "gemma")
     writer.write_header_to_file()

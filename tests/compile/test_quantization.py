@@ -130,9 +130,7 @@ def test_four_bits_become_eight_without_rounding(kind: WeightKind) -> None:
 
 
 def test_a_weight_already_in_the_mode_is_left_alone() -> None:
-    weight = Weight(
-        Q4_MINIMUM, np.zeros((1, 32), np.uint8), np.ones((1, 1), np.float16), np.ones((1, 1), np.float16)
-    )
+    weight = Weight(Q4_MINIMUM, np.zeros((1, 32), np.uint8), np.ones((1, 1), np.float16), np.ones((1, 1), np.float16))
     assert requantize(weight, "q4") is weight
 
 

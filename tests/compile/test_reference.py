@@ -22,9 +22,7 @@ def config_of(tiny: TinyModel) -> ModelConfig:
     fields = {name: value for name, value in tiny.config.items() if name in ModelConfig.__struct_fields__}
     scaling = fields.pop("rope_scaling", None)
     if scaling is not None:
-        scaling = RopeScaling(
-            **{"type" if name == "rope_type" else name: value for name, value in scaling.items()}
-        )
+        scaling = RopeScaling(**{"type" if name == "rope_type" else name: value for name, value in scaling.items()})
     is_qwen2 = tiny.config["model_type"] == "qwen2"
     return ModelConfig(
         **fields,
