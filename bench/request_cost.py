@@ -128,7 +128,7 @@ def newly_opened(port: int, method: str, path: str, body: str | None, count: int
 def together(port: int, body: str, count: int) -> list[float]:
     """Seconds of each request of `NUM_TOGETHER` clients that ask `count` times each, all at once.
 
-    They share a thread and a client that costs little: eight threads of `http.client` take some 6 ms of the two processors
+    They share a thread and a client that costs little: eight threads of `http.client` take some 6 ms of the processors
     that the server is measured on.
     """
     call = Call("POST", "/v1/completions", body.encode(), _HEADERS)

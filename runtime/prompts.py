@@ -161,6 +161,9 @@ class Prompts:
         """Messages and tools as the template wants them: the arguments of calls are no JSON any more."""
         if not messages:
             raise EmptyPrompt("the conversation has no messages; send at least one")
+        for message in messages:
+            if not isinstance(message, Mapping):
+                raise InvalidRequest(f"a message is {message!r:.60}; it must be a mapping with a role and a content")
         return for_template(messages, [tool.for_template() for tool in tools], self.tool_format)
 
     def _rendered(self, told: Sequence[Message], known: Sequence[Message]) -> str:

@@ -101,7 +101,8 @@ def cut_middle(
 
     def border(place: int, step: int) -> int:
         """The next place from here where a character begins: one has four bytes at most, and as many tokens."""
-        return next((p for p in range(place, place + 4 * step, step) if begins_character(ids[p])), place)
+        near = (p for p in range(place, place + 4 * step, step) if 0 <= p < len(ids))
+        return next((p for p in near if begins_character(ids[p])), min(place, len(ids)))
 
     num_dropped = _in_blocks(len(ids) - _limit(context_length, max_tokens), context_length)
     beginning = context_length // _BEGINNING_SHARE

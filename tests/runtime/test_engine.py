@@ -205,6 +205,11 @@ def test_an_empty_text_is_a_prompt_where_the_tokenizer_begins_it_with_a_token() 
             engine.generate([], drawn(1))
 
 
+def test_a_conversation_of_texts_is_refused_and_says_what_a_message_is(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="a message is 'Hi'; it must be a mapping"):
+        engine.stream_chat(["Hi"])  # type: ignore[list-item]
+
+
 def test_an_empty_text_is_an_error_where_the_tokenizer_adds_nothing(engine: Engine) -> None:
     with pytest.raises(EmptyPrompt, match="the tokenizer adds no token of its own"):
         engine.generate("", drawn(1))

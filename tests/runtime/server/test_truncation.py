@@ -397,6 +397,15 @@ def test_no_character_is_cut_where_the_middle_goes() -> None:
         assert "\N{REPLACEMENT CHARACTER}" not in bytes(left.ids).decode(errors="replace")
 
 
+@pytest.mark.parametrize("context_length", range(2, 40))
+def test_a_context_of_few_tokens_is_cut_though_no_token_begins_a_character(context_length: int) -> None:
+    for num_tokens in range(context_length, 3 * context_length):
+        ids = [0x80 + number for number in range(num_tokens)]
+        left = cut_middle(ids, begins_character=begins_character, context_length=context_length, max_tokens=None)
+        assert left.ids == ids[: left.start] + ids[left.start + left.num_dropped_tokens :]
+        assert len(left.ids) < context_length
+
+
 def test_token_ids_that_fit_stay_as_they_are_and_others_keep_beginning_and_end() -> None:
     for num_tokens in range(390, 3000, 7):
         tokens = [97] * num_tokens
