@@ -23,6 +23,7 @@ from .real_server import WAIT_S
 
 NUM_REQUESTS = 60  # more than anyio has threads
 LONG = "once there was " * 10_000
+SHORT = "once there was " * 200  # and yet too long to be worked on at once
 TALK = [{"role": role, "content": LONG} for role in ("user", "assistant", "user")]
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 FLOODS: dict[str, tuple[str, str, Any]] = {
@@ -177,7 +178,7 @@ def test_a_client_with_many_long_prompts_delays_another_by_its_turn(standing: St
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(("flood", "others"), [(LONG, "Hi"), ("Hi", LONG)], ids=["long", "short"])
+@pytest.mark.parametrize(("flood", "others"), [(LONG, SHORT), (SHORT, LONG)], ids=["long", "short"])
 def test_a_queue_full_of_one_clients_prompts_refuses_that_client_and_not_another(
     standing: StandingEngine, flood: str, others: str
 ) -> None:
