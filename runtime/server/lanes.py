@@ -47,6 +47,11 @@ class Lane:
         self._short = FairTurns(num_turns=NUM_SHORT, max_waiting=max_waiting, refusal=refusal)
         self._long = FairTurns(num_turns=num_long, max_waiting=max_waiting, refusal=refusal, beside=self._short)
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for their turn, short and long ones."""
+        return self._short.num_waiting + self._long.num_waiting
+
     async def run(self, request: Request, work: Callable[[], T]) -> T:
         """What `work` returns or raises, done at once or in a thread when it is the turn of the request's client.
 

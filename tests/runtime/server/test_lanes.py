@@ -16,12 +16,13 @@ from typing import Any
 import httpx
 import pytest
 from radixlm.runtime.server import create_app
-from radixlm.runtime.server.lanes import AT_ONCE_BYTES, LONG_BODY_BYTES, NUM_SHORT
+from radixlm.runtime.server.lanes import AT_ONCE_BYTES, LONG_BODY_BYTES, NUM_SHORT, Lanes
 
 from .conftest import FakeEngine
 from .real_server import WAIT_S
 
 NUM_REQUESTS = 60  # more than anyio has threads
+LANES_OF = Lanes.of
 LONG = "once there was " * 10_000
 SHORT = "once there was " * 200  # and yet too long to be worked on at once
 TALK = [{"role": role, "content": LONG} for role in ("user", "assistant", "user")]
@@ -90,6 +91,19 @@ async def client_of(engine: FakeEngine, **options: Any) -> AsyncIterator[httpx.A
         yield client
 
 
+@pytest.fixture
+def lanes(monkeypatch: pytest.MonkeyPatch) -> list[Lanes]:
+    """Those of each server that is made."""
+    made: list[Lanes] = []
+
+    def of(engine: Any) -> Lanes:
+        made.append(LANES_OF(engine))
+        return made[-1]
+
+    monkeypatch.setattr(Lanes, "of", of)
+    return made
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not condition():
@@ -154,7 +168,9 @@ def test_prompts_that_wait_for_their_turn_are_no_more_than_the_engine_has_room_f
     asyncio.run(run())
 
 
-def test_a_client_with_many_long_prompts_delays_another_by_its_turn(standing: StandingEngine) -> None:
+def test_a_client_with_many_long_prompts_delays_another_by_its_turn(
+    standing: StandingEngine, lanes: list[Lanes]
+) -> None:
     def prompt(client: str, number: int) -> dict[str, Any]:
         return {"prompt": f"{client}{number} {LONG}", "max_tokens": 1}
 
@@ -169,7 +185,7 @@ def test_a_client_with_many_long_prompts_delays_another_by_its_turn(standing: St
             await until(lambda: len(standing.begun) == 2)
             asked += [ask("a", number) for number in range(2, 9)]
             asked += [ask("b", number) for number in range(2)]
-            await asyncio.sleep(0.1)  # all of them wait
+            await until(lambda: lanes[0].submission.num_waiting == len(asked) - 2)
             standing.let_go.set()
             await asyncio.gather(*asked)
         assert {begun[0] for begun in standing.begun[2:4]} == {"a", "b"}
@@ -195,7 +211,9 @@ def test_a_queue_full_of_one_clients_prompts_refuses_that_client_and_not_another
             greedy = [ask("a", flood) for _ in range(NUM_REQUESTS)]
             await until(lambda: sum(task.done() for task in greedy) >= NUM_REQUESTS - 8 - NUM_SHORT)
             modest = [ask("b", others) for _ in range(NUM_SHORT + 2)]
-            await asyncio.sleep(0.1)  # all of them have a turn, or wait, or were refused
+            # until all of them have a turn, or wait in the place of greedy ones: six turns, and eight that wait
+            await until(lambda: len(standing.begun) == 2 + NUM_SHORT or any(task.done() for task in modest))
+            await until(lambda: sum(task.done() for task in [*greedy, *modest]) == len([*greedy, *modest]) - 14)
             standing.let_go.set()
             assert Counter([(await task).status_code for task in modest]) == {200: NUM_SHORT + 2}
             assert {answer.status_code for answer in await asyncio.gather(*greedy)} == {200, 429}
