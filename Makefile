@@ -7,7 +7,7 @@ ARTIFACT := .cache/smollm2.radixlm
 # What the model's makers recommend; the GGUF file does not say so itself.
 SAMPLING := --temperature 0.2 --top-p 0.9
 # What an artifact is made by: it is compiled again when one of these is newer.
-COMPILER := $(shell find compile tokenizer_fix -name '*.py') runtime/manifest.py runtime/artifact.py requirements.lock
+COMPILER := $(shell find compile tokenizer_fix -name '*.py') runtime/artifact/manifest.py runtime/artifact/directory.py requirements.lock
 
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))

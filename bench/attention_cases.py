@@ -13,7 +13,7 @@ from radixlm.compile.kernels.attention import attention, slots_floats, units_int
 from radixlm.compile.kernels.attention_shape import AttentionShape
 from radixlm.compile.kernels.attention_units import AttentionLimits, find_units
 from radixlm.compile.targets import Target
-from radixlm.runtime.manifest import PAGE_SIZE, KVDType, KVLayout
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayout
 
 from .kernel_case import Case, Work
 from .native import Native, aligned

@@ -13,9 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from radixlm.runtime.kv_rows import inverse_order
-from radixlm.runtime.manifest import PAGE_SIZE
-from radixlm.runtime.row_selection import always, num_rows, scores_to_store, stored_rows, stored_shares, with_probed
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.model.kv_rows import inverse_order
+from radixlm.runtime.pruning.row_selection import (
+    always,
+    num_rows,
+    scores_to_store,
+    stored_rows,
+    stored_shares,
+    with_probed,
+)
 from radixlm.runtime.store.ordered_layout import OrderedLayout
 
 from .partial_policies import Order

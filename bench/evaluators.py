@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.batch import Batch
-from radixlm.runtime.manifest import PAGE_SIZE
-from radixlm.runtime.model_runner import ModelRunner
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.model.batch import Batch
+from radixlm.runtime.model.model_runner import ModelRunner
 
 from .windows import Float64, Window, log_probs, save
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.row_selection import largest
+from radixlm.runtime.pruning.row_selection import largest
 from tokenizers import Tokenizer
 
 from .partial_policies import Scores

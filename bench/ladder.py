@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.manifest import PAGE_SIZE
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from tokenizers import Tokenizer
 
 from .load_clients import percentiles

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.engine import Engine
+from radixlm.runtime.engine.engine import Engine
 
 from .load_memory import MemoryWatch
 from .load_server import kv_cache_bytes

@@ -17,11 +17,11 @@ from typing import Any
 import uvicorn
 from radixlm.cli.serving import server
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.cache_namespace import CacheScope
-from radixlm.runtime.engine import Engine
-from radixlm.runtime.malloc_arenas import share_one_arena
+from radixlm.runtime.cache.cache_namespace import CacheScope
+from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.server import create_app
-from radixlm.runtime.server.listener import listen
+from radixlm.runtime.server.http.listener import listen
+from radixlm.runtime.server.malloc_arenas import share_one_arena
 
 from .load_requests import API_KEYS, MAX_BODY_BYTES, Facts
 from .worker import serve

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from radixlm.runtime.cache_namespace import CacheScope
-from radixlm.runtime.engine import Engine
+from radixlm.runtime.cache.cache_namespace import CacheScope
+from radixlm.runtime.engine.engine import Engine
 
 from .load_replies import Reply
 from .load_requests import Ask

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from radixlm.runtime.cpu import default_num_threads
+from radixlm.runtime.artifact.cpu import default_num_threads
 
 ROOT = Path(__file__).resolve().parent.parent
 

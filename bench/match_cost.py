@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from functools import cache as cached
 from time import perf_counter
 
-from radixlm.runtime.manifest import PAGE_SIZE
-from radixlm.runtime.page_pool import PagePool
-from radixlm.runtime.prefix_cache import PrefixCache
-from radixlm.runtime.sequence import Sequence as CachedSequence
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.cache.page_pool import PagePool
+from radixlm.runtime.cache.prefix_cache import PrefixCache
+from radixlm.runtime.cache.sequence import Sequence as CachedSequence
 from radixlm.tokenizer_fix import SpelledPrompt
 from radixlm.tokenizer_fix.spelled_prompt import special_mark
 

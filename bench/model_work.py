@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.manifest import Manifest
+from radixlm.runtime.artifact.manifest import Manifest
 
 from .kernel_case import Work
 

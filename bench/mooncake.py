@@ -16,9 +16,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from radixlm.runtime.manifest import PAGE_SIZE
-from radixlm.runtime.page_pool import PagePool
-from radixlm.runtime.prefix_cache import PrefixCache
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.cache.page_pool import PagePool
+from radixlm.runtime.cache.prefix_cache import PrefixCache
 
 from . import leaf_policies
 from .leaf_policies import ORDERS, Trace

@@ -14,7 +14,7 @@ import tvm_ffi
 from radixlm.compile.kernels.layout import ALIGNMENT
 from radixlm.compile.targets import Target
 from radixlm.compile.tvm_build import build_library
-from radixlm.runtime.cpu import default_num_threads
+from radixlm.runtime.artifact.cpu import default_num_threads
 from tvm.ir import Call, GlobalVar
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T

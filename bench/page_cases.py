@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from radixlm.compile.kernels.pages import copy_rows, move_pages
-from radixlm.runtime.manifest import KVLayout
+from radixlm.runtime.artifact.manifest import KVLayout
 
 from .kernel_case import Case, Work
 from .linear_cases import COLD_BYTES

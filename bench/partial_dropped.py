@@ -2,10 +2,10 @@
 
     python -m bench.partial_dropped ARTIFACT calibration nq_calibration text
 
-For each query the hybrid's choice (`runtime/row_selection.py`), as it is read from disk: the attention that it drops,
+For each query the hybrid's choice (`row_selection.py`), as it is read from disk: the attention that it drops,
 as its probe estimates it (`estimate`) and in truth, and KL(full || partial) over what truly follows. For each workload
 and share of rows: how the ranks of estimate and KL agree (Spearman), how many queries the bound of
-`runtime/partial_prefix.py` sends back to a full load, and the mean KL of the others and of those. `nq_calibration`
+`partial_prefix.py` sends back to a full load, and the mean KL of the others and of those. `nq_calibration`
 needs the folder of real inputs (`RADIXLM_DATA`). A minute or two each on two cores.
 """
 
@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.partial_prefix import MAX_DROPPED_MASS
-from radixlm.runtime.row_selection import (
+from radixlm.runtime.pruning.partial_prefix import MAX_DROPPED_MASS
+from radixlm.runtime.pruning.row_selection import (
     always,
     dropped_mass,
     num_rows,

@@ -1,7 +1,7 @@
 """Which KV rows of a prefix are loaded when not all are: the policies, and what each of them may know.
 
 Knows arrays of scores, not models or texts. A choice is `[layers, kv_heads, n]`, rows in ascending order. `hybrid` is
-made of `runtime/row_selection.py`, with which prefixes are read from disk.
+made of `runtime/pruning/row_selection.py`, with which prefixes are read from disk.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from radixlm.runtime.importance import PASS_RUN_UP
-from radixlm.runtime.row_selection import (
+from radixlm.runtime.pruning.importance import PASS_RUN_UP
+from radixlm.runtime.pruning.row_selection import (
     NUM_FIRST,
     always,
     largest,
@@ -43,7 +43,7 @@ class Evidence:
 
     @functools.cached_property
     def order(self) -> Order:
-        """As rows are stored, what matters most first, by `runtime/importance.py`: `[layers, kv_heads, tokens]`."""
+        """As rows are stored, what matters most first, by `importance.py`: `[layers, kv_heads, tokens]`."""
         num_after = np.arange(self.shape[-1], 0, -1)
         return _stored(self.history + self.prefix * (self.shape[-1] / (num_after + PASS_RUN_UP)))
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.batch import Batch, Float32Array
-from radixlm.runtime.kv_rows import KVRows
-from radixlm.runtime.manifest import PAGE_SIZE
-from radixlm.runtime.model_runner import ModelRunner
-from radixlm.runtime.row_selection import Look, look
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.model.batch import Batch, Float32Array
+from radixlm.runtime.model.kv_rows import KVRows
+from radixlm.runtime.model.model_runner import ModelRunner
+from radixlm.runtime.pruning.row_selection import Look, look
 
 from .partial_policies import Order, Scores
 

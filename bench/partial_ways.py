@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.engine import Engine
-from radixlm.runtime.load_planner import LoadPlanner
-from radixlm.runtime.manifest import PAGE_SIZE
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.engine.engine import Engine
+from radixlm.runtime.prefix.load_planner import LoadPlanner
 from radixlm.runtime.store import NO_PARENT, PageHead, PageStore, StoreIdentity
 from radixlm.runtime.store.ordered_reader import OpenRun
 from radixlm.runtime.store.ordered_run import RunOrder

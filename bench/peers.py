@@ -26,7 +26,7 @@ from radixlm.compile import compile_model
 from radixlm.compile.sources import default_model
 from radixlm.compile.targets import find_target
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.cpu import default_num_threads
+from radixlm.runtime.artifact.cpu import default_num_threads
 from radixlm.tokenizer_fix import TokenizerProfile
 
 from .bars import OURS, PEERS, Q4_0, SAME, WHEEL, Values, ratios, verdicts

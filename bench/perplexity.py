@@ -24,7 +24,7 @@ import numpy as np
 from radixlm.compile import compile_model
 from radixlm.compile.sources import default_model
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.manifest import KVDType
+from radixlm.runtime.artifact.manifest import KVDType
 from tokenizers import Tokenizer
 
 from .evaluators import our_log_probs, peer_log_probs

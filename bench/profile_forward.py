@@ -27,11 +27,11 @@ from radixlm.compile.kernels.builder import SIZE, Kernel
 from radixlm.compile.kernels.layout import LinearSpec
 from radixlm.compile.module import build_module
 from radixlm.compile.program import Place, Program
-from radixlm.runtime import model_runner
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.batch import Batch
-from radixlm.runtime.manifest import PAGE_SIZE
-from radixlm.runtime.model_runner import ModelRunner
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.model import model_runner
+from radixlm.runtime.model.batch import Batch
+from radixlm.runtime.model.model_runner import ModelRunner
 from tvm.script.ir_builder import tirx as T
 
 _RUNS = 9

@@ -27,9 +27,9 @@ from radixlm.compile.layers import Linear
 from radixlm.compile.models import llama
 from radixlm.compile.sources import Source, open_source
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.batch import Batch
-from radixlm.runtime.manifest import PAGE_SIZE, KVDType
-from radixlm.runtime.model_runner import ModelRunner
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType
+from radixlm.runtime.model.batch import Batch
+from radixlm.runtime.model.model_runner import ModelRunner
 
 GOLDENS = Path(__file__).resolve().parent.parent / "tests" / "goldens" / "smollm2_kl.py"
 MATRICES = {

@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 from radixlm.compile.reference import nothing_quantized, reference_logits
 from radixlm.compile.sources import open_source
-from radixlm.runtime.manifest import ModelConfig
+from radixlm.runtime.artifact.manifest import ModelConfig
 
 Tensors = dict[str, np.ndarray]
 LAYER = "model.layers.15."

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from radixlm.runtime.batch import Batch, Float32Array, PageCopy, TopLogits
-from radixlm.runtime.manifest import PAGE_SIZE
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.model.batch import Batch, Float32Array, PageCopy, TopLogits
 
 _START, _FACTOR, _MODULUS = 1, 6364136223846793005, 2**61 - 1
 

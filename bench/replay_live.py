@@ -20,8 +20,8 @@ from typing import Literal, Self
 
 from radixlm.runtime import Completion, Engine, SamplingParams
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.engine_parts import Runner
-from radixlm.runtime.model_runner import ModelRunner
+from radixlm.runtime.engine.engine_parts import Runner
+from radixlm.runtime.model.model_runner import ModelRunner
 
 from .replay_door import Door
 from .replay_engine import Message, turn_of, with_reply

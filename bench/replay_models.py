@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.manifest import (
+from radixlm.runtime.artifact.manifest import (
     FORMAT_VERSION,
     KVLayout,
     Manifest,

@@ -16,7 +16,7 @@ from radixlm.compile.kernels.rope import rope_angles, rope_append
 from radixlm.compile.kernels.top_k import num_maxima, top_k
 from radixlm.compile.quantization import WeightKind
 from radixlm.compile.targets import Target
-from radixlm.runtime.manifest import PAGE_SIZE, TOP_LOGITS, KVDType, KVLayout
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, TOP_LOGITS, KVDType, KVLayout
 
 from .kernel_case import Case, Work
 from .linear_cases import FLOAT_KINDS, INTEGER_KINDS, Arena

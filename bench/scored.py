@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.manifest import PAGE_SIZE
-from radixlm.runtime.model_runner import ModelRunner
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.model.model_runner import ModelRunner
 
 from .profile_forward import make_batch
 from .results import write_results

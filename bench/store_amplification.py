@@ -27,8 +27,15 @@ from typing import Any
 
 import numpy as np
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.manifest import PAGE_SIZE
-from radixlm.runtime.row_selection import NUM_FIRST, NUM_RECENT, num_rows, scores_to_store, stored_shares, with_probed
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.pruning.row_selection import (
+    NUM_FIRST,
+    NUM_RECENT,
+    num_rows,
+    scores_to_store,
+    stored_shares,
+    with_probed,
+)
 from radixlm.runtime.store import NO_PARENT, OSFiles, PageHead, StoreIdentity
 from radixlm.runtime.store.ordered_reader import BlockHeads, OpenRun, ReadCounts
 from radixlm.runtime.store.ordered_run import OrderedRun

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.load_planner import LoadPlan, LoadPlanner, SplitPlan
+from radixlm.runtime.prefix.load_planner import LoadPlan, LoadPlanner, SplitPlan
 from radixlm.runtime.store import PageStore, StoreIdentity
 from radixlm.runtime.store.files import OSFiles
 from radixlm.runtime.store.throttled_files import ThrottledFiles

@@ -27,7 +27,7 @@ from time import perf_counter
 from typing import Any
 
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.engine import Completion, Engine, SamplingParams
+from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
 from radixlm.runtime.store.ordered_run import RunOrder
 from tokenizers import Tokenizer
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from time import perf_counter
 
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.engine import Completion, Engine, SamplingParams
+from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
 from radixlm.runtime.store.throttled_files import ThrottledFiles
 
 from .prompts import Prompts

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from radixlm.runtime.batch import TopLogits
-from radixlm.runtime.engine import Engine, SamplingParams
-from radixlm.runtime.grammar import Grammar
-from radixlm.runtime.manifest import TOP_LOGITS
-from radixlm.runtime.sampler import SamplerState, sample
-from radixlm.runtime.token_constraint import ConstraintSource, TokenConstraint
-from radixlm.runtime.tool_format import HERMES, Tool
+from radixlm.runtime.artifact.manifest import TOP_LOGITS
+from radixlm.runtime.chat.grammar import Grammar
+from radixlm.runtime.chat.token_constraint import ConstraintSource, TokenConstraint
+from radixlm.runtime.chat.tool_format import HERMES, Tool
+from radixlm.runtime.engine.engine import Engine, SamplingParams
+from radixlm.runtime.engine.sampler import SamplerState, sample
+from radixlm.runtime.model.batch import TopLogits
 
 SCHEMA = {
     "type": "object",

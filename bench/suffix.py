@@ -19,11 +19,11 @@ from pathlib import Path
 from radixlm.compile import compile_model
 from radixlm.runtime import Engine, SamplingParams
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.engine_parts import Runner
-from radixlm.runtime.model_runner import ModelRunner
-from radixlm.runtime.prefix_match import MatchPolicy
-from radixlm.runtime.scripted_runner import ScriptedRunner
-from radixlm.runtime.space_first import given_reply
+from radixlm.runtime.cache.prefix_match import MatchPolicy
+from radixlm.runtime.engine.engine_parts import Runner
+from radixlm.runtime.engine.scripted_runner import ScriptedRunner
+from radixlm.runtime.engine.space_first import given_reply
+from radixlm.runtime.model.model_runner import ModelRunner
 
 from . import replay_conversations
 from .random_models import Shape, write_random_model

@@ -7,7 +7,7 @@ first question at temperature 1, and the answers whose ids are not the encoding 
 that follows is the second reply, which a person wrote. `split`: the first reply is the person's too, in ids drawn at
 random, which no model says; the second reply follows, or the rest of the first behind its half. What the model makes of
 each token that follows is compared with what it makes of it behind the usual ids. KV of reused ids is that of computed
-ones bit for bit (tests/runtime/test_law_of_the_row.py), so both are simply computed.
+ones bit for bit (tests/runtime/engine/test_law_of_the_row.py), so both are simply computed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 from radixlm.runtime import Engine, SamplingParams
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.batch import Batch, Float32Array
-from radixlm.runtime.chat_template import ChatTemplate
-from radixlm.runtime.manifest import PAGE_SIZE
-from radixlm.runtime.model_runner import ModelRunner
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.chat.chat_template import ChatTemplate
+from radixlm.runtime.model.batch import Batch, Float32Array
+from radixlm.runtime.model.model_runner import ModelRunner
 from radixlm.tokenizer_fix import Tokenizer, TokenizerProfile
 
 from .replay_conversations import Conversation, oasst

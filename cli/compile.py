@@ -11,7 +11,7 @@ import click
 
 if TYPE_CHECKING:
     from radixlm.compile.compiler import Quantize
-    from radixlm.runtime.manifest import KVDType
+    from radixlm.runtime.artifact.manifest import KVDType
 
 
 @click.command("compile")

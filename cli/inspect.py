@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from radixlm.runtime.manifest import Manifest
+    from radixlm.runtime.artifact.manifest import Manifest
 
 
 @click.command("inspect")

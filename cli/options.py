@@ -13,10 +13,10 @@ import click
 
 if TYPE_CHECKING:
     from radixlm.runtime import Engine, SamplingParams
-    from radixlm.runtime.admission import AdmissionPolicy
-    from radixlm.runtime.engine_parts import OpenRunner
-    from radixlm.runtime.prefix_match import MatchPolicy
-    from radixlm.runtime.prompts import SuffixPolicy
+    from radixlm.runtime.cache.prefix_match import MatchPolicy
+    from radixlm.runtime.engine.admission import AdmissionPolicy
+    from radixlm.runtime.engine.engine_parts import OpenRunner
+    from radixlm.runtime.engine.prompts import SuffixPolicy
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_STORE_GB = 10.0

@@ -17,9 +17,9 @@ from .turns import Reply, Turn
 if TYPE_CHECKING:
     from radixlm.runtime import Completion, SamplingParams
     from radixlm.runtime.artifact import Artifact
-    from radixlm.runtime.engine_parts import Runner
-    from radixlm.runtime.server.requests import ChatRequest, CompletionRequest
-    from radixlm.runtime.why_not_more import WhyNotMore
+    from radixlm.runtime.cache.why_not_more import WhyNotMore
+    from radixlm.runtime.engine.engine_parts import Runner
+    from radixlm.runtime.server.openai.requests import ChatRequest, CompletionRequest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Playback:
         Raises:
             ValueError: the request is refused, or the reply has ids that the model does not.
         """
-        from radixlm.runtime.cache_namespace import CacheScope
+        from radixlm.runtime.cache.cache_namespace import CacheScope
 
         request = turn.request(self._replies)
         namespace = self._engine.namespaces.of(
@@ -82,18 +82,18 @@ class Playback:
         self._engine.close()
 
     def _open_runner(self, artifact: Artifact, num_pages: int, num_threads: int | None) -> Runner:
-        from radixlm.runtime.scripted_runner import ScriptedRunner
+        from radixlm.runtime.engine.scripted_runner import ScriptedRunner
 
         model: Runner | None = None
         if self._generates:
-            from radixlm.runtime.model_runner import ModelRunner
+            from radixlm.runtime.model.model_runner import ModelRunner
 
             model = ModelRunner(artifact, num_pages=num_pages, num_threads=num_threads)
         self._runner = ScriptedRunner(artifact.manifest.model.vocab_size, model)
         return self._runner
 
     def _ask(self, request: ChatRequest | CompletionRequest, params: SamplingParams, namespace: bytes) -> Completion:
-        from radixlm.runtime.server.requests import ChatRequest
+        from radixlm.runtime.server.openai.requests import ChatRequest
 
         match = request.cache_match
         if isinstance(request, ChatRequest):
@@ -113,8 +113,8 @@ class Playback:
         return dataclasses.replace(defaults, max_tokens=len(ids), repetition_penalty=1.0)
 
     def _ids(self, request: ChatRequest | CompletionRequest, reply: Reply | None) -> tuple[int, ...]:
-        from radixlm.runtime.server.requests import ChatRequest
-        from radixlm.runtime.space_first import given_reply
+        from radixlm.runtime.engine.space_first import given_reply
+        from radixlm.runtime.server.openai.requests import ChatRequest
 
         tokenizer = self._engine.tokenizer
         if isinstance(reply, tuple):

@@ -13,7 +13,7 @@ from .json_errors import JSONErrors
 from .options import EngineOptions, engine_options, store_options
 
 if TYPE_CHECKING:
-    from radixlm.runtime.admission import AdmissionPolicy
+    from radixlm.runtime.engine.admission import AdmissionPolicy
     from radixlm.runtime.server.truncation import Truncation
 
 DEFAULT_LOG_KV_MB = 100
@@ -180,9 +180,9 @@ def command(
     radixlm serve smollm2.radixlm --port 8000
     curl localhost:8000/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     """
-    from radixlm.runtime.malloc_arenas import share_one_arena
-    from radixlm.runtime.server.api_keys import checked_keys, read_keys
-    from radixlm.runtime.server.origins import origin_middleware
+    from radixlm.runtime.server.http.api_keys import checked_keys, read_keys
+    from radixlm.runtime.server.http.origins import origin_middleware
+    from radixlm.runtime.server.malloc_arenas import share_one_arena
 
     from .serving import Serving
 

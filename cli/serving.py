@@ -21,9 +21,9 @@ import uvicorn
 from radixlm.runtime.artifact import read_manifest
 from radixlm.runtime.errors import RadixLMError
 from radixlm.runtime.server import Loading, create_app
-from radixlm.runtime.server.http_protocol import MAX_HEADER_BYTES, HTTPProtocol
-from radixlm.runtime.server.listener import listen
-from radixlm.runtime.server.origins import local_hosts
+from radixlm.runtime.server.http.http_protocol import MAX_HEADER_BYTES, HTTPProtocol
+from radixlm.runtime.server.http.listener import listen
+from radixlm.runtime.server.http.origins import local_hosts
 
 from .log_config import log_config
 from .opening import Opening

@@ -189,9 +189,9 @@ def import_(
     radixlm store import cache system-prompt.pages --artifact smollm2.radixlm
     """
     from radixlm.runtime.artifact import Artifact
-    from radixlm.runtime.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
+    from radixlm.runtime.cache.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
     from radixlm.runtime.errors import InvalidParameter
-    from radixlm.runtime.server.api_keys import read_keys
+    from radixlm.runtime.server.http.api_keys import read_keys
     from radixlm.runtime.store import PageStore, StoreIdentity, import_bundle
 
     manifest = Artifact.open(artifact).manifest

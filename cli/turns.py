@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from radixlm.runtime.server.requests import ChatRequest, CompletionRequest
+    from radixlm.runtime.server.openai.requests import ChatRequest, CompletionRequest
 
 Reply = str | tuple[int, ...]
 EXPECTED = (
@@ -46,7 +46,7 @@ class Turn:
         Raises:
             msgspec.ValidationError: it is none.
         """
-        from radixlm.runtime.server.requests import ChatRequest, CompletionRequest
+        from radixlm.runtime.server.openai.requests import ChatRequest, CompletionRequest
 
         if "messages" not in self.body:
             return msgspec.convert(self.body, CompletionRequest)
@@ -76,7 +76,7 @@ def read_turns(data: bytes) -> list[Turn]:
 
 def _conversation(items: Sequence[dict[str, Any]]) -> list[Turn]:
     """A turn before each reply, and after each question that has none."""
-    from radixlm.runtime.server.messages import ChatMessage
+    from radixlm.runtime.server.openai.messages import ChatMessage
 
     turns: list[Turn] = []
     history: list[dict[str, Any] | ReplyTo] = []

@@ -5,7 +5,7 @@ Knows positions, pages and queries; not weights of layers, nor how a model joins
 
 from __future__ import annotations
 
-from radixlm.runtime.manifest import KVLayout, ModelConfig
+from radixlm.runtime.artifact.manifest import KVLayout, ModelConfig
 
 from .kernels.attention import attention, slots_floats, units_ints
 from .kernels.attention_mass import attention_mass, keep_queries

@@ -26,9 +26,7 @@ from radixlm.runtime.artifact import (
     sha256_of,
     write_manifest,
 )
-from radixlm.runtime.chat_template import fault_of
-from radixlm.runtime.errors import CompileError, InvalidParameter
-from radixlm.runtime.manifest import (
+from radixlm.runtime.artifact.manifest import (
     FORMAT_VERSION,
     PAGE_SIZE,
     FileInfo,
@@ -41,6 +39,8 @@ from radixlm.runtime.manifest import (
     TargetInfo,
     TokenizerInfo,
 )
+from radixlm.runtime.chat.chat_template import fault_of
+from radixlm.runtime.errors import CompileError, InvalidParameter
 from radixlm.tokenizer_fix import profile_tokenizer
 
 from .interrupts import interrupts_kept

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from radixlm.runtime.manifest import MAX_POSITION, PAGE_SIZE, TOP_LOGITS, KVLayout, ModelConfig
+from radixlm.runtime.artifact.manifest import MAX_POSITION, PAGE_SIZE, TOP_LOGITS, KVLayout, ModelConfig
 from tvm.ir import Call as TVMCall
 from tvm.ir import GlobalVar
 from tvm.script.ir_builder import IRBuilder

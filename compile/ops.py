@@ -5,7 +5,7 @@ A model file knows nothing of how weights are stored, nor of the kernels that wa
 
 from __future__ import annotations
 
-from radixlm.runtime.manifest import KVLayout, ModelConfig
+from radixlm.runtime.artifact.manifest import KVLayout, ModelConfig
 
 from .attention_ops import AttentionOps
 from .kernels.activation import gather_rows

@@ -148,8 +148,7 @@ def _narrow(values: Float32, dtype: np.dtype[Any]) -> NDArray[Any]:
         narrow = values.astype(dtype)
     if not np.isfinite(narrow).all():
         raise CompileError(
-            f"the weight holds values up to {np.abs(values).max():g}, float16 ends at 65504; "
-            "use --quantize keep or f32"
+            f"the weight holds values up to {np.abs(values).max():g}, float16 ends at 65504; use --quantize keep or f32"
         )
     return narrow
 

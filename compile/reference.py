@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from radixlm.runtime.manifest import KVDType, ModelConfig
+from radixlm.runtime.artifact.manifest import KVDType, ModelConfig
 
 from .rope_frequencies import rope_frequencies
 

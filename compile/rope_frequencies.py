@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from radixlm.runtime.manifest import ModelConfig, RopeScaling
+from radixlm.runtime.artifact.manifest import ModelConfig, RopeScaling
 
 ROPE_FREQUENCIES = "rope.frequencies"  # the name of the computed tensor
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import tvm
-from radixlm.runtime.cpu import cpu_features
+from radixlm.runtime.artifact.cpu import cpu_features
 from radixlm.runtime.errors import InvalidParameter
 
 # vnni512, vnni256: one instruction multiplies and adds groups of four; madd512, madd256: widen to 16 bits, then pmaddwd

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.batch import Batch
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, ModelConfig
 from radixlm.runtime.errors import VerificationFailed
-from radixlm.runtime.manifest import PAGE_SIZE, ModelConfig
-from radixlm.runtime.model_runner import ModelRunner
+from radixlm.runtime.model.batch import Batch
+from radixlm.runtime.model.model_runner import ModelRunner
 
 from .models import weight_shapes
 from .reference import reference_logits

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from radixlm.runtime.cpu import default_num_threads
-from radixlm.runtime.manifest import TensorKindInfo
+from radixlm.runtime.artifact.cpu import default_num_threads
+from radixlm.runtime.artifact.manifest import TensorKindInfo
 
 from .kernels.layout import ALIGNMENT, ROW_BLOCK, pack, packed_shape, round_up
 from .quantization import Float32, Mode, Weight, WeightKind, requantize, rounding_error

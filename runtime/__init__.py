@@ -10,21 +10,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .completion import Completion, Delta
-    from .engine import Engine
-    from .engine_stats import EngineStats
-    from .generation_stream import GenerationStream
-    from .sampling_params import SamplingParams
+    from .engine.completion import Completion, Delta
+    from .engine.engine import Engine
+    from .engine.engine_stats import EngineStats
+    from .engine.generation_stream import GenerationStream
+    from .engine.sampling_params import SamplingParams
 
 __all__ = ["Completion", "Delta", "Engine", "EngineStats", "GenerationStream", "SamplingParams"]
 
 _MODULE_OF = {
-    "Completion": "completion",
-    "Delta": "completion",
-    "Engine": "engine",
-    "EngineStats": "engine_stats",
-    "GenerationStream": "generation_stream",
-    "SamplingParams": "sampling_params",
+    "Completion": "engine.completion",
+    "Delta": "engine.completion",
+    "Engine": "engine.engine",
+    "EngineStats": "engine.engine_stats",
+    "GenerationStream": "engine.generation_stream",
+    "SamplingParams": "engine.sampling_params",
 }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from radixlm.compile.sources import default_model
-from radixlm.runtime.manifest import KVDType
+from radixlm.runtime.artifact.manifest import KVDType
 
 from .goldens.tiny_models import TINY_MODELS
 

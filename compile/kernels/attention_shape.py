@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from radixlm.runtime.manifest import KVLayout
+from radixlm.runtime.artifact.manifest import KVLayout
 
 from ..targets import Target
 from .builder import serial

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from radixlm.runtime.manifest import PAGE_SIZE, SCALE_BYTES
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, SCALE_BYTES
 from tvm.script.ir_builder import tirx as T
 
 from .builder import Memory, bound, registers, serial

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radixlm.runtime.manifest import PAGE_SIZE, KVLayout
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVLayout
 
 from .builder import Memory, bound, serial
 from .kv_span import BLOCK_PAGES, SPAN, StoredPage, StoredSpan

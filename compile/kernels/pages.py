@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from radixlm.runtime.manifest import PAGE_SIZE, SCALE_BYTES, KVLayout
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, SCALE_BYTES, KVLayout
 from tvm.script.ir_builder import tirx as T
 
 from .builder import SIZE, Kernel, Memory, parallel, serial

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from radixlm.runtime.manifest import PAGE_SIZE, KVLayout
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVLayout
 from tvm.script.ir_builder import tirx as T
 
 from .builder import SIZE, Kernel, for_each_row, serial

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from radixlm.runtime.manifest import ModelConfig
+from radixlm.runtime.artifact.manifest import ModelConfig
 
 from ..layers import Embedding, Linear, RMSNorm
 from .llama import LlamaForCausalLM

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from radixlm.runtime.manifest import ModelConfig
+from radixlm.runtime.artifact.manifest import ModelConfig
 
 from ..layers import Embedding, Linear, RMSNorm
 

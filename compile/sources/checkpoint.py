@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
+from radixlm.runtime.artifact.manifest import ModelConfig
 from radixlm.runtime.errors import CorruptSource, UnsupportedArchitecture
-from radixlm.runtime.manifest import ModelConfig
 
 from ..models import SUPPORTED, weight_shapes
 from .source import TensorInfo
@@ -53,8 +53,7 @@ def check_tensors(label: str, config: ModelConfig, tensors: Mapping[str, TensorI
             raise CorruptSource(f"{label}: {name} is missing; the file is incomplete, fetch it again")
         if tensors[name].shape != shape:
             raise CorruptSource(
-                f"{label}: {name} has shape {list(tensors[name].shape)}, "
-                f"the configuration asks for {list(shape)}"
+                f"{label}: {name} has shape {list(tensors[name].shape)}, the configuration asks for {list(shape)}"
             )
     for name in tensors:
         if name not in expected:

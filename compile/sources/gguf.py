@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from radixlm.runtime.artifact.manifest import ModelConfig, SamplingDefaults, SourceInfo
 from radixlm.runtime.errors import CorruptSource, SourceError, UnsupportedArchitecture, UnsupportedTensor
-from radixlm.runtime.manifest import ModelConfig, SamplingDefaults, SourceInfo
 
 from ..models import MODELS, SUPPORTED
 from ..quantization import Float32, Weight
@@ -68,9 +68,7 @@ class GGUFSource:
         weight = weight_from_blocks(self._type_of(name), self._blocks(name, rows))
         for parts in (weight.scales, weight.minima):
             if parts is not None and not np.isfinite(parts).all():
-                raise CorruptSource(
-                    f"{self._file.path}: {name} has scales that are no numbers; fetch it again"
-                )
+                raise CorruptSource(f"{self._file.path}: {name} has scales that are no numbers; fetch it again")
         return weight
 
     def read_float32(self, name: str, rows: slice | None = None) -> Float32:
@@ -150,13 +148,8 @@ def _config(file: GGUFFile) -> ModelConfig:
         head_dim = get("attention.key_length") or hidden_size // num_heads
     except (TypeError, ZeroDivisionError):
         raise CorruptSource(f"{label}: {hidden_size} values cannot be shared by {num_heads} heads") from None
-    if (
-        get("attention.value_length", head_dim) != head_dim
-        or get("rope.dimension_count", head_dim) != head_dim
-    ):
-        raise UnsupportedArchitecture(
-            f"{label}: heads whose parts differ in size are not supported; {SUPPORTED}"
-        )
+    if get("attention.value_length", head_dim) != head_dim or get("rope.dimension_count", head_dim) != head_dim:
+        raise UnsupportedArchitecture(f"{label}: heads whose parts differ in size are not supported; {SUPPORTED}")
     return checked(
         label,
         {
@@ -190,9 +183,7 @@ def _rope_scaling(file: GGUFFile, get: Any, head_dim: int) -> dict[str, Any] | N
     if kind == "none":
         return None
     if kind != "linear":
-        raise UnsupportedArchitecture(
-            f"{file.path}: RoPE scaling {kind!r} is not supported, only linear and llama3"
-        )
+        raise UnsupportedArchitecture(f"{file.path}: RoPE scaling {kind!r} is not supported, only linear and llama3")
     factor = float(get("rope.scaling.factor") or get("rope.scale_linear") or 1.0)
     return None if factor == 1.0 else {"type": "linear", "factor": factor}
 

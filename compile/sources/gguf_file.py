@@ -33,9 +33,7 @@ class GGUFFile:
         except SourceError:
             raise
         except Exception as error:  # the parser throws whatever the bytes make it throw
-            raise CorruptSource(
-                f"{path} is no valid GGUF file ({_one_line(error)}); fetch it again"
-            ) from error
+            raise CorruptSource(f"{path} is no valid GGUF file ({_one_line(error)}); fetch it again") from error
         self.path = path
         self.data: NDArray[np.uint8] = np.asarray(reader.data)
         self.header_bytes = int(reader.data_offset)
@@ -68,9 +66,7 @@ class _BoundedReader(gguf.GGUFReader):
         if self.byte_order == "S":
             raise ValueError("it is big-endian; convert it with gguf-convert-endian")
         if raw_type != gguf.GGUFValueType.ARRAY:
-            result: tuple[int, list[Any], list[int], list[Any]] = super()._get_field_parts(
-                orig_offs, raw_type
-            )
+            result: tuple[int, list[Any], list[int], list[Any]] = super()._get_field_parts(orig_offs, raw_type)
             return result
         item_type = gguf.GGUFValueType(self._get(orig_offs, np.uint32)[0])
         length = int(self._get(orig_offs + 4, np.uint64)[0])

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from radixlm.runtime.artifact.manifest import SamplingDefaults, SourceInfo
 from radixlm.runtime.errors import CorruptSource, SourceNotFound, UnsupportedTensor
-from radixlm.runtime.manifest import SamplingDefaults, SourceInfo
 
 from ..quantization import Float32, Weight, WeightKind
 from .checkpoint import check_tensors, checked
@@ -33,9 +33,7 @@ class HuggingFaceSource:
     def __init__(self, path: Path, *, name: str | None = None) -> None:
         """Raises SourceNotFound where the directory is no model, other SourceErrors for what is wrong."""
         if not (path / "config.json").is_file():
-            raise SourceNotFound(
-                f"{path} is no model: it has no config.json; give a .gguf file or a model directory"
-            )
+            raise SourceNotFound(f"{path} is no model: it has no config.json; give a .gguf file or a model directory")
         self.name = name or path.resolve().name
         config = read_json(path / "config.json")
         generation = read_json(path / "generation_config.json", optional=True)
@@ -130,9 +128,7 @@ def _open_weights(path: Path) -> list[SafetensorsFile]:
     stored = {name for file in files for name in file.tensors}
     for name in weight_map:
         if name not in stored:
-            raise CorruptSource(
-                f"{path}: {name} is in no shard, {INDEX} says {weight_map[name]}; fetch it again"
-            )
+            raise CorruptSource(f"{path}: {name} is in no shard, {INDEX} says {weight_map[name]}; fetch it again")
     return files
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from radixlm.runtime.artifact.manifest import ModelConfig
 from radixlm.runtime.errors import UnsupportedArchitecture, UnsupportedTensor
-from radixlm.runtime.manifest import ModelConfig
 
 from ..models import MODELS, SUPPORTED
 from .checkpoint import check_heads, checked
@@ -69,17 +69,14 @@ def _refuse_settings(label: str, config: Json) -> None:
         if config.get(key):
             raise UnsupportedArchitecture(f"{label}: {key} is not supported; {SUPPORTED}")
     if config.get("hidden_act", "silu") != "silu":
-        raise UnsupportedArchitecture(
-            f"{label}: hidden_act {config['hidden_act']!r} is not supported, only silu"
-        )
+        raise UnsupportedArchitecture(f"{label}: hidden_act {config['hidden_act']!r} is not supported, only silu")
     if config.get("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedArchitecture(f"{label}: partial_rotary_factor is not supported; {SUPPORTED}")
     quantization = config.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
         raise UnsupportedTensor(
-            f"{label}: weights quantized by {method} are not supported; "
-            "take the original model, or a GGUF file"
+            f"{label}: weights quantized by {method} are not supported; take the original model, or a GGUF file"
         )
 
 
@@ -102,9 +99,7 @@ def _rope_scaling(label: str, rope: Json) -> dict[str, Any] | None:
 
 
 def _sliding_window(class_name: str, config: Json) -> int | None:
-    if class_name == "MistralForCausalLM" or (
-        class_name == "Qwen2ForCausalLM" and config.get("use_sliding_window")
-    ):
+    if class_name == "MistralForCausalLM" or (class_name == "Qwen2ForCausalLM" and config.get("use_sliding_window")):
         window: int | None = config.get("sliding_window")
         return window
     return None

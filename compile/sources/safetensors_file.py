@@ -34,9 +34,7 @@ class SafetensorsFile:
         self.path = path
         try:
             self.size = path.stat().st_size
-            self._data: NDArray[np.uint8] = (
-                np.memmap(path, np.uint8, "r") if self.size else np.empty(0, np.uint8)
-            )
+            self._data: NDArray[np.uint8] = np.memmap(path, np.uint8, "r") if self.size else np.empty(0, np.uint8)
         except OSError as error:
             raise SourceNotFound(f"{path} cannot be read: {error.strerror or error}") from error
         self.header = self._read_header()
@@ -79,22 +77,16 @@ class SafetensorsFile:
             start, stop = tensor.data_offsets
             num_bytes = _num_bytes(tensor)
             if start != end or stop < start or min(tensor.shape, default=0) < 0:
-                raise CorruptSource(
-                    f"{self.path}: {name} begins at {start}, not at {end} where the last one ends"
-                )
+                raise CorruptSource(f"{self.path}: {name} begins at {start}, not at {end} where the last one ends")
             if num_bytes is not None and stop - start != num_bytes:
-                raise CorruptSource(
-                    f"{self.path}: {name} has {stop - start} bytes, its shape needs {num_bytes}"
-                )
+                raise CorruptSource(f"{self.path}: {name} has {stop - start} bytes, its shape needs {num_bytes}")
             end = stop
         if self._data_start + end > self.size:
             raise self._truncated(self._data_start + end)
         return tensors
 
     def _truncated(self, needed: int) -> CorruptSource:
-        return CorruptSource(
-            f"{self.path} is truncated: it has {self.size} bytes, {needed} are needed; fetch it again"
-        )
+        return CorruptSource(f"{self.path} is truncated: it has {self.size} bytes, {needed} are needed; fetch it again")
 
 
 def _num_bytes(tensor: StoredTensor) -> int | None:

@@ -49,9 +49,7 @@ def vocabulary_from_sentencepiece(data: bytes, *, add_bos_token: bool = True) ->
     except (ValueError, KeyError, IndexError, struct.error) as error:
         raise CorruptSource(f"tokenizer.model is no SentencePiece model ({error}); fetch it again") from error
     if model_type != _BPE:
-        raise UnsupportedTokenizer(
-            "tokenizer.model is a unigram model; only SentencePiece BPE can be rebuilt"
-        )
+        raise UnsupportedTokenizer("tokenizer.model is a unigram model; only SentencePiece BPE can be rebuilt")
     return Vocabulary(
         model="llama",
         tokens=tokens,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from radixlm.runtime.manifest import ModelConfig, SamplingDefaults, SourceInfo
+from radixlm.runtime.artifact.manifest import ModelConfig, SamplingDefaults, SourceInfo
 
 from ..quantization import Float32, Weight
 

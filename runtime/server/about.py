@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .errors import HTTPError
-from .replies import ModelList, ModelReply, VersionReply
+from .openai.replies import ModelList, ModelReply, VersionReply
 from .served import Served, json_response
 
 

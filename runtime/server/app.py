@@ -19,26 +19,26 @@ from starlette.routing import Route
 
 from ..errors import RadixLMError
 from .about import About
-from .api_keys import ApiKeys, checked_keys
 from .cache import Cache
-from .chat import ChatCompletions
-from .completions import Completions
-from .disconnect import ClientGone
 from .errors import answer
 from .health import MAX_STALL_S, Health
+from .http.api_keys import ApiKeys, checked_keys
+from .http.disconnect import ClientGone
+from .http.origins import KnownHosts, origin_middleware
 from .lanes import Lanes
 from .metrics import Metrics
+from .openai.chat import ChatCompletions
+from .openai.completions import Completions
+from .openai.responses import Responses
+from .openai.tokenize import Tokenization
 from .openapi import OpenAPI
-from .origins import KnownHosts, origin_middleware
 from .page import page_routes
 from .request_log import RequestLog
-from .responses import Responses
 from .served import KEEP_ALIVE_S, Served
-from .tokenize import Tokenization
 from .truncation import Truncation
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from ..engine.engine import Engine
 
 
 def create_app(

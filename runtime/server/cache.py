@@ -12,10 +12,10 @@ from hashlib import blake2s
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..cache_tree import CachedRun
-from ..cache_uses import CacheUse
+from ..cache.cache_tree import CachedRun
+from ..cache.cache_uses import CacheUse
 from ..errors import InvalidParameter
-from .replies import CachedRunReply, CacheReply, CacheUseReply, ClearedReply, WhyNotMoreReply
+from .openai.replies import CachedRunReply, CacheReply, CacheUseReply, ClearedReply, WhyNotMoreReply
 from .served import Served, json_response
 
 PARAMETERS = ("cache_salt", "prompt_cache_key")  # as in the body of a completion

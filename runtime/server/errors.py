@@ -25,7 +25,7 @@ from ..errors import (
     InvalidRequest,
     RadixLMError,
 )
-from .replies import ErrorBody, ErrorReply
+from .openai.replies import ErrorBody, ErrorReply
 
 _log = logging.getLogger(__name__)
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})

@@ -12,8 +12,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..engine_stats import EngineStats
-from .api_keys import api_key_of
+from ..engine.engine_stats import EngineStats
+from .http.api_keys import api_key_of
 
 MAX_STALL_S = 60.0  # a step of the largest model takes seconds, not a minute
 MAX_FAILED_STEPS = 3  # in a row: then it is not the requests' fault

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 from starlette.requests import Request
 
+from ..chat.fair_turns import FairTurns, Refusal
 from ..errors import WorkOverloaded
-from ..fair_turns import FairTurns, Refusal
-from .api_keys import client_of
-from .request_body import num_body_bytes_of
+from .http.api_keys import client_of
+from .http.request_body import num_body_bytes_of
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from ..engine.engine import Engine
 
 T = TypeVar("T")
 NUM_SHORT = 4  # at a time in each lane; what they compute takes milliseconds

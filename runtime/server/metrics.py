@@ -19,10 +19,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Scope
 
-from ..engine_stats import EngineStats
-from ..latency_histogram import LatencyCounts
-from ..manifest import PAGE_SIZE
-from ..tier_stats import TierStats
+from ..artifact.manifest import PAGE_SIZE
+from ..engine.engine_stats import EngineStats
+from ..engine.latency_histogram import LatencyCounts
+from ..prefix.tier_stats import TierStats
 
 KINDS = ("exact", "seam", "text", "alias")
 Samples = Mapping[Any, float]  # by a tuple with a text for each label

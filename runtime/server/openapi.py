@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .replies import (
+from .openai.replies import (
     CacheReply,
     ChatReply,
     ClearedReply,
@@ -26,9 +26,9 @@ from .replies import (
     TokenizeReply,
     VersionReply,
 )
-from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from .response_replies import ResponseReply
-from .response_requests import ResponseRequest
+from .openai.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .openai.response_replies import ResponseReply
+from .openai.response_requests import ResponseRequest
 
 Schema = dict[str, Any]
 _REF = "#/components/schemas/{name}"

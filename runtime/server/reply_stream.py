@@ -12,8 +12,8 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
-from ..completion import Completion, Delta
-from ..engine import GenerationStream
+from ..engine.completion import Completion, Delta
+from ..engine.engine import GenerationStream
 from ..errors import EngineClosed, RadixLMError
 from .request_log import RequestRecord
 

@@ -18,8 +18,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..completion import Completion
-from ..prefix_match import MatchPolicy
+from ..cache.prefix_match import MatchPolicy
+from ..engine.completion import Completion
 from .errors import respond
 
 _log = logging.getLogger("radixlm.requests")

@@ -11,19 +11,19 @@ from radixlm.tokenizer_fix import TokenizerError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..cache_namespace import CacheScope
-from ..completion import Completion
-from .api_keys import api_key_of
+from ..cache.cache_namespace import CacheScope
+from ..engine.completion import Completion
 from .errors import HTTPError
+from .http.api_keys import api_key_of
+from .http.request_body import read_json
 from .lanes import Lanes
-from .replies import UsageReply
-from .request_body import read_json
+from .openai.replies import UsageReply
+from .openai.usage import usage_of
 from .request_log import record_of
 from .truncation import Truncation
-from .usage import usage_of
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from ..engine.engine import Engine
 
 T = TypeVar("T")
 

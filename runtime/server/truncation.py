@@ -12,8 +12,8 @@ from typing import Literal
 
 import msgspec
 
+from ..chat.tool_format import Tool
 from ..errors import ContextLengthExceeded, InvalidRequest
-from ..tool_format import Tool
 
 Message = Mapping[str, object]
 Count = Callable[[Sequence[Message], Sequence[Tool]], int]

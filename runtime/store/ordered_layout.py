@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ..artifact.manifest import PAGE_SIZE, KVLayout
 from ..errors import StoreError
-from ..manifest import PAGE_SIZE, KVLayout
 from .ordered_run import key_bytes, row_bytes
 from .page_head import MAX_NAMESPACE_BYTES
 from .record import BLOCK, CHECKSUM_BYTES, padded

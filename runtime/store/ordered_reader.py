@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StoreError
-from ..kv_rows import KVRows, inverse_order
+from ..model.kv_rows import KVRows, inverse_order
 from .cached_run import ChunkIds
 from .chunk_cache import RunChunks
 from .files import Files, read_all

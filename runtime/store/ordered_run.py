@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ..artifact.manifest import PAGE_SIZE, SCALE_BYTES, KVLayout
 from ..errors import StoreError
-from ..kv_rows import KVRows, inverse_order
-from ..manifest import PAGE_SIZE, SCALE_BYTES, KVLayout
+from ..model.kv_rows import KVRows, inverse_order
 
 MAX_RUN_TOKENS: Final = 1 << 16  # an order has 16 bits a token; a longer run is stored as several
 UInt8Array = NDArray[np.uint8]

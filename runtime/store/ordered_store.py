@@ -17,8 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from weakref import WeakSet
 
+from ..artifact.manifest import KVLayout
 from ..errors import StoreError
-from ..manifest import KVLayout
 from .chunk_cache import ChunkCache, RunChunks
 from .files import Files
 from .ordered_file import RunHeader

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..artifact.manifest import PAGE_SIZE
 from ..errors import StoreCorrupt, StoreError
-from ..manifest import PAGE_SIZE
 
 if TYPE_CHECKING:
-    from ..manifest import Manifest
+    from ..artifact.manifest import Manifest
 
 KEY_BYTES = 32
 NO_PARENT = bytes(KEY_BYTES)  # of the first page of a prompt

@@ -23,8 +23,8 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ..artifact.manifest import KVLayout
 from ..errors import StoreCorrupt, StoreError
-from ..manifest import KVLayout
 from .chain_reader import ChainReader
 from .chunk_cache import ChunkCache
 from .files import Files, OSFiles

@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
+from ..artifact.manifest import KVLayout
 from ..errors import StoreError
-from ..manifest import KVLayout
 from .files import Files, read_all, write_all
 from .ordered_file import RunHeader, body_of, header_of
 from .ordered_layout import OrderedLayout

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.manifest import PAGE_SIZE, KVLayout
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVLayout
 from radixlm.runtime.store import NO_PARENT, OSFiles, PageHead, StoreIdentity
 from radixlm.runtime.store.chunk_cache import ChunkCache
 from radixlm.runtime.store.ordered_layout import OrderedLayout

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.row_selection import NUM_FIRST, NUM_RECENT
+from radixlm.runtime.pruning.row_selection import NUM_FIRST, NUM_RECENT
 from tokenizers import Tokenizer
 
 from bench import partial_dropped, partial_quality, partial_tables

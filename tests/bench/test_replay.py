@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from radixlm.runtime.batch import PageCopy
-from radixlm.runtime.scripted_runner import ScriptedRunner
+from radixlm.runtime.engine.scripted_runner import ScriptedRunner
+from radixlm.runtime.model.batch import PageCopy
 
 from bench.replay import Replay
 from bench.replay_adversaries import Adversaries

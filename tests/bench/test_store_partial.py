@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from radixlm.runtime import partial_prefix
 from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.pruning import partial_prefix
 
 from bench.partial_first_tables import bytes_read, first_tokens, verdicts
 from bench.partial_texts import Case, Query

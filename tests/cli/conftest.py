@@ -9,9 +9,9 @@ from typing import ClassVar, Self
 
 import pytest
 from click.testing import CliRunner
-from radixlm.runtime.completion import CacheMatch, Completion, Delta, Timings, Usage
+from radixlm.runtime.engine.completion import CacheMatch, Completion, Delta, Timings, Usage
+from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.errors import ArtifactNotFound, ContextLengthExceeded
-from radixlm.runtime.sampling_params import SamplingParams
 
 
 class FakeStream:

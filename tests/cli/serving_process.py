@@ -15,9 +15,9 @@ from typing import Any
 
 from radixlm.cli import serving
 from radixlm.cli.main import main
-from radixlm.runtime import engine_parts
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.server.http_protocol import HTTPProtocol
+from radixlm.runtime.engine import engine_parts
+from radixlm.runtime.server.http.http_protocol import HTTPProtocol
 
 from ..runtime.server.real_server import SlowModel, open_fake_artifact
 

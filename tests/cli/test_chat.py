@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from radixlm.cli import chat
 from radixlm.cli.conversation import Conversation
 from radixlm.cli.main import cli
-from radixlm.runtime.sampling_params import SamplingParams
+from radixlm.runtime.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from .conftest import FakeEngine

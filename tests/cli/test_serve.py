@@ -18,9 +18,9 @@ import pytest
 import uvicorn
 from radixlm.cli.serving import server
 from radixlm.runtime.errors import EngineClosed
-from radixlm.runtime.kv_replay import replay
+from radixlm.runtime.replay.kv_replay import replay
 from radixlm.runtime.server.errors import answer
-from radixlm.runtime.server.listener import listen
+from radixlm.runtime.server.http.listener import listen
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response

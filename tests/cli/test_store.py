@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from numpy.typing import NDArray
 from radixlm.cli.main import cli
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
+from radixlm.runtime.cache.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
 from radixlm.runtime.store import NO_PARENT, PageHead, PageStore, StoreIdentity
 from radixlm.runtime.store.catalogue import Catalogue
 from tokenizers import Tokenizer

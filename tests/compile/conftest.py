@@ -18,7 +18,7 @@ from gguf import GGMLQuantizationType as Type
 from radixlm.compile import compile_model
 from radixlm.compile.models import weight_shapes
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.manifest import KVDType, ModelConfig
+from radixlm.runtime.artifact.manifest import KVDType, ModelConfig
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *map(chr, range(ord("a"), ord("z") + 1)), "th", "he"]

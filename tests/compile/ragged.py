@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from radixlm.runtime.batch import Batch, Forward
-from radixlm.runtime.manifest import PAGE_SIZE
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.model.batch import Batch, Forward
 
 
 @dataclass

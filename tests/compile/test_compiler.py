@@ -15,7 +15,7 @@ from radixlm.compile import Progress, compile_model, compiler
 from radixlm.compile.targets import TARGETS
 from radixlm.compile.verification import NUM_DECODED
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.engine import Engine
+from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.errors import InvalidParameter, VerificationFailed
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient

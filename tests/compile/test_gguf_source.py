@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from radixlm.compile.quantization import Q8
 from radixlm.compile.sources import GGUFSource, open_source
+from radixlm.runtime.artifact.manifest import RopeScaling
 from radixlm.runtime.errors import (
     CorruptSource,
     SourceError,
@@ -24,7 +25,6 @@ from radixlm.runtime.errors import (
     UnsupportedArchitecture,
     UnsupportedTensor,
 )
-from radixlm.runtime.manifest import RopeScaling
 
 Make = Callable[..., Any]
 QUERY = "model.layers.1.self_attn.q_proj.weight"

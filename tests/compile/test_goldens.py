@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from radixlm.compile import compile_model
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.engine import Engine
-from radixlm.runtime.model_runner import ModelRunner
-from radixlm.runtime.sampling_params import SamplingParams
+from radixlm.runtime.engine.engine import Engine
+from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.model.model_runner import ModelRunner
 
 from ..goldens.tiny_models import TINY_MODELS, TinyModel
 from ..goldens.tiny_outputs import GoldenPrompt, TinyOutputs

@@ -11,13 +11,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from radixlm.compile.sources import open_source
+from radixlm.runtime.artifact.manifest import RopeScaling, SamplingDefaults
 from radixlm.runtime.errors import (
     CorruptSource,
     SourceNotFound,
     UnsupportedArchitecture,
     UnsupportedTensor,
 )
-from radixlm.runtime.manifest import RopeScaling, SamplingDefaults
 from tokenizers import Tokenizer
 
 Make = Callable[..., Any]

@@ -12,7 +12,7 @@ from radixlm.compile.reference import (
     round_to_int8,
 )
 from radixlm.compile.rope_frequencies import rope_frequencies
-from radixlm.runtime.manifest import ModelConfig, RopeScaling
+from radixlm.runtime.artifact.manifest import ModelConfig, RopeScaling
 
 from ..goldens.tiny_models import TINY_MODELS, TinyModel
 from ..goldens.tiny_outputs import TinyOutputs

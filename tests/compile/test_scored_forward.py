@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from radixlm.compile import reference
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.batch import Batch
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, ModelConfig
 from radixlm.runtime.errors import EngineError
-from radixlm.runtime.manifest import PAGE_SIZE, KVDType, ModelConfig
-from radixlm.runtime.model_runner import ModelRunner
+from radixlm.runtime.model.batch import Batch
+from radixlm.runtime.model.model_runner import ModelRunner
 
 from ..goldens.tiny_models import TINY_MODELS
 

@@ -10,8 +10,8 @@ import pytest
 from radixlm.compile import compile_model
 from radixlm.compile.reference import reference_logits
 from radixlm.compile.sources import open_source
-from radixlm.runtime.engine import Engine
-from radixlm.runtime.sampling_params import SamplingParams
+from radixlm.runtime.engine.engine import Engine
+from radixlm.runtime.engine.sampling_params import SamplingParams
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from radixlm.runtime.engine import Engine
-from radixlm.runtime.scripted_runner import ScriptedRunner
+from radixlm.runtime.engine.engine import Engine
+from radixlm.runtime.engine.scripted_runner import ScriptedRunner
 from ray import serve
 
 from bench.replay_models import MODELS, artifact

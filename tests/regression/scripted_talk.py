@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from radixlm.runtime.batch import Batch, Float32Array
-from radixlm.runtime.engine import Completion, Engine, Message, SamplingParams
-from radixlm.runtime.prefix_match import MatchPolicy
-from radixlm.runtime.prompts import Prompt
-from radixlm.runtime.scripted_runner import ScriptedRunner
-from radixlm.runtime.space_first import given_reply
+from radixlm.runtime.cache.prefix_match import MatchPolicy
+from radixlm.runtime.engine.engine import Completion, Engine, Message, SamplingParams
+from radixlm.runtime.engine.prompts import Prompt
+from radixlm.runtime.engine.scripted_runner import ScriptedRunner
+from radixlm.runtime.engine.space_first import given_reply
+from radixlm.runtime.model.batch import Batch, Float32Array
 
 from ..runtime.fake_artifact import FakeArtifact
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from radixlm.runtime.batch import UInt8Array
-from radixlm.runtime.engine import Engine
-from radixlm.runtime.load_planner import LoadPlan, LoadPlanner
-from radixlm.runtime.manifest import PAGE_SIZE
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.engine.engine import Engine
+from radixlm.runtime.model.batch import UInt8Array
+from radixlm.runtime.prefix.load_planner import LoadPlan, LoadPlanner
 
 from ..runtime.fake_artifact import FakeArtifact
 from .conftest import LoadArtifact

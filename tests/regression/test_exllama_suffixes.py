@@ -9,8 +9,8 @@ import string
 from collections.abc import Iterator
 
 import pytest
-from radixlm.runtime.sampling_params import SamplingParams
-from radixlm.runtime.scheduler import SchedulerPolicy
+from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.engine.scheduler import SchedulerPolicy
 
 from ..runtime.fake_model import EOS, Bench, alone
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from radixlm.runtime.batch import Float32Array
-from radixlm.runtime.request import Request
-from radixlm.runtime.sampling_params import SamplingParams
+from radixlm.runtime.engine.request import Request
+from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.model.batch import Float32Array
 
 from ..runtime.fake_model import alone
 from ..runtime.server.real_server import CHAT, VOCAB_SIZE, WAIT_S, RealServer, real_server

@@ -9,14 +9,14 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from radixlm.runtime.grammar import Grammar
-from radixlm.runtime.grammar_trial_process import Vocabulary
-from radixlm.runtime.grammars import Grammars
-from radixlm.runtime.page_pool import PagePool
-from radixlm.runtime.prefix_cache import PrefixCache
-from radixlm.runtime.sampling_params import SamplingParams
-from radixlm.runtime.scheduler import SchedulerPolicy
-from radixlm.runtime.sequence import Sequence
+from radixlm.runtime.cache.page_pool import PagePool
+from radixlm.runtime.cache.prefix_cache import PrefixCache
+from radixlm.runtime.cache.sequence import Sequence
+from radixlm.runtime.chat.grammar import Grammar
+from radixlm.runtime.chat.grammar_trial_process import Vocabulary
+from radixlm.runtime.chat.grammars import Grammars
+from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.engine.scheduler import SchedulerPolicy
 
 from ..runtime.fake_model import EOS, Bench, alone, text_of
 from ..runtime.fake_pages import FakePages

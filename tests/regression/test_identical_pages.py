@@ -4,9 +4,9 @@ Ours keeps one of them as soon as both are full: the other request goes on with 
 
 from __future__ import annotations
 
-from radixlm.runtime.page_pool import PagePool
-from radixlm.runtime.prefix_cache import PrefixCache
-from radixlm.runtime.sampling_params import SamplingParams
+from radixlm.runtime.cache.page_pool import PagePool
+from radixlm.runtime.cache.prefix_cache import PrefixCache
+from radixlm.runtime.engine.sampling_params import SamplingParams
 
 from ..runtime.fake_model import Bench, alone
 

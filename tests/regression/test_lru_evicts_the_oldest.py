@@ -4,7 +4,7 @@ Ours drops the conversation that was used longest ago: 4, 5, 6 and 7 are left.
 
 from __future__ import annotations
 
-from radixlm.runtime.sampling_params import SamplingParams
+from radixlm.runtime.engine.sampling_params import SamplingParams
 
 from ..runtime.fake_model import Bench
 

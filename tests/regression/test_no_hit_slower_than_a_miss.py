@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from radixlm.runtime.sampling_params import SamplingParams
+from radixlm.runtime.engine.sampling_params import SamplingParams
 
 from ..runtime.fake_model import FAKE_PAGE_BYTES, alone
 from ..runtime.fake_tier import Served

@@ -5,9 +5,9 @@ Ours has one length for both: the pop is refused with PopLengthError to that req
 from __future__ import annotations
 
 import pytest
+from radixlm.runtime.engine.request import Request
+from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.errors import AppendLengthError, ForkLengthError, PopLengthError, UnknownSequence
-from radixlm.runtime.request import Request
-from radixlm.runtime.sampling_params import SamplingParams
 
 from ..runtime.fake_model import Bench, LetterDecoder, alone
 

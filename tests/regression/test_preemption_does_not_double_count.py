@@ -4,11 +4,11 @@ Ours has each token once in sequence, tree, pages and usage, however often the r
 
 from __future__ import annotations
 
-from radixlm.runtime.page_pool import PagePool
-from radixlm.runtime.prefix_cache import PrefixCache
-from radixlm.runtime.sampling_params import SamplingParams
-from radixlm.runtime.scheduler import SchedulerPolicy
-from radixlm.runtime.sequence import Sequence
+from radixlm.runtime.cache.page_pool import PagePool
+from radixlm.runtime.cache.prefix_cache import PrefixCache
+from radixlm.runtime.cache.sequence import Sequence
+from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.engine.scheduler import SchedulerPolicy
 
 from ..runtime.fake_model import Bench, alone
 

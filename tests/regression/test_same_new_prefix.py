@@ -5,8 +5,8 @@ Ours compute it once: the others wait for the one that is at work on it, and tak
 from __future__ import annotations
 
 import pytest
-from radixlm.runtime.sampling_params import SamplingParams
-from radixlm.runtime.scheduler import SchedulerPolicy
+from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.engine.scheduler import SchedulerPolicy
 
 from ..runtime.fake_model import Bench, alone
 

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from radixlm.runtime.batch import Batch, Float32Array
-from radixlm.runtime.completion import KVPruning
-from radixlm.runtime.prefix_match import PrefixMatch
-from radixlm.runtime.pruned_prefix import PrunedPrefix
-from radixlm.runtime.request import Request
-from radixlm.runtime.sampling_params import SamplingParams
-from radixlm.runtime.sequence import Sequence
-from radixlm.runtime.step_plan import StepPlan
+from radixlm.runtime.cache.prefix_match import PrefixMatch
+from radixlm.runtime.cache.pruned_prefix import PrunedPrefix
+from radixlm.runtime.cache.sequence import Sequence
+from radixlm.runtime.engine.completion import KVPruning
+from radixlm.runtime.engine.request import Request
+from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.engine.step_plan import StepPlan
+from radixlm.runtime.model.batch import Batch, Float32Array
 
 from ..runtime.fake_model import EOS, alone
 from ..runtime.fake_tier import Served, processes

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from radixlm.runtime.batch import Batch, Float32Array, UInt8Array
-from radixlm.runtime.engine import Engine, SamplingParams
-from radixlm.runtime.scripted_runner import ScriptedRunner
+from radixlm.runtime.engine.engine import Engine, SamplingParams
+from radixlm.runtime.engine.scripted_runner import ScriptedRunner
+from radixlm.runtime.model.batch import Batch, Float32Array, UInt8Array
 
 from ..runtime.fake_artifact import FakeArtifact
 from .conftest import LoadArtifact

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from radixlm.runtime.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
-from radixlm.runtime.sampling_params import SamplingParams
+from radixlm.runtime.cache.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
+from radixlm.runtime.engine.sampling_params import SamplingParams
 
 from ..runtime.fake_model import EOS, alone
 from ..runtime.fake_tier import Served, processes

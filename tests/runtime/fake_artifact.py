@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from radixlm.runtime.manifest import (
+from radixlm.runtime.artifact.manifest import (
     FORMAT_VERSION,
     KVLayout,
     Manifest,

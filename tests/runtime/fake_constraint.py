@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from radixlm.runtime.batch import Int32Array
 from radixlm.runtime.errors import ConstraintFailed
+from radixlm.runtime.model.batch import Int32Array
 
 
 def mask_of(allowed: set[int], vocab_size: int) -> Int32Array:

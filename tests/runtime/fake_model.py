@@ -11,19 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from radixlm.runtime.batch import Batch, Float32Array, PageCopy, TopLogits, UInt8Array
-from radixlm.runtime.disk_tier import DiskTier
-from radixlm.runtime.engine_core import EngineCore
-from radixlm.runtime.kv_log import KVLog
-from radixlm.runtime.manifest import PAGE_SIZE, TOP_LOGITS
-from radixlm.runtime.page_pool import PagePool
-from radixlm.runtime.prefix_cache import PrefixCache
-from radixlm.runtime.request import Request, RequestLimits
-from radixlm.runtime.request_output import RequestOutput
-from radixlm.runtime.sampler import SamplerState, sample
-from radixlm.runtime.sampling_params import SamplingParams
-from radixlm.runtime.scheduler import SchedulerPolicy
-from radixlm.runtime.token_constraint import TokenConstraint
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, TOP_LOGITS
+from radixlm.runtime.cache.kv_log import KVLog
+from radixlm.runtime.cache.page_pool import PagePool
+from radixlm.runtime.cache.prefix_cache import PrefixCache
+from radixlm.runtime.chat.token_constraint import TokenConstraint
+from radixlm.runtime.engine.engine_core import EngineCore
+from radixlm.runtime.engine.request import Request, RequestLimits
+from radixlm.runtime.engine.request_output import RequestOutput
+from radixlm.runtime.engine.sampler import SamplerState, sample
+from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.engine.scheduler import SchedulerPolicy
+from radixlm.runtime.model.batch import Batch, Float32Array, PageCopy, TopLogits, UInt8Array
+from radixlm.runtime.prefix.disk_tier import DiskTier
 
 VOCAB_SIZE = 40
 EOS = 39

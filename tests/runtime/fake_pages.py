@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixlm.runtime.batch import PageCopy
-from radixlm.runtime.kv_transaction import Reservation
-from radixlm.runtime.pruned_prefix import PrunedPrefix
+from radixlm.runtime.cache.kv_transaction import Reservation
+from radixlm.runtime.cache.pruned_prefix import PrunedPrefix
+from radixlm.runtime.model.batch import PageCopy
 
 
 class FakePages:

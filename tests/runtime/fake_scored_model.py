@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from radixlm.runtime.batch import Batch, Float32Array
-from radixlm.runtime.manifest import PAGE_SIZE
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.model.batch import Batch, Float32Array
 
 from .fake_model import VOCAB_SIZE, FakeModel
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from radixlm.runtime.disk_tier import DiskTier
-from radixlm.runtime.prefix_cache import PrefixCache
-from radixlm.runtime.scheduler import SchedulerPolicy
+from radixlm.runtime.cache.prefix_cache import PrefixCache
+from radixlm.runtime.engine.scheduler import SchedulerPolicy
+from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.store import PageHead, PageStore, PutResult, StoreIdentity, StoreStats
 
 from .fake_model import FAKE_PAGE_BYTES, POLICY, Bench, FakeModel

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import numpy as np
-from radixlm.runtime.grammar_constraint import GrammarConstraint
-from radixlm.runtime.token_constraint import allowed_of
+from radixlm.runtime.chat.grammar_constraint import GrammarConstraint
+from radixlm.runtime.chat.token_constraint import allowed_of
 from radixlm.tokenizer_fix import Tokenizer
 
 

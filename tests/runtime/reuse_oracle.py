@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from radixlm.runtime.prompt_cursor import MAX_SEAM_TOKENS
-from radixlm.runtime.reply_alias import ReplyAlias
+from radixlm.runtime.cache.prompt_cursor import MAX_SEAM_TOKENS
+from radixlm.runtime.cache.reply_alias import ReplyAlias
 from radixlm.tokenizer_fix import SpelledPrompt, is_mark
 
 Aliases = Mapping[tuple[int, ...], Sequence[ReplyAlias]]  # by the ids of the prompt that was replied to

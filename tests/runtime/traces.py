@@ -2,8 +2,7 @@
 
 Thousands, before a release or after a change of the cache (it takes minutes)::
 
-    RADIXLM_TRACES=3000 pytest tests/runtime/test_engine_traces.py tests/runtime/test_counting_oracle.py \\
-        tests/runtime/test_warm_is_cold.py
+    RADIXLM_TRACES=3000 pytest tests/runtime/engine -k "traces or counting_oracle or warm_is_cold"
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from radixlm.compile.kernels.attention_shape import AttentionShape
 from radixlm.compile.kernels.attention_units import AttentionLimits, find_units
 from radixlm.compile.kernels.layout import ROW_BLOCK, round_up
 from radixlm.compile.targets import Target
-from radixlm.runtime.manifest import PAGE_SIZE, KVDType
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType
 
 from .harness import built
 from .pool import KEYS, PARTS, VALUES, Part, Pool, layout_of

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from radixlm.compile.kernels.layout import ALIGNMENT
 from radixlm.compile.targets import TARGETS, Target
 from radixlm.compile.tvm_build import build_library
-from radixlm.runtime.cpu import cpu_features
+from radixlm.runtime.artifact.cpu import cpu_features
 from tvm.ir import Call, GlobalVar
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T

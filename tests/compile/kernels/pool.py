@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from radixlm.runtime.manifest import PAGE_SIZE, KVDType, KVLayout
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayout
 
 DTYPES: dict[KVDType, type[np.generic]] = {"f16": np.float16, "f32": np.float32, "int8": np.int8}
 Part = Literal[0, 1]

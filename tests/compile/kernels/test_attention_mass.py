@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from radixlm.compile.kernels.attention_units import MAX_TILE
 from radixlm.compile.targets import Target
-from radixlm.runtime.manifest import KVDType
+from radixlm.runtime.artifact.manifest import KVDType
 
 from .attention_case import LAYER, LIMITS, AttentionCase, Tokens
 from .harness import every_target, examples, runnable

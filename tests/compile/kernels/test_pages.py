@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from radixlm.compile.kernels.pages import copy_rows, move_pages
 from radixlm.compile.targets import Target
-from radixlm.runtime.manifest import KVDType, KVLayout
+from radixlm.runtime.artifact.manifest import KVDType, KVLayout
 
 from .harness import built, every_target
 from .pool import PARTS, Pool, layout_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from radixlm.compile.kernels.rope import rope_angles, rope_append
 from radixlm.compile.targets import Target
-from radixlm.runtime.manifest import PAGE_SIZE, KVDType
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType
 
 from .harness import built, every_target
 from .pool import KEYS, PARTS, VALUES, Pool, layout_of

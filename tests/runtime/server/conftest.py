@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
-from radixlm.runtime.cache_namespace import CacheNamespaces, ModelIdentity
-from radixlm.runtime.cache_tree import CacheCleared, CachedRun, CacheTree
-from radixlm.runtime.cache_uses import CacheUse
-from radixlm.runtime.completion import (
+from radixlm.runtime.cache.cache_namespace import CacheNamespaces, ModelIdentity
+from radixlm.runtime.cache.cache_tree import CacheCleared, CachedRun, CacheTree
+from radixlm.runtime.cache.cache_uses import CacheUse
+from radixlm.runtime.cache.prefix_match import MatchPolicy
+from radixlm.runtime.cache.why_not_more import WhyNotMore
+from radixlm.runtime.chat.tool_format import PLAIN, ToolFormat
+from radixlm.runtime.engine.completion import (
     CacheMatch,
     Completion,
     Delta,
@@ -21,13 +24,10 @@ from radixlm.runtime.completion import (
     TokenLogprob,
     Usage,
 )
-from radixlm.runtime.engine import EngineStats, GenerationStream
+from radixlm.runtime.engine.engine import EngineStats, GenerationStream
+from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.errors import EmptyPrompt, EngineOverloaded, RadixLMError
-from radixlm.runtime.prefix_match import MatchPolicy
-from radixlm.runtime.sampling_params import SamplingParams
 from radixlm.runtime.server import create_app
-from radixlm.runtime.tool_format import PLAIN, ToolFormat
-from radixlm.runtime.why_not_more import WhyNotMore
 from starlette.testclient import TestClient
 
 STATS = EngineStats(

@@ -14,9 +14,9 @@ from typing import Any
 
 import httpx
 import uvicorn
-from radixlm.runtime.engine import Engine
+from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.server import create_app
-from radixlm.runtime.server.listener import listen
+from radixlm.runtime.server.http.listener import listen
 
 from ..fake_artifact import fake_artifact
 from ..fake_model import FakeModel

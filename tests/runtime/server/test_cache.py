@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from radixlm.runtime.cache_namespace import CacheScope
+from radixlm.runtime.cache.cache_namespace import CacheScope
+from radixlm.runtime.cache.why_not_more import WhyNotMore
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.server import create_app
 from radixlm.runtime.server.page import PAGE_PATHS
-from radixlm.runtime.why_not_more import WhyNotMore
 from starlette.routing import Route
 from starlette.testclient import TestClient
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from radixlm.runtime.completion import CacheMatch, Completion, KVPruning, Timings, Usage
-from radixlm.runtime.engine import Engine
+from radixlm.runtime.engine.completion import CacheMatch, Completion, KVPruning, Timings, Usage
+from radixlm.runtime.engine.engine import Engine
+from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.errors import EmptyPrompt, StepFailed
-from radixlm.runtime.sampling_params import SamplingParams
 from radixlm.runtime.server import create_app
-from radixlm.runtime.server.choices import params_of_choices
-from radixlm.runtime.server.usage import usage_of
+from radixlm.runtime.server.openai.choices import params_of_choices
+from radixlm.runtime.server.openai.usage import usage_of
 from starlette.testclient import TestClient
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import uvicorn
 from radixlm.runtime.server import create_app
-from radixlm.runtime.server.listener import listen
+from radixlm.runtime.server.http.listener import listen
 
 if TYPE_CHECKING:
     from .conftest import FakeEngine

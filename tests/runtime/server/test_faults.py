@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from radixlm.runtime import engine_core
-from radixlm.runtime.batch import Batch, Float32Array
-from radixlm.runtime.generation_stream import GenerationStream
-from radixlm.runtime.kv_transaction import KVTransaction
-from radixlm.runtime.page_pool import PagePool
-from radixlm.runtime.request import Request
-from radixlm.runtime.request_output import RequestOutput
+from radixlm.runtime.cache.kv_transaction import KVTransaction
+from radixlm.runtime.cache.page_pool import PagePool
+from radixlm.runtime.engine import engine_core
+from radixlm.runtime.engine.generation_stream import GenerationStream
+from radixlm.runtime.engine.request import Request
+from radixlm.runtime.engine.request_output import RequestOutput
+from radixlm.runtime.model.batch import Batch, Float32Array
 from radixlm.runtime.server.reply_stream import ReplyStream
 
 from .real_server import WAIT_S, RealServer, SlowModel, real_server, wait_until

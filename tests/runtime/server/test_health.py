@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from radixlm.runtime.batch import Batch
-from radixlm.runtime.engine import EngineStats
+from radixlm.runtime.engine.engine import EngineStats
+from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.server import Loading, create_app
 from radixlm.runtime.server.health import MAX_FAILED_STEPS, Verdict
 from starlette.testclient import TestClient

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from radixlm.runtime.engine import Engine
+from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.server import create_app
 from radixlm.runtime.server.errors import HTTPError
-from radixlm.runtime.server.request_body import read_json
+from radixlm.runtime.server.http.request_body import read_json
 from starlette.requests import Request
 from starlette.testclient import TestClient
 

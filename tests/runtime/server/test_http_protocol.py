@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 import uvicorn
-from radixlm.runtime.server import create_app, http_protocol
-from radixlm.runtime.server.http_protocol import MAX_HEADER_BYTES, HTTPProtocol
-from radixlm.runtime.server.listener import listen
-from radixlm.runtime.server.step_reader import StepReader
+from radixlm.runtime.server import create_app
+from radixlm.runtime.server.http import http_protocol
+from radixlm.runtime.server.http.http_protocol import MAX_HEADER_BYTES, HTTPProtocol
+from radixlm.runtime.server.http.listener import listen
+from radixlm.runtime.server.http.step_reader import StepReader
 
 from .real_server import wait_until
 

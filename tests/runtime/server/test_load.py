@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from radixlm.runtime.engine import Engine
+from radixlm.runtime.engine.engine import Engine
 
 from bench.load_clients import Crowd
 from bench.load_server import LoadedServer

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from radixlm.runtime.server import create_app
+from radixlm.runtime.server.openai.replies import ChatReply, TextReply, TokenizeReply
+from radixlm.runtime.server.openai.response_replies import ResponseReply
 from radixlm.runtime.server.page import page_routes
-from radixlm.runtime.server.replies import ChatReply, TextReply, TokenizeReply
-from radixlm.runtime.server.response_replies import ResponseReply
 from starlette.routing import Route
 from starlette.testclient import TestClient
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvicorn
 from radixlm.runtime.server import create_app
-from radixlm.runtime.server.corked_transport import CorkedTransport
-from radixlm.runtime.server.http_protocol import HTTPProtocol
-from radixlm.runtime.server.listener import listen
+from radixlm.runtime.server.http.corked_transport import CorkedTransport
+from radixlm.runtime.server.http.http_protocol import HTTPProtocol
+from radixlm.runtime.server.http.listener import listen
 
 if TYPE_CHECKING:
     from .conftest import FakeEngine

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from radixlm.runtime import partial_prefix
-from radixlm.runtime.engine import Engine
-from radixlm.runtime.load_planner import LoadPlan, LoadPlanner
+from radixlm.runtime.engine.engine import Engine
+from radixlm.runtime.prefix.load_planner import LoadPlan, LoadPlanner
+from radixlm.runtime.pruning import partial_prefix
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
 

@@ -13,7 +13,7 @@ from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
 
 if TYPE_CHECKING:
-    from radixlm.runtime.prefix_match import MatchPolicy
+    from radixlm.runtime.cache.prefix_match import MatchPolicy
 
     from .conftest import FakeEngine
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from radixlm.runtime.engine import Engine
+from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
 

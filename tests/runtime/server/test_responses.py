@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from radixlm.runtime.engine import Engine
+from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.errors import StepFailed
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient

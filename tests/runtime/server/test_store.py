@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from radixlm.runtime.load_planner import LoadPlan, LoadPlanner
+from radixlm.runtime.prefix.load_planner import LoadPlan, LoadPlanner
 
 from .real_server import RealServer, real_server
 from .test_metrics import read

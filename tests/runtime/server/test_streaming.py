@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from radixlm.runtime.batch import Batch
 from radixlm.runtime.errors import StepFailed
+from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.server import create_app
-from radixlm.runtime.server.sse import COMMENT
+from radixlm.runtime.server.http.sse import COMMENT
 from starlette.testclient import TestClient
 
 from .real_server import CHAT, WAIT_S, RealServer, real_server, wait_until

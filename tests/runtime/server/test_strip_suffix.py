@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from radixlm.runtime.engine import Engine
+from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
 

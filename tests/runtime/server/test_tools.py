@@ -10,10 +10,10 @@ from typing import Any
 
 import jsonschema
 import pytest
-from radixlm.runtime.engine import Engine
-from radixlm.runtime.scripted_runner import ScriptedRunner
+from radixlm.runtime.chat.tool_format import HERMES, LLAMA3, PLAIN, ToolFormat
+from radixlm.runtime.engine.engine import Engine
+from radixlm.runtime.engine.scripted_runner import ScriptedRunner
 from radixlm.runtime.server import create_app
-from radixlm.runtime.tool_format import HERMES, LLAMA3, PLAIN, ToolFormat
 from starlette.testclient import TestClient
 
 from ..fake_artifact import fake_artifact

@@ -10,10 +10,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from radixlm.runtime.chat_template import ChatTemplate
+from radixlm.runtime.chat.chat_template import ChatTemplate
+from radixlm.runtime.chat.tool_format import Tool
 from radixlm.runtime.errors import ContextLengthExceeded
 from radixlm.runtime.server.truncation import Truncated, cut_middle, drop_middle
-from radixlm.runtime.tool_format import Tool
 
 from .real_server import RealServer, real_server
 

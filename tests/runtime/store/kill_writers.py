@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from radixlm.runtime.manifest import PAGE_SIZE
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.store import PageHead, PageStore
 from radixlm.runtime.store.rewriting import rewrite
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from radixlm.runtime.manifest import PAGE_SIZE, KVDType, KVLayout
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayout
 from radixlm.runtime.store import PageHead, StoreIdentity
 
 from .pages import chain

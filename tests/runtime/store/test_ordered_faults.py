@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from radixlm.runtime.kv_rows import KVRows
+from radixlm.runtime.model.kv_rows import KVRows
 from radixlm.runtime.store.files import OSFiles
 from radixlm.runtime.store.ordered_file import RunHeader
 from radixlm.runtime.store.ordered_layout import OrderedLayout

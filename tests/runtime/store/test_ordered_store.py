@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from radixlm.runtime.artifact.manifest import KVDType
 from radixlm.runtime.errors import StoreError
-from radixlm.runtime.kv_rows import KVRows
-from radixlm.runtime.manifest import KVDType
+from radixlm.runtime.model.kv_rows import KVRows
 from radixlm.runtime.store.files import OSFiles
 from radixlm.runtime.store.ordered_layout import OrderedLayout
 from radixlm.runtime.store.ordered_reader import OpenRun

@@ -1,0 +1,106 @@
+"""Name the part of the cache that one client may see, by a keyed hash of all that sets it apart.
+
+Knows strings and digests; not requests, trees or stores. Whoever keeps something by namespace compares tokens besides.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from hashlib import blake2b
+
+import msgspec
+
+from ..artifact.manifest import Manifest
+from ..errors import InvalidParameter
+
+MAX_LENGTH = 1024  # characters of what a client sends
+_PERSON = b"radixlm/prefix/1"  # of the hash: no other use of the same secret gives these bytes
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """What keys and values depend on besides the tokens; each is None or text, and None is unlike any text."""
+
+    model_digest: str | None = None
+    tokenizer_digest: str | None = None
+    quantization: str | None = None
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> ModelIdentity:
+        """The identity of an artifact: its manifest's digest covers weights, module and target as well."""
+        tokenizer = manifest.files.get("tokenizer.json")
+        return cls(
+            model_digest=manifest.digest,
+            tokenizer_digest=None if tokenizer is None else tokenizer.sha256,
+            quantization=msgspec.json.encode(manifest.quantization, order="sorted").decode(),
+        )
+
+
+@dataclass(frozen=True)
+class CacheScope:
+    """What sets clients apart: equal scopes share, others never do, and None is unlike any text, the empty one too.
+
+    Raises:
+        InvalidParameter: a text is longer than `MAX_LENGTH` characters, or is no Unicode.
+    """
+
+    api_key: str | None = None
+    cache_salt: str | None = None
+    prompt_cache_key: str | None = None
+    adapter: str | None = None  # a slot for what changes the model for some requests only
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            text = getattr(self, field.name)
+            if text is not None and len(text) > MAX_LENGTH:
+                raise InvalidParameter(f"{field.name} has {len(text)} characters; send at most {MAX_LENGTH}")
+            if text is not None and not _is_unicode(text):
+                raise InvalidParameter(f"{field.name} has a lone surrogate; send valid Unicode")
+
+
+class CacheNamespaces:
+    """Makes the namespaces of one model. They say nothing of what they were made of, and cannot be made without the
+    secret.
+
+    >>> namespaces = CacheNamespaces(ModelIdentity())
+    >>> namespaces.of(CacheScope(cache_salt="a")) == namespaces.of(CacheScope(cache_salt="a"))
+    True
+    >>> namespaces.of(CacheScope(cache_salt="a")) == namespaces.of(CacheScope(prompt_cache_key="a"))
+    False
+
+    Args:
+        secret: up to 64 bytes; None: random, so that namespaces end with the process. What outlives it keeps its own.
+    """
+
+    def __init__(self, model: ModelIdentity, secret: bytes | None = None) -> None:
+        self._secret = secrets.token_bytes(32) if secret is None else secret
+        self._model = _values(model)
+
+    def of(self, scope: CacheScope) -> bytes:
+        """The namespace of a scope: 32 bytes."""
+        hashed = blake2b(key=self._secret, digest_size=32, person=_PERSON)
+        for value in (*self._model, *_values(scope)):
+            hashed.update(_framed(value))
+        return hashed.digest()
+
+
+def _values(dimensions: ModelIdentity | CacheScope) -> Iterable[str | None]:
+    return tuple(getattr(dimensions, field.name) for field in fields(dimensions))
+
+
+def _framed(value: str | None) -> bytes:
+    """Whether there is a value, its length and itself, so that no two lists of values are the same bytes."""
+    if value is None:
+        return b"\0"
+    encoded = value.encode()
+    return b"\1" + len(encoded).to_bytes(8, "big") + encoded
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

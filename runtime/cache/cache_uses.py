@@ -1,0 +1,111 @@
+"""Remember what requests of a namespace found cached: those that run, and the last ones that ended.
+
+Values, and a bounded store of them. Knows counts, times and the page that a request ended in, so that it can be shown
+where in the tree that is; not its tokens, but for the few that say why no more was cached.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ..artifact.manifest import PAGE_SIZE
+from ..engine.completion import FinishReason
+from .radix_node import PAGE_BYTES, Node, encode_key
+from .radix_tree import RadixTree
+from .sequence import Sequence
+from .why_not_more import WhyNotMore
+
+MAX_ENDED = 16  # remembered of a namespace
+MAX_NAMESPACES = 256
+
+UseState = Literal["waiting", "running", "ended"]
+
+
+@dataclass(frozen=True)
+class PageMark:
+    """Where a sequence's keys and values end, but for tainted ones: a page, what was in it, and the rows after it.
+
+    The page may be another's by the time that somebody looks: it is recognized by its tokens.
+    """
+
+    num_pages: int  # full ones, from the root on
+    page_id: int | None  # the last of them
+    page: bytes  # its tokens, as a key
+    tail: bytes  # the tokens after it, likewise
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> PageMark:
+        """The mark of a live sequence, between two steps."""
+        num_pages = sequence.num_shareable // PAGE_SIZE
+        start = max(0, num_pages - 1) * PAGE_SIZE
+        key = encode_key(sequence.token_ids[start : sequence.num_shareable])
+        cut = PAGE_BYTES if num_pages else 0
+        return cls(num_pages, sequence.page_ids[num_pages - 1] if num_pages else None, key[:cut], key[cut:])
+
+    def node(self, tree: RadixTree, namespace: bytes) -> Node | None:
+        """The run that holds the end, or as much before it as is still cached; None if that is nothing known."""
+        node = tree.root(namespace) if self.page_id is None else tree.node_of(self.page_id)
+        if node is None:
+            return None
+        if self.page_id is not None:
+            place = self.num_pages - 1 - node.start
+            is_same = 0 <= place < len(node.pages) and node.pages[place] == self.page_id
+            if not is_same or bytes(node.run[place * PAGE_BYTES : (place + 1) * PAGE_BYTES]) != self.page:
+                return None
+            if place + 1 < len(node.pages):
+                return node
+        longer = node.beginning_with(self.tail) if self.tail else None
+        return longer or (None if node.parent is None else node)
+
+
+@dataclass(frozen=True)
+class CacheUse:
+    """What one request found. `run` is the place in `CacheTree.runs` of the run that it ends in, if that is there."""
+
+    request_id: str
+    state: UseState
+    num_prompt_tokens: int
+    tokens_by_kind: Mapping[str, int]  # cached ones, when it was admitted
+    num_generated: int
+    arrived_at: float  # seconds on the engine's clock, as is
+    ended_at: float | None
+    finish_reason: FinishReason | None
+    why_not_more: WhyNotMore | None
+    mark: PageMark | None
+    run: int | None = None
+
+
+class CacheUses:
+    """The requests that ended last, by namespace: a few of each, of the namespaces that were used last."""
+
+    def __init__(self) -> None:
+        self._ended: OrderedDict[bytes, deque[CacheUse]] = OrderedDict()
+
+    def record(self, namespace: bytes, use: CacheUse) -> None:
+        """Note a request that ended; what is too old for the bounds is forgotten."""
+        self._ended.setdefault(namespace, deque(maxlen=MAX_ENDED)).append(use)
+        self._ended.move_to_end(namespace)
+        if len(self._ended) > MAX_NAMESPACES:
+            self._ended.popitem(last=False)
+
+    def ended(self, namespace: bytes) -> tuple[CacheUse, ...]:
+        """Those of a namespace, the last one first."""
+        return tuple(reversed(self._ended.get(namespace, ())))
+
+    def forget(self, namespace: bytes | None) -> None:
+        """Drop those of a namespace, or all."""
+        if namespace is None:
+            self._ended.clear()
+        else:
+            self._ended.pop(namespace, None)
+
+    def forget_unused(self, since: float) -> None:
+        """Drop those that ended before then."""
+        for namespace, uses in list(self._ended.items()):
+            while uses and (uses[0].ended_at or 0.0) < since:
+                uses.popleft()
+            if not uses:
+                del self._ended[namespace]

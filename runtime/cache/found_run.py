@@ -1,0 +1,72 @@
+"""Walk down from a root along wanted tokens, as far as the tree has them.
+
+Reads nodes and changes none; knows keys and pages, not who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..artifact.manifest import PAGE_SIZE
+from .radix_node import PAGE_BYTES, TOKEN_BYTES, Node, encode_key, num_common_tokens
+from .why_not_more import MAX_IDS_SHOWN
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """The longest cached run that begins like the wanted tokens.
+
+    Of its `num_tokens`, the first are in the full `pages`; the other `num_rows` are the first rows of
+    `partial_page`, which may be part of a full page or a tail. `next_ids` are what the tree has next, if anything, the
+    first of them made by the model if `is_next_generated`; `was_evicted` says that it once had the wanted token there.
+    """
+
+    num_tokens: int
+    pages: list[int]
+    partial_page: int | None
+    num_rows: int
+    generated: bytes
+    next_ids: tuple[int, ...]
+    is_next_generated: bool
+    was_evicted: bool
+
+    @classmethod
+    def below(cls, root: Node | None, token_ids: Sequence[int]) -> FoundRun:
+        """The run below `root` that begins like `token_ids`; without a root there is none."""
+        key = encode_key(token_ids)
+        pages: list[int] = []
+        generated: list[bytes] = []
+        partial_page, num_rows = None, 0
+        node, done = root, 0
+        ahead: tuple[Node, int] | None = None
+        was_evicted = False
+        while node is not None and done < len(key):
+            child, common = node.nearest(key, done)
+            if child is None or common == 0:
+                was_evicted = node.had(key[done : done + PAGE_BYTES], 0)
+                ahead = None if child is None else (child, 0)
+                break
+            if common == PAGE_SIZE:
+                common = num_common_tokens(child.run, key, 0, done)
+            num_full = common // PAGE_SIZE
+            was_evicted = num_full == 0 and node.had(key[done : done + PAGE_BYTES], common)
+            pages += child.pages[:num_full]
+            generated.append(bytes(child.generated[:common]))
+            if num_full < len(child.pages):
+                num_rows = common % PAGE_SIZE
+                partial_page = child.pages[num_full] if num_rows else None
+                if common * TOKEN_BYTES < len(child.run):
+                    ahead = (child, common)
+                break
+            node, done = child, done + num_full * PAGE_BYTES
+        return cls(
+            num_tokens=len(pages) * PAGE_SIZE + num_rows,
+            pages=pages,
+            partial_page=partial_page,
+            num_rows=num_rows,
+            generated=b"".join(generated),
+            next_ids=() if ahead is None else ahead[0].tokens(ahead[1], MAX_IDS_SHOWN),
+            is_next_generated=ahead is not None and bool(ahead[0].generated[ahead[1]]),
+            was_evicted=was_evicted,
+        )

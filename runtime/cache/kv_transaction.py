@@ -1,0 +1,213 @@
+"""Reserve the pages of a whole step, then commit it or roll it back.
+
+Tree, sequences and pool change together in `commit`, or not at all. Knows page ids and token counts, not what
+a forward computes.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+from array import array
+from types import TracebackType
+from typing import NamedTuple
+
+from ..artifact.manifest import PAGE_SIZE
+from ..errors import OutOfPages
+from ..model.batch import PageCopy, slots_of
+from .kv_log import KVLog
+from .page_pool import PagePool
+from .pruned_prefix import PrunedPrefix
+from .radix_tree import RadixTree
+from .sequence import Sequence, num_pages_for
+
+
+class Reservation(NamedTuple):
+    """Room for the KV of tokens `[start, stop)` of one sequence.
+
+    Their pages are the first `num_kept_pages` of the sequence's own, and after them the `new_page_ids`. `copies`
+    are the row copies to do before the forward (none or one: the rows of a partial page that others own too).
+    `rows` are those of the tokens' KV, counted from the sequence's first page: their positions, unless it is `pruned`.
+    """
+
+    sequence: Sequence
+    start: int
+    stop: int
+    num_kept_pages: int
+    new_page_ids: list[int]
+    copies: tuple[PageCopy, ...]
+    rows: range
+    pruned: PrunedPrefix | None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes for this sequence."""
+        return self.stop - self.start
+
+    @property
+    def token_ids(self) -> collections.abc.Sequence[int]:
+        """The tokens that the step computes; their positions are `range(start, stop)`."""
+        return self.sequence.token_ids[self.start : self.stop]
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the KV of `[0, stop)`."""
+        return self.num_kept_pages + len(self.new_page_ids)
+
+    @property
+    def page_ids(self) -> array[int]:
+        """The pages of the KV of `[0, stop)`, those of the step included; int32."""
+        return self.sequence.page_ids[: self.num_kept_pages] + array("i", self.new_page_ids)
+
+    @property
+    def slots(self) -> list[int]:
+        """Where each token's KV is written: `page_id * PAGE_SIZE + row`."""
+        return slots_of(self.page_ids, self.rows)
+
+
+class KVTransaction:
+    """Pages taken for one step; they go back to the pool unless `commit` is called.
+
+    >>> from .prefix_cache import PrefixCache
+    >>> cache = PrefixCache(PagePool(num_pages=2))
+    >>> sequence = cache.open(cache.match([1, 2, 3]), context_length=32)
+    >>> with cache.begin() as step:
+    ...     reservation = step.reserve(sequence, 3)  # run step.copies, then the forward, then step.commit()
+    >>> cache.pool.num_free  # not committed: rolled back
+    2
+    """
+
+    def __init__(self, pool: PagePool, tree: RadixTree, kv_log: KVLog | None = None) -> None:
+        self._pool = pool
+        self._kv_log = kv_log
+        self._tree = tree
+        self._reservations: dict[int, Reservation] = {}  # by seq_id, in order
+
+    def __enter__(self) -> KVTransaction:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.rollback()
+
+    @property
+    def reservations(self) -> list[Reservation]:
+        """What was reserved, in order."""
+        return list(self._reservations.values())
+
+    @property
+    def copies(self) -> list[PageCopy]:
+        """All row copies to do before the forward."""
+        return [copy for reservation in self._reservations.values() for copy in reservation.copies]
+
+    def reserve(self, sequence: Sequence, num_tokens: int) -> Reservation:
+        """Take pages for the next `num_tokens` uncomputed tokens; the sequence changes in `commit` only.
+
+        Evicts from the tree, least recently used first, when too few pages are free; a rollback does not
+        bring those back. If the sequence's last page is partial and not its own alone, it is replaced by a
+        new one and the reservation says which rows to copy; the source stays as it is until `commit`. So a
+        sequence that is alone always fits a pool of `num_pages_for(context_length) + 1` pages.
+
+        Raises:
+            OutOfPages: free and evictable pages together do not suffice; nothing is taken or evicted, the
+                transaction's other reservations stay, and `drop` gives one of them back.
+            UnknownSequence: the sequence is closed.
+        """
+        sequence.require_open()
+        assert not sequence.is_reserved, f"{sequence} is reserved already"
+        assert 0 < num_tokens <= sequence.num_uncomputed, f"{num_tokens} tokens of {sequence}"
+        start, stop = sequence.num_computed, sequence.num_computed + num_tokens
+        pruned = sequence.pruned
+        rows = range(start, stop) if pruned is None else range(start - pruned.num_missing, stop - pruned.num_missing)
+        num_kept, num_rows = len(sequence.page_ids), rows.start % PAGE_SIZE
+        must_copy = num_rows > 0 and not self._pool.is_private(sequence.page_ids[-1])
+        num_kept -= must_copy
+        taken = take_pages(self._pool, self._tree, num_pages_for(rows.stop) - num_kept)
+        copies = (PageCopy(sequence.page_ids[-1], taken[0], num_rows),) if must_copy else ()
+        reservation = Reservation(sequence, start, stop, num_kept, taken, copies, rows, pruned)
+        self._reservations[sequence.seq_id] = reservation
+        sequence.set_reserved(True)
+        if self._kv_log is not None:
+            copied = [[copy.src_page, copy.dst_page, copy.num_rows] for copy in copies]
+            num_free = self._pool.num_free
+            reserved, free = [start, stop], [num_free + len(taken), num_free]  # after evictions, which have lines
+            self._kv_log.write("reserve", sequence, reserved=reserved, pages=taken, copies=copied, free=free)
+        return reservation
+
+    def drop(self, sequence: Sequence) -> None:
+        """Give back what was reserved for one sequence, for instance to preempt it; the others stay."""
+        num_free = self._pool.num_free
+        reservation = self._reservations.pop(sequence.seq_id)
+        self._pool.release(reservation.new_page_ids)
+        sequence.set_reserved(False)
+        if self._kv_log is not None:
+            self._kv_log.write("drop", sequence, free=[num_free, self._pool.num_free])
+
+    def commit(self) -> None:
+        """Make the step's tokens computed, and share every page that is full now in the tree, unless it is tainted by
+        a pruned prefix, or its sequence has no namespace.
+
+        Where the tree has the same page of another request already, the sequence takes that and releases its
+        own. Call it when the forward and the sampling have succeeded, then append the sampled tokens.
+        """
+        for reservation in self.reservations:
+            sequence, num_kept = reservation.sequence, reservation.num_kept_pages
+            num_free = self._pool.num_free
+            if reservation.copies:  # their source is the sequence's no longer
+                self._pool.release(sequence.page_ids[num_kept:])
+            pruned = reservation.pruned
+            sequence.replace_kv(reservation.new_page_ids, reservation.stop, num_kept_pages=num_kept, pruned=pruned)
+            # its own now, and not to be rolled back, should sharing them fail
+            del self._reservations[sequence.seq_id]
+            sequence.set_reserved(False)
+            if self._kv_log is not None:
+                free, pages = [num_free, self._pool.num_free], reservation.new_page_ids
+                before = reservation.start
+                self._kv_log.write("commit", sequence, computed=before, kept=num_kept, pages=pages, free=free)
+            if pruned is None:
+                self._share(sequence, reservation.start // PAGE_SIZE, reservation.stop // PAGE_SIZE)
+
+    def rollback(self) -> None:
+        """Give back every page that is not committed; no effect after `commit`."""
+        for reservation in self.reservations:
+            self.drop(reservation.sequence)
+
+    def abandon(self) -> None:
+        """Forget what was reserved without giving it back: the pool is not used any more."""
+        self._reservations.clear()
+
+    def _share(self, sequence: Sequence, first: int, last: int) -> None:
+        """Put the pages `[first, last)`, which are full now, into the tree, or take those that it has instead."""
+        if first == last or sequence.namespace is None:
+            return
+        tokens = slice(first * PAGE_SIZE, last * PAGE_SIZE)
+        own, after = sequence.page_ids[first:last], sequence.page_ids[last:]
+        shared = self._tree.insert(
+            sequence.namespace, sequence.page_ids[:first], sequence.token_ids[tokens], own, sequence.generated[tokens]
+        )
+        num_free = self._pool.num_free
+        self._pool.retain(theirs for theirs, ours in zip(shared, own, strict=True) if theirs != ours)
+        self._pool.release(ours for theirs, ours in zip(shared, own, strict=True) if theirs != ours)
+        sequence.replace_kv([*shared, *after], sequence.num_computed, num_kept_pages=first)
+        if self._kv_log is not None:
+            free = [num_free, self._pool.num_free]
+            self._kv_log.write("share", sequence, kept=first, pages=[*shared, *after], free=free)
+
+
+def take_pages(pool: PagePool, tree: RadixTree, num_pages: int) -> list[int]:
+    """Allocate pages, evicting from the tree, least recently used first, when too few are free.
+
+    Raises:
+        OutOfPages: free and evictable pages together do not suffice; nothing is taken or evicted.
+    """
+    if num_pages == 0:
+        return []
+    num_free, num_cached = pool.num_free, pool.num_cached
+    if num_pages > num_free + num_cached:
+        raise OutOfPages(
+            f"request needs {num_pages} pages of {PAGE_SIZE} tokens, {num_free} are free and "
+            f"{num_cached} can be evicted; lower --max-num-seqs or raise --kv-cache-gb"
+        )
+    if num_pages > num_free:
+        tree.evict(num_pages - num_free)
+    return pool.allocate(num_pages)

@@ -1,0 +1,122 @@
+"""Know which node a page is in, and keep the pool told of the pages that nodes gain and lose.
+
+Knows the nodes of one tree by id and by page, and how they grow, split and go. Not what is looked for in them, and not
+when they go: the tree decides that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ..artifact.manifest import PAGE_SIZE
+from .kv_log import KVLog
+from .page_pool import PagePool
+from .radix_node import PAGE_BYTES, TOKEN_BYTES, Node
+
+
+class NodeTable:
+    """The nodes below the roots of a tree; whoever changes a node's pages or place does it here.
+
+    Attributes:
+        nodes: by id, to be read.
+        num_unused_rows: of tails, whose pages are not full.
+    """
+
+    def __init__(self, pool: PagePool, kv_log: KVLog | None) -> None:
+        self._pool = pool
+        self._kv_log = kv_log
+        self.nodes: dict[int, Node] = {}
+        self.num_unused_rows = 0
+        self._node_of_page = np.full(pool.num_pages, -1, np.int64)
+        self._next_id = 0
+
+    def node_of(self, page_id: int) -> Node | None:
+        """The node that a page is in; None if it is in none."""
+        return self.nodes.get(int(self._node_of_page[page_id]))
+
+    def end_of(self, page_ids: Sequence[int]) -> tuple[Node, int]:
+        """The node that these pages, from a root down, end in, and how many of its pages they take."""
+        node = self.nodes[int(self._node_of_page[page_ids[-1]])]
+        offset = len(page_ids) - node.start
+        assert node.pages[offset - 1] == page_ids[-1], f"page {page_ids[-1]} is elsewhere in the tree"
+        return node, offset
+
+    def extend(self, node: Node, key: bytes, page_ids: list[int], generated: bytes) -> None:
+        """Put full pages at the end of a node's run."""
+        self._add_pages(page_ids)
+        node.run += key
+        node.pages += page_ids
+        node.generated += generated
+        self._node_of_page[page_ids] = node.node_id
+
+    def add_child(self, node: Node, key: bytes, page_ids: list[int], generated: bytes) -> Node:
+        """Put pages into a new node below a root or a node."""
+        self._add_pages(page_ids)
+        self.num_unused_rows += len(page_ids) * PAGE_SIZE - len(generated)
+        start = node.start + len(node.pages)
+        child = Node(self._new_id(), node, start, bytearray(key), page_ids, bytearray(generated))
+        self.nodes[child.node_id] = child
+        self._node_of_page[page_ids] = child.node_id
+        node.add(child)
+        return child
+
+    def split(self, node: Node, num_pages: int) -> Node:
+        """Cut a node after `num_pages` pages; the lower part, which is a node of its own now."""
+        lower = node.split(num_pages, self._new_id())
+        self.nodes[lower.node_id] = lower
+        self._node_of_page[lower.pages] = lower.node_id
+        return lower
+
+    def remove(self, leaf: Node) -> Node:
+        """Take a leaf out with all its pages; what it was below."""
+        parent = leaf.parent
+        assert parent is not None and not leaf.children
+        parent.remove(leaf)
+        self.drop_pages(leaf, len(leaf.pages))
+        del self.nodes[leaf.node_id]
+        return parent
+
+    def drop_pages(self, node: Node, num_pages: int) -> None:
+        """Give up the last pages of a leaf."""
+        left = len(node.pages) - num_pages
+        page_ids = node.pages[left:]
+        self.num_unused_rows -= num_pages * PAGE_SIZE - (len(node.generated) - left * PAGE_SIZE)
+        self._node_of_page[page_ids] = -1
+        num_free = self._pool.num_free
+        self._pool.remove_from_tree(page_ids)
+        if self._kv_log is not None:
+            self._kv_log.write("evict", pages=page_ids, free=[num_free, self._pool.num_free])
+        del node.pages[left:], node.run[left * PAGE_BYTES :], node.generated[left * PAGE_SIZE :]
+
+    def check(self, roots: Iterable[Node]) -> None:
+        """Raise AssertionError unless every node is whole, reachable, in order and known by its pages."""
+        reached: dict[int, Node] = {}
+        stack = list(roots)
+        while stack:
+            node = stack.pop()
+            assert node.keys == sorted(set(node.keys)) == [child.key for child in node.children]
+            for child in node.children:
+                assert child.parent is node and child.start == node.start + len(node.pages)
+                assert child.pages and len(child.generated) * TOKEN_BYTES == len(child.run)
+                assert -(-len(child.run) // PAGE_BYTES) == len(child.pages)
+                assert not child.is_tail or (len(child.pages) == 1 and not child.children), "a tail is a leaf"
+                assert (self._node_of_page[child.pages] == child.node_id).all()
+                num_users = [self._pool.num_users(page) for page in node.pages[-1:] + child.pages]
+                assert num_users == sorted(num_users, reverse=True), "a page has users that its prefix lacks"
+                reached[child.node_id] = child
+            stack += node.children
+        assert reached == self.nodes, "an orphan"
+        unused = sum(len(node.pages) * PAGE_SIZE - len(node.generated) for node in reached.values())
+        assert self.num_unused_rows == unused, f"{unused} rows are unused, {self.num_unused_rows} counted"
+        assert int((self._node_of_page >= 0).sum()) == sum(len(node.pages) for node in reached.values())
+
+    def _add_pages(self, page_ids: list[int]) -> None:
+        self._pool.add_to_tree(page_ids)
+        if self._kv_log is not None:
+            self._kv_log.write("keep", pages=page_ids)
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id

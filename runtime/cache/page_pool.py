@@ -1,0 +1,150 @@
+"""Own the page ids: which are free, which only the tree keeps, which sequences use; and count owners.
+
+Knows ids and counts. Not what the pages hold, nor which sequence or node an owner is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from ..artifact.manifest import PAGE_SIZE
+from ..errors import OutOfPages
+
+
+class PagePool:
+    """`num_pages` pages, each free, cached (the tree is its one owner) or in use (a sequence owns it too).
+
+    `num_free + num_cached + num_in_use == num_pages`, always. Owners are sequences, counted, and the tree, at
+    most once. A page is free when its last owner leaves, and nobody else ever frees one.
+
+    >>> pool = PagePool(num_pages=2)
+    >>> pages = pool.allocate(2)
+    >>> pool.num_free, pool.num_in_use
+    (0, 2)
+    >>> pool.add_to_tree(pages[:1])
+    >>> pool.release(pages)
+    >>> pool.num_free, pool.num_cached, pool.num_in_use
+    (1, 1, 0)
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        if num_pages < 1:
+            raise OutOfPages(f"a pool of {num_pages} pages holds nothing; raise --kv-cache-gb")
+        self.num_pages = num_pages
+        self._free = list(range(num_pages - 1, -1, -1))  # a stack: the page freed last is the warmest
+        self._num_users = [0] * num_pages
+        self._in_tree = bytearray(num_pages)
+        self._num_cached = 0
+        self._num_in_use = 0
+
+    @property
+    def num_free(self) -> int:
+        """Pages without an owner."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Pages that the tree alone owns: all of them can be evicted."""
+        return self._num_cached
+
+    @property
+    def num_in_use(self) -> int:
+        """Pages that at least one sequence owns."""
+        return self._num_in_use
+
+    def allocate(self, num_pages: int) -> list[int]:
+        """Take `num_pages` free pages, each with the caller as its one owner.
+
+        Raises:
+            OutOfPages: fewer are free; nothing is taken.
+        """
+        if num_pages > len(self._free):
+            raise OutOfPages(
+                f"{num_pages} pages of {PAGE_SIZE} tokens are needed, {len(self._free)} are free; "
+                f"lower --max-num-seqs or raise --kv-cache-gb"
+            )
+        pages = [self._free.pop() for _ in range(num_pages)]
+        for page in pages:
+            self._num_users[page] = 1
+        self._num_in_use += num_pages
+        return pages
+
+    def retain(self, page_ids: Iterable[int]) -> None:
+        """Add one sequence to the owners of each page; none may be free."""
+        for page in page_ids:
+            users = self._num_users[page]
+            if users == 0:
+                assert self._in_tree[page], f"page {page} is free and cannot be retained"
+                self._num_cached -= 1
+                self._num_in_use += 1
+            self._num_users[page] = users + 1
+
+    def release(self, page_ids: Iterable[int]) -> None:
+        """Take one sequence from the owners of each page; a page without owners is free."""
+        for page in page_ids:
+            users = self._num_users[page] - 1
+            assert users >= 0, f"page {page} has no sequence to release it"
+            self._num_users[page] = users
+            if users == 0:
+                self._num_in_use -= 1
+                if self._in_tree[page]:
+                    self._num_cached += 1
+                else:
+                    self._free.append(page)
+
+    def add_to_tree(self, page_ids: Iterable[int]) -> None:
+        """Make the tree an owner of each page; sequences that own them stay owners."""
+        for page in page_ids:
+            assert not self._in_tree[page], f"page {page} has a node already"
+            assert self._num_users[page], f"page {page} is free and holds nothing to keep"
+            self._in_tree[page] = 1
+
+    def remove_from_tree(self, page_ids: Iterable[int]) -> None:
+        """End the tree's ownership of each page; a page without owners is free."""
+        for page in page_ids:
+            assert self._in_tree[page], f"page {page} has no node"
+            self._in_tree[page] = 0
+            if self._num_users[page] == 0:
+                self._num_cached -= 1
+                self._free.append(page)
+
+    def ref_count(self, page_id: int) -> int:
+        """How many owners the page has, the tree included."""
+        return self._num_users[page_id] + self._in_tree[page_id]
+
+    def num_users(self, page_id: int) -> int:
+        """How many sequences own the page."""
+        return self._num_users[page_id]
+
+    def is_in_tree(self, page_id: int) -> bool:
+        """Whether the tree owns the page: then its valid rows never change."""
+        return bool(self._in_tree[page_id])
+
+    def is_private(self, page_id: int) -> bool:
+        """Whether exactly one sequence and nobody else owns the page: only then may rows be written to it."""
+        return self._num_users[page_id] == 1 and not self._in_tree[page_id]
+
+    def check(self, users: Iterable[Sequence[int]], tree_page_ids: Iterable[int]) -> None:
+        """Compare every count with the live owners: the pages of each sequence, and those of the tree.
+
+        Raises:
+            AssertionError: a count is wrong, a page is lost, or it is owned and free.
+        """
+        owners = Counter(page for page_ids in users for page in page_ids)
+        in_tree = Counter(tree_page_ids)
+        free = Counter(self._free)
+        for page in range(self.num_pages):
+            assert self._num_users[page] == owners[page], (
+                f"page {page} counts {self._num_users[page]} sequences, {owners[page]} live ones own it"
+            )
+            assert self._in_tree[page] == in_tree[page], (
+                f"page {page} is in {in_tree[page]} nodes, the pool says {self._in_tree[page]}"
+            )
+            assert free[page] == (not owners[page] and not in_tree[page]), (
+                f"page {page} is {free[page]} times free, with {owners[page] + in_tree[page]} owners"
+            )
+        num_in_use = len(owners)
+        num_cached = len(in_tree.keys() - owners.keys())
+        assert (self.num_cached, self.num_in_use) == (num_cached, num_in_use)
+        assert self.num_free + self.num_cached + self.num_in_use == self.num_pages

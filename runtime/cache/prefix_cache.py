@@ -1,0 +1,427 @@
+"""Find, share and keep the KV of prompts: the one object that the engine talks to about pages.
+
+Knows token ids, page ids and namespaces. Not text, tensors or requests: the engine moves the contents, as the
+reservations of a step say.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from radixlm.tokenizer_fix import SpelledPrompt
+
+from ..artifact.manifest import PAGE_SIZE
+from ..errors import EmptyPrompt, OutOfPages, PrunedPrefixError, UnknownSequence
+from .cache_uses import CacheUses
+from .found_run import FoundRun
+from .kv_log import KVLog
+from .kv_transaction import KVTransaction, take_pages
+from .match_kinds import ALIAS, EXACT, TEXT
+from .page_pool import PagePool
+from .prefix_match import MatchKind, PartialPage, PrefixMatch
+from .pruned_prefix import PrunedPrefix
+from .radix_tree import RadixTree
+from .reply_alias import ReplyAliases
+from .sequence import Sequence, num_pages_for
+from .text_walk import TextWalk
+from .why_not_more import MAX_IDS_SHOWN, WhyKind, WhyNotMore
+
+__all__ = ["CacheStats", "MatchKind", "PartialPage", "PrefixCache", "PrefixMatch", "WhyNotMore"]
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """Counts of now (pages, sequences, nodes), and since the start (tokens, evictions)."""
+
+    num_pages: int
+    num_free_pages: int
+    num_cached_pages: int
+    num_in_use_pages: int
+    num_sequences: int
+    num_nodes: int
+    num_prompt_tokens: int
+    num_reused_tokens: int
+    num_evicted_pages: int
+
+
+class PrefixCache:
+    """Sequences over one pool of pages, and the tree of everything that was computed.
+
+    The life of a request::
+
+        match = cache.match(prompt_ids)                  # looks only
+        sequence = cache.open(match, context_length=n)   # shares the matched pages
+        with cache.begin() as step:                      # each step, for all its sequences
+            reservation = step.reserve(sequence, num_tokens)
+            ...                                          # step.copies, forward, sample
+            step.commit()                                # full pages are shared from here on
+        sequence.append([token_id])
+        cache.close(sequence)                            # the rest stays in the tree
+
+    Between transactions every full page of a live sequence is in the tree; of one with a pruned prefix, which
+    `open_pruned` starts, those before it are, and no other page of it ever is. A sequence without a namespace takes
+    nothing from the tree and leaves nothing in it.
+    """
+
+    def __init__(
+        self, pool: PagePool, *, clock: Callable[[], float] = time.monotonic, kv_log: KVLog | None = None
+    ) -> None:
+        """Nothing is cached yet; `kv_log` is told of everything that happens to pages."""
+        self.pool = pool
+        self._kv_log = kv_log
+        self._clock = clock
+        self.aliases = ReplyAliases(clock=clock)
+        self.uses = CacheUses()
+        self.tree = RadixTree(pool, clock=clock, kv_log=kv_log)
+        self._sequences: dict[int, Sequence] = {}
+        self._next_seq_id = 0
+        if kv_log is not None:
+            kv_log.write("begin", num_pages=pool.num_pages)
+        self._num_prompt_tokens = 0
+        self._num_reused_tokens = 0
+
+    def match(
+        self,
+        prompt_ids: collections.abc.Sequence[int],
+        *,
+        num_match: int | None = None,
+        namespace: bytes | None = b"",
+        num_known: int = 0,
+        spelled: Callable[[], SpelledPrompt] | None = None,
+    ) -> PrefixMatch:
+        """The longest cached prefix of `prompt_ids[:num_match]`, never the whole prompt; changes nothing.
+
+        Args:
+            namespace: whose part of the tree is looked at; None: nobody's, and nothing is kept of what is opened on it.
+            num_known: so many ids were found without encoding: matched, they count as `seam`.
+            spelled: what the prompt spells; given it, runs that the model generated are matched by text too, and
+                then the match's `prompt_ids` are others, which spell the same.
+
+        Raises:
+            EmptyPrompt: there are no tokens.
+        """
+        prompt = tuple(prompt_ids)
+        if not prompt:
+            raise EmptyPrompt("the prompt has 0 tokens; send at least one")
+        num_match = len(prompt) if num_match is None else num_match
+        limit = min(num_match, len(prompt) - 1)
+        found = self.tree.find(namespace, prompt[:limit])
+        kinds = bytes(found.num_tokens)
+        root = self.tree.root(namespace)
+        if namespace is not None and spelled is not None and root is not None and found.num_tokens < limit:
+            walked = TextWalk(root, spelled(), num_match, partial(self.aliases.find, namespace)).run()
+            if any(walked.kinds):
+                num_match += len(walked.ids) - len(prompt)
+                prompt, kinds = walked.ids, walked.kinds
+                limit = min(num_match, len(prompt) - 1)
+                found = self.tree.find(namespace, prompt[:limit])
+        return PrefixMatch(
+            prompt_ids=prompt,
+            num_match=num_match,
+            namespace=namespace,
+            tokens_by_kind=_tokens_by_kind(kinds, found.num_tokens, num_known),
+            pages=tuple(found.pages),
+            partial=None if found.partial_page is None else PartialPage(found.partial_page, found.num_rows),
+            why_not_more=WhyNotMore("off", 0) if namespace is None else _why_not_more(found, prompt, limit),
+            version=self.tree.version,
+        )
+
+    def num_elsewhere(self, prompt_ids: collections.abc.Sequence[int], namespace: bytes) -> int:
+        """The longest prefix that another namespace has of these ids, in tokens; no client may learn that."""
+        others = (other for other in self.tree.namespaces if other != namespace)
+        return max((self.tree.find(other, prompt_ids[:-1]).num_tokens for other in others), default=0)
+
+    def open(self, match: PrefixMatch, *, context_length: int, request_id: str | None = None) -> Sequence:
+        """Start a sequence of the match's prompt that shares the matched pages: it has their tokens computed.
+
+        If the cache changed since, it is matched again: call `match` right before `open` when you report it. The log
+        has `request_id` on each line of the sequence.
+
+        Raises:
+            AppendLengthError: the prompt is longer than the context; nothing is opened.
+        """
+        sequence = self._new(match, context_length, request_id)
+        self._add(sequence, self._reuse(sequence, min(match.num_match, len(sequence) - 1)))
+        if self._kv_log is not None:
+            fields = {"pages": list(sequence.page_ids), "private": sequence.namespace is None}
+            self._kv_log.write("open", sequence, length=0, computed=0, **fields)
+        return sequence
+
+    def open_pruned(
+        self, match: PrefixMatch, pruned: PrunedPrefix, *, context_length: int, request_id: str | None = None
+    ) -> Sequence:
+        """Start a sequence of the match's prompt whose tokens before `pruned.stop` are computed, with fewer rows.
+
+        It shares the cached pages before `pruned.start`, whatever else is cached, and has pages of its own, with
+        nothing in them, from `page_ids[pruned.start // PAGE_SIZE]` on: write the chosen rows there before anything
+        else is done with it. Evicts as `KVTransaction.reserve` does.
+
+        Raises:
+            AppendLengthError: the prompt is longer than the context.
+            OutOfPages: too few pages are free or can be evicted.
+            PrunedPrefixError: it is not this prompt's, leaves nothing to compute, or goes on from pages that are
+                cached no more. In each case nothing is opened, taken or evicted.
+        """
+        sequence = self._new(match, context_length, request_id)
+        limit = min(match.num_match, len(sequence) - 1)
+        if pruned.stop > limit or match.prompt_ids[: pruned.stop] != pruned.token_ids:
+            raise PrunedPrefixError(
+                f"{pruned!r} has rows of {pruned.stop} tokens, and not the first of the {limit} that this prompt may "
+                f"reuse; open it without"
+            )
+        found = self.tree.find(match.namespace, match.prompt_ids[: pruned.start])
+        if found.num_tokens < pruned.start:
+            raise PrunedPrefixError(
+                f"{pruned!r} goes on from {pruned.start} tokens, {found.num_tokens} are cached; open it without"
+            )
+        self.pool.retain(found.pages)  # not to be evicted for the others
+        try:
+            own = take_pages(self.pool, self.tree, num_pages_for(pruned.start + pruned.num_rows) - len(found.pages))
+        except OutOfPages:
+            self.pool.release(found.pages)
+            raise
+        sequence.replace_kv([*found.pages, *own], pruned.stop, pruned=pruned)
+        sequence.inherit_generated(found.generated)
+        sequence.inherit_generated(pruned.generated)
+        self.tree.touch(found.pages)
+        self._add(sequence, pruned.start)
+        if self._kv_log is not None:
+            rows, free = [pruned.start, pruned.stop, pruned.num_rows], self.pool.num_free
+            fields = {"pages": list(sequence.page_ids), "pruned": rows, "free": [free + len(own), free]}
+            self._kv_log.write("open_pruned", sequence, length=0, computed=0, **fields)
+        return sequence
+
+    def fork(self, sequence: Sequence, at: int) -> Sequence:
+        """A new sequence of the first `at` computed tokens, sharing their pages; append before it computes.
+
+        Raises:
+            ForkLengthError: `at` is past the computed tokens.
+            PrunedForkError: `at` is among tokens of which only some have KV.
+            UnknownSequence: it is closed, or not of this cache.
+        """
+        self._require(sequence)
+        child = sequence.fork(at, seq_id=self._next_seq_id)
+        self._next_seq_id += 1
+        self._sequences[child.seq_id] = child
+        return child
+
+    def begin(self) -> KVTransaction:
+        """A transaction for one step, to be used in a `with`."""
+        if self._kv_log is not None and self._kv_log.is_full:  # between two steps it can be said what there is
+            self._kv_log.turn(**self._state())
+        return KVTransaction(self.pool, self.tree, self._kv_log)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Leave all of the sequence's KV in the tree, where it can be evicted; the sequence keeps its tokens.
+
+        What is pruned, or tainted by that, is dropped: from here on it is as exact as any. So is all of a sequence
+        without a namespace. It stays live with
+        `num_computed == 0`; `resume` takes back what is still there.
+
+        Raises:
+            UnknownSequence: it is closed, or not of this cache.
+        """
+        self._require(sequence)
+        self._leave_in_tree(sequence)
+        self._give_back(sequence, "preempt")
+
+    def resume(self, sequence: Sequence) -> int:
+        """Take from the tree what it has of the sequence's uncomputed tokens; how many tokens were gained.
+
+        For a preempted sequence, and for one that waited while another computed the same prefix. Its last
+        token is left to compute. Who gains has exact KV only, whatever was pruned before.
+
+        Raises:
+            UnknownSequence: it is closed, or not of this cache.
+        """
+        self._require(sequence)
+        before = sequence.num_computed
+        num_gained = self._reuse(sequence, len(sequence) - 1)
+        if self._kv_log is not None:
+            self._kv_log.write("resume", sequence, computed=before, pages=list(sequence.page_ids))
+        return num_gained
+
+    def close(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """End a sequence: its pages are released, and with `keep` the partial last one stays in the tree too.
+
+        Full pages are shared as soon as they are committed and stay in either case. The tokens can still be
+        read.
+
+        Raises:
+            UnknownSequence: it is closed, or not of this cache.
+        """
+        self._require(sequence)
+        if keep:
+            self._leave_in_tree(sequence)
+        self._give_back(sequence, "close")
+        sequence.mark_closed()
+        del self._sequences[sequence.seq_id]
+
+    def get(self, seq_id: int) -> Sequence:
+        """The live sequence with this id.
+
+        Raises:
+            UnknownSequence: there is none.
+        """
+        sequence = self._sequences.get(seq_id)
+        if sequence is None:
+            raise UnknownSequence(f"no live sequence has the id {seq_id}; {len(self._sequences)} are live")
+        return sequence
+
+    def clear(self, namespace: bytes | None = None) -> int:
+        """Free everything that no live sequence uses, of a namespace or of all; how many pages became free."""
+        self.aliases.forget(namespace)
+        self.uses.forget(namespace)
+        if namespace is not None:
+            return self.tree.clear(namespace)
+        return sum(map(self.tree.clear, self.tree.namespaces))
+
+    def start_over(self) -> None:
+        """Forget everything in whatever state it is, live sequences too: all pages are free, whoever had them."""
+        before = self.tree
+        self.pool = PagePool(self.pool.num_pages)
+        self.tree = RadixTree(self.pool, clock=self._clock, kv_log=self._kv_log)
+        self.tree.version, self.tree.num_evicted_pages = before.version + 1, before.num_evicted_pages
+        self.tree.leaving = before.leaving
+        self.aliases.forget(None)
+        self._sequences.clear()
+        if self._kv_log is not None:
+            self._kv_log.write("start_over")
+
+    def drop_unused(self, since: float) -> int:
+        """Free what no live sequence uses and nobody used since then, on the cache's clock; how many pages."""
+        self.aliases.forget_unused(since)
+        self.uses.forget_unused(since)
+        return self.tree.drop_unused(since)
+
+    @property
+    def num_unused_request_rows(self) -> int:
+        """Rows of live sequences' pages that no token is in, yet; from another thread about so many."""
+        sequences = list(self._sequences.values())
+        return sum(max(0, len(each.page_ids) * PAGE_SIZE - each.num_rows) for each in sequences)
+
+    def stats(self) -> CacheStats:
+        """Counts for metrics and tests."""
+        return CacheStats(
+            num_pages=self.pool.num_pages,
+            num_free_pages=self.pool.num_free,
+            num_cached_pages=self.pool.num_cached,
+            num_in_use_pages=self.pool.num_in_use,
+            num_sequences=len(self._sequences),
+            num_nodes=self.tree.num_nodes,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_reused_tokens=self._num_reused_tokens,
+            num_evicted_pages=self.tree.num_evicted_pages,
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError unless pool, tree and live sequences agree; not inside a transaction."""
+        self.pool.check([sequence.page_ids for sequence in self._sequences.values()], self.tree.page_ids())
+        self.tree.check()
+        for seq_id, sequence in self._sequences.items():
+            sequence.check()
+            assert sequence.seq_id == seq_id and not sequence.is_closed and not sequence.is_reserved
+            num_full = sequence.num_shareable // PAGE_SIZE
+            full, rest = sequence.page_ids[:num_full], sequence.page_ids[num_full:]
+            assert all(map(self.pool.is_in_tree, full)), f"{sequence} has full pages that nobody can find"
+            is_tainted = sequence.pruned is not None or sequence.namespace is None
+            assert not (is_tainted and any(map(self.pool.is_in_tree, rest))), f"anybody can find pages of {sequence}"
+
+    def _state(self) -> dict[str, object]:
+        """All there is, for a log that begins here."""
+        sequences = [
+            {
+                "request": each.request_id,
+                "seq": each.seq_id,
+                "length": len(each),
+                "computed": each.num_computed,
+                "pages": list(each.page_ids),
+                "pruned": None if (p := each.pruned) is None else [p.start, p.stop, p.num_rows],
+                "private": each.namespace is None,
+            }
+            for each in self._sequences.values()
+        ]
+        return {"num_pages": self.pool.num_pages, "tree": self.tree.page_ids(), "sequences": sequences}
+
+    def _new(self, match: PrefixMatch, context_length: int, request_id: str | None) -> Sequence:
+        return Sequence(
+            self._next_seq_id,
+            match.prompt_ids,
+            pool=self.pool,
+            context_length=context_length,
+            namespace=match.namespace,
+            request_id=request_id,
+            kv_log=self._kv_log,
+        )
+
+    def _add(self, sequence: Sequence, num_reused: int) -> None:
+        """A sequence that was opened lives from here on."""
+        self._next_seq_id += 1
+        self._sequences[sequence.seq_id] = sequence
+        self._num_prompt_tokens += len(sequence)
+        self._num_reused_tokens += num_reused
+
+    def _reuse(self, sequence: Sequence, limit: int) -> int:
+        """Share what the tree has of the first `limit` tokens, if that is more than is computed; the gain."""
+        assert not sequence.is_reserved, f"{sequence} is reserved"
+        before = sequence.num_computed
+        if limit <= before:
+            return 0
+        found = self.tree.find(sequence.namespace, sequence.token_ids[:limit])
+        if found.num_tokens <= before:
+            return 0
+        page_ids = found.pages if found.partial_page is None else [*found.pages, found.partial_page]
+        self.pool.retain(page_ids)
+        self.pool.release(sequence.page_ids)
+        sequence.replace_kv(page_ids, found.num_tokens)
+        sequence.inherit_generated(found.generated)
+        self.tree.touch(found.pages)  # not the partial page: one common row does not make a run recent
+        return found.num_tokens - before
+
+    def _leave_in_tree(self, sequence: Sequence) -> None:
+        """Keep the rows of the partial last page; the full pages are there already."""
+        num_full = sequence.num_shareable // PAGE_SIZE
+        full, tail = sequence.page_ids[:num_full], sequence.page_ids[num_full:]
+        if not tail or sequence.pruned is not None or sequence.namespace is None:  # then it is tainted, or private
+            self.tree.touch(full)
+            return
+        tokens = slice(num_full * PAGE_SIZE, sequence.num_computed)  # may be there: found there, or popped to
+        self.tree.insert_tail(sequence.namespace, full, sequence.token_ids[tokens], tail[0], sequence.generated[tokens])
+
+    def _give_back(self, sequence: Sequence, event: str) -> None:
+        assert not sequence.is_reserved, f"{sequence} is reserved"
+        before, num_free = sequence.num_computed, self.pool.num_free
+        self.pool.release(sequence.page_ids)
+        sequence.replace_kv([], 0)
+        if self._kv_log is not None:
+            self._kv_log.write(event, sequence, computed=before, free=[num_free, self.pool.num_free])
+
+    def _require(self, sequence: Sequence) -> None:
+        if self.get(sequence.seq_id) is not sequence:
+            raise UnknownSequence(f"sequence {sequence.seq_id} is of another cache")
+
+
+def _tokens_by_kind(kinds: bytes, num_tokens: int, num_known: int) -> dict[MatchKind, int]:
+    """How many tokens were matched how, strongest first; what the tree had beyond a walk is like its last token."""
+    kinds = kinds[:num_tokens] + kinds[-1:] * (num_tokens - len(kinds))
+    num_seam = kinds[:num_known].count(EXACT)
+    counts: dict[MatchKind, int] = {
+        "exact": kinds.count(EXACT) - num_seam,
+        "seam": num_seam,
+        "text": kinds.count(TEXT),
+        "alias": kinds.count(ALIAS),
+    }
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def _why_not_more(found: FoundRun, prompt: tuple[int, ...], limit: int) -> WhyNotMore:
+    position = found.num_tokens
+    if position >= limit:
+        return WhyNotMore("complete", position)
+    kind: WhyKind = "evicted" if found.was_evicted else "differs" if found.next_ids else "unseen"
+    wanted = prompt[position : position + MAX_IDS_SHOWN]
+    return WhyNotMore(kind, position, found.next_ids, wanted, found.is_next_generated)

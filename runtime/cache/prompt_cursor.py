@@ -1,0 +1,219 @@
+"""Follow a run of tokens along a prompt's text: by the prompt's own ids, and by what the tokens spell.
+
+Knows one prompt and a place in its text; not the tree that the runs are from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from radixlm.tokenizer_fix import SpelledPrompt, is_mark
+
+from ..artifact.manifest import PAGE_SIZE
+from .radix_node import TOKEN_BYTES, Key, encode_key, num_common_tokens, token_at
+from .reply_alias import ReplyAlias
+
+MAX_SEAM_TOKENS = 8  # of a client, whose encoding changed when a reply was put behind them: measured, it was 3 at most
+MAX_PAGE_TEXT = 4096  # bytes: what a page spells is hardly more
+
+
+class PromptText:
+    """A prompt as it is walked along: its text, and the key of its first `num_match` ids, which may be looked up."""
+
+    def __init__(self, spelled: SpelledPrompt, num_match: int) -> None:
+        self.spelled = spelled
+        self.key = encode_key(spelled.ids[:num_match])
+        self.end = spelled.starts[num_match]
+
+    def rest(self, offset: int, limit: int | None = None) -> tuple[int, ...] | None:
+        """The ids that the prompt goes on with, the first `limit` and more; None where no ids spell it."""
+        tail = self.tail(offset)
+        if tail is None:
+            return None
+        extra, index = tail
+        return (*extra, *self.spelled.ids[index : None if limit is None else index + limit])
+
+    def tail(self, offset: int) -> tuple[tuple[int, ...], int] | None:
+        """`SpelledPrompt.tail`; None within a character, too, unless the prompt's own ids begin there."""
+        index = self.spelled.canonical_index(offset)
+        if index is not None:
+            return (), index
+        return self.spelled.tail(offset) if self.spelled.is_character_boundary(offset) else None
+
+    def has_reply(self, alias: ReplyAlias, offset: int) -> bool:
+        """Whether all that stands between `offset` and a special token is the reply as it is rendered.
+
+        What merely begins or ends like it is another text: "12" may be the beginning of "123", or be gone on with.
+        """
+        rendered = alias.rendered + alias.after
+        return self.spelled.text.startswith(rendered, offset) and self.spelled.has_mark(offset + len(rendered))
+
+    def num_spelled(self, run: Key, start: int, stop: int, offset: int) -> tuple[int, int]:
+        """How many of the tokens `[start, stop)` of a run spell the text from `offset` on, and up to where.
+
+        They end at the last character that is whole, if there is one. Compares pieces that double in size.
+        """
+        spell, text = self.spelled.spell, self.spelled.text
+        done, step = start, PAGE_SIZE
+        while done < stop:
+            pieces = list(map(spell, tokens_of(run, done, min(done + step, stop))))
+            joined = b"".join(pieces)
+            if text.startswith(joined, offset) and offset + len(joined) <= self.end:
+                done, offset, step = done + len(pieces), offset + len(joined), 2 * step
+            else:
+                for piece in pieces:
+                    if not text.startswith(piece, offset) or offset + len(piece) > self.end:
+                        break
+                    done, offset = done + 1, offset + len(piece)
+                break
+        return self._whole_characters(run, start, done, offset)
+
+    def _whole_characters(self, run: Key, start: int, stop: int, offset: int) -> tuple[int, int]:
+        last, end = stop, offset
+        while last > start and not self.spelled.is_character_boundary(end):
+            last -= 1
+            end -= len(self.spelled.spell(token_at(run, last)))
+        return (last - start, end) if last > start else (stop - start, offset)
+
+
+class PromptCursor:
+    """A place in the prompt, and what may come next: a `script` of ids, or else whatever spells the text.
+
+    The script is how the text goes on after a reply, or an alias: the ids of a reply that stands in the prompt as
+    another text. While one is followed, `offset` is its end less what the rest of it spells.
+    """
+
+    __slots__ = ("_at", "_num_pending", "_prompt", "_script", "_start", "is_alias", "offset")
+
+    def __init__(
+        self, prompt: PromptText, offset: int = 0, *, alias: Sequence[int] = (), before: Sequence[int] = ()
+    ) -> None:
+        """At `offset`; with `alias`, right before ids that stand for the text before `offset`.
+
+        These are the prompt's own `before` the alias, then the alias: to leave it, at least one of its ids is needed.
+        """
+        self._prompt = prompt
+        self._script = encode_key([*before, *alias])
+        self._start = len(before) * TOKEN_BYTES
+        self._at = 0
+        self._num_pending = 0  # tokens of a client that are followed in the hope for a reply
+        self.is_alias = bool(alias)
+        self.offset = offset - sum(map(len, map(prompt.spelled.spell, (*before, *alias))))
+
+    def copy(self) -> PromptCursor:
+        """Another one at the same place."""
+        other = PromptCursor.__new__(PromptCursor)
+        for name in PromptCursor.__slots__:
+            setattr(other, name, getattr(self, name))
+        return other
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether the prompt can be gone on with from here, as far as that is known without encoding anything."""
+        if self._num_pending or (self.is_alias and self._at <= self._start):
+            return False
+        spelled = self._prompt.spelled
+        return bool(self._script) or spelled.is_character_boundary(self.offset) or self.index is not None
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether its rest is known: no text has to be encoded for it."""
+        return bool(self._script) or self.index is not None
+
+    @property
+    def index(self) -> int | None:
+        """Which of the prompt's ids begins here."""
+        return self._prompt.spelled.canonical_index(self.offset)
+
+    def rest(self, limit: int | None = None) -> tuple[int, ...] | None:
+        """The ids that the prompt goes on with from here, the first `limit` and more; None if none spell it."""
+        script, text = self._left()
+        rest = self._prompt.rest(self.offset + len(text), limit)
+        return None if rest is None else (*script, *rest)
+
+    def next_page(self) -> bytes:
+        """The ids of a page that would go on from here as a client's."""
+        return encode_key((self.rest(PAGE_SIZE) or ())[:PAGE_SIZE])
+
+    def next_text(self) -> bytes:
+        """What a page spells that goes on from here."""
+        _, text = self._left()
+        offset = self.offset + len(text)
+        return text + self._prompt.spelled.text[offset : offset + MAX_PAGE_TEXT]
+
+    def next_places(self) -> Iterator[tuple[tuple[int, ...], int]]:
+        """Within a page from here: the ids that a client's text has up to each place, and its offset."""
+        ids = (self.rest(PAGE_SIZE) or ())[:PAGE_SIZE]
+        offset = self.offset
+        for count, token_id in enumerate(ids):
+            if not self.is_alias or self._at + count * TOKEN_BYTES >= len(self._script):
+                yield ids[:count], offset
+            offset += len(self._prompt.spelled.spell(token_id))
+
+    def _left(self) -> tuple[list[int], bytes]:
+        """What is left of the script, and what that spells."""
+        ids = tokens_of(self._script, self._at // TOKEN_BYTES, len(self._script) // TOKEN_BYTES)
+        return ids, b"".join(map(self._prompt.spelled.spell, ids))
+
+    def step(self, run: Key, start: int, stop: int, is_generated: bool) -> int:
+        """Go on along the tokens `[start, stop)` of a run, all of a client or all generated; how many it were.
+
+        0 if they do not go on as the prompt does.
+        """
+        if is_generated and not self.is_alias:
+            self._script = b""  # it was how a client's text would go on
+        count = self._follow_ids(run, start, stop)
+        if count or self.is_alias:
+            return count
+        return self._follow_reply(run, start, stop) if is_generated else self._follow_client(run, start, stop)
+
+    def _follow_ids(self, run: Key, start: int, stop: int) -> int:
+        """Tokens of the script, or of the prompt's encoding."""
+        spelled, limit = self._prompt.spelled, stop - start
+        if self._script:
+            left = len(self._script) - self._at
+            count = num_common_tokens(run, self._script, start * TOKEN_BYTES, self._at, min(limit * TOKEN_BYTES, left))
+            self.offset += sum(map(len, map(spelled.spell, tokens_of(run, start, start + count))))
+            self._at += count * TOKEN_BYTES
+            if self._at == len(self._script):
+                self._script, self.is_alias = b"", False
+            return count
+        index = None if self._num_pending else self.index
+        if index is None:
+            return 0
+        count = num_common_tokens(run, self._prompt.key, start * TOKEN_BYTES, index * TOKEN_BYTES, limit * TOKEN_BYTES)
+        self.offset = spelled.starts[index + count]
+        return count
+
+    def _follow_reply(self, run: Key, start: int, stop: int) -> int:
+        """Generated tokens, whatever their ids."""
+        if self._num_pending and is_mark(self._prompt.spelled.spell(token_at(run, start))):
+            return 0
+        count, offset = self._prompt.num_spelled(run, start, stop, self.offset)
+        if count:
+            self._num_pending, self.offset = 0, offset
+        return count
+
+    def _follow_client(self, run: Key, start: int, stop: int) -> int:
+        """A client's tokens behind a reply; or one whose encoding may have changed for what came behind it."""
+        spelled = self._prompt.spelled
+        if not self._script and not self._num_pending and self.index is None:
+            tail = self._prompt.tail(self.offset)  # None in mid-character: a prompt that ended there continued a reply
+            self._script, self._at = b"" if tail is None else encode_key(tail[0]), 0
+            if self._script and (count := self._follow_ids(run, start, stop)):
+                return count
+        piece = spelled.spell(token_at(run, start))
+        offset = self.offset + len(piece)
+        if self._num_pending == MAX_SEAM_TOKENS or is_mark(piece) or offset > self._prompt.end:
+            return 0
+        if not spelled.text.startswith(piece, self.offset):
+            return 0
+        self._script, self._num_pending, self.offset = b"", self._num_pending + 1, offset
+        return 1
+
+
+def tokens_of(run: Key, start: int, stop: int) -> list[int]:
+    """Tokens `[start, stop)` of a run."""
+    tokens: list[int] = np.frombuffer(bytes(run[start * TOKEN_BYTES : stop * TOKEN_BYTES]), ">u4").tolist()
+    return tokens

@@ -1,0 +1,249 @@
+"""Hold one run of tokens in the tree, the pages of its KV, and the runs that go on from it.
+
+Knows bytes, page ids and order. Not the pool, and not when to evict.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from ..artifact.manifest import PAGE_SIZE
+from .spelled_children import SpelledChildren
+
+Key = bytes | bytearray
+TOKEN_BYTES = 4
+PAGE_BYTES = PAGE_SIZE * TOKEN_BYTES  # of token ids, not of KV
+MAX_EVICTED_REMEMBERED = 64
+MAX_CHILDREN_COMPARED = 64
+
+
+def encode_key(token_ids: Iterable[int]) -> bytes:
+    """Four big-endian bytes a token: equality is one memcmp, and bytes sort as the tokens do.
+
+    >>> encode_key([1, 256])
+    b'\\x00\\x00\\x00\\x01\\x00\\x00\\x01\\x00'
+    """
+    return np.array(token_ids if isinstance(token_ids, list) else list(token_ids), dtype=">u4").tobytes()
+
+
+def tokens_of(key: Key) -> tuple[int, ...]:
+    """The tokens of a key.
+
+    >>> tokens_of(encode_key([1, 256]))
+    (1, 256)
+    """
+    return tuple(np.frombuffer(bytes(key), ">u4").tolist())
+
+
+def token_at(key: Key, index: int) -> int:
+    """Token `index` of a key."""
+    return int.from_bytes(key[index * TOKEN_BYTES : (index + 1) * TOKEN_BYTES], "big")
+
+
+def num_common_tokens(run: Key, key: Key, run_start: int = 0, key_start: int = 0, limit: int | None = None) -> int:
+    """How many tokens `run[run_start:]` and `key[key_start:]` begin with alike; starts and limit are in bytes.
+
+    Compares pieces that double in size, so that the cost follows the answer and not the run.
+    """
+    length = min(len(run) - run_start, len(key) - key_start)
+    length = length if limit is None else min(length, limit)
+    done, step = 0, PAGE_BYTES
+    while done < length:
+        stop = min(done + step, length)
+        ours, theirs = run[run_start + done : run_start + stop], key[key_start + done : key_start + stop]
+        if ours != theirs:
+            differ = np.frombuffer(ours, np.uint32) != np.frombuffer(theirs, np.uint32)
+            return done // TOKEN_BYTES + int(differ.argmax())
+        done, step = stop, 2 * step
+    return length // TOKEN_BYTES
+
+
+class Path(NamedTuple):
+    """The tokens from a root on as a key, the pages that they are in, and one byte a token, 1 where a model made it."""
+
+    namespace: bytes
+    key: bytes
+    page_ids: list[int]
+    generated: bytes
+
+
+@dataclass(eq=False)
+class Node:
+    """A run of full pages, or a tail: a leaf of one page of which only the first rows are valid.
+
+    The run begins `start` pages below the root and has `len(run) // TOKEN_BYTES` tokens. `generated` has one
+    byte a token, 1 where a model made it. Siblings are sorted by their first page of tokens; no two have the
+    same full page, but they may begin with the same rows. `evicted` are first pages of continuations that had
+    to make room, as keys, the last ones last.
+    """
+
+    node_id: int
+    parent: Node | None
+    start: int
+    run: bytearray = field(default_factory=bytearray)
+    pages: list[int] = field(default_factory=list)
+    generated: bytearray = field(default_factory=bytearray)
+    last_used: int = 0  # a number that rises with each use
+    used_at: float = 0.0  # the same as a time
+    keys: list[bytes] = field(default_factory=list)
+    children: list[Node] = field(default_factory=list)
+    evicted: dict[bytes, None] = field(default_factory=dict)
+    namespace: bytes = b""  # of a root
+    spelled: SpelledChildren[Node] | None = None  # once somebody looked for a text here
+
+    @property
+    def is_tail(self) -> bool:
+        """Whether its one page is partial."""
+        return len(self.run) < PAGE_BYTES * len(self.pages)
+
+    @property
+    def key(self) -> bytes:
+        """The tokens of its first page, by which its parent sorts it."""
+        return bytes(self.run[:PAGE_BYTES])
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of its run."""
+        return len(self.run) // TOKEN_BYTES
+
+    def path(self) -> Path:
+        """What leads from the root to the end of its run, itself included."""
+        nodes = [self]
+        while (parent := nodes[-1].parent) is not None:
+            nodes.append(parent)
+        nodes.reverse()
+        return Path(
+            namespace=nodes[0].namespace,
+            key=b"".join(node.run for node in nodes),
+            page_ids=[page for node in nodes for page in node.pages],
+            generated=b"".join(node.generated for node in nodes),
+        )
+
+    def tokens(self, start: int, most: int) -> tuple[int, ...]:
+        """At most `most` tokens from token `start` of the run on, and then of the child used last, if they are few."""
+        stop = min(start + most, self.num_tokens)
+        own = tuple(token_at(self.run, index) for index in range(start, stop))
+        if len(own) == most or not 0 < len(self.children) <= MAX_CHILDREN_COMPARED:
+            return own
+        return own + max(self.children, key=lambda child: child.last_used).tokens(0, most - len(own))
+
+    def nearest(self, key: bytes, key_start: int) -> tuple[Node | None, int]:
+        """The child that shares the most first-page tokens with `key[key_start:]`, and how many they are.
+
+        Of sorted siblings it is one of the two beside the place where the key belongs.
+        """
+        wanted = key[key_start : key_start + PAGE_BYTES]
+        place = bisect_left(self.keys, wanted)
+        best, most = None, -1
+        for index in (place, place - 1):
+            if 0 <= index < len(self.keys):
+                common = num_common_tokens(self.keys[index], wanted)
+                if common > most:
+                    best, most = self.children[index], common
+        return best, max(most, 0)
+
+    def spelled_like(self, text: bytes, spell: Callable[[int], bytes]) -> Iterable[tuple[Node, int | None]]:
+        """Children that may spell what `text` begins with, and how much of it: see SpelledChildren."""
+        if self.spelled is None:
+            self.spelled = SpelledChildren(spell)
+            for child in self.children:
+                self.spelled.add(child)
+        return self.spelled.like(text)
+
+    def spelled_page(self, spell: Callable[[int], bytes]) -> tuple[bytes, int]:
+        """What its first page spells, and where its tokens end: bit `n` is set for an end after `n` bytes."""
+        pieces = [spell(token_at(self.run, i)) for i in range(min(PAGE_SIZE, len(self.run) // TOKEN_BYTES))]
+        return b"".join(pieces), sum(1 << end for end in accumulate(map(len, pieces), initial=0))
+
+    def child(self, page_key: bytes) -> Node | None:
+        """The child whose first page is exactly this."""
+        place = bisect_left(self.keys, page_key)
+        if place < len(self.keys) and self.keys[place] == page_key:
+            return self.children[place]
+        return None
+
+    def beginning_with(self, rows: bytes) -> Node | None:
+        """A child whose first page begins with `rows`."""
+        place = bisect_left(self.keys, rows)
+        if place < len(self.keys) and self.keys[place].startswith(rows):
+            return self.children[place]
+        return None
+
+    def tail_before(self, page_key: bytes) -> Node | None:
+        """A tail whose rows are the first ones of `page_key`, if it is the neighbour."""
+        place = bisect_left(self.keys, page_key)
+        if place > 0 and self.children[place - 1].is_tail and page_key.startswith(self.keys[place - 1]):
+            return self.children[place - 1]
+        return None
+
+    def add(self, child: Node) -> None:
+        """Put a child at its place."""
+        place = bisect_left(self.keys, child.key)
+        self.keys.insert(place, child.key)
+        self.children.insert(place, child)
+        if self.spelled is not None:
+            self.spelled.add(child)
+
+    def remove(self, child: Node) -> None:
+        """Take a child out."""
+        place = bisect_left(self.keys, child.key)
+        assert self.children[place] is child
+        del self.keys[place], self.children[place]
+        if self.spelled is not None:
+            self.spelled.remove(child)
+
+    def remember_evicted(self, page: bytes) -> None:
+        """Note the first page of a continuation that is gone; beyond the limit the oldest is forgotten."""
+        self.evicted.pop(page, None)
+        self.evicted[page] = None
+        if len(self.evicted) > MAX_EVICTED_REMEMBERED:
+            del self.evicted[next(iter(self.evicted))]
+
+    def had(self, page: Key, num_tokens: int) -> bool:
+        """Whether something that is gone had more than the first `num_tokens` tokens of `page` here."""
+        return any(num_common_tokens(gone, page) > num_tokens for gone in self.evicted)
+
+    def mark_generated(self, offset: int, generated: bytes) -> None:
+        """Note that the model made these tokens, from token `offset` on, whoever wrote them first."""
+        if any(generated):
+            old = self.generated[offset : offset + len(generated)]
+            self.generated[offset : offset + len(generated)] = either(old, generated)
+
+    def split(self, num_pages: int, lower_id: int) -> Node:
+        """Cut the run after `num_pages` pages; what is below becomes its only child, which is returned."""
+        assert 0 < num_pages < len(self.pages)
+        cut = num_pages * PAGE_SIZE
+        lower = Node(
+            lower_id,
+            parent=self,
+            start=self.start + num_pages,
+            run=self.run[cut * TOKEN_BYTES :],
+            pages=self.pages[num_pages:],
+            generated=self.generated[cut:],
+            last_used=self.last_used,
+            used_at=self.used_at,
+            keys=self.keys,
+            children=self.children,
+            evicted=self.evicted,
+            spelled=self.spelled,
+        )
+        for child in lower.children:
+            child.parent = lower
+        del self.run[cut * TOKEN_BYTES :], self.pages[num_pages:], self.generated[cut:]
+        self.keys, self.children, self.evicted, self.spelled = [lower.key], [lower], {}, None
+        return lower
+
+
+def either(ours: Key, theirs: Key) -> bytes:
+    """Bytewise or, of equal lengths.
+
+    >>> either(bytes([0, 1, 0]), bytes([0, 1, 1]))
+    b'\\x00\\x01\\x01'
+    """
+    return (int.from_bytes(ours, "big") | int.from_bytes(theirs, "big")).to_bytes(len(ours), "big")

@@ -1,0 +1,279 @@
+"""Hold one request's tokens, the pages of their KV, and how many of them have KV.
+
+The one owner of all three: whoever wants the length of the KV asks here. Knows page ids, not what they hold,
+and neither requests nor the tree.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+from array import array
+from collections.abc import Iterable
+from operator import or_
+
+from ..artifact.manifest import PAGE_SIZE
+from ..errors import AppendLengthError, ForkLengthError, PopLengthError, PrunedForkError, UnknownSequence
+from .kv_log import KVLog
+from .page_pool import PagePool
+from .pruned_prefix import PrunedPrefix
+
+
+def num_pages_for(num_tokens: int) -> int:
+    """Pages that the KV of `num_tokens` tokens fills, the last one perhaps in part."""
+    return -(-num_tokens // PAGE_SIZE)
+
+
+class Sequence:
+    """The tokens of a request, prompt and generated, and their KV.
+
+    ::
+
+        token_ids  [0 ........................ len)
+        KV         [0 ....... num_computed)              in page_ids, PAGE_SIZE rows a page, one a token
+        to compute            [num_computed .. len)      what the next forwards take
+
+    A prompt starts with `num_computed < len`, because its last token is always computed: its logits are
+    needed. A sampled token has no KV until the next forward, so while decoding `num_uncomputed` is 1 at the
+    start of each step. To sample once more after a token that is computed, pop it and append it again.
+
+    With a `pruned` prefix some of the tokens have no row and the KV is shorter, `num_rows`; only the first
+    `num_shareable` tokens' may be given to others then. Positions stay those of the tokens. Without a `namespace` no
+    token's KV may be given to others.
+
+    `append`, `pop` and `fork` are the only mutations, and each validates before it changes anything. KV grows
+    by a `KVTransaction` alone. Sequences come from `PrefixCache.open` and `PrefixCache.fork`, not from here.
+    """
+
+    def __init__(
+        self,
+        seq_id: int,
+        token_ids: Iterable[int],
+        *,
+        pool: PagePool,
+        context_length: int,
+        namespace: bytes | None = b"",
+        generated: bytes | None = None,
+        request_id: str | None = None,
+        kv_log: KVLog | None = None,
+    ) -> None:
+        """A sequence without KV.
+
+        Args:
+            seq_id: unique in its cache.
+            token_ids: the prompt.
+            context_length: the most tokens it may ever have.
+            namespace: whose part of the tree it shares; None: it shares nothing, and its pages are its forks' alone.
+            generated: one byte a token, 1 where a model made it; by default a client wrote them all.
+            request_id: the request that it is of, for who reads the log.
+            kv_log: is told of every mutation.
+
+        Raises:
+            AppendLengthError: the prompt is longer than the context.
+        """
+        tokens = list(token_ids)
+        if len(tokens) > context_length:
+            raise AppendLengthError(0, len(tokens), context_length)
+        self.seq_id = seq_id
+        self.context_length = context_length
+        self.namespace = namespace
+        self.request_id = request_id
+        self._token_ids = tokens
+        self._generated = bytearray(len(tokens) if generated is None else generated)
+        assert len(self._generated) == len(tokens)
+        self._pool = pool
+        self._kv_log = kv_log
+        self._page_ids = array("i")  # as the page table wants them: no object per page and step
+        self._num_computed = 0
+        self._pruned: PrunedPrefix | None = None
+        self._is_reserved = False
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._token_ids)
+
+    def __repr__(self) -> str:
+        return f"Sequence({self.seq_id}, {len(self)} tokens, {self.num_computed} computed)"
+
+    @property
+    def token_ids(self) -> collections.abc.Sequence[int]:
+        """All tokens, prompt and generated; read only."""
+        return self._token_ids
+
+    @property
+    def generated(self) -> bytes:
+        """One byte a token: 1 where a model made it, 0 where a client wrote it."""
+        return bytes(self._generated)
+
+    @property
+    def page_ids(self) -> array[int]:
+        """The pages of `num_rows` rows, in order, int32; read only. `Reservation` has those of a step too."""
+        return self._page_ids
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens that need no forward any more: their KV is in the pages, or pruned."""
+        return self._num_computed
+
+    @property
+    def pruned(self) -> PrunedPrefix | None:
+        """Which of the computed tokens have fewer rows than they are; None: each has its own."""
+        return self._pruned
+
+    @property
+    def num_rows(self) -> int:
+        """KV rows of `[0, num_computed)`."""
+        return self._num_computed if self._pruned is None else self._num_computed - self._pruned.num_missing
+
+    @property
+    def num_shareable(self) -> int:
+        """The first tokens whose KV others may have: of a pruned prefix what is before it, without a namespace none."""
+        if self.namespace is None:
+            return 0
+        return self._num_computed if self._pruned is None else self._pruned.start
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens that have no KV yet."""
+        return len(self._token_ids) - self._num_computed
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the cache closed it: nothing can be done with it any more."""
+        return self._is_closed
+
+    def append(self, token_ids: Iterable[int], *, generated: bool = True) -> None:
+        """Add tokens at the end, without KV; `generated` says that a model made them.
+
+        Raises:
+            AppendLengthError: the context length would be passed; nothing is appended.
+            UnknownSequence: it is closed.
+        """
+        self.require_open()
+        tokens = list(token_ids)
+        length = len(self._token_ids)
+        if length + len(tokens) > self.context_length:
+            raise AppendLengthError(length, len(tokens), self.context_length)
+        self._token_ids += tokens
+        self._generated += (b"\1" if generated else b"\0") * len(tokens)
+        if self._kv_log is not None:
+            self._kv_log.write("append", self, length=length)
+
+    def pop(self, num_tokens: int) -> None:
+        """Drop the last `num_tokens` tokens with their KV, and give back the pages that no token is left in.
+
+        A last page that others own too keeps its rows: the next reservation copies the ones that are left
+        here. Where only some tokens have KV, all of it goes with the first of them that is popped: the sequence is
+        exact then, and no longer pruned.
+
+        Raises:
+            PopLengthError: there are fewer tokens; nothing is popped.
+            UnknownSequence: it is closed.
+        """
+        self.require_open()
+        if not 0 <= num_tokens <= len(self):
+            raise PopLengthError(len(self), num_tokens)
+        assert not self._is_reserved, "popped inside a transaction"
+        length, before = len(self) - num_tokens, (len(self), self._num_computed)
+        num_free = self._pool.num_free
+        del self._token_ids[length:]
+        del self._generated[length:]
+        self._num_computed = min(self._num_computed, length)
+        if self._pruned is not None and length < self._pruned.stop:
+            self._num_computed = min(length, self._pruned.start)
+            self._pruned = None
+        num_pages = num_pages_for(self.num_rows)
+        self._pool.release(self._page_ids[num_pages:])
+        del self._page_ids[num_pages:]
+        if self._kv_log is not None:
+            free = [num_free, self._pool.num_free]
+            self._kv_log.write("pop", self, length=before[0], computed=before[1], free=free)
+
+    def fork(self, at: int, *, seq_id: int) -> Sequence:
+        """A new sequence of the first `at` tokens that shares their pages, the partial one too, and what is pruned.
+
+        Whichever of the two writes to the partial page first gets a copy by its reservation. Call
+        `PrefixCache.fork`, which gives the id and keeps count of the sequence.
+
+        Raises:
+            ForkLengthError: `at` is past the computed tokens; nothing is shared.
+            PrunedForkError: `at` is among tokens of which only some have KV; likewise.
+            UnknownSequence: it is closed.
+        """
+        self.require_open()
+        if not 0 <= at <= self._num_computed:
+            raise ForkLengthError(self._num_computed, at)
+        pruned = self._pruned
+        if pruned is not None and at < pruned.stop:
+            if at > pruned.start:
+                raise PrunedForkError(pruned.start, pruned.stop, at)
+            pruned = None
+        assert not self._is_reserved, "forked inside a transaction"
+        child = Sequence(
+            seq_id,
+            self._token_ids[:at],
+            pool=self._pool,
+            context_length=self.context_length,
+            namespace=self.namespace,
+            generated=bytes(self._generated[:at]),
+            request_id=self.request_id,
+            kv_log=self._kv_log,
+        )
+        page_ids = self._page_ids[: num_pages_for(at - (0 if pruned is None else pruned.num_missing))]
+        self._pool.retain(page_ids)
+        child.replace_kv(page_ids, at, pruned=pruned)
+        if self._kv_log is not None:
+            self._kv_log.write("fork", child, length=0, computed=0, parent=self.seq_id, pages=list(page_ids))
+        return child
+
+    def require_open(self) -> None:
+        """Raise UnknownSequence if it is closed."""
+        if self._is_closed:
+            raise UnknownSequence(f"sequence {self.seq_id} is closed; open it again from the cache")
+
+    # For PrefixCache and KVTransaction, which own the other half of each change (pool and tree).
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether a transaction holds pages for it."""
+        return self._is_reserved
+
+    def set_reserved(self, is_reserved: bool) -> None:
+        """Say that a transaction holds pages for it, or no longer does."""
+        self._is_reserved = is_reserved
+
+    def replace_kv(
+        self,
+        page_ids: collections.abc.Sequence[int],
+        num_computed: int,
+        *,
+        num_kept_pages: int = 0,
+        pruned: PrunedPrefix | None = None,
+    ) -> None:
+        """Say where the KV of `[0, num_computed)` is now: in the first `num_kept_pages` of its pages, as before, and
+        then in `page_ids`; and what of it is pruned. The caller has retained and released the pages."""
+        num_rows = num_computed if pruned is None else num_computed - pruned.num_missing
+        assert num_kept_pages + len(page_ids) == num_pages_for(num_rows) and num_computed <= len(self)
+        if page_ids or num_kept_pages != len(self._page_ids):
+            self._page_ids[num_kept_pages:] = array("i", page_ids)
+        self._num_computed = num_computed
+        self._pruned = pruned
+
+    def inherit_generated(self, generated: bytes) -> None:
+        """Note which of the first tokens a model made; so says the run that they were found in."""
+        own = self._generated[: len(generated)]
+        self._generated[: len(generated)] = bytes(map(or_, own, generated))
+
+    def mark_closed(self) -> None:
+        """Close it; its pages are released already."""
+        assert not self._page_ids
+        self._is_closed = True
+
+    def check(self) -> None:
+        """Raise AssertionError unless tokens, KV length and pages agree."""
+        assert 0 <= self._num_computed <= len(self) <= self.context_length
+        assert len(self._page_ids) == num_pages_for(self.num_rows)
+        if self._pruned is not None:
+            assert self._pruned.stop <= self._num_computed
+            assert tuple(self._token_ids[: self._pruned.stop]) == self._pruned.token_ids, "rows of other tokens"
+        assert len(set(self._page_ids)) == len(self._page_ids)
+        assert len(self._generated) == len(self)

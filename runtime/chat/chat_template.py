@@ -1,0 +1,194 @@
+"""Render a conversation with the template that the model came with.
+
+A template is a program by someone else: it runs in Jinja's immutable sandbox, with what `transformers` gives
+templates (loop controls, `generation`, `tojson`, `raise_exception`, `strftime_now`) and bounds on its size, its output,
+its time and what it makes on the way.
+Knows text, not tokens: `tokenizer_fix` encodes what is rendered here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+
+from ..errors import InvalidRequest
+from .render_budget import RenderBudget, TooCostly
+from .template_sandbox import TemplateSandbox
+
+__all__ = ["MAX_RENDERED_LENGTH", "MAX_TEMPLATE_LENGTH", "ChatTemplate", "fault_of"]
+
+MAX_TEMPLATE_LENGTH = 1 << 20  # characters; the longest published template has some ten thousand
+MAX_RENDERED_LENGTH = 1 << 25  # characters
+
+
+class ChatTemplate:
+    """A compiled chat template.
+
+    >>> template = ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    >>> template.render([{"role": "user", "content": "Hi"}])
+    '<user>Hi'
+
+    Args:
+        source: the Jinja template.
+        bos_token: text of the beginning-of-sequence token, which many templates begin with.
+        eos_token: text of the end-of-sequence token.
+
+    Raises:
+        InvalidRequest: the template is too long or is not valid Jinja.
+    """
+
+    def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
+        if len(source) > MAX_TEMPLATE_LENGTH:
+            raise InvalidRequest(
+                f"the chat template has {len(source)} characters, at most {MAX_TEMPLATE_LENGTH} are allowed; "
+                "compile the model with a shorter one"
+            )
+        self._special_tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._sandbox = _sandbox()
+        try:
+            self._literals = self._sandbox.texts_of(source)
+            self._template = self._sandbox.from_string(source)
+        except Exception as error:  # Python's own, too: too deep for its parser, say
+            raise InvalidRequest(f"the model's chat template is not valid Jinja: {_reason(error)}") from error
+
+    def of_model(self, *, bos_token: str, eos_token: str) -> ChatTemplate:
+        """The same template for a model with these tokens."""
+        template = copy.copy(self)
+        template._special_tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        return template
+
+    @property
+    def own_texts(self) -> tuple[str, ...]:
+        """What the template writes itself: the texts that stand in it, and short conversations as it renders them.
+
+        >>> ChatTemplate("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}").own_texts[:3]
+        ('<|', '|>', '<|user|>a')
+        """
+        rendered = []
+        for messages in _EXAMPLES:
+            with suppress(InvalidRequest):  # it may want other conversations
+                rendered.append(self.render(messages))
+        return (*self._literals, *rendered)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] = (),
+    ) -> str:
+        """The text of `messages`, ready to be continued by the assistant if `add_generation_prompt`.
+
+        `messages` and `tools` are handed over as they are and not changed. Many templates know no tools.
+
+        Raises:
+            InvalidRequest: the template refuses the messages or fails on them, or the text is too long or too much
+                work.
+        """
+        pieces: list[str] = []
+        length = 0
+        try:
+            variables = {
+                "messages": [dict(message) for message in messages],
+                "tools": list(tools) or None,
+                "add_generation_prompt": add_generation_prompt,
+                **self._special_tokens,
+            }
+            for piece in self._sandbox.render_pieces(self._template, variables, RenderBudget()):
+                length += len(piece)
+                if length > MAX_RENDERED_LENGTH:
+                    raise InvalidRequest(
+                        f"the chat template makes more than {MAX_RENDERED_LENGTH} characters of these "
+                        "messages; send shorter ones"
+                    )
+                pieces.append(piece)
+        except _Refused as error:
+            raise InvalidRequest(f"the chat template refuses these messages: {error}") from error
+        except TooCostly as error:
+            raise InvalidRequest(f"the chat template does too much with these messages: {error}") from error
+        except InvalidRequest:
+            raise
+        # A template computes on what clients send: any exception in it is one of the request, not of ours.
+        except Exception as error:
+            raise InvalidRequest(f"the chat template fails on these messages: {_reason(error)}") from error
+        return "".join(pieces)
+
+    def reply_renderer(self) -> Callable[[str], str] | None:
+        """How a reply stands behind the prompt that it answers, in the prompts of later turns, and the white space
+        that the template puts behind it.
+
+        Tried on a short conversation; None where the template does not put it right behind.
+
+        >>> template = ChatTemplate("{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}</s>{% endfor %}"
+        ...                         "{% if add_generation_prompt %}[assistant]{% endif %}")
+        >>> template.reply_renderer()("Sure. ")
+        ' Sure.'
+        """
+        asked: list[Mapping[str, object]] = [{"role": "user", "content": "a"}]
+        try:
+            prompt = self.render(asked)
+            later = self.render([*asked, {"role": "assistant", "content": _PROBE}], add_generation_prompt=False)
+        except InvalidRequest:
+            return None
+        prompt = prompt.removesuffix(" ")  # of which a lone space is stripped
+        lead, found, rest = later[len(prompt) :].partition(_PROBE.strip())
+        if not later.startswith(prompt) or not found or lead.strip():
+            return None
+        before, after = _PROBE.split("xyzzy")
+        keeps_left, keeps_right = lead.endswith(before), rest.startswith(after)
+        lead, rest = lead.removesuffix(before), rest.removeprefix(after)
+        white = rest[: len(rest) - len(rest.lstrip())]
+
+        def render(text: str) -> str:
+            text = text if keeps_left else text.lstrip()
+            return lead + (text if keeps_right else text.rstrip()) + white
+
+        return render
+
+
+def fault_of(source: str) -> str | None:
+    """Why a template cannot be used; None where it can, though it may refuse messages.
+
+    >>> fault_of("{% for m in messages %}{{ m.content }}{% endfor %}") is None
+    True
+    """
+    try:
+        ChatTemplate(source)
+    except InvalidRequest as error:
+        return str(error)
+    return None
+
+
+_TURNS: tuple[Mapping[str, object], ...] = (
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "b"},
+    {"role": "tool", "content": "c", "name": "d", "tool_call_id": "e"},
+)
+_EXAMPLES = (_TURNS[:1], _TURNS[:2], _TURNS, ({"role": "system", "content": "f"}, *_TURNS[:1]))
+_PROBE = "\t\nxyzzy\n\t"  # a reply with white space on both sides that no template writes
+
+
+class _Refused(Exception):
+    """The template called `raise_exception`."""
+
+
+def _sandbox() -> TemplateSandbox:
+    """The environment that `transformers` renders chat templates in."""
+    sandbox = TemplateSandbox()
+    sandbox.globals["raise_exception"] = _raise_exception
+    sandbox.globals["strftime_now"] = _strftime_now
+    return sandbox
+
+
+def _raise_exception(message: str) -> None:
+    raise _Refused(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _reason(error: BaseException) -> str:
+    """One line, however many the error has."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -1,0 +1,102 @@
+"""What a client may ask replies to keep to: JSON, a schema, a regular expression, choices or a grammar.
+
+Knows kinds and sizes; whether one can be followed, `grammars.py` finds out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from ..errors import InvalidGrammar
+
+GrammarKind = Literal["json_schema", "regex", "choice", "grammar", "lark"]
+"""`grammar` is GBNF as llama.cpp has it, or Lark; `lark` is ours around the JSON schemas of tools and replies."""
+
+MAX_GRAMMAR_LENGTH = 1 << 17  # characters; OpenAI's schemas may have 120,000
+MAX_CHOICES = 1000
+_NOUNS: dict[GrammarKind, str] = {
+    "json_schema": "JSON schema",
+    "regex": "regular expression",
+    "choice": "list of choices",
+    "grammar": "grammar",
+    "lark": "JSON schema",
+}
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A language, not looked at yet. Equal ones are compiled once.
+
+    Args:
+        text: the schema or the list of choices as JSON, the expression, or the grammar.
+        is_strict: a schema with a keyword that cannot be enforced is refused; else the keyword is ignored, and
+            `oneOf` means `anyOf`.
+
+    Raises:
+        InvalidGrammar: it is longer than `MAX_GRAMMAR_LENGTH`.
+
+    >>> Grammar.json_object().kind
+    'json_schema'
+    """
+
+    kind: GrammarKind
+    text: str
+    is_strict: bool = True
+
+    def __post_init__(self) -> None:
+        assert self.kind in get_args(GrammarKind)
+        if len(self.text) > MAX_GRAMMAR_LENGTH:
+            raise InvalidGrammar(
+                f"the {self.noun} has {len(self.text)} characters, at most {MAX_GRAMMAR_LENGTH} are allowed; shorten it"
+            )
+
+    @property
+    def noun(self) -> str:
+        """What clients call it."""
+        return _NOUNS[self.kind]
+
+    @classmethod
+    def json_object(cls) -> Grammar:
+        """Any JSON object."""
+        return cls("json_schema", '{"type":"object"}')
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, object], *, is_strict: bool = True) -> Grammar:
+        """JSON that a schema describes.
+
+        Raises:
+            InvalidGrammar: it is too long, or too deep to be written as JSON.
+        """
+        try:
+            return cls("json_schema", json.dumps(schema, separators=(",", ":")), is_strict)
+        except (RecursionError, ValueError) as error:
+            raise InvalidGrammar(f"the JSON schema cannot be written as JSON: {error}; simplify it") from error
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema, of a grammar that is one.
+
+        Raises:
+            InvalidGrammar: its text is not JSON, or not an object.
+        """
+        assert self.kind == "json_schema"
+        try:
+            schema = json.loads(self.text)
+        except (RecursionError, ValueError) as error:  # json's own error is a ValueError
+            raise InvalidGrammar(f"the JSON schema is not JSON: {error}; send an object") from error
+        if not isinstance(schema, dict):
+            raise InvalidGrammar(f"the JSON schema is not an object but {self.text:.80}; send an object")
+        return schema
+
+    @classmethod
+    def choice(cls, choices: Sequence[str]) -> Grammar:
+        """One of some texts.
+
+        Raises:
+            InvalidGrammar: there are none, or more than `MAX_CHOICES`, or one is empty.
+        """
+        if not 1 <= len(choices) <= MAX_CHOICES or not all(choices):
+            raise InvalidGrammar(f"there are {len(choices)} choices; give 1 to {MAX_CHOICES} that are not empty")
+        return cls("choice", json.dumps(list(choices)))

@@ -1,0 +1,175 @@
+"""Find out whether a grammar can be followed, at no risk to this process.
+
+Starts the program that `grammar_trial_process.py` is, when first needed, and asks it. Knows pipes, not grammars.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import EngineClosed, EngineError, InvalidGrammar
+from .grammar import Grammar
+from .grammar_trial_process import Vocabulary
+
+_PROGRAM = Path(__file__).with_name("grammar_trial_process.py")
+_PATIENCE_S = 30.0  # beyond the limit, for a machine that is very busy; then the program is started anew
+_LEAST_S = 0.001  # 0 would be no limit
+_MAX_MESSAGE = 500  # characters: the library prints a part of the grammar
+
+
+class OutOfTime(Exception):
+    """A trial took longer than it may; `is_busy`: that was the machine's fault, and says nothing of the grammar."""
+
+    def __init__(self, *, is_busy: bool) -> None:
+        super().__init__("the machine is busy" if is_busy else "the grammar is slow")
+        self.is_busy = is_busy
+
+
+class GrammarTrial:
+    """One process that tries one grammar after the other; any thread may ask, and waits for those before it.
+
+    Args:
+        vocabulary: that replies are made of.
+        eos_token_ids: tokens that end a reply.
+        limits: how much work a grammar may be; see `limits_of`.
+        time_limit_s: of the processor's time, for each grammar.
+        niceness: how far the process stands back for others, 0 to 19.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        eos_token_ids: list[int],
+        limits: dict[str, int],
+        time_limit_s: float,
+        niceness: int = 0,
+    ) -> None:
+        hello = {"eos_token_ids": eos_token_ids, "limits": limits, "time_limit_s": time_limit_s, "niceness": niceness}
+        self._hello = json.dumps(vocabulary.packed() | hello).encode() + b"\n"
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stop: Callable[[], object] = lambda: None
+
+    def start(self) -> None:
+        """Start the process now rather than with the first grammar, and wait until it is ready.
+
+        Raises:
+            EngineError: it does not start.
+        """
+        with self._lock:
+            self._started()
+
+    def compiled(self, grammar: Grammar, *, real_limit_s: float) -> str:
+        """The grammar as the library has it, in at most `real_limit_s` if those before it are done.
+
+        Raises:
+            InvalidGrammar: it is wrong, nothing can be said that it describes, or it takes too much memory.
+            OutOfTime: it takes longer than one of the limits.
+            EngineError: the process that tries it could not be used; EngineClosed after `close`.
+        """
+        wish = {"kind": grammar.kind, "text": grammar.text, "is_strict": grammar.is_strict}
+        line = json.dumps(wish | {"real_limit_s": max(real_limit_s, _LEAST_S)}).encode() + b"\n"
+        with self._lock:
+            answer = self._ask(line, real_limit_s + _PATIENCE_S)
+        if "late" in answer:
+            raise OutOfTime(is_busy=answer["late"] == "busy")
+        if "error" in answer:
+            raise _refusal(grammar, answer["error"].replace("<non-verbose/>", ""))
+        return answer["grammar"]
+
+    def close(self) -> None:
+        """End the process, also under a grammar that it tries: who waits gets EngineClosed, as all who come later."""
+        self._is_closed = True
+        process = self._process
+        if process is not None:
+            process.kill()
+        with self._lock:
+            self._stop()
+            self._process = None
+
+    def _ask(self, line: bytes, timeout_s: float) -> dict[str, str]:
+        process = self._started()
+        try:
+            return _exchange(process, line, timeout_s)
+        except (OSError, ValueError, TimeoutError) as error:
+            self._stop()
+            self._process = None
+            self._require_open()
+            raise EngineError(f"the process that tries grammars failed: {error!r}; try again") from error
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise EngineClosed("the engine was closed; open it again")
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        self._require_open()
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._stop()
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-P", str(_PROGRAM)]
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0)
+        self._stop = weakref.finalize(self, _end, process)  # also when nobody closes this
+        self._process = process
+        try:
+            _exchange(process, self._hello, _PATIENCE_S)
+        except (OSError, ValueError, TimeoutError) as error:
+            self._stop()
+            self._process = None
+            raise EngineError(f"the process that tries grammars does not start: {error!r}") from error
+        return process
+
+
+def _refusal(grammar: Grammar, error: str) -> InvalidGrammar:
+    """What the library says, in one line; of a grammar that is ours, nothing is printed, as clients do not know it."""
+    line = None
+    if grammar.kind == "lark":
+        where = re.match(r"at (\d+)\(\d+\): (failed to compile JSON schema: )?", error)
+        if where is not None:
+            line, error = int(where[1]), error[where.end() :]
+        error = re.split(r"\n *\d+ \| ", error, maxsplit=1)[0]
+    error = " ".join(error.split())
+    return InvalidGrammar(f"the {grammar.noun} cannot be used: {error[:_MAX_MESSAGE]}", line=line)
+
+
+def _exchange(process: subprocess.Popen[bytes], line: bytes, timeout_s: float) -> dict[str, str]:
+    """Send a line and read one.
+
+    Raises:
+        OSError, ValueError: the process ended.
+        TimeoutError: it does not answer.
+    """
+    assert process.stdin is not None and process.stdout is not None
+    written = 0
+    while written < len(line):
+        written += process.stdin.write(line[written:])
+    deadline, answer = time.monotonic() + timeout_s, b""
+    while not answer.endswith(b"\n"):
+        if not select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise TimeoutError(f"no answer in {timeout_s:g} s")
+        piece = os.read(process.stdout.fileno(), 1 << 20)
+        if not piece:
+            raise ValueError(f"it ended with status {process.wait()}")
+        answer += piece
+    result: dict[str, str] = json.loads(answer)
+    return result
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+    process.wait()

@@ -1,0 +1,227 @@
+"""Compile what clients want replies to keep to, and remember it for the next one who wants the same.
+
+The library is llguidance. xgrammar was looked at first: its wheel (0.2.8) requires torch, triton and transformers,
+and its package imports torch even where masks are NumPy's, so that an install of radixlm would grow by gigabytes.
+llguidance requires nothing, compiles lazily in about a millisecond, and counts its work. Not everything, though: a
+chain of 5,000 `$ref`s overflows its stack and kills the process, `"multipleOf": 1000003` takes it seven seconds.
+Hence each new grammar is tried by `grammar_trial.py` first: shortly, and those few that need longer once more, in
+another process and queue, so that nobody waits for the slow ones who is not slow himself. (One process and queue with
+half a second for each were worse: behind 70 hostile schemas a good one waited 32 s; bench/LOG.md has more.)
+
+Knows nothing of requests and HTTP; `compile` waits, so call it neither on an event loop nor on the engine's thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+import llguidance
+
+from ..errors import EngineClosed, GrammarsOverloaded, InvalidGrammar
+from .fair_turns import FairTurns
+from .grammar import Grammar
+from .grammar_constraint import GrammarConstraint
+from .grammar_trial import GrammarTrial, OutOfTime
+from .grammar_trial_process import Vocabulary, limits_of
+
+MAX_GRAMMARS = 128  # of which a large one's states take some tens of megabytes
+MAX_REFUSED = 128  # remembered with the reason
+MAX_WAITING = 64  # threads that wait for a trial of one kind
+ANSWER_LIMIT_S = 1.0  # half of which may be spent waiting for trials of others
+QUICK_LIMIT_S = 0.05  # of the processor; most grammars take 1 to 10 ms, the largest that OpenAI takes up to 60
+TIME_LIMIT_S = 0.25
+LIMITS = {"step_lexer_fuel": 100_000, "max_lexer_states": 50_000}  # 7 ms a mask, 100 MB
+_RETRY_AFTER_S = 1
+_STARTS_PER_MATCHER = 64  # copies share the states that were met; anew now and then, they do not pile up
+
+
+class CompiledGrammar:
+    """A grammar that replies can follow, any number of them at a time; `Grammars.compile` makes it."""
+
+    def __init__(self, open_matcher: Callable[[], llguidance.LLMatcher], vocab_size: int) -> None:
+        self._open_matcher = open_matcher
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+        self._matcher = open_matcher()
+        self._num_starts = 0
+
+    def start(self) -> GrammarConstraint:
+        """A constraint at the beginning of a reply."""
+        with self._lock:
+            self._num_starts += 1
+            if self._num_starts % _STARTS_PER_MATCHER == 0:
+                self._matcher = self._open_matcher()
+            return GrammarConstraint(self._matcher.deep_copy(), self._vocab_size)
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """A process that tries grammars, and the queue in front of it."""
+
+    trial: GrammarTrial
+    turns: FairTurns
+
+
+class Grammars:
+    """The grammars of one model, the latest used of them compiled; any thread may use it.
+
+    Args:
+        open_vocabulary: the model's, asked for when the first grammar comes.
+        eos_token_ids: tokens that end a reply, at least one.
+        time_limit_s: of the processor's time; a grammar that takes longer is refused.
+        answer_limit_s: of real time; if nothing is known by then, or after half of it no trial begun, one is told to
+            come again.
+    """
+
+    def __init__(
+        self,
+        open_vocabulary: Callable[[], Vocabulary],
+        eos_token_ids: tuple[int, ...],
+        *,
+        max_grammars: int = MAX_GRAMMARS,
+        time_limit_s: float = TIME_LIMIT_S,
+        answer_limit_s: float = ANSWER_LIMIT_S,
+    ) -> None:
+        self._open_vocabulary = open_vocabulary
+        self._eos_token_ids = eos_token_ids
+        self._max_grammars = max_grammars
+        self._time_limit_s = time_limit_s
+        self._limits = limits_of(LIMITS)
+        self._answer_limit_s = answer_limit_s
+        self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
+        self._refused: OrderedDict[Grammar, InvalidGrammar] = OrderedDict()  # apart, lest they drive out the good ones
+        self._lock = threading.Lock()  # guards the grammars,
+        self._opening = threading.Lock()  # and this the first use of the tokenizer
+        self._is_open = self._is_closed = False
+
+    def warm_up(self) -> None:
+        """Make ready what the first grammar would wait for.
+
+        Raises:
+            EngineError: a process that tries grammars does not start.
+        """
+        with self._opening:
+            self._is_open = True
+            for lane in self._lanes:
+                lane.trial.start()
+            matcher = self._matcher(llguidance.LLMatcher.grammar_from_regex("(.|\\n)*"))
+            GrammarConstraint(matcher, self._tokenizer.vocab_size).mask()
+
+    def compile(self, grammar: Grammar, *, client: str = "") -> CompiledGrammar:
+        """A grammar ready to be followed. One that is known is there at once; others are tried, of each client in turn.
+
+        Raises:
+            InvalidGrammar: it is wrong, or too much work.
+            GrammarsOverloaded: too many are being tried.
+            EngineError: a process that tries grammars could not be used.
+        """
+        found = self._find(grammar)
+        if found is None:
+            self._require_open()
+            found = self._tried(grammar, client)
+        return found
+
+    def close(self) -> None:
+        """End the processes that try grammars; new ones raise EngineClosed from now on."""
+        self._is_closed = True
+        if self._is_open:
+            with self._opening:
+                for lane in self._lanes:
+                    lane.trial.close()
+
+    def __len__(self) -> int:
+        return len(self._compiled)
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise EngineClosed("the engine was closed; open it again")
+        if not self._is_open:
+            self.warm_up()
+
+    def _tried(self, grammar: Grammar, client: str) -> CompiledGrammar:
+        now, is_busy = time.monotonic(), False
+        for lane in self._lanes:
+            with lane.turns.turn(client, deadline=now + self._answer_limit_s / 2):
+                found = self._find(grammar)  # of those before, one may have asked for the same
+                if found is not None:
+                    return found
+                try:
+                    left_s = now + self._answer_limit_s - time.monotonic()
+                    return self._keep(grammar, lane.trial.compiled(grammar, real_limit_s=left_s))
+                except OutOfTime as error:
+                    is_busy = error.is_busy
+                except InvalidGrammar as error:
+                    self._refuse(grammar, error)
+                    raise
+        if is_busy:
+            raise _refusal(self._lanes[-1].turns.num_waiting)
+        reason = f"the {grammar.noun} cannot be used: it takes more than {self._time_limit_s:g} s to compile"
+        self._refuse(grammar, InvalidGrammar(reason))
+        raise InvalidGrammar(reason)
+
+    def _find(self, grammar: Grammar) -> CompiledGrammar | None:
+        """A grammar that is known to be good; of one that is known to be wrong, raise why."""
+        with self._lock:
+            if grammar in self._refused:
+                self._refused.move_to_end(grammar)
+                refused = self._refused[grammar]
+                raise InvalidGrammar(str(refused), line=refused.line)  # one for each, as a traceback grows
+            if grammar in self._compiled:
+                self._compiled.move_to_end(grammar)
+            return self._compiled.get(grammar)
+
+    def _keep(self, grammar: Grammar, tried: str) -> CompiledGrammar:
+        compiled = CompiledGrammar(lambda: self._matcher(tried), self._tokenizer.vocab_size)
+        with self._lock:
+            self._compiled[grammar] = compiled
+            while len(self._compiled) > self._max_grammars:
+                self._compiled.popitem(last=False)
+        return compiled
+
+    def _refuse(self, grammar: Grammar, error: InvalidGrammar) -> None:
+        with self._lock:
+            self._refused[grammar] = InvalidGrammar(str(error), line=error.line)
+            while len(self._refused) > MAX_REFUSED:
+                self._refused.popitem(last=False)
+
+    def _matcher(self, tried: str) -> llguidance.LLMatcher:
+        return llguidance.LLMatcher(self._tokenizer, tried, log_level=0, limits=self._limits)
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return self._open_vocabulary()
+
+    @cached_property
+    def _tokenizer(self) -> llguidance.LLTokenizer:
+        wrapper = cast(llguidance.TokenizerWrapper, self._vocabulary)
+        return llguidance.LLTokenizer(wrapper, eos_token=list(self._eos_token_ids))
+
+    @cached_property
+    def _lanes(self) -> tuple[_Lane, _Lane]:
+        """The quick one and the thorough one.
+
+        The thorough one stands back: at equal rights with the threads that compute replies, a flood of slow grammars
+        made a reply of two tokens take 1.2 s instead of 0.05, and so 0.2.
+        """
+        quick_limit_s = min(QUICK_LIMIT_S, self._time_limit_s)
+        return self._lane(quick_limit_s, niceness=0), self._lane(self._time_limit_s, niceness=19)
+
+    def _lane(self, time_limit_s: float, *, niceness: int) -> _Lane:
+        trial = GrammarTrial(
+            self._vocabulary,
+            eos_token_ids=list(self._eos_token_ids),
+            limits=LIMITS,
+            time_limit_s=time_limit_s,
+            niceness=niceness,
+        )
+        return _Lane(trial, FairTurns(max_waiting=lambda: MAX_WAITING, refusal=_refusal))
+
+
+def _refusal(num_waiting: int) -> GrammarsOverloaded:
+    return GrammarsOverloaded(num_waiting, retry_after_s=_RETRY_AFTER_S)

@@ -1,0 +1,110 @@
+"""What a reply must keep to, token by token: the protocol between whoever knows a language and the sampler.
+
+Knows token ids and bits, not grammars: `grammar_constraint.py` is the real one.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..model.batch import Int32Array
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+class TokenConstraint(Protocol):
+    """The state of one reply. It follows the reply's accepted tokens and nothing else: a preempted request keeps it,
+    and what was sampled but not accepted never reaches it.
+    """
+
+    def mask(self) -> Int32Array | None:
+        """Which tokens may come next, as bits `[ceil(vocab / 32)]`, lowest bit first; None: all of them.
+
+        The array is the constraint's own, valid until `accept`.
+
+        Raises:
+            ConstraintFailed: it cannot tell, or no token may come.
+        """
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Go on by a token of the reply.
+
+        Raises:
+            ConstraintFailed: this token may not come here.
+        """
+        ...
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the reply is complete and can only end."""
+        ...
+
+
+class ConstraintSource(Protocol):
+    """What replies are to keep to; each of them follows a constraint of its own."""
+
+    def start(self) -> TokenConstraint:
+        """A constraint at the beginning of a reply."""
+        ...
+
+
+class HeldOpen:
+    """A reply whose first `min_tokens` tokens are none of `stop_ids`, beside what another constraint allows.
+
+    Where that one is complete, or lets nothing but a stop come, the reply may end earlier.
+    """
+
+    def __init__(
+        self, min_tokens: int, stop_ids: frozenset[int], vocab_size: int, inner: TokenConstraint | None = None
+    ) -> None:
+        self._num_left = min_tokens
+        self._inner = inner
+        is_open = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+        is_open[:vocab_size] = True
+        is_open[[token_id for token_id in stop_ids if token_id < vocab_size]] = False
+        self._open: Int32Array = np.packbits(is_open, bitorder="little").view(np.int32)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the reply is complete by the other constraint."""
+        return self._inner is not None and self._inner.is_finished
+
+    def mask(self) -> Int32Array | None:
+        """Which tokens may come next; see `TokenConstraint`."""
+        inner = None if self._inner is None else self._inner.mask()
+        if self._num_left == 0:
+            return inner
+        allowed = self._open if inner is None else inner & self._open
+        return allowed if allowed.any() else inner
+
+    def accept(self, token_id: int) -> None:
+        """Go on by a token of the reply; see `TokenConstraint`."""
+        if self._inner is not None:
+            self._inner.accept(token_id)
+        self._num_left = max(0, self._num_left - 1)
+
+
+def mask_of(is_allowed: BoolArray) -> Int32Array:
+    """The mask that allows these tokens; `allowed_of` gives them back.
+
+    >>> mask_of(np.array([True, False, True, False])).tolist()
+    [5]
+    """
+    bits = np.packbits(is_allowed, bitorder="little")
+    return np.pad(bits, (0, -len(bits) % 4)).view(np.int32)
+
+
+def allowed_of(mask: Int32Array, vocab_size: int) -> BoolArray:
+    """Which of the first `vocab_size` tokens a mask allows, `[vocab_size]`; those beyond the mask are not.
+
+    >>> allowed_of(np.array([5], np.int32), 4).tolist()
+    [True, False, True, False]
+    """
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little", count=min(vocab_size, 32 * len(mask)))
+    if len(bits) < vocab_size:
+        bits = np.pad(bits, (0, vocab_size - len(bits)))
+    return bits.view(np.bool_)

@@ -1,0 +1,108 @@
+"""Say in a conversation what tools there are, were called and answered, for templates that know tools or do not.
+
+Knows messages as chat templates want them; what a call looks like is `tool_format.py`'s.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from ..errors import InvalidRequest
+from .tool_format import ToolFormat
+
+Message = Mapping[str, object]
+
+_INSTRUCTIONS = """\
+You may call these functions:
+{functions}
+To call one, reply with only {call} where ARGUMENTS is a JSON object that fits the function's parameters. \
+To call several, write one such line for each. The results come in the next message. \
+Where no function helps, reply in words."""
+
+
+def for_template(
+    messages: Sequence[Message], tools: Sequence[Message], format: ToolFormat
+) -> tuple[list[Message], Sequence[Message]]:
+    """Messages and tools as the template of a format is to get them.
+
+    Raises:
+        InvalidRequest: the arguments of a call are not a JSON object.
+    """
+    if format.is_native:
+        return [_with_parsed_calls(message) for message in messages], tools
+    told = [_in_words(message, _names(messages), format) for message in messages]
+    return _with_instructions(_merged(told), tools, format), ()
+
+
+def _with_parsed_calls(message: Message) -> Message:
+    """Templates write arguments as JSON, so they want them as they are before that."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    parsed = [{**call, "function": {**call["function"], "arguments": _arguments(call)}} for call in _calls(message)]
+    return {**message, "tool_calls": parsed}
+
+
+def _in_words(message: Message, names: Mapping[object, str], format: ToolFormat) -> Message:
+    """Calls as the model said them, and results as the user's words."""
+    if message.get("role") == "tool":
+        name = names.get(message.get("tool_call_id"), "the function")
+        return {"role": "user", "content": f"Result of {name}: {message.get('content')}", "is_result": True}
+    calls = _calls(message)
+    if not calls:
+        return message
+    said = format.text_of(
+        [(call["function"]["name"], json.dumps(_arguments(call), ensure_ascii=False)) for call in calls]
+    )
+    content = str(message.get("content") or "")
+    return {"role": message["role"], "content": f"{content}\n{said}" if content else said}
+
+
+def _merged(messages: Sequence[Message]) -> list[Message]:
+    """Results that follow one another, and what the user says behind them, are one message: templates want the roles
+    to take turns."""
+    merged: list[Message] = []
+    is_open = False  # the last message has results
+    for message in messages:
+        is_result = bool(message.get("is_result"))
+        plain = {key: value for key, value in message.items() if key != "is_result"}
+        if is_open and message.get("role") == "user":
+            merged[-1] = {**merged[-1], "content": f"{merged[-1]['content']}\n{message['content']}"}
+        else:
+            merged.append(plain)
+            is_open = is_result
+    return merged
+
+
+def _with_instructions(messages: list[Message], tools: Sequence[Message], format: ToolFormat) -> list[Message]:
+    if not tools:
+        return messages
+    functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    call = format.head("NAME") + "ARGUMENTS" + format.tail
+    instructions = _INSTRUCTIONS.format(functions=functions, call=call)
+    if messages and messages[0].get("role") == "system":
+        first = messages[0]
+        return [{**first, "content": f"{first['content']}\n\n{instructions}"}, *messages[1:]]
+    return [{"role": "system", "content": instructions}, *messages]
+
+
+def _names(messages: Sequence[Message]) -> dict[object, str]:
+    """The functions that were called, by the ids of the calls."""
+    return {call.get("id"): call["function"]["name"] for message in messages for call in _calls(message)}
+
+
+def _calls(message: Message) -> list[dict[str, dict[str, str]]]:
+    calls = message.get("tool_calls")
+    return calls if isinstance(calls, list) else []
+
+
+def _arguments(call: dict[str, dict[str, str]]) -> object:
+    name, text = call["function"]["name"], call["function"]["arguments"]
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequest(f"the arguments of the call of {name!r} are {text[:60]!r}; they must be a JSON object")
+    return arguments

@@ -1,0 +1,122 @@
+"""What comes back from a request: deltas while it runs, a completion at its end.
+
+Plain frozen data, without behaviour; `request.py` makes them, the server turns them into JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..cache.why_not_more import WhyNotMore
+
+FinishReason = Literal["stop", "length", "cancelled"]
+"""`stop`: a stop token or string; `length`: max_tokens or the context; `cancelled`: the client went away."""
+
+StopReason = str | int
+"""The stop string or the stop token of the request's own that ended a reply, as vLLM has it."""
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """The natural logarithm of a generated token's probability, and of the most likely tokens in its place.
+
+    They are those of the model, before penalties, bias, temperature and truncation. `top` is sorted, most
+    likely first, and has as many entries as `SamplingParams.logprobs` asks for; the generated token itself
+    need not be among them.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class KVPruning:
+    """Of a cached prefix only the part that matters most was loaded: the reply is near what it would be, not exact."""
+
+    loaded: float  # the share of the cached tokens' keys and values that is there
+    dropped_mass: float  # estimated: the share of the prompt's attention to the prefix that the others would have got
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of a request. `cached_tokens` of the `prompt_tokens` were reused and not computed."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # cached tokens: {"exact": 96}
+    disk_tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # of those, the ones loaded from disk for it
+    pruning: KVPruning | None = None  # None: all keys and values of the cached tokens are there, and the reply is exact
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds since the engine took the request; None where it never came so far."""
+
+    time_to_first_token_s: float | None
+    decode_tokens_per_s: float | None  # tokens after the first, over the time after the first
+    total_s: float
+    queue_s: float | None = None  # until it first took part in a step: for its turn, or for the disk
+
+
+@dataclass(frozen=True)
+class CacheMatch:
+    """What the request's first admission reused, and why it was not more."""
+
+    kind: str | None  # the weakest kind that was used, None if nothing was
+    num_cached_tokens: int
+    why_not_more: WhyNotMore | None  # None: the request never came so far; printed, it is one line for humans
+
+
+@dataclass(frozen=True)
+class PrefillProgress:
+    """How much of a prompt has its keys and values: told when its request starts, then after each step.
+
+    It falls only where a request gave its pages back.
+    """
+
+    num_prompt_tokens: int
+    num_cached_tokens: int  # of these, found or loaded rather than computed
+    num_processed_tokens: int  # likewise, there: cached or computed
+    elapsed_s: float  # since the start
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What a step added to a reply. Joined, the texts of all deltas are `Completion.text`.
+
+    `text` may be empty while `token_ids` is not (half a character, or the possible beginning of a stop
+    string), and the last delta may bring text without tokens. `finish_reason` is set in the last delta only.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None  # one per token of `token_ids`, if asked for
+    finish_reason: FinishReason | None = None
+    stop_reason: StopReason | None = None  # in the last delta only
+    progress: PrefillProgress | None = None  # in deltas that say nothing else, of streams that asked for them
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished request.
+
+    `text` is the decoding of `token_ids` up to, and without, the stop token or stop string that ended it; a space that
+    ends the prompt's text and is not fed begins the decoding of the ids, and not `text`. `token_ids` are all tokens
+    that the model generated, the stop token included.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]  # those that were really used
+    logprobs: tuple[TokenLogprob, ...] | None
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+    cache_match: CacheMatch
+    stop_reason: StopReason | None = None  # None: the model's own end, a complete grammar, or nothing stopped it
+    request_id: str = ""  # the caller's own name of the request, or the engine's
+    num_swallowed: int = 0  # of a raw prompt: characters that the ids begin with, and that end the prompt's text

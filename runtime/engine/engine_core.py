@@ -1,0 +1,293 @@
+"""Run requests step by step: schedule, compute, sample, commit.
+
+One thread owns it; it starts none and never waits. Everything it works with is handed in, and a failure stays
+with whom it concerns: one request, or the requests of one step. How requests end is `request_ends.py`'s, what is
+between them and the disk `disk_turns.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+
+from ..cache.cache_tree import CacheCleared
+from ..cache.cache_uses import CacheUse
+from ..cache.kv_transaction import KVTransaction
+from ..cache.prefix_cache import PrefixCache
+from ..cache.prefix_match import PrefixMatch
+from ..cache.sequence import Sequence, num_pages_for
+from ..errors import EngineError, InvalidParameter, PrunedPrefixError
+from ..model.batch import Float32Array, Forward, PageIO, make_batch
+from ..prefix.disk_tier import DiskTier
+from ..prefix.disk_turns import DiskTurns
+from .completion import PrefillProgress
+from .core_counters import CoreCounters
+from .request import Request, RequestLimits
+from .request_ends import RequestEnds
+from .request_output import RequestOutput
+from .sampler import Refusal, Sampled, SampledToken, sample
+from .scheduler import RequestBroken, Scheduler, SchedulerPolicy
+from .step_plan import ScheduledRequest, StepPlan
+
+
+class EngineCore:
+    """`add` requests, `step` until they are finished, `abort` those that nobody waits for any more.
+
+    Args:
+        forward: the model.
+        cache: pages and prefixes, of this engine alone.
+        limits: what a request must keep to. A context needs a page more than its tokens fill, because the
+            rows of a page that is reused in part lie there twice for a moment.
+        clock: seconds; only differences count.
+        tier: what keeps pages on disk, if anything does; a request that it loads for waits outside of the queues.
+
+    Attributes:
+        on_progress: gets a request's id and how far its prompt is, within steps; must not raise.
+
+    Raises:
+        InvalidParameter: the cache is too small for the context length.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        cache: PrefixCache,
+        limits: RequestLimits,
+        *,
+        policy: SchedulerPolicy | None = None,
+        clock: Callable[[], float],
+        tier: DiskTier | None = None,
+    ) -> None:
+        num_needed = num_pages_for(limits.context_length) + 1
+        if num_needed > cache.pool.num_pages:
+            raise InvalidParameter(
+                f"a context of {limits.context_length} tokens needs {num_needed} pages, the pool has "
+                f"{cache.pool.num_pages}; raise --kv-cache-gb or lower the context length"
+            )
+        self.limits = limits
+        self.counters = CoreCounters()
+        self.on_progress: Callable[[str, PrefillProgress], None] = lambda request_id, progress: None
+        self._forward = forward
+        self._cache = cache
+        self._clock = clock
+        self._disk = DiskTurns(tier, context_length=limits.context_length)
+        self._scheduler = Scheduler(
+            cache, policy or SchedulerPolicy(), context_length=limits.context_length, open_sequence=self._open_sequence
+        )
+        self._ends = RequestEnds(self._scheduler, cache, self._disk, self.counters, clock=clock)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do anything; without it there may still be requests that wait for the disk."""
+        return self._scheduler.has_work or self._disk.is_ready
+
+    @property
+    def wait_s(self) -> float | None:
+        """Without work: seconds until there is some again in any case; None: there may never be."""
+        return self._disk.wait_s
+
+    @property
+    def tier(self) -> DiskTier | None:
+        """What keeps pages on disk."""
+        return self._disk.tier
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold no pages."""
+        return self._scheduler.num_waiting + len(self._disk)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that take part in steps."""
+        return self._scheduler.num_running
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a request had to give its pages back."""
+        return self._scheduler.num_preemptions
+
+    @property
+    def cache(self) -> PrefixCache:
+        """Pages and prefixes."""
+        return self._cache
+
+    def live_uses(self, namespace: bytes) -> list[CacheUse]:
+        """What the namespace's requests use now, the newest first; between two steps."""
+        everybody = [*self._scheduler.requests(), *self._disk.requests]
+        live = [request for request in everybody if request.namespace == namespace]
+        live.sort(key=lambda request: request.arrived_at, reverse=True)
+        return [request.cache_use(self._clock()) for request in live]
+
+    def forget(self, namespace: bytes) -> tuple[CacheCleared, Future[None]]:
+        """Forget a namespace in memory and on disk; the second comes when nothing of it is on disk any more."""
+        cleared = CacheCleared.of(self._cache, namespace)
+        num_discarded, done = self._disk.discard(namespace)
+        self._scheduler.forget_pruned(namespace)
+        return replace(cleared, num_discarded_pages=num_discarded), done
+
+    def add(self, request: Request) -> None:
+        """Let a request wait for its turn.
+
+        Raises:
+            InvalidRequest: it cannot be served as it is, or its id is taken; nothing is changed.
+        """
+        self.limits.validate(request.prompt, request.params)
+        if request.request_id in self._scheduler or request.request_id in self._disk:
+            raise InvalidParameter(f"request id {request.request_id!r} is in use; choose another")
+        if not self._disk.begin(request, num_tokens_ahead=self._scheduler.num_tokens_ahead):
+            self._scheduler.add(request)
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request where it is, with finish reason `cancelled`; None if it has ended already."""
+        if request_id in self._disk:
+            request = self._disk.remove(request_id)
+        elif request_id in self._scheduler:
+            request = self._scheduler.remove(request_id)
+        else:
+            return None
+        try:
+            delta = request.cancel()
+        except Exception as error:
+            return self._ends.fail(request, error)
+        return self._ends.finish(request, delta)
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one batch, and return what is new; empty if nobody has a token yet, or nothing is to be
+        done.
+        """
+        for request in self._disk.advance(self._cache):
+            self._scheduler.add(request)
+        self._disk.meet(self._scheduler.get, self._cache)
+        if not self._scheduler.has_work:
+            return []
+        with self._cache.begin() as step:
+            try:
+                plan = self._scheduler.schedule(step, self._clock(), self._disk.stops())
+            except RequestBroken as broken:
+                step.rollback()
+                self._scheduler.remove(broken.request.request_id)
+                cause = broken.__cause__ if isinstance(broken.__cause__, Exception) else broken
+                return [self._ends.fail(broken.request, cause)]
+            except Exception as error:
+                return self._ends.fail_step(step, self._scheduler.requests(), error, check=self.check)
+            scheduled = plan.scheduled
+            begun = self._clock()
+            self._start(scheduled, begun)
+            try:
+                sampled = self._compute(step, scheduled)
+                damaged = [item for item, token in sampled if token is None]
+                for item in damaged:
+                    step.drop(item.reservation.sequence)  # what came out of it must not be reused
+                step.commit()
+            except Exception as error:
+                return self._ends.fail_step(step, [item.request for item in scheduled], error, check=self.check)
+        self.counters.count_step(sum(item.reservation.num_tokens for item in scheduled))
+        ended = self._clock()
+        self._disk.observe(scheduled, ended - begun)
+        self._tell_progress([item.request for item in scheduled if not item.request.num_generated], ended)
+        return self._hand_out(plan, sampled)
+
+    def start_over(self, cause: BaseException) -> None:
+        """Forget all requests and all that memory has cached, in whatever state `cause` left them: the pool is fresh.
+
+        What is on disk stays: it was checked when it was written, and is when it is read.
+        """
+        self.counters.count_restart(cause)
+        self._scheduler.start_over()
+        self._disk.start_over()
+        self._cache.start_over()
+        self.check()
+
+    def check(self) -> None:
+        """Raise AssertionError unless queues, sequences, pages and tree agree; between steps only."""
+        self._scheduler.check()
+        self._cache.check()
+        sequences = [request.sequence for request in self._scheduler.requests() if request.sequence]
+        assert self._cache.stats().num_sequences == len(sequences), "a sequence belongs to no request"
+        for sequence in sequences:
+            assert self._cache.get(sequence.seq_id) is sequence
+        self._disk.check()
+
+    def _open_sequence(self, request: Request, match: PrefixMatch) -> Sequence:
+        """A sequence of the request's prompt; of what was loaded in part it begins with that part."""
+        context_length, request_id = self.limits.context_length, request.request_id
+        if request.pruned is None or request.pruned_load is None:
+            return self._cache.open(match, context_length=context_length, request_id=request_id)
+        if not isinstance(self._forward, PageIO):
+            raise PrunedPrefixError(f"{type(self._forward).__name__} cannot copy pages")
+        load = request.pruned_load
+        return load.open(self._cache, self._forward, context_length=context_length, request_id=request_id)
+
+    def _start(self, scheduled: list[ScheduledRequest], now: float) -> None:
+        """Note the requests whose first step this is, and tell of them before it is computed: that may take long."""
+        for request in [item.request for item in scheduled if not item.request.num_generated]:
+            queue_s = request.start(now)
+            if queue_s is not None:
+                self.counters.count_start(queue_s)
+                self._tell_progress([request], now)
+
+    def _tell_progress(self, requests: list[Request], now: float) -> None:
+        for request in requests:
+            self.on_progress(request.request_id, request.progress(now))
+
+    def _compute(
+        self, step: KVTransaction, scheduled: list[ScheduledRequest]
+    ) -> list[tuple[ScheduledRequest, Sampled]]:
+        """Run the model, and sample for those whose prompt ends in this step."""
+        if not scheduled:
+            return []
+        if step.copies:
+            self._forward.copy_rows(step.copies)
+        sampling = [item for item in scheduled if item.wants_logits]
+        wants_logits = [item.wants_logits for item in scheduled]
+        logits = self._forward.forward(make_batch([item.reservation for item in scheduled], wants_logits))
+        self._check_logits(logits, len(sampling))
+        if not sampling:
+            return []
+        # a padded embedding has rows that are no token: they are never sampled
+        vocab_size = self.limits.vocab_size
+        top = self._forward.top_logits(len(sampling), vocab_size)
+        tokens = sample(logits[:, :vocab_size], top, [item.request.sampler for item in sampling])
+        return list(zip(sampling, tokens, strict=True))
+
+    def _hand_out(self, plan: StepPlan, sampled: list[tuple[ScheduledRequest, Sampled]]) -> list[RequestOutput]:
+        """Give each request its token, and say of those that cannot go on why."""
+        now = self._clock()
+        outputs = [self._accept(item.request, token, now) for item, token in sampled if token is not None]
+        damaged = [item.request for item, token in sampled if token is None]
+        for request in damaged:
+            self._scheduler.remove(request.request_id)
+            outputs.append(self._ends.fail_damaged(request))
+        if damaged:
+            self._cache.clear()  # the numbers may have been wrong in earlier pages already
+            self._disk.distrust(damaged)
+            self._scheduler.forget_pruned()
+        if plan.unservable is not None:
+            self._scheduler.remove(plan.unservable.request_id)
+            outputs.append(self._ends.fail_unservable(plan.unservable))
+        return outputs
+
+    def _check_logits(self, logits: Float32Array, num_rows: int) -> None:
+        if logits.shape[0] != num_rows or logits.shape[1] < self.limits.vocab_size:
+            raise EngineError(
+                f"the model returned logits of shape {logits.shape}, not "
+                f"{(num_rows, self.limits.vocab_size)}; compile the model again"
+            )
+
+    def _accept(self, request: Request, token: SampledToken | Refusal, now: float) -> RequestOutput:
+        before = request.last_token_at
+        try:
+            delta = request.accept(token, now)
+        except Exception as error:
+            self._scheduler.remove(request.request_id)
+            return self._ends.fail(request, error)
+        self.counters.count_token(now, request.arrived_at, before)
+        if before is None:
+            self._disk.used(request)
+        if delta.finish_reason is None:
+            if before is None:
+                self._disk.save(request)
+            return RequestOutput(request.request_id, delta)
+        self._scheduler.remove(request.request_id)
+        return self._ends.finish(request, delta)

@@ -1,0 +1,159 @@
+"""Open what an engine works with: the model, the pages in memory, the store on disk, a log.
+
+Knows who opens what, and that it is closed again; not requests, prompts or steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ..artifact import Artifact
+from ..artifact.manifest import Manifest
+from ..cache.kv_log import KVLog
+from ..cache.page_pool import PagePool
+from ..cache.prefix_cache import PrefixCache
+from ..errors import InvalidParameter
+from ..model.batch import Forward, PageIO
+from ..prefix.disk_tier import DiskTier
+from ..prefix.prefill_measure import measure_prefill
+from ..prefix.stored_prefill import StoredPrefill
+from ..pruning.query_look import QueryLook
+from ..pruning.scored_runner import ScoredRunner, ScoringRunner
+from ..store import PageStore, StoreIdentity
+
+MAX_THREADS = 1024  # far above it the thread pool aborts the process
+
+
+class Runner(Forward, Protocol):
+    """A model that runs, and can be freed; `ModelRunner` is the real one."""
+
+    def close(self) -> None:
+        """Free it."""
+        ...
+
+
+OpenRunner = Callable[["Artifact", int, int | None], Runner]
+"""Makes a runner of an artifact, with a number of KV pages and of threads."""
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """A model and its cache, in memory and, with a `tier`, on disk; `close` frees them all."""
+
+    runner: Runner
+    cache: PrefixCache
+    tier: DiskTier | None
+    log: KVLog | None
+    secret: bytes | None  # that the store keeps for names of namespaces; None without a store
+    unmeasured: StoredPrefill | None  # where to keep what computing costs; None: it is known, or there is no store
+
+    @classmethod
+    def open(
+        cls,
+        artifact: Artifact,
+        num_pages: int,
+        *,
+        num_threads: int | None,
+        store: str | Path | PageStore | None,
+        store_bytes: int,
+        learns_importance: bool,
+        open_runner: OpenRunner | None,
+        kv_log: str | Path | None,
+        kv_log_bytes: int | None,
+        clock: Callable[[], float],
+    ) -> EngineParts:
+        """Open the parts of an engine with `num_pages` KV pages; the other arguments are `Engine`'s own.
+
+        Raises:
+            ArtifactError: the artifact cannot be run.
+            InvalidParameter: `num_threads` is outside its range, or there is a store and the runner cannot copy pages,
+                or there is none to learn importance for, or the runner cannot score.
+            StoreError: the store cannot be used, or another process uses it.
+        """
+        if num_threads is not None and not 1 <= num_threads <= MAX_THREADS:
+            raise InvalidParameter(f"num_threads is {num_threads}; it must be 1 to {MAX_THREADS}, or None")
+        if learns_importance and store is None:
+            raise InvalidParameter("kv_budget is of what a store keeps; give a store, or leave it out")
+        with ExitStack() as opened:  # what is, is closed again if something else cannot be
+            if isinstance(store, PageStore):
+                opened.callback(store.close)
+            log = None if kv_log is None else KVLog.open(kv_log, kv_log_bytes)
+            if log is not None:
+                opened.callback(log.close)
+            if isinstance(store, str | Path):
+                store = PageStore.open(store, StoreIdentity.of(artifact.manifest), max_bytes=store_bytes)
+                opened.callback(store.close)
+            if open_runner is None:
+                runner = _open_model_runner(artifact, num_pages, num_threads, keep_mass=learns_importance)
+            else:
+                runner = open_runner(artifact, num_pages, num_threads)
+            opened.callback(runner.close)
+            cache = PrefixCache(PagePool(num_pages), clock=clock, kv_log=log)
+            scored = ScoredRunner(_scoring(runner)) if learns_importance else None
+            tier = unmeasured = None
+            if store is not None:
+                stored = StoredPrefill.of(
+                    store.directory, store.identity, num_threads=num_threads, learns_importance=learns_importance
+                )
+                tier = DiskTier(
+                    store,
+                    cache,
+                    _page_io(scored or runner),
+                    clock=clock,
+                    importance=None if scored is None else scored.importance,
+                    look=None if scored is None else _look(artifact.manifest, cache, scored),
+                )
+                unmeasured = None if stored.load(tier.planner) else stored
+            opened.pop_all()
+        return cls(scored or runner, cache, tier, log, None if store is None else store.secret, unmeasured)
+
+    def measure_prefill(
+        self, *, context_length: int, max_num_tokens: int, clock: Callable[[], float]
+    ) -> Iterator[None]:
+        """Measure what computing costs, step by step, and keep that for the next start; nothing where it is known, or
+        nothing is on disk to be weighed against it.
+        """
+        if self.tier is None or self.unmeasured is None or not self.tier.stats().num_pages:
+            return
+        planner, sizes = self.tier.planner, {"context_length": context_length, "max_num_tokens": max_num_tokens}
+        if (yield from measure_prefill(self.runner, self.cache, planner, **sizes, clock=clock)):
+            self.unmeasured.save(planner)  # now: short requests teach the planner nothing of far tokens
+
+    def drop_unused(self, since: float) -> None:
+        """Forget the prefixes that nobody used since then, on the clock of the cache."""
+        self.cache.drop_unused(since)
+        if self.tier is not None:
+            self.tier.drop_unused(since)
+
+    def close(self) -> None:
+        """Write to the store what waits for it, and free everything."""
+        for part in (self.tier, self.runner, self.log):
+            if part is not None:
+                part.close()
+
+
+def _page_io(runner: Runner) -> PageIO:
+    if not isinstance(runner, PageIO):
+        raise InvalidParameter(f"{type(runner).__name__} cannot copy pages, which a store needs; open without one")
+    return runner
+
+
+def _look(manifest: Manifest, cache: PrefixCache, runner: ScoredRunner) -> QueryLook:
+    group_size = manifest.model.num_attention_heads // manifest.kv.num_kv_heads
+    return QueryLook(cache, runner, max_num_tokens=manifest.module.max_num_tokens, group_size=group_size)
+
+
+def _scoring(runner: Runner) -> ScoringRunner:
+    if not isinstance(runner, ScoringRunner):
+        raise InvalidParameter(f"{type(runner).__name__} cannot score, which a kv_budget needs; open without it")
+    return runner
+
+
+def _open_model_runner(artifact: Artifact, num_pages: int, num_threads: int | None, *, keep_mass: bool) -> Runner:
+    from ..model.model_runner import ModelRunner  # loads the native runtime, which other runners do without
+
+    return ModelRunner(artifact, num_pages=num_pages, num_threads=num_threads, keep_mass=keep_mass)

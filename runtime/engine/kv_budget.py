@@ -1,0 +1,152 @@
+"""How many KV pages to allocate: what was asked for, or a sensible share of the memory that is available.
+
+Knows bytes and pages. Nothing is allocated here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..artifact.manifest import PAGE_SIZE, Manifest
+from ..cache.sequence import num_pages_for
+from ..errors import InvalidParameter
+
+MIN_CONTEXT_LENGTH = 128  # tokens; a cache that holds less answers nothing useful
+MAX_NUM_PAGES = 2**31 // PAGE_SIZE - 1  # a slot is an int32
+SPARE_PAGES = 1  # for a page that is reused in part, whose rows lie there twice for a moment
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class KVBudget:
+    """Pages to allocate, and the context length that they hold.
+
+    `notice` is for whoever runs the engine: the pages hold less than the model's context, and nobody asked for that.
+    """
+
+    num_pages: int
+    context_length: int  # tokens of prompt and reply together
+    notice: str | None = field(default=None, compare=False)
+
+    @classmethod
+    def choose(
+        cls,
+        manifest: Manifest,
+        *,
+        kv_cache_bytes: int | None,
+        max_num_seqs: int,
+        context_length: int | None = None,
+        available_bytes: int | None = None,
+    ) -> KVBudget:
+        """Pages for `kv_cache_bytes`, or by default for a quarter of `available_bytes` (asked of the system
+        if None), that hold `context_length` tokens, or by default as many of the model's as they do.
+
+        The default is at most what `max_num_seqs` full contexts fill and what weights and workspace leave, and at
+        least one full context if half of the available memory holds that.
+
+        Raises:
+            InvalidParameter: the pages hold less than `context_length`, `MIN_CONTEXT_LENGTH` tokens, or the model's
+                context if that is shorter; or they do not fit the available memory beside weights and workspace; or
+                `context_length` is not the model's.
+        """
+        least = min(manifest.context_length, MIN_CONTEXT_LENGTH)
+        full = manifest.context_length if context_length is None else context_length
+        if not isinstance(full, int) or not least <= full <= manifest.context_length:
+            raise InvalidParameter(
+                f"context_length is {full!r}; this artifact allows {least} to {manifest.context_length}"
+            )
+        page_bytes = manifest.kv.page_bytes
+        available = available_memory_bytes() if available_bytes is None else available_bytes
+        full_context = num_pages_for(full) + SPARE_PAGES
+        if kv_cache_bytes is None:
+            num_pages, given = _default_pages(manifest, available, max_num_seqs=max_num_seqs, context_length=full)
+        else:
+            num_pages, given = _asked_pages(manifest, available, kv_cache_bytes)
+        num_pages = min(num_pages, MAX_NUM_PAGES)
+        held = min(full, (num_pages - SPARE_PAGES) * PAGE_SIZE)
+        if held < least:
+            needed = (num_pages_for(least) + SPARE_PAGES) * page_bytes
+            raise InvalidParameter(
+                f"{given} holds {max(0, held)} tokens of context; {needed} bytes are the least, "
+                f"{full_context * page_bytes} hold {full}; raise --kv-cache-gb"
+            )
+        if held == full:
+            return cls(num_pages, full)
+        holds = f"{given} holds {held} tokens of the model's context of {manifest.context_length}"
+        would_do = f"raise --kv-cache-gb to {math.ceil(full_context * page_bytes / 1e7) / 100:g}"
+        if context_length is not None:
+            raise InvalidParameter(
+                f"{holds}, and {full} are asked for; {would_do}, or lower --context-length to {held}"
+            )
+        return cls(num_pages, held, f"{holds}; {would_do}, or serve with --context-length {held} if that is meant")
+
+
+def _default_pages(manifest: Manifest, available: int, *, max_num_seqs: int, context_length: int) -> tuple[int, str]:
+    """How many pages there are if nothing is said, and of what."""
+    page_bytes, model_bytes = manifest.kv.page_bytes, _model_bytes(manifest)
+    num_pages_each = num_pages_for(context_length)
+    quarter, half = available // 4 // page_bytes, available // 2 // page_bytes
+    wanted = max_num_seqs * num_pages_each + SPARE_PAGES
+    most = max(0, available - model_bytes) // page_bytes
+    num_pages = min(wanted, most, max(quarter, min(num_pages_each + SPARE_PAGES, half)))
+    return num_pages, f"what the model's {model_bytes} bytes leave of half of the {available} bytes of available memory"
+
+
+def _asked_pages(manifest: Manifest, available: int, kv_cache_bytes: int) -> tuple[int, str]:
+    """How many pages are asked for, and in what.
+
+    Raises:
+        InvalidParameter: they do not fit the memory.
+    """
+    page_bytes, model_bytes, given = (
+        manifest.kv.page_bytes,
+        _model_bytes(manifest),
+        f"a KV cache of {kv_cache_bytes} bytes",
+    )
+    num_pages = kv_cache_bytes // page_bytes
+    if num_pages * page_bytes + model_bytes > available:
+        raise InvalidParameter(
+            f"{given} and the model's {model_bytes} bytes do not fit the {available} bytes of available "
+            f"memory; lower --kv-cache-gb to {max(0, available - model_bytes) / 1e9:.2f} or less"
+        )
+    return num_pages, given
+
+
+def _model_bytes(manifest: Manifest) -> int:
+    return manifest.module.weights_bytes + manifest.module.workspace_bytes
+
+
+def available_memory_bytes() -> int:
+    """Memory that can be taken without swapping, by the kernel's own estimate and the limit of the control
+    group.
+    """
+    available = 1 << 30  # on a system that does not say
+    if _MEMINFO.exists():
+        for line in _MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    limit, used = _read_number(_CGROUP / "memory.max"), _read_number(_CGROUP / "memory.current")
+    if limit is not None and used is not None:
+        available = min(available, max(0, limit - used + _cached_file_bytes()))
+    return available
+
+
+def _cached_file_bytes() -> int:
+    """What the control group's memory holds of files, weights that were just written among them: it makes room."""
+    try:
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    counts = dict(line.split() for line in lines)
+    return int(counts.get("active_file", 0)) + int(counts.get("inactive_file", 0))
+
+
+def _read_number(path: Path) -> int | None:
+    """The number in a file; None if there is no file or it says `max`."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,221 @@
+"""Make of texts, ids and conversations what one model is fed, by its own tokenizer and chat template.
+
+Knows text, tools and ids; not requests, pages or threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Literal, get_args
+
+from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer, TokenizerError, TokenizerProfile, TooManyTokens
+
+from ..artifact import Artifact
+from ..cache.why_not_more import WhyNotMore
+from ..chat.chat_template import ChatTemplate, fault_of
+from ..chat.tool_format import PLAIN, Tool, ToolFormat, format_of
+from ..chat.tool_messages import for_template
+from ..errors import ContextLengthExceeded, CorruptArtifact, EmptyPrompt, InvalidParameter, InvalidRequest
+
+Prompt = str | Sequence[int]
+SuffixPolicy = Literal["text", "always", "never"]
+"""Which prompts are fed without the token of a lone space at their end: chats and texts; token ids, too; or none."""
+Message = Mapping[str, object]  # {"role": ..., "content": ...}
+
+
+class Prompts:
+    """The prompts of one artifact; any thread may ask.
+
+    What `seam_of` names a namespace for is not encoded whole again where it goes on from one of its earlier texts.
+
+    Args:
+        clock: seconds; only differences count.
+        strip_suffix: which prompts are fed without the token of a lone space at their end.
+
+    Attributes:
+        chat_template: None if the artifact has none.
+        render_reply: how a reply stands in the prompts of later turns; None if that is not known.
+
+    Raises:
+        CorruptArtifact: the tokenizer cannot be used.
+        InvalidParameter: there is no such `strip_suffix`.
+    """
+
+    def __init__(self, artifact: Artifact, *, clock: Callable[[], float], strip_suffix: SuffixPolicy = "text") -> None:
+        if strip_suffix not in get_args(SuffixPolicy):
+            allowed = ", ".join(get_args(SuffixPolicy))
+            raise InvalidParameter(f"strip_suffix is {strip_suffix!r}; use one of {allowed}")
+        self._strip_suffix = strip_suffix
+        self._name = artifact.manifest.name
+        source = artifact.chat_template
+        self._template_fault = None if source is None else fault_of(source)
+        template = None if source is None or self._template_fault else ChatTemplate(source)
+        self.tokenizer = _tokenizer(artifact, template, clock)
+        self.chat_template = None if template is None else _of_model(template, artifact, self.tokenizer)
+        self.render_reply = None if self.chat_template is None else self.chat_template.reply_renderer()
+
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes that it calls a tool."""
+        return PLAIN if self.chat_template is None else format_of(self.chat_template)
+
+    def completion(
+        self,
+        prompt: Prompt,
+        *,
+        seam_of: bytes | None = None,
+        context_length: int | None = None,
+        strip_suffix: bool | None = None,
+    ) -> PreparedPrompt:
+        """A raw prompt, fed as it is, but for the token of a lone space at its end.
+
+        An empty text is a prompt where the tokenizer begins a text with a token of its own.
+        `strip_suffix` says whether it loses that; None: as is usual here for text, or for ids.
+
+        Raises:
+            EmptyPrompt: there is nothing to feed.
+            ContextLengthExceeded: it has more tokens than `context_length`. One that is far too long is not encoded.
+            InvalidRequest: the text cannot be encoded, or what should be ids is not.
+        """
+        if not isinstance(prompt, str):
+            if not prompt:
+                raise EmptyPrompt("the prompt has 0 token ids; send at least one")
+            if context_length is not None and len(prompt) > context_length:
+                raise ContextLengthExceeded.of_prompt(len(prompt), context_length)
+            prompt = _as_ids(prompt)
+        if strip_suffix is None:
+            strip_suffix = self._strip_suffix == "always" or (self._strip_suffix == "text" and isinstance(prompt, str))
+        with _refusing():
+            prepared = self.tokenizer.prepare_completion(
+                prompt, seam_of=seam_of, max_tokens=context_length, strips_suffix=strip_suffix
+            )
+        if not prepared.ids:
+            raise EmptyPrompt("the prompt is empty, and the tokenizer adds no token of its own; send some text")
+        return prepared
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        seam_of: bytes | None = None,
+        context_length: int | None = None,
+    ) -> PreparedPrompt:
+        """A conversation and the generation prompt.
+
+        Raises:
+            ContextLengthExceeded: as `completion`.
+            EmptyPrompt, InvalidRequest: as `render`, or the text cannot be encoded.
+        """
+        told, known = self._told(messages, tools)
+        rendered = self._rendered(told, known)
+        with _refusing():
+            values = [told, known]
+            marked = self.tokenizer.mark_typed(values)  # a control token that a client types is text
+        has_marks = marked is not values
+        if has_marks:
+            rendered = self.tokenizer.with_marks(rendered, self._rendered(*marked))
+        with _refusing():
+            return self.tokenizer.prepare_chat(
+                rendered,
+                seam_of=seam_of,
+                has_marks=has_marks,
+                max_tokens=context_length,
+                strips_suffix=self._strip_suffix != "never",
+            )
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """The text of a conversation and the generation prompt.
+
+        Raises:
+            EmptyPrompt: there are no messages.
+            InvalidRequest: the artifact has no chat template that can be used, or the template refuses the messages.
+        """
+        return self._rendered(*self._told(messages, tools))
+
+    def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
+        """The ids of a text, its suffix among them; `add_bos` overrides what the model asks for.
+
+        Raises:
+            InvalidRequest: the text cannot be encoded.
+        """
+        with _refusing():
+            return self.tokenizer.encode(text, add_bos=add_bos, parse_special=True)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included.
+
+        Raises:
+            InvalidRequest: an id is outside the vocabulary.
+        """
+        with _refusing():
+            return self.tokenizer.decode(token_ids, skip_special=False)
+
+    def explain(self, why: WhyNotMore) -> WhyNotMore:
+        """The same with the texts of its ids."""
+        return why.spelled(self.tokenizer.token_bytes, self.tokenizer.profile.special_ids)
+
+    def _told(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Sequence[Message], Sequence[Message]]:
+        """Messages and tools as the template wants them: the arguments of calls are no JSON any more."""
+        if not messages:
+            raise EmptyPrompt("the conversation has no messages; send at least one")
+        for message in messages:
+            if not isinstance(message, Mapping):
+                raise InvalidRequest(f"a message is {message!r:.60}; it must be a mapping with a role and a content")
+        return for_template(messages, [tool.for_template() for tool in tools], self.tool_format)
+
+    def _rendered(self, told: Sequence[Message], known: Sequence[Message]) -> str:
+        if self._template_fault is not None:
+            raise InvalidRequest(
+                f"model {self._name} answers completions, and no conversations: {self._template_fault}"
+            )
+        if self.chat_template is None:
+            raise InvalidRequest(f"model {self._name} has no chat template; use generate, or compile a chat model")
+        return self.chat_template.render(told, tools=known)
+
+
+def _tokenizer(artifact: Artifact, template: ChatTemplate | None, clock: Callable[[], float]) -> Tokenizer:
+    info = artifact.manifest.tokenizer
+    try:
+        profile = TokenizerProfile.from_dict(info.profile)
+        ends = (info.bos_token_id, *info.eos_token_ids)
+        texts = [token.text for token in profile.added_tokens if token.id in ends]
+        return Tokenizer(
+            artifact.tokenizer_json,
+            profile,
+            bos_token_id=info.bos_token_id,
+            add_bos_token=info.add_bos_token,
+            template_texts=() if template is None else [*texts, *template.own_texts],
+            clock=clock,
+        )
+    except TokenizerError as error:
+        raise CorruptArtifact(f"{artifact.path}: {error}; compile the model again") from error
+
+
+def _of_model(template: ChatTemplate, artifact: Artifact, tokenizer: Tokenizer) -> ChatTemplate:
+    info = artifact.manifest.tokenizer
+    bos, eos = [info.bos_token_id] if info.bos_token_id is not None else [], list(info.eos_token_ids[:1])
+    return template.of_model(
+        bos_token=tokenizer.decode(bos, skip_special=False), eos_token=tokenizer.decode(eos, skip_special=False)
+    )
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """What the tokenizer refuses is the client's mistake."""
+    try:
+        yield
+    except TooManyTokens as error:
+        raise ContextLengthExceeded.of_prompt(error.num_tokens, error.max_tokens, is_exact=False) from error
+    except TokenizerError as error:
+        raise InvalidRequest(str(error)) from error
+
+
+def _as_ids(prompt: Sequence[int]) -> list[int]:
+    ids = list(prompt)
+    for token_id in ids:
+        if not isinstance(token_id, int) or isinstance(token_id, bool):
+            raise InvalidParameter(f"the prompt has {token_id!r:.60}; it must be text or token ids")
+    return ids

@@ -1,0 +1,150 @@
+"""End requests: with what they generated, or with an error that says what became of them.
+
+Closes their sequences and counts them. Knows the queues only for a step that failed; not what a step computes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from ..cache.kv_transaction import KVTransaction
+from ..cache.prefix_cache import PrefixCache
+from ..errors import EngineError, InvalidRequest, OutOfPages, RadixLMError, StepFailed
+from ..prefix.disk_turns import DiskTurns
+from .completion import Delta
+from .core_counters import CoreCounters
+from .request import Request
+from .request_output import RequestOutput
+from .scheduler import Scheduler
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class RequestEnds:
+    """Makes the last output of requests, which have left the queues if nothing else is said.
+
+    Args:
+        clock: seconds; only differences count.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        cache: PrefixCache,
+        disk: DiskTurns,
+        counters: CoreCounters,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._scheduler, self._cache, self._disk, self._counters = scheduler, cache, disk, counters
+        self._clock = clock
+
+    def finish(self, request: Request, delta: Delta) -> RequestOutput:
+        """End a request whose last delta this is; what it computed stays cached."""
+        try:
+            completion = request.completion(self._clock())
+            self._remember(request)
+            if request.sequence is not None:
+                self._disk.save(request)
+                self._cache.close(request.sequence)
+        except Exception as error:
+            return self.fail(request, error)
+        was_admitted = request.sequence is not None
+        reason, total_s = completion.finish_reason, completion.timings.total_s
+        self._counters.count_finished(completion.usage, reason, total_s, was_admitted=was_admitted)
+        return RequestOutput(request.request_id, delta, completion)
+
+    def fail(self, request: Request, error: Exception) -> RequestOutput:
+        """End a request that raised, whatever that was."""
+        return self._fail(request, _visible_error(request, error))
+
+    def fail_damaged(self, request: Request) -> RequestOutput:
+        """End a request whose numbers went wrong."""
+        return self._fail(
+            request,
+            EngineError(
+                f"the model returned logits that are not finite after {len(request.admitted)} tokens; cached "
+                f"prefixes were dropped; try again, and if it stays so, compile the model again"
+            ),
+        )
+
+    def fail_unservable(self, request: Request) -> RequestOutput:
+        """End a request that no number of steps would serve."""
+        return self._fail(
+            request,
+            OutOfPages(
+                f"{request!r} does not fit the pool of {self._cache.pool.num_pages} pages even alone; "
+                f"raise --kv-cache-gb"
+            ),
+        )
+
+    def fail_step(
+        self, step: KVTransaction, requests: list[Request], error: Exception, *, check: Callable[[], None]
+    ) -> list[RequestOutput]:
+        """Roll back a step that raised, and end its `requests`, which are still queued; the others go on, unless
+        pages or queues were left in disorder: then `check` raises.
+        """
+        _LOGGER.error("step %d failed, and with it %r", self._counters.num_steps, requests, exc_info=error)
+        self._counters.count_failed_step(error)
+        message = f"the step of {len(requests)} requests failed: {type(error).__name__}: {error}; try again"
+        outputs: list[RequestOutput] = []
+        try:
+            step.rollback()
+            for request in requests:
+                self._scheduler.remove(request.request_id)
+                outputs.append(self._fail(request, _caused(StepFailed(message), error)))
+            check()
+        except Exception as disorder:
+            step.abandon()
+            told = {output.request_id for output in outputs}
+            outputs += self._start_over([request for request in requests if request.request_id not in told], disorder)
+        return outputs
+
+    def _start_over(self, requests: list[Request], disorder: Exception) -> list[RequestOutput]:
+        """End `requests` and all that hold pages, and forget what is cached: nobody knows what is in it."""
+        _LOGGER.critical("pages are in disorder: the cache starts over", exc_info=disorder)
+        left = {request.request_id: request for request in requests}
+        left |= {request.request_id: request for request in self._scheduler.requests() if request.sequence is not None}
+        self._cache.start_over()
+        outputs = []
+        for request_id, request in left.items():
+            if request_id in self._scheduler:
+                self._scheduler.remove(request_id)
+            failure = StepFailed("a step failed and left no page sure; the cache starts over; try again")
+            self._counters.count_failed(failure)
+            outputs.append(RequestOutput(request_id, error=_caused(failure, disorder)))
+            request.sequence = None
+        return outputs
+
+    def _remember(self, request: Request) -> None:
+        """Note what it found, and how its reply will be rendered; of a request without a namespace nothing."""
+        if request.namespace is None:
+            return
+        self._cache.uses.record(request.namespace, request.cache_use(self._clock()))
+        alias = request.alias() if request.sequence is not None else None
+        if alias is not None:
+            self._cache.aliases.record(request.namespace, request.prompt.ids, alias)
+
+    def _fail(self, request: Request, failure: RadixLMError) -> RequestOutput:
+        """Close the sequence, and keep nothing that is not shared already."""
+        if request.sequence is not None and not request.sequence.is_closed:
+            self._cache.close(request.sequence, keep=False)
+        self._counters.count_failed(failure)
+        return RequestOutput(request.request_id, error=failure)
+
+
+def _visible_error(request: Request, error: Exception) -> RadixLMError:
+    """An error that clients may see; ours stays as it is."""
+    if isinstance(error, InvalidRequest):  # a constraint of the client's that cannot be followed any further
+        return error
+    _LOGGER.error("%r failed", request, exc_info=error)
+    if isinstance(error, RadixLMError):
+        return error
+    return _caused(EngineError(f"the request failed: {type(error).__name__}: {error}"), error)
+
+
+def _caused(failure: EngineError, cause: Exception) -> EngineError:
+    """`raise failure from cause`, to be raised elsewhere."""
+    failure.__cause__ = cause
+    return failure

@@ -1,0 +1,279 @@
+"""Choose one token per row of logits, as each request's `SamplingParams` wish.
+
+Rows are independent: what a request draws depends on its own logits, parameters, generator and constraint, never on
+the rows beside it. Knows numbers and bits, not text, grammars or pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..chat.token_constraint import BoolArray, TokenConstraint, allowed_of
+from ..errors import ConstraintFailed
+from ..model.batch import Float32Array, Int32Array, TopLogits
+from .completion import TokenLogprob
+from .sampling_params import SamplingParams
+
+Float64Array = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.intp]
+
+_ROUNDING = 1e-9  # far more than what a float64 sum of a vocabulary is off
+FIRST_CANDIDATES = 256  # top-p sorts this many tokens first: nearly always they hold the mass that it wants
+
+
+class SampledToken(NamedTuple):
+    """The token chosen for one row, with its logprob if the request asks for it."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+
+
+class Refusal(NamedTuple):
+    """No token can be chosen for one row: its constraint failed."""
+
+    error: ConstraintFailed
+
+
+class SamplerState:
+    """What sampling remembers of one request: its random generator, what its reply must keep to, and, if a
+    penalty needs them, token counts.
+
+    It is the request's own and survives preemption untouched.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Iterable[int],
+        vocab_size: int,
+        constraint: TokenConstraint | None = None,
+    ) -> None:
+        self.params = params
+        self.constraint = constraint
+        self._generator: np.random.Generator | None = None
+        if not params.greedy:
+            seed = None if params.seed is None else params.seed % 2**64
+            self._generator = np.random.Generator(np.random.PCG64(seed))
+        self._counts: npt.NDArray[np.int32] | None = None  # [vocab], of the reply
+        self._is_seen: npt.NDArray[np.bool_] | None = None  # [vocab], in prompt or reply
+        if params.presence_penalty or params.frequency_penalty:
+            self._counts = np.zeros(vocab_size, np.int32)
+        if params.repetition_penalty != 1.0:
+            self._is_seen = np.zeros(vocab_size, np.bool_)
+            self._is_seen[list(prompt_ids)] = True
+        # nothing but the first of the largest logits is needed
+        is_plain = params.greedy and not params.changes_logits and params.logprobs is None
+        self.takes_best = is_plain and constraint is None
+        self._bias_ids = np.fromiter(params.logit_bias.keys(), np.intp, len(params.logit_bias))
+        self._bias = np.fromiter(params.logit_bias.values(), np.float64, len(params.logit_bias))
+
+    def record(self, token_id: int) -> None:
+        """Count a token of the reply, and go on in what it must keep to.
+
+        Raises:
+            ConstraintFailed: it may not come here.
+        """
+        if self.constraint is not None:
+            self.constraint.accept(token_id)
+        if self._counts is not None:
+            self._counts[token_id] += 1
+        if self._is_seen is not None:
+            self._is_seen[token_id] = True
+
+    def penalize(self, logits: Float64Array) -> None:
+        """Apply penalties and bias to one row, in place.
+
+        The repetition penalty is that of CTRL (Keskar et al. 2019, arXiv:1909.05858), presence and frequency
+        penalties are OpenAI's.
+        """
+        if self._is_seen is not None:
+            seen = logits[self._is_seen]
+            penalty = self.params.repetition_penalty
+            logits[self._is_seen] = np.where(seen > 0.0, seen / penalty, seen * penalty)
+        if self._counts is not None:
+            logits -= self.params.presence_penalty * (self._counts > 0)
+            logits -= self.params.frequency_penalty * self._counts
+        logits[self._bias_ids] += self._bias
+
+    def uniform(self) -> float:
+        """The next random number in `[0, 1)`; one is drawn for each token."""
+        assert self._generator is not None, "greedy requests draw nothing"
+        return float(self._generator.random())
+
+
+Sampled = SampledToken | Refusal | None
+
+
+def sample(logits: Float32Array, top: TopLogits, states: Sequence[SamplerState]) -> list[Sampled]:
+    """One token for each row of `logits` `[R, vocab]`; None where the row holds a number that is not finite, and a
+    refusal where its constraint lets none be chosen.
+
+    `top` are the largest of the same logits; the rest of a row is read only where they do not decide, and the result
+    is the same as if it always were. Draws from the states' generators, but records nothing: the caller does when it
+    accepts the tokens.
+    """
+    assert len(logits) == len(top.values) == len(states)
+    most_likely, is_finite = top.token_ids[:, 0].tolist(), top.is_finite.tolist()
+    sampled: list[Sampled] = []
+    for row, state in enumerate(states):
+        if not is_finite[row]:
+            sampled.append(None)
+        elif state.takes_best:
+            sampled.append(SampledToken(most_likely[row]))
+        else:
+            sampled.append(_sample_row(logits[row], top.values[row], top.token_ids[row], state))
+    return sampled
+
+
+def _sample_row(
+    logits: Float32Array, top_values: Float32Array, top_ids: Int32Array, state: SamplerState
+) -> SampledToken | Refusal:
+    params = state.params
+    try:
+        mask = None if state.constraint is None else state.constraint.mask()
+    except ConstraintFailed as error:
+        return Refusal(error)
+    if mask is not None:
+        token_id = _allowed(logits, top_values, top_ids, state, allowed_of(mask, len(logits)))
+    elif params.changes_logits:
+        adjusted = logits.astype(np.float64)
+        state.penalize(adjusted)
+        token_id = int(np.argmax(adjusted)) if params.greedy else _draw(adjusted, state)
+    elif params.greedy:
+        token_id = int(top_ids[0])
+    else:
+        token_id = _draw_of_top(logits, top_values, top_ids, state)
+    if params.logprobs is None:
+        return SampledToken(token_id)
+    return SampledToken(token_id, _logprob(logits.astype(np.float64), token_id, params.logprobs))
+
+
+def _allowed(
+    logits: Float32Array, top_values: Float32Array, top_ids: Int32Array, state: SamplerState, is_allowed: BoolArray
+) -> int:
+    """As if the tokens that are not allowed did not exist; the others keep their logits."""
+    params = state.params
+    if not params.changes_logits:
+        is_kept = is_allowed[top_ids]
+        ids, values = top_ids[is_kept], top_values[is_kept]
+        if len(ids) and params.greedy:
+            return int(ids[0])
+        if len(ids):
+            weights = _weights(values.astype(np.float64), params.temperature)
+            num_kept = _num_kept(weights, int(np.count_nonzero(is_allowed)) - len(ids), params)
+            if num_kept is not None:
+                return int(ids[_pick(weights[:num_kept], state)])
+    adjusted = logits.astype(np.float64)
+    state.penalize(adjusted)
+    allowed_ids = np.flatnonzero(is_allowed)
+    values_left = adjusted[allowed_ids]
+    return int(allowed_ids[int(np.argmax(values_left)) if params.greedy else _draw(values_left, state)])
+
+
+def _draw_of_top(logits: Float32Array, top_values: Float32Array, top_ids: Int32Array, state: SamplerState) -> int:
+    """As `_draw` of the whole row, which is read only if more than the top may be drawn."""
+    weights = _weights(top_values.astype(np.float64), state.params.temperature)
+    num_kept = _num_kept(weights, len(logits) - len(weights), state.params)
+    if num_kept is None:
+        return _draw(logits.astype(np.float64), state)
+    return int(top_ids[_pick(weights[:num_kept], state)])
+
+
+def _num_kept(weights: Float64Array, num_others: int, params: SamplingParams) -> int | None:
+    """How many of the largest weights may be drawn; None if others may be, which weigh no more than the last one."""
+    if 0 < params.top_k <= len(weights) and params.top_k < len(weights) + num_others:
+        num_kept = params.top_k
+        if params.top_p < 1.0:
+            num_kept = _nucleus(np.cumsum(weights[:num_kept]), params.top_p * weights[:num_kept].sum())
+    elif params.top_p < 1.0:
+        cumulative = np.cumsum(weights)
+        least, most = cumulative[-1], cumulative[-1] + num_others * weights[-1]
+        # the sum of a row in another order is another one in the last digits
+        num_kept = _nucleus(cumulative, params.top_p * least * (1 - _ROUNDING))
+        if num_kept != _nucleus(cumulative, params.top_p * most * (1 + _ROUNDING)) or num_kept > len(weights):
+            return None
+    else:
+        return None
+    return int((weights[:num_kept] >= params.min_p * weights[0]).sum()) if params.min_p > 0.0 else num_kept
+
+
+def _draw(logits: Float64Array, state: SamplerState) -> int:
+    """Draw from `softmax(logits / temperature)`, cut to top-k, then top-p, then min-p."""
+    weights = _weights(logits, state.params.temperature)
+    token_ids = _candidates(weights, state.params)
+    if token_ids is None:
+        return _pick(weights, state)
+    return int(token_ids[_pick(weights[token_ids], state)])
+
+
+def _weights(logits: Float64Array, temperature: float) -> Float64Array:
+    """Probabilities times a constant: every weight is at most 1, the best one's is 1."""
+    # the maximum first: a tiny temperature would overflow otherwise
+    with np.errstate(over="ignore", under="ignore"):
+        weights: Float64Array = np.exp((logits - logits.max()) / temperature)
+    return weights
+
+
+def _pick(weights: Float64Array, state: SamplerState) -> int:
+    """The index of a weight, drawn with a probability in proportion to it."""
+    cumulative = np.cumsum(weights)
+    index = int(np.searchsorted(cumulative, state.uniform() * cumulative[-1], side="right"))
+    return min(index, len(weights) - 1)  # rounding may place the product on the total itself
+
+
+def _candidates(weights: Float64Array, params: SamplingParams) -> IntArray | None:
+    """The ids that may be drawn, most likely first, or None for all; `weights` are probabilities times a
+    constant.
+    """
+    if 0 < params.top_k < len(weights):
+        token_ids = _top(weights, params.top_k)
+        if params.top_p < 1.0:
+            kept = weights[token_ids]
+            token_ids = token_ids[: _nucleus(np.cumsum(kept), params.top_p * kept.sum())]
+    elif params.top_p < 1.0:
+        token_ids = _top_p(weights, params.top_p)
+    elif params.min_p > 0.0:
+        return np.flatnonzero(weights >= params.min_p * weights.max())
+    else:
+        return None
+    if params.min_p > 0.0:
+        token_ids = token_ids[weights[token_ids] >= params.min_p * weights.max()]
+    return token_ids
+
+
+def _top_p(weights: Float64Array, top_p: float) -> IntArray:
+    """The fewest most likely ids that hold `top_p` of the mass; sorts no more than it must."""
+    wanted = top_p * weights.sum()
+    num_candidates = FIRST_CANDIDATES
+    while True:
+        token_ids = _top(weights, num_candidates)
+        cumulative = np.cumsum(weights[token_ids])
+        if cumulative[-1] >= wanted or num_candidates >= len(weights):
+            return token_ids[: _nucleus(cumulative, wanted)]
+        num_candidates *= 8
+
+
+def _nucleus(cumulative: Float64Array, wanted: float) -> int:
+    """How many of the sorted weights it takes to reach the mass `wanted`; at least one."""
+    return int(np.searchsorted(cumulative, wanted, side="left")) + 1
+
+
+def _top(values: Float64Array, count: int) -> IntArray:
+    """The ids of the `count` largest values, largest first, lower ids first on ties."""
+    if count >= len(values):
+        return np.argsort(-values, kind="stable")
+    smallest = np.partition(values, len(values) - count)[len(values) - count]
+    token_ids = np.flatnonzero(values >= smallest)
+    return token_ids[np.argsort(-values[token_ids], kind="stable")[:count]]
+
+
+def _logprob(logits: Float64Array, token_id: int, num_top: int) -> TokenLogprob:
+    """The logprobs of the model itself, before anything that the request wishes."""
+    largest = logits.max()
+    logprobs = logits - largest - np.log(np.exp(logits - largest).sum())
+    top = _top(logprobs, num_top) if num_top else ()
+    return TokenLogprob(token_id, float(logprobs[token_id]), tuple((int(i), float(logprobs[i])) for i in top))

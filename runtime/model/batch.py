@@ -1,0 +1,201 @@
+"""One ragged forward pass as arrays, and the protocol of whatever runs it.
+
+Prefill, decode and both mixed look the same here: rows of tokens, each with a slot to write its KV to and the
+pages that it reads. Knows array shapes and reservations, not requests; `model_runner.py` runs it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from ..artifact.manifest import PAGE_SIZE
+from ..errors import EngineError
+
+if TYPE_CHECKING:
+    from ..cache.kv_transaction import Reservation
+
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+UInt8Array = npt.NDArray[np.uint8]
+BatchShape = tuple[int, int, int, int]
+"""Tokens, sequences, pages of the longest, and rows of logits."""
+
+
+class BatchArrays(NamedTuple):
+    """`T` tokens of `B` sequences that each hold at most `P` pages; `R` of the tokens want logits.
+
+    All are int32. A slot is `page_id * PAGE_SIZE + row`. Within a sequence, tokens come in order and each sees
+    the rows `[0, kv_length)` of its sequence's pages, its own included: that is the causal mask. Unused places
+    of `page_table` are 0 and never read. `kv_length` is `position + 1`, but for sequences with a pruned prefix.
+    """
+
+    token_ids: Int32Array  # [T]
+    positions: Int32Array  # [T], for RoPE
+    slots: Int32Array  # [T], where the token's KV is written
+    row_of_token: Int32Array  # [T], the token's row of page_table
+    page_table: Int32Array  # [B, P], page ids
+    kv_lengths: Int32Array  # [T], KV rows that the token sees, its own included
+    logit_rows: Int32Array  # [R], indices into T
+
+    @classmethod
+    def of(cls, values: Int32Array, shape: BatchShape) -> BatchArrays:
+        """The arrays that lie end to end in `values`, as views."""
+        num_tokens, num_sequences, width, _ = shape
+        table = 4 * num_tokens
+        lengths = table + num_sequences * width
+        return cls(
+            values[:num_tokens],
+            values[num_tokens : 2 * num_tokens],
+            values[2 * num_tokens : 3 * num_tokens],
+            values[3 * num_tokens : table],
+            values[table:lengths].reshape(num_sequences, width),
+            values[lengths : lengths + num_tokens],
+            values[lengths + num_tokens :],
+        )
+
+
+class Batch:
+    """The arrays of a step, end to end in one, because a step pays for each array that it handles.
+
+    Attributes:
+        shape: `(T, B, P, R)` of `BatchArrays`.
+        values: its arrays in order, int32.
+    """
+
+    __slots__ = ("shape", "values")
+
+    def __init__(
+        self,
+        token_ids: Int32Array,
+        positions: Int32Array,
+        slots: Int32Array,
+        row_of_token: Int32Array,
+        page_table: Int32Array,
+        kv_lengths: Int32Array,
+        logit_rows: Int32Array,
+    ) -> None:
+        """A batch of such arrays, which are copied.
+
+        Raises:
+            EngineError: an array is not int32, or not of the shape that the others ask for.
+        """
+        arrays = BatchArrays(token_ids, positions, slots, row_of_token, page_table, kv_lengths, logit_rows)
+        num_tokens = token_ids.size
+        num_sequences, width = page_table.shape if page_table.ndim == 2 else (1, page_table.size)
+        shapes = {"page_table": (num_sequences, width), "logit_rows": (logit_rows.size,)}
+        for name, values in arrays._asdict().items():
+            shape = shapes.get(name, (num_tokens,))
+            if values.dtype != np.int32 or values.shape != shape:
+                raise EngineError(f"{name} is {values.dtype} {values.shape}; int32 {shape} is needed")
+        self.shape: BatchShape = (num_tokens, num_sequences, width, logit_rows.size)
+        self.values: Int32Array = np.concatenate([values.reshape(-1) for values in arrays])
+
+    @classmethod
+    def packed(cls, values: Int32Array, shape: BatchShape) -> Batch:
+        """A batch of arrays that lie end to end already."""
+        batch = cls.__new__(cls)
+        batch.shape, batch.values = shape, values
+        return batch
+
+    @property
+    def arrays(self) -> BatchArrays:
+        """Views, one an array."""
+        return BatchArrays.of(self.values, self.shape)
+
+
+class TopLogits(NamedTuple):
+    """The largest logits of `R` rows, and whether all of a row are finite.
+
+    Largest first, the lower id first among equals. Of a row that is not finite, the rest means nothing.
+    """
+
+    values: Float32Array  # [R, K]
+    token_ids: Int32Array  # [R, K]
+    is_finite: Int32Array  # [R], 1 or 0
+
+
+@dataclass(frozen=True)
+class PageCopy:
+    """Copy the first `num_rows` KV rows of page `src_page` to `dst_page`, in every layer."""
+
+    src_page: int
+    dst_page: int
+    num_rows: int
+
+
+class Forward(Protocol):
+    """What the engine needs of a model; `ModelRunner` is the real one, tests bring their own."""
+
+    def forward(self, batch: Batch) -> Float32Array:
+        """Write the KV of `batch` and return logits `[R, vocab_size]`, valid until the next call."""
+        ...
+
+    def top_logits(self, num_rows: int, vocab_size: int) -> TopLogits:
+        """Of the first `num_rows` rows that `forward` returned last, and of their ids below `vocab_size`.
+
+        Valid until the next call.
+        """
+        ...
+
+    def copy_rows(self, copies: Sequence[PageCopy]) -> None:
+        """Do the copies, in order."""
+        ...
+
+
+@runtime_checkable
+class PageIO(Protocol):
+    """The door through which whole pages leave the pool and come back; `ModelRunner` has one.
+
+    A page is `page_bytes` bytes of all layers, as the manifest's `KVLayout` counts them.
+    """
+
+    def read_pages(self, page_ids: Sequence[int], out: UInt8Array) -> None:
+        """Copy pages to `out[:len(page_ids)]`, uint8 `[N, page_bytes]`.
+
+        Raises:
+            EngineError: a page is outside the pool, or `out` is of another shape.
+        """
+        ...
+
+    def write_pages(self, page_ids: Sequence[int], pages: UInt8Array) -> None:
+        """Copy `pages`, uint8 `[len(page_ids), page_bytes]`, into the pool.
+
+        Raises:
+            EngineError: as `read_pages`; nothing was written.
+        """
+        ...
+
+
+def make_batch(reservations: Sequence[Reservation], wants_logits: Sequence[bool]) -> Batch:
+    """The arrays of a step: sequences in the order given, each one's tokens in order of position.
+
+    `wants_logits` says of which reservations the last token's logits are needed.
+    """
+    # array("i") grows, and takes other arrays as they are: half of the time that NumPy's constructors need here
+    token_ids, positions, slots, row_of_token, page_table, kv_lengths, logit_rows = (array("i") for _ in range(7))
+    width = max(reservation.num_pages for reservation in reservations)
+    for row, (reservation, is_wanted) in enumerate(zip(reservations, wants_logits, strict=True)):
+        start, stop, rows, page_ids = reservation.start, reservation.stop, reservation.rows, reservation.page_ids
+        token_ids.extend(reservation.token_ids)
+        positions.extend(range(start, stop))
+        slots.extend(slots_of(page_ids, rows))
+        row_of_token.extend([row] * (stop - start))
+        page_table.extend(page_ids)
+        page_table.frombytes(bytes(page_table.itemsize * (width - len(page_ids))))
+        kv_lengths.extend(range(rows.start + 1, rows.stop + 1))
+        if is_wanted:
+            logit_rows.append(len(token_ids) - 1)
+    values = token_ids + positions + slots + row_of_token + page_table + kv_lengths + logit_rows
+    shape = (len(token_ids), len(reservations), width, len(logit_rows))
+    return Batch.packed(np.frombuffer(values, np.int32), shape)
+
+
+def slots_of(page_ids: Sequence[int], rows: range) -> list[int]:
+    """Where the KV rows `rows` of a sequence lie that has these pages: `page_id * PAGE_SIZE + row`."""
+    return [page_ids[row // PAGE_SIZE] * PAGE_SIZE + row % PAGE_SIZE for row in rows]

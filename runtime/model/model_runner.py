@@ -1,0 +1,300 @@
+"""Runs an artifact's compiled module: weights mapped, KV pool allocated, each forward checked before it is called.
+
+The only file that imports `tvm_ffi`. Knows arrays; pages belong to `page_pool.py`, tokens to `sequence.py`. One thread
+owns a runner: TVM's thread pool belongs to the thread that calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import mmap
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..artifact import Artifact
+from ..artifact.cpu import default_num_threads
+from ..artifact.manifest import MAX_POSITION, PAGE_SIZE, TOP_LOGITS
+from ..errors import CorruptArtifact, EngineError, InvalidParameter
+from .batch import Batch, BatchArrays, BatchShape, Float32Array, Int32Array, PageCopy, TopLogits, UInt8Array
+
+_ALIGNMENT = 64
+_KV_DTYPES = {"f16": np.float16, "f32": np.float32, "int8": np.int8}
+_PADDED_VOCABULARY = 16
+_MAX_SHAPES = 256  # of batches whose arguments are kept
+_NO_ROWS: Int32Array = np.zeros(1, np.int32)[:0]  # an array made empty has strides that TVM refuses
+
+
+class ModelRunner:
+    """An artifact ready to run, with a KV pool of `num_pages` pages.
+
+    Args:
+        num_threads: of TVM's pool, by default `TVM_NUM_THREADS`, or every processor that this process may use. What
+            is given stays the default of later runners.
+        keep_mass: have `mass` beside the pool, for `forward_scored`.
+
+    Attributes:
+        mass: float32 `[layers, kv_heads, num_pages, PAGE_SIZE]`, how much softmax weight attention has put on each KV
+            row of the pool in all calls of `forward_scored`, over tokens and query heads; None unless it is kept.
+            Callers may change it: rows of a page that is taken anew still have what they had.
+        queries: float32 `[layers, max_num_tokens, heads, head_dim]`, what each layer looked for in the last call of
+            `forward_scored`, with RoPE, in the order of its tokens; None unless mass is kept.
+
+    Raises:
+        UnsupportedCPU: the module needs features that this machine lacks.
+        CorruptArtifact: the module cannot be loaded, or is not the one that the manifest describes.
+        EngineError: the memory for the KV pool cannot be had, or the module has no `forward_scored` to keep mass.
+    """
+
+    def __init__(
+        self, artifact: Artifact, *, num_pages: int, num_threads: int | None = None, keep_mass: bool = False
+    ) -> None:
+        if num_pages < 1:
+            raise InvalidParameter(f"num_pages is {num_pages}, must be at least 1")
+        artifact.check_cpu()
+        manifest = artifact.manifest
+        layout, module, vocab_size = manifest.kv, manifest.module, manifest.model.vocab_size
+        self._layout = layout
+        self._module, self._vocab_size, self._num_pages = module, vocab_size, num_pages
+        self._max_pages = -(-manifest.context_length // PAGE_SIZE)
+        if keep_mass and "forward_scored" not in module.entry_points:
+            raise EngineError(f"{artifact.module_path} cannot score KV rows; compile it again")
+        self._functions = _load_functions(artifact, num_threads)
+        weights = _map_weights(artifact)
+        pool_shape = (layout.num_layers, num_pages, 2, layout.num_kv_heads, layout.head_items)
+        heads = manifest.model.num_attention_heads
+        scores_shapes = (
+            (layout.num_layers, layout.num_kv_heads, num_pages, PAGE_SIZE),
+            (layout.num_layers, module.max_num_tokens, heads, layout.head_dim),
+        )
+        num_logits, padded = module.max_num_logits, -(-vocab_size // _PADDED_VOCABULARY) * _PADDED_VOCABULARY
+        try:
+            pool = _zeros(pool_shape, _KV_DTYPES[layout.dtype])
+            workspace = _zeros((module.workspace_bytes,), np.uint8)
+            scores = [_zeros(shape, np.float32) for shape in scores_shapes] if keep_mass else []
+            self._logits: Float32Array = _zeros((num_logits, padded), np.float32)
+            scratch = _zeros((num_logits, module.top_logits_scratch), np.float32)
+            top = TopLogits(
+                _zeros((num_logits, TOP_LOGITS), np.float32),
+                _zeros((num_logits, TOP_LOGITS), np.int32),
+                _zeros((num_logits,), np.int32),
+            )
+        except (MemoryError, OSError, ValueError, OverflowError) as error:
+            raise EngineError(
+                f"{num_pages} pages of {layout.page_bytes} bytes cannot be allocated ({error}); lower --kv-cache-gb"
+            ) from None
+        self._tensor = _tvm_ffi().from_dlpack
+        self._state = [self._tensor(array) for array in (pool, weights, workspace)]
+        self.mass: Float32Array | None = scores[0] if keep_mass else None
+        self.queries: Float32Array | None = scores[1] if keep_mass else None
+        self._scores = [self._tensor(array) for array in scores]
+        # by number of rows, made once: a tensor takes longer than to find the largest logits of a row
+        self._tops = [
+            TopLogits(top.values[:num_rows], top.token_ids[:num_rows], top.is_finite[:num_rows])
+            for num_rows in range(num_logits + 1)
+        ]
+        self._outputs = [
+            [self._tensor(array) for array in (self._logits[:num_rows], scratch[:num_rows], *self._tops[num_rows])]
+            for num_rows in range(num_logits + 1)
+        ]
+        num_values = module.max_num_tokens * (self._max_pages + 6)
+        self._values: Int32Array = _zeros((num_values,), np.int32)
+        self._arguments: dict[BatchShape, tuple[Any, ...]] = {}
+
+    def forward(self, batch: Batch) -> Float32Array:
+        """Write the KV of `batch` to the pool; return logits `[R, vocab_size]`, valid until the next call.
+
+        Raises:
+            EngineError: the batch does not fit the module or the pool; nothing was written.
+        """
+        return self._forward("forward", batch)
+
+    def forward_scored(self, batch: Batch) -> Float32Array:
+        """The same logits and KV to the last bit; the softmax weights of all its tokens are added to `mass`, and
+        `queries` are those of the step.
+
+        Raises:
+            EngineError: as `forward`, or no mass is kept.
+        """
+        if not self._scores:
+            raise EngineError("this runner keeps no mass; make it with keep_mass=True")
+        return self._forward("forward_scored", batch, *self._scores)
+
+    def _forward(self, name: str, batch: Batch, *more: Any) -> Float32Array:
+        arguments = self._arguments.get(batch.shape) or self._make_arguments(batch.shape)
+        self._values[: batch.values.size] = batch.values
+        try:
+            self._functions[name](*arguments, *more)
+        except Exception as error:  # the module checks all indices before it writes anything
+            self._explain(batch)
+            raise EngineError(f"the module failed: {error}") from error
+        return self._logits[: batch.shape[3], : self._vocab_size]
+
+    def top_logits(self, num_rows: int, vocab_size: int) -> TopLogits:
+        """Of the first `num_rows` rows that `forward` returned last, and of their ids below `vocab_size`.
+
+        Valid until the next call.
+        """
+        if not 0 < vocab_size <= self._vocab_size or not 0 <= num_rows <= self._module.max_num_logits:
+            raise EngineError(f"{num_rows} rows of {vocab_size} logits; {self._vocab_size} logits are a row")
+        self._functions["top_logits"](*self._outputs[num_rows], vocab_size)
+        top = self._tops[num_rows]
+        if vocab_size >= TOP_LOGITS:
+            return top
+        return TopLogits(top.values[:, :vocab_size], top.token_ids[:, :vocab_size], top.is_finite)
+
+    def copy_rows(self, copies: Sequence[PageCopy]) -> None:
+        """Do the copies, in order."""
+        for copy in copies:  # one at a time: a page may be the target of one and the source of the next
+            pages = (copy.src_page, copy.dst_page)
+            if not all(0 <= page < self._num_pages for page in pages) or not 0 <= copy.num_rows <= PAGE_SIZE:
+                raise EngineError(f"{copy} is outside the pool of {self._num_pages} pages of {PAGE_SIZE} rows")
+            arrays = (np.array([value], np.int32) for value in (*pages, copy.num_rows))
+            self._functions["copy_pages"](self._state[0], *map(self._tensor, arrays))
+
+    def read_pages(self, page_ids: Sequence[int], out: UInt8Array) -> None:
+        """Copy pages to `out[:len(page_ids)]`, uint8 `[N, page_bytes]`, as they lie in the pool.
+
+        Raises:
+            EngineError: a page is outside the pool, or `out` is of another shape.
+        """
+        self._move_pages("read_pages", page_ids, out[: len(page_ids)])
+
+    def write_pages(self, page_ids: Sequence[int], pages: UInt8Array) -> None:
+        """Copy `pages`, uint8 `[len(page_ids), page_bytes]`, into the pool.
+
+        Raises:
+            EngineError: as `read_pages`; nothing was written.
+        """
+        self._move_pages("write_pages", page_ids, pages)
+
+    def close(self) -> None:
+        """Let go of pool, weights and workspace."""
+        self._state, self._outputs, self._functions, self._scores = [], [], {}, []
+        self.mass = self.queries = None
+        self._arguments.clear()
+
+    def _move_pages(self, entry_point: str, page_ids: Sequence[int], data: UInt8Array) -> None:
+        """Move whole pages; the entry points check no index themselves."""
+        layout = self._layout
+        shape = (len(page_ids), layout.page_bytes)
+        if data.dtype != np.uint8 or data.shape != shape or not data.flags.c_contiguous:
+            raise EngineError(f"the pages are {data.dtype} {data.shape}; contiguous uint8 {shape} is needed")
+        pages = np.array(page_ids, np.int32)
+        if not pages.size:
+            return
+        if pages.min() < 0 or pages.max() >= self._num_pages:
+            raise EngineError(f"pages {pages.min()}..{pages.max()} are outside the pool of {self._num_pages}")
+        heads = (len(page_ids), layout.num_layers, 2, layout.num_kv_heads, layout.head_items)
+        buffer = data.view(_KV_DTYPES[layout.dtype]).reshape(heads)
+        self._functions[entry_point](self._state[0], *map(self._tensor, (pages, buffer)))
+
+    def _make_arguments(self, shape: BatchShape) -> tuple[Any, ...]:
+        """What `forward` takes for batches of this shape: made once, because it takes longer than the rest of a call.
+
+        A decode step's shape is that of the one before for some `PAGE_SIZE` steps, a prefill's seldom comes again.
+        """
+        num_tokens, num_sequences, width, num_logits = shape
+        module = self._module
+        if not 1 <= num_tokens <= module.max_num_tokens or num_logits > module.max_num_logits:
+            raise EngineError(
+                f"a step of {num_tokens} tokens and {num_logits} logits; the module takes 1 to {module.max_num_tokens} "
+                f"and up to {module.max_num_logits}"
+            )
+        if not 1 <= num_sequences <= module.max_num_tokens or not 1 <= width <= self._max_pages:
+            raise EngineError(
+                f"the page_table has shape {(num_sequences, width)}; the module takes 1 to {module.max_num_tokens} "
+                f"rows and 1 to {self._max_pages} columns"
+            )
+        size = 5 * num_tokens + num_sequences * width + num_logits
+        arrays = BatchArrays.of(self._values[:size], shape)
+        if not num_logits:
+            arrays = arrays._replace(logit_rows=_NO_ROWS)
+        if len(self._arguments) == _MAX_SHAPES:
+            self._arguments.clear()
+        arguments = (*map(self._tensor, arrays), *self._state, self._outputs[num_logits][0])
+        self._arguments[shape] = arguments
+        return arguments
+
+    def _explain(self, batch: Batch) -> None:
+        """Raise an EngineError that names what the module has refused, and what it takes."""
+        num_tokens, num_sequences, width, _ = batch.shape
+        ranges = {
+            "token_ids": (0, self._vocab_size),
+            "positions": (0, MAX_POSITION),
+            "slots": (0, self._num_pages * PAGE_SIZE),
+            "row_of_token": (0, num_sequences),
+            "page_table": (0, self._num_pages),
+            "kv_lengths": (1, width * PAGE_SIZE + 1),
+            "logit_rows": (0, num_tokens),
+        }
+        for name, array in batch.arrays._asdict().items():
+            low, high = ranges[name]
+            if array.size and (array.min() < low or array.max() >= high):
+                raise EngineError(f"{name} holds {array.min()}..{array.max()}, must be in {low}..{high - 1}")
+
+
+def _zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Page-aligned zeros that take memory only once they are touched."""
+    size = int(np.prod([np.dtype(dtype).itemsize, *shape], dtype=object))
+    memory = mmap.mmap(-1, max(size, 1))
+    return np.frombuffer(memory, np.uint8, size).view(dtype).reshape(shape)
+
+
+def _map_weights(artifact: Artifact) -> npt.NDArray[np.uint8]:
+    """The data section of the weights, mapped and never copied (MAP_PRIVATE, because DLPack wants writable memory)."""
+    offset = artifact.data_offset()
+    with artifact.weights_path.open("rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    weights = np.frombuffer(memory, np.uint8, artifact.manifest.module.weights_bytes, offset)
+    assert weights.ctypes.data % _ALIGNMENT == 0
+    return weights
+
+
+@functools.cache
+def _tvm_ffi() -> Any:
+    """TVM's runtime without its compiler.
+
+    `tvm_ffi` imports torch where it is installed, which would cost over a second: it is hidden meanwhile.
+    """
+    os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")
+    hide = "torch" not in sys.modules
+    if hide:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        import tvm_ffi
+    finally:
+        if hide:
+            del sys.modules["torch"]
+    package = importlib.util.find_spec("tvm")
+    if package is None or package.origin is None:
+        raise EngineError("apache-tvm is not installed; install radixlm with its dependencies")
+    library = Path(package.origin).parent / "lib" / "libtvm_runtime.so"
+    try:
+        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise EngineError(f"TVM's runtime cannot be loaded ({error}); install apache-tvm again") from None
+    return tvm_ffi
+
+
+def _load_functions(artifact: Artifact, num_threads: int | None) -> dict[str, Any]:
+    # TVM reads it when a thread's pool starts, with the first forward; its own default is half of the cores
+    if num_threads is not None:
+        os.environ["TVM_NUM_THREADS"] = str(num_threads)
+    os.environ.setdefault("TVM_NUM_THREADS", str(default_num_threads()))
+    try:
+        library = _tvm_ffi().load_module(str(artifact.module_path.resolve()))
+        functions = {name: library[name] for name in artifact.manifest.module.entry_points}
+        for name in ("top_logits", "copy_pages"):
+            functions[name].release_gil = False  # sooner done than the lock is back
+        return functions
+    except (RuntimeError, AttributeError, KeyError, OSError) as error:
+        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        raise CorruptArtifact(f"{artifact.module_path} cannot be loaded ({reason}); compile it again") from None

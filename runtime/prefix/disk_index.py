@@ -1,0 +1,166 @@
+"""Find prefixes among the pages on disk: a prefix cache whose page ids number records instead of pages in memory.
+
+Knows heads, keys and tokens; reads and writes nothing. One thread owns it, the engine's.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from ..artifact.manifest import PAGE_SIZE
+from ..cache.page_pool import PagePool
+from ..cache.prefix_cache import PrefixCache
+from ..cache.radix_node import tokens_of
+from ..store.page_head import KEY_BYTES, NO_PARENT, PageHead
+
+
+@dataclass(frozen=True)
+class StoredPrefix:
+    """The pages on disk of the first `PAGE_SIZE * len(heads)` tokens of a prompt, and the token after them.
+
+    `generated` has one byte a token of the pages, 1 where a model made it.
+    """
+
+    namespace: bytes
+    token_ids: tuple[int, ...]
+    generated: bytes
+    heads: tuple[PageHead, ...]
+
+
+class DiskIndex:
+    """What is on disk, by prefix. `cache.match` finds it as it finds pages in memory; no sequence is ever opened on it.
+
+    A record whose parent is not known cannot be found by anybody and is passed over.
+
+    Args:
+        num_records: as many are known at most.
+    """
+
+    def __init__(self, num_records: int, *, clock: Callable[[], float]) -> None:
+        self._num_records = num_records
+        self.cache = PrefixCache(PagePool(num_records), clock=clock)
+        self._keys = np.zeros((num_records, KEY_BYTES), np.uint8)  # by record
+        self._record_of: dict[bytes, int] = {}  # by key
+
+    def __len__(self) -> int:
+        """Records that can be found."""
+        return len(self._record_of)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._record_of
+
+    def add(self, heads: Iterable[PageHead]) -> None:
+        """Note pages that are on disk now, parents before children; those of one chain together are quickest."""
+        run: list[PageHead] = []
+        for head in heads:
+            if head.key in self._record_of:
+                continue
+            if run and head.parent_key != run[-1].key:
+                self._add_run(run)
+                run = []
+            run.append(head)
+        self._add_run(run)
+
+    def remove(self, keys: Iterable[bytes]) -> list[bytes]:
+        """Forget pages, and those that nobody finds without them; the keys of all that were forgotten."""
+        records = [self._record_of[key] for key in keys if key in self._record_of]
+        return self._forget(self.cache.tree.remove(records))
+
+    def clear(self, namespace: bytes) -> list[bytes]:
+        """Forget a namespace; the keys of its pages."""
+        root = self.cache.tree.root(namespace)
+        children = [] if root is None else list(root.children)
+        return self._forget([page for child in children for page in self.cache.tree.remove(child.pages[:1])])
+
+    def drop_unused(self, since: float) -> list[bytes]:
+        """Forget what nobody used since then, on the index's clock; its keys. Looks at everything."""
+        self.cache.tree.drop_unused(since)
+        pool = self.cache.pool
+        return self._forget([record for record in self._record_of.values() if not pool.is_in_tree(record)])
+
+    def keys(self, namespace: bytes, token_ids: collections.abc.Sequence[int]) -> list[bytes]:
+        """Of the first pages of these tokens, those that are on disk; they count as used now."""
+        found = self.cache.tree.find(namespace, token_ids)
+        self.cache.tree.touch(found.pages)
+        return [self._keys[record].tobytes() for record in found.pages]
+
+    def prefix(self, namespace: bytes, token_ids: tuple[int, ...], num_pages: int) -> StoredPrefix:
+        """The first pages of tokens that were found; there must be a token after them. They count as used now."""
+        found = self.cache.tree.find(namespace, token_ids[: num_pages * PAGE_SIZE])
+        assert len(found.pages) == num_pages and len(token_ids) > num_pages * PAGE_SIZE
+        self.cache.tree.touch(found.pages)
+        heads = self._heads(namespace, token_ids, found.pages, found.generated)
+        return StoredPrefix(namespace, token_ids[: num_pages * PAGE_SIZE + 1], found.generated, heads)
+
+    def run(self, namespace: bytes, token_ids: tuple[int, ...], start: int, stop: int) -> tuple[PageHead, ...] | None:
+        """Pages `[start, stop)` of these tokens; None unless all up to there are on disk."""
+        found = self.cache.tree.find(namespace, token_ids[: stop * PAGE_SIZE])
+        if len(found.pages) < stop:
+            return None
+        return self._heads(namespace, token_ids, found.pages, found.generated)[start:]
+
+    def any_chain(self, num_pages: int) -> tuple[PageHead, ...]:
+        """The first pages of some prompt, at most so many; empty if there is nothing."""
+        record = next(iter(self._record_of.values()), None)
+        node = None if record is None else self.cache.tree.node_of(record)
+        if node is None:
+            return ()
+        path = node.path()
+        return self._heads(path.namespace, tokens_of(path.key), path.page_ids[:num_pages], path.generated)
+
+    def check(self) -> None:
+        """Raise AssertionError unless keys, records and tree agree."""
+        self.cache.check()
+        assert sorted(self._record_of.values()) == sorted(self.cache.tree.page_ids())
+        assert all(self._keys[record].tobytes() == key for key, record in self._record_of.items())
+
+    def _heads(
+        self, namespace: bytes, token_ids: tuple[int, ...], records: list[int], generated: bytes
+    ) -> tuple[PageHead, ...]:
+        keys = [NO_PARENT, *(self._keys[record].tobytes() for record in records)]
+        spans = (slice(number * PAGE_SIZE, (number + 1) * PAGE_SIZE) for number in range(len(records)))
+        return tuple(
+            PageHead(key, parent_key, namespace, token_ids[span], generated[span])
+            for (parent_key, key), span in zip(pairwise(keys), spans, strict=True)
+        )
+
+    def _add_run(self, run: list[PageHead]) -> None:
+        """Note a chain, as far as there is room."""
+        pool = self.cache.pool
+        run = run[: pool.num_free]
+        if not run:
+            return
+        above = self._pages_to(run[0].parent_key)
+        if above is None:
+            return
+        records = pool.allocate(len(run))
+        token_ids = [token_id for head in run for token_id in head.token_ids]
+        generated = b"".join(head.generated for head in run)
+        kept = self.cache.tree.insert(run[0].namespace, above, token_ids, records, generated)
+        pool.release(records)
+        for head, record, ours in zip(run, kept, records, strict=True):
+            if record == ours:  # else the tree has the same tokens under a key that somebody made up
+                self._keys[record] = np.frombuffer(head.key, np.uint8)
+                self._record_of[head.key] = record
+
+    def _pages_to(self, parent_key: bytes) -> list[int] | None:
+        """The records from the root to this one; None if it is not known."""
+        if parent_key == NO_PARENT:
+            return []
+        record = self._record_of.get(parent_key)
+        node = None if record is None else self.cache.tree.node_of(record)
+        if record is None or node is None:
+            return None
+        path = node.path().page_ids
+        return path[: node.start + node.pages.index(record) + 1]
+
+    def _forget(self, records: list[int]) -> list[bytes]:
+        keys = [self._keys[record].tobytes() for record in records]
+        for key in keys:
+            self._record_of.pop(key, None)
+        return keys

@@ -1,0 +1,321 @@
+"""The second tier of the cache: what memory has no room for, and what the process before this one computed, on disk.
+
+Puts together what finds, loads and saves pages. Exact: what it finds is the page of these very tokens, or a miss.
+Knows prompts and pages, not requests. The engine's thread owns it; two threads of its own read and write.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from ..artifact.manifest import PAGE_SIZE
+from ..cache.prefix_cache import PrefixCache
+from ..cache.radix_node import Node
+from ..model.batch import PageIO
+from ..pruning.importance import Importance
+from ..pruning.partial_loader import PartialCounts, PartialLoader
+from ..pruning.pruned_load import PrunedLoad
+from ..pruning.query_look import QueryLook
+from ..pruning.run_rewriter import RunRewriter
+from ..store.page_head import NO_PARENT, PageHead
+from ..store.record import BLOCK, padded
+from .disk_index import DiskIndex
+from .disk_reader import DiskReader
+from .disk_writer import DiskWriter, remaining_s
+from .end_loader import EndLoader
+from .load_counts import LoadCounts
+from .load_planner import LoadPlanner
+from .loaded_prefix import LoadedPrefix
+from .page_inserter import PageInserter
+from .page_loader import FindPrefix, PageLoader
+from .page_saver import PageSaver
+from .tier_stats import TierStats
+
+if TYPE_CHECKING:
+    from ..store import PageStore
+
+_LOGGER = logging.getLogger(__name__)
+
+QUEUE_BYTES = 128 << 20  # of pages that wait to be written
+CLOSE_S = 10.0  # to write what waits, at the end
+
+
+class DiskTier:
+    """A store below a cache. `begin` says whether a request waits for the disk, `advance` who may go on.
+
+    Args:
+        importance: of the rows of the cache's pages; what prompts find is then stored in its order, too.
+        clock: seconds; the cache's own.
+        look: sees what a prompt looks for; with it, a part of a prefix is loaded for who says that it is enough.
+
+    Attributes:
+        planner: decides what is worth loading; told how long steps take.
+        ends: loads the end of a prefix for who does not wait: he computes its beginning.
+        wake: called in any thread when `advance` has something to do.
+    """
+
+    def __init__(
+        self,
+        store: PageStore,
+        cache: PrefixCache,
+        io: PageIO,
+        *,
+        clock: Callable[[], float],
+        importance: Importance | None = None,
+        queue_bytes: int = QUEUE_BYTES,
+        planner: LoadPlanner | None = None,
+        look: QueryLook | None = None,
+    ) -> None:
+        self.planner = LoadPlanner() if planner is None else planner
+        self.wake: Callable[[], None] = lambda: None
+        self._store, self._cache = store, cache
+        page_bytes = store.identity.page_bytes
+        self._index = DiskIndex(store.stats().max_bytes // (BLOCK + padded(page_bytes)) + 1, clock=clock)
+        self._index.cache.aliases = cache.aliases  # what a reply is rendered as does not depend on where it lies
+        self._index.add(store.heads())
+        self._writer = DiskWriter(store, max_bytes=max(queue_bytes, page_bytes), notify=self._notify)
+        self._reader = DiskReader(store, page_bytes, notify=self._notify)
+        rewriter = None
+        if importance is not None:
+            rewriter = RunRewriter(cache, self._index, self._writer, importance, page_bytes)
+        self._saver = PageSaver(cache, self._index, self._writer, io, store.identity, store.touch, rewriter)
+        inserter, counts = PageInserter(cache, io), LoadCounts()
+        self.ends = EndLoader(inserter, self._reader, self.planner, counts, page_bytes=page_bytes, lost=self._forget)
+        self._loader = PageLoader(
+            inserter,
+            self._index,
+            self._reader,
+            self.ends,
+            self.planner,
+            counts,
+            page_bytes=page_bytes,
+            clock=clock,
+            lost=self._forget,
+        )
+        self._parts: PartialLoader | None = None
+        if look is not None:
+            self._parts = PartialLoader(
+                cache, self._index, store, self._reader, self.planner, look, page_bytes=page_bytes, clock=clock
+            )
+        self._num_waiting = 0
+        self._is_closed = False
+        cache.tree.leaving = self._save_leaving
+        self._loader.probe()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `advance` would get on with something now."""
+        loaders = (self._loader, self._parts)
+        is_read = any(loader.is_ready for loader in loaders if loader is not None)
+        return bool(self._writer.results or self.ends.names) or self._saver.is_ready or is_read
+
+    @property
+    def wait_s(self) -> float | None:
+        """Seconds until a load is late; None: there is none."""
+        waits = [loader.wait_s for loader in (self._loader, self._parts) if loader is not None]
+        return min((wait_s for wait_s in waits if wait_s is not None), default=None)
+
+    @property
+    def learns(self) -> bool:
+        """Whether `used` is of any use: there is importance."""
+        return self._saver.rewriter is not None
+
+    def begin(
+        self, name: str, find: FindPrefix, *, num_tokens_ahead: int | None = None, kv_budget: float = 1.0
+    ) -> bool:
+        """Load what the disk has of a prompt and memory has not, where that is quicker than computing it; whether to
+        wait until `advance` names it.
+
+        Args:
+            num_tokens_ahead: as many are computed before a request that does not wait; None: nobody knows, and it is
+                not to be computed and loaded at once.
+            kv_budget: the share of its keys and values that is enough.
+        """
+        parts = self._parts if kv_budget < 1 else None
+        waits = parts is not None and parts.begin(name, find, kv_budget, num_tokens_ahead=num_tokens_ahead)
+        if not waits and not self._loader.begin(name, find, num_tokens_ahead=num_tokens_ahead):
+            return False
+        self._num_waiting += 1
+        return True
+
+    def abandon(self, name: str) -> None:
+        """Nobody waits under this name any more."""
+        self._loader.abandon(name)
+        if self._parts is not None:
+            self._parts.abandon(name)
+        self._num_waiting -= 1
+
+    def advance(self) -> list[str]:
+        """Take in what was read and written, save a little more; the names of who may go on."""
+        while self._writer.results:
+            written = self._writer.results.popleft()
+            self._saver.settle(written)
+            self._index.remove(written.gone_keys)
+            self._index.add(head for head in written.heads if head.key in written.stored_keys)
+        names = self._loader.advance()
+        if self._parts is not None:
+            ready, back = self._parts.advance()
+            names += ready
+            for name, (find, num_tokens_ahead) in back.items():
+                if not self._begins_in_full(name, find, num_tokens_ahead):
+                    names.append(name)
+        self._num_waiting -= len(names)
+        try:
+            self._saver.advance()
+        except Exception:  # who was let go must learn of it; what is not saved is computed again
+            _LOGGER.exception("what was computed could not be saved")
+            self._saver.forget()
+        return names
+
+    def loaded(self, name: str) -> LoadedPrefix | None:
+        """What came from disk for who was named; asked once."""
+        return self._loader.loaded(name)
+
+    def pruned(self, name: str) -> PrunedLoad | None:
+        """The part that came from disk for who was named; asked once."""
+        return None if self._parts is None else self._parts.loaded(name)
+
+    def save(self, namespace: bytes, token_ids: Sequence[int], generated: bytes) -> None:
+        """Keep the full pages of these tokens, which are in the tree, on disk too; when there is time."""
+        self._saver.save(namespace, token_ids, generated)
+
+    def used(self, namespace: bytes, token_ids: Sequence[int], *, num_reused: int) -> None:
+        """The prompt `token_ids` is computed, of which the first `num_reused` were found: with `importance` it is known
+        from here on where it looked, and what it found is stored in a better order when there is time.
+        """
+        try:
+            self._saver.used(namespace, token_ids, num_reused=num_reused)
+        except Exception:  # it is no more than a hint
+            _LOGGER.exception("what a prompt looked at could not be noted")
+
+    def distrust(self, namespace: bytes, token_ids: Sequence[int]) -> None:
+        """Take what was computed of these tokens off the disk, with all that goes on from it: it may be wrong."""
+        self._saver.forget()
+        self._end_loads()
+        keys, parent_key = [], NO_PARENT
+        for start in range(0, len(token_ids) - PAGE_SIZE + 1, PAGE_SIZE):
+            page = token_ids[start : start + PAGE_SIZE]
+            parent_key = PageHead.of(self._store.identity, namespace, parent_key, page, bytes(PAGE_SIZE)).key
+            keys.append(parent_key)
+        self._forget(keys)
+
+    def discard(self, namespace: bytes) -> tuple[int, Future[None]]:
+        """Take a namespace off the disk: how many pages nobody finds from here on, and when their bytes are gone."""
+        self._saver.forget(namespace)
+        self._end_loads(namespace)
+        keys = self._index.clear(namespace)
+        return len(keys), self._writer.discard(namespace)
+
+    def drop_unused(self, since: float) -> None:
+        """Take off the disk what nobody used since then, on the cache's clock; not before this process began."""
+        keys = self._index.drop_unused(since)
+        if keys:
+            self._writer.drop(keys)
+
+    def give_up(self) -> list[str]:
+        """After a mistake of ours: end all loads, save nothing more of what waits; who may go on."""
+        self._saver.forget()
+        self._end_loads()
+        names = self._loader.advance()
+        if self._parts is not None:
+            ready, back = self._parts.advance()
+            names += [*ready, *back]
+        self._num_waiting -= len(names)
+        return names
+
+    def start_over(self) -> None:
+        """Forget all who wait and what waits to be saved, in whatever state that is; what is on disk stays."""
+        self._saver.forget()
+        self._loader.start_over()
+        if self._parts is not None:
+            self._parts.start_over()
+        self._num_waiting = 0
+
+    def stats(self) -> TierStats:
+        """Counts as of now, from any thread."""
+        store, loads, saver = self._store.stats(), self._loader.counts, self._saver
+        parts = PartialCounts() if self._parts is None else self._parts.counts
+        return TierStats(
+            off_because=store.off_because,
+            num_pages=len(self._index),
+            num_bytes=store.num_bytes,
+            max_bytes=store.max_bytes,
+            num_waiting=self._num_waiting,
+            num_loads=loads.num_loads,
+            num_loads_from_end=loads.num_from_end,
+            num_loads_late=loads.num_late,
+            num_loads_cut=loads.num_cut,
+            num_loads_broken=loads.num_broken,
+            num_loads_refused=loads.num_refused,
+            num_loaded_pages=loads.num_pages,
+            num_parts=parts.num_pruned,
+            num_parts_refused=parts.num_refused,
+            num_parts_disagreed=parts.num_disagreed,
+            num_parts_broken=parts.num_broken,
+            num_parts_late=parts.num_late,
+            num_read_bytes=store.read_bytes + parts.num_read_bytes,
+            num_saved_pages=saver.num_saved_pages,
+            num_dropped_pages=saver.num_dropped_pages,
+            num_written_bytes=store.num_pages_written * self._store.identity.page_bytes,
+            num_queued_bytes=self._writer.queued_bytes,
+            num_evicted_pages=store.num_pages_evicted,
+            num_rewritten_runs=saver.num_rewritten_runs,
+            num_dropped_rewrites=saver.num_dropped_rewrites,
+            disk_bytes_per_s=self.planner.disk_bytes_per_s,
+            misses_by_kind={kind: count for kind, count in store.misses.items()},
+        )
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Write what waits, for so long, and close the store. May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._cache.tree.leaving = None
+        deadline = time.monotonic() + timeout_s
+        self._reader.close()
+        if self._parts is not None:
+            self._parts.close()
+        try:
+            while self._saver.has_pending and remaining_s(deadline):
+                if not self._saver.is_ready:
+                    time.sleep(0.01)  # for the writer to make room
+                self._saver.advance()
+        except Exception:
+            _LOGGER.exception("what was computed last could not be saved")
+        self._writer.close(remaining_s(deadline))
+        self._store.close()
+
+    def check(self) -> None:
+        """Raise AssertionError unless the index agrees with itself."""
+        self._index.check()
+
+    def _begins_in_full(self, name: str, find: FindPrefix, num_tokens_ahead: int | None) -> bool:
+        """Whether who did not get a part waits for all of it; who cannot be looked up goes on, and fails alone."""
+        try:
+            return self._loader.begin(name, find, num_tokens_ahead=num_tokens_ahead)
+        except Exception:
+            _LOGGER.exception("what %s waits for could not be looked up", name)
+            return False
+
+    def _end_loads(self, namespace: bytes | None = None) -> None:
+        """All, or a namespace's; who waits goes on with the next `advance`."""
+        self._loader.end(namespace)
+        if self._parts is not None:
+            self._parts.end(namespace)
+
+    def _forget(self, keys: list[bytes]) -> None:
+        """Take pages out of the index and the store, and what cannot be found without them."""
+        self._writer.drop([*keys, *self._index.remove(keys)])
+
+    def _save_leaving(self, node: Node, num_leaving: int) -> None:
+        try:
+            self._saver.save_leaving(node, num_leaving)
+        except Exception:  # what is not saved is computed again
+            _LOGGER.exception("pages that make room could not be saved")
+
+    def _notify(self) -> None:
+        self.wake()

@@ -1,0 +1,163 @@
+"""Do again what a KV log says, and find the first line that cannot be.
+
+Holds what is live, and never the log: a line is read, done, and gone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from ..cache.rotating_file import files_of
+from ..errors import KVLogBroken
+from .kv_lines import (
+    DECODER,
+    AnyLine,
+    Begin,
+    Close,
+    Evict,
+    Fork,
+    Keep,
+    Open,
+    OpenPruned,
+    SequenceLine,
+    StartOver,
+    State,
+)
+from .page_owners import KVLawBroken, PageOwners, require
+from .replayed_sequence import ReplayedSequence
+
+MAX_LINE_BYTES = 256 << 20  # a state of millions of pages has less; what is longer is no line
+_MAX_SHOWN = 300  # characters of a line, in a message
+
+
+def replay(path: Path) -> KVReplay:
+    """A log, with what it was rotated into, as it stands at its end.
+
+    Raises:
+        KVLogBroken: a line breaks a law, or is none, or there is no line at all. One that was cut, because its process
+            ended, is passed over.
+        OSError: a file cannot be read.
+    """
+    replayed = KVReplay()
+    for file in files_of(path):
+        with file.open("rb") as lines:
+            replayed.run(iter(partial(lines.readline, MAX_LINE_BYTES), b""), str(file))
+        replayed.num_files += 1
+    if not replayed.num_lines:
+        raise KVLogBroken(f"{path} has no line; a log begins with how many pages there are")
+    return replayed
+
+
+@dataclass
+class KVReplay:
+    """What there is after the lines so far; `run` raises where one is not what these lists say."""
+
+    owners: PageOwners = field(default_factory=lambda: PageOwners(0))
+    sequences: dict[int, ReplayedSequence] = field(default_factory=dict)
+    num_events: Counter[str] = field(default_factory=Counter)
+    num_files: int = 0
+    _is_begun: bool = False
+
+    def run(self, lines: Iterable[bytes], name: str = "log") -> None:
+        """Do lines; `name` is that of their file.
+
+        Raises:
+            KVLogBroken: see `replay`.
+        """
+        unread: KVLogBroken | None = None  # what may be cut, if nothing of its process comes after it
+        text = b""
+        for number, text in enumerate(lines, 1):
+            try:
+                line = DECODER.decode(text)
+                if unread is not None and not isinstance(line, Begin):
+                    raise unread
+                unread = None
+                self._do(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                if unread is not None:
+                    raise unread from None
+                unread = _broken(name, number, text, f"it is no line of a KV log: {error}")
+            except KVLawBroken as broken:
+                raise _broken(name, number, text, str(broken)) from None
+        if unread is not None and text.endswith(b"\n"):
+            raise unread
+
+    @property
+    def num_lines(self) -> int:
+        """Lines so far."""
+        return self.num_events.total()
+
+    def _do(self, line: AnyLine) -> None:
+        before = self.owners.num_free
+        require(self._is_begun or isinstance(line, Begin | State), "a log begins with how many pages there are")
+        match line:
+            case Begin():
+                self._begin(line.num_pages)
+            case State():
+                self._state(line)
+            case StartOver():
+                self._begin(self.owners.num_pages)
+            case Keep():
+                self.owners.keep(line.pages)
+                self._require_untainted(set(line.pages))
+            case Evict():
+                self.owners.evict(line.pages)
+                self._require_free(before, line.free)
+            case _:
+                self._do_sequence(line)
+                self._require_free(before, line.free)
+        self.num_events[str(line.__struct_config__.tag)] += 1
+
+    def _begin(self, num_pages: int) -> None:
+        self.owners = PageOwners(num_pages)
+        self.sequences.clear()
+        self._is_begun = True
+
+    def _state(self, line: State) -> None:
+        """Begin with it, or compare it with what the lines before it make."""
+        if self._is_begun:
+            require(line.num_pages == self.owners.num_pages, f"there were {self.owners.num_pages} pages before it")
+            require(sorted(line.tree) == sorted(self.owners.tree), "the tree is not what the lines before it make")
+            are_same = [
+                said.seq in self.sequences and self.sequences[said.seq].agrees_with(said) for said in line.sequences
+            ]
+            require(all(are_same) and len(are_same) == len(self.sequences), "the sequences are not what they make")
+            return
+        self._begin(line.num_pages)
+        self.sequences = {said.seq: ReplayedSequence.of(said, self.owners) for said in line.sequences}
+        self.owners.take(line.tree)
+        self.owners.tree.update(line.tree)
+        self._require_untainted(self.owners.tree)
+
+    def _do_sequence(self, line: SequenceLine) -> None:
+        sequence = self.sequences.get(line.seq)
+        if isinstance(line, Open | OpenPruned | Fork):
+            require(sequence is None, f"there is a sequence {line.seq} already")
+            sequence = self.sequences[line.seq] = ReplayedSequence(self.owners)
+        if sequence is None:
+            raise KVLawBroken(f"there is no sequence {line.seq}")
+        sequence.do(line, self.sequences.get(line.parent) if isinstance(line, Fork) else None)
+        if isinstance(line, Close):
+            del self.sequences[line.seq]
+
+    def _require_free(self, before: int, said: tuple[int, int] | None) -> None:
+        now = self.owners.num_free
+        require(said in (None, (before, now)), f"{before} pages were free and {now} are")
+
+    def _require_untainted(self, page_ids: set[int]) -> None:
+        for sequence in self.sequences.values():
+            if page_ids & sequence.tainted:
+                what = "is private" if sequence.is_private else "was computed over a pruned prefix"
+                raise KVLawBroken(f"what {what} can be found")
+
+
+def _broken(name: str, number: int, text: bytes, law: str) -> KVLogBroken:
+    shown = text.decode(errors="replace").strip()
+    cut = shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + "…"
+    return KVLogBroken(f"{name}, line {number}: {law}: {cut}")

@@ -1,0 +1,185 @@
+"""One sequence of a KV log that is replayed: its length, its plain list of pages, and what each line may do to them.
+
+The slow, obvious version of `sequence.py` and `kv_transaction.py`. Knows its own lines and who owns pages; not the
+other sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..artifact.manifest import PAGE_SIZE
+from . import kv_lines as lines
+from .kv_lines import Rows, SequenceLine, SequenceState
+from .page_owners import KVLawBroken, PageOwners, require
+
+
+@dataclass
+class ReplayedSequence:
+    """What is known of a sequence; every method raises KVLawBroken where its line cannot be."""
+
+    owners: PageOwners
+    length: int = 0
+    computed: int = 0
+    pages: list[int] = field(default_factory=list)
+    reserved: list[int] | None = None  # pages of a step
+    pruned: Rows | None = None  # of the tokens [start, stop) only so many have rows
+    is_private: bool = False
+
+    @classmethod
+    def of(cls, said: SequenceState, owners: PageOwners) -> ReplayedSequence:
+        """As a `state` line has it."""
+        sequence = cls(owners, said.length, said.computed, [], None, said.pruned, said.private)
+        sequence._replace(said.pages)
+        sequence.check()
+        return sequence
+
+    def agrees_with(self, said: SequenceState) -> bool:
+        """Whether a `state` line has it so."""
+        now = self.length, self.computed, self.pages, self.reserved, self.pruned, self.is_private
+        return now == (said.length, said.computed, said.pages, None, said.pruned, said.private)
+
+    def rows_of(self, num_tokens: int) -> int:
+        """KV rows of the first tokens."""
+        if self.pruned is None:
+            return num_tokens
+        start, stop, num_rows = self.pruned
+        return num_tokens - (stop - start - num_rows)
+
+    @property
+    def tainted(self) -> set[int]:
+        """Its pages that are nobody else's to find."""
+        if self.pruned is None and not self.is_private:
+            return set()
+        start = 0 if self.pruned is None else self.pruned[0]
+        return {*self.pages[start // PAGE_SIZE :], *(self.reserved or ())}
+
+    def do(self, line: SequenceLine, parent: ReplayedSequence | None) -> None:
+        """Do a line of it; a fork has a `parent`."""
+        said = line.length[0], line.computed[0]
+        has = self.length, self.computed
+        require(has == said, f"{has[0]} tokens are there and {has[1]} computed, not {said[0]} and {said[1]}")
+        self._change(line, parent)
+        self.length = line.length[1]
+        computed = line.computed[1]
+        require(computed == self.computed, f"{self.computed} tokens are computed then, not {computed}")
+        self.check()
+
+    def check(self) -> None:
+        """Raise KVLawBroken unless tokens, rows and pages agree."""
+        require(0 <= self.computed <= self.length, "more tokens are computed than there are")
+        require(self.pruned is None or self.pruned[1] <= self.computed, "pruned tokens are not computed")
+        num_pages = _num_pages(self.rows_of(self.computed))
+        require(len(self.pages) == num_pages, f"it has {len(self.pages)} pages, its tokens fill {num_pages}")
+
+    def _change(self, line: SequenceLine, parent: ReplayedSequence | None) -> None:
+        match line:
+            case lines.Open():
+                self.owners.require_shared(line.pages)
+                require(not (line.private and line.pages), "it is private, and shares pages")
+                self.is_private, self.computed = line.private, line.computed[1]
+                self._replace(line.pages)
+            case lines.OpenPruned():
+                self._open_pruned(line)
+            case lines.Fork():
+                self._fork(line, parent)
+            case lines.Resume():
+                self._resume(line)
+            case lines.Reserve():
+                self._reserve(line)
+            case lines.Drop():
+                self._end_reservation()
+            case lines.Commit():
+                self._commit(line)
+            case lines.Share():
+                self._share(line)
+            case lines.Append():
+                require(line.length[0] <= line.length[1], "it has fewer tokens after it")
+            case lines.Pop():
+                self._pop(line.length[1])
+            case lines.Preempt() | lines.Close():
+                require(self.reserved is None, "a step is under way")
+                self.computed, self.pruned = 0, None
+                self._replace([])
+
+    def _open_pruned(self, line: lines.OpenPruned) -> None:
+        start, stop, num_rows = line.pruned
+        require(start % PAGE_SIZE == 0 and 0 < num_rows <= stop - start, "its pruned tokens are none")
+        shared, own = line.pages[: start // PAGE_SIZE], line.pages[start // PAGE_SIZE :]
+        self.owners.require_shared(shared)
+        self.owners.take(shared)
+        self.owners.take_free(own)
+        self.pages, self.computed, self.pruned = line.pages, stop, line.pruned
+
+    def _fork(self, line: lines.Fork, parent: ReplayedSequence | None) -> None:
+        if parent is None:
+            raise KVLawBroken(f"there is no sequence {line.parent}")
+        at = line.length[1]
+        if parent.pruned is not None and at > parent.pruned[0]:
+            self.pruned = parent.pruned
+        self.is_private, self.computed = parent.is_private, at
+        num_pages = _num_pages(self.rows_of(at))
+        require(at <= parent.computed and line.pages == parent.pages[:num_pages], "it has not its parent's pages")
+        self._replace(line.pages)
+
+    def _resume(self, line: lines.Resume) -> None:
+        if self.is_private:
+            require(line.pages == self.pages, "it is private, and takes pages")
+        self.owners.require_shared(line.pages, self.pages)
+        if line.computed[1] > self.computed:
+            self.pruned = None
+        self.computed = line.computed[1]
+        self._replace(line.pages)
+
+    def _reserve(self, line: lines.Reserve) -> None:
+        start, stop = line.reserved
+        require(self.reserved is None, "it is reserved already")
+        require(start == self.computed < stop <= self.length, "it reserves other tokens than the next")
+        num_pages = len(self.pages) - len(line.copies) + len(line.pages)
+        require(num_pages == _num_pages(self.rows_of(stop)), "it takes too many pages, or too few")
+        last = self.pages[-1:], line.pages[:1], self.rows_of(start) % PAGE_SIZE
+        for source, target, num_rows in line.copies:
+            require(([source], [target], num_rows) == last, "it copies other rows than its last page's")
+        self.owners.take_free(line.pages)
+        self.reserved = line.pages
+
+    def _end_reservation(self) -> list[int]:
+        """Give back what was reserved; which pages that were."""
+        reserved, self.reserved = self.reserved, None
+        if reserved is None:
+            raise KVLawBroken("nothing is reserved")
+        self.owners.give(reserved)
+        return reserved
+
+    def _commit(self, line: lines.Commit) -> None:
+        require(self._end_reservation() == line.pages, "it commits other pages than were reserved")
+        require(self.computed < line.computed[1] <= self.length, "it computes nothing, or more than there is")
+        self.computed = line.computed[1]
+        self._replace(line.pages, num_kept=line.kept)
+
+    def _share(self, line: lines.Share) -> None:
+        require(self.pruned is None and not self.is_private, "it has nothing to share")
+        self.owners.require_shared(line.pages, self.pages)
+        self._replace(line.pages, num_kept=line.kept)
+        is_shared = self.owners.tree.issuperset(self.pages[: self.computed // PAGE_SIZE])
+        require(is_shared, "it has full pages that nobody can find")
+
+    def _pop(self, length: int) -> None:
+        require(0 <= length <= self.length, f"it pops to {length} tokens of {self.length}")
+        require(self.reserved is None, "a step is under way")
+        self.computed = min(self.computed, length)
+        if self.pruned is not None and self.computed < self.pruned[1]:
+            self.computed, self.pruned = min(self.computed, self.pruned[0]), None
+        self._replace([], num_kept=_num_pages(self.rows_of(self.computed)))
+
+    def _replace(self, page_ids: list[int], *, num_kept: int = 0) -> None:
+        """Have these pages after the first `num_kept` ones."""
+        before = self.pages[num_kept:]
+        self.owners.take(page_ids)
+        self.owners.give(before)
+        self.pages = self.pages[:num_kept] + page_ids
+        require(len(set(self.pages)) == len(self.pages), "it has a page twice")
+
+
+def _num_pages(num_rows: int) -> int:
+    return -(-num_rows // PAGE_SIZE)

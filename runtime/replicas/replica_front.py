@@ -1,0 +1,251 @@
+"""One server in front of several replicas: each request goes to the replica that holds its prefix, and past dead ones.
+
+An ASGI application that speaks for all replicas, each of which is the whole server of one engine. Knows HTTP and the
+`Replica` protocol; not what carries requests to replicas, nor how those are started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+from itertools import count
+from typing import Any, Protocol
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from ..cache.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
+from ..errors import RadixLMError
+from ..server.cache import PARAMETERS
+from ..server.errors import HTTPError, answer, describe
+from ..server.http.api_keys import ApiKeys, api_key_of, checked_keys
+from ..server.http.disconnect import ClientGone, while_connected
+from ..server.http.origins import KnownHosts, origin_middleware
+from ..server.http.request_body import read_body
+from .asgi_messages import plain_scope
+from .prefix_router import PrefixRouter, RouterPolicy
+from .routed_prompt import RoutedPrompt
+
+REPLICA_HEADER = "x-radixlm-replica"  # who answered; in a request: who is to answer
+RETRY_S = 2  # what clients are told while no replica lives
+MAX_TRIES = 2  # replicas that a request is sent to: one that kills whoever takes it kills no third
+MAX_BYTES_AT_ONCE = 64 << 10  # of a body that is read between two others; longer ones are, in a thread
+_METHODS = ["GET", "POST", "DELETE", "OPTIONS"]
+
+
+class ReplicaGone(RadixLMError):
+    """The replica died, or does not take requests."""
+
+
+class Replica(Protocol):
+    """A server in another process."""
+
+    def ask(self, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[list[Message]]:
+        """Its answer's messages; closed early, the request is cancelled there.
+
+        Raises:
+            ReplicaGone: at once if it does not take the request, or later if it dies.
+        """
+        ...
+
+    async def wait_until_ready(self) -> None:
+        """Return when it takes requests, however long that is."""
+        ...
+
+
+class ReplicaFront:
+    """The requests that every replica is at work on, and where the next one goes."""
+
+    def __init__(
+        self,
+        replicas: Mapping[str, Replica],
+        *,
+        policy: RouterPolicy | None = None,
+        max_body_bytes: int = 16 << 20,
+    ) -> None:
+        self._replicas = replicas
+        self._router = PrefixRouter(replicas, policy)
+        self._namespaces = CacheNamespaces(ModelIdentity())
+        self._max_body_bytes = max_body_bytes
+        self._loads = dict.fromkeys(replicas, 0)
+        self._returning: dict[str, asyncio.Task[None]] = {}  # dead ones, until they take requests again
+
+    def app(
+        self, api_keys: Sequence[str] = (), *, hosts: Sequence[str] = (), cors_origins: Sequence[str] = ()
+    ) -> Starlette:
+        """The application; `api_keys`, `hosts` and `cors_origins` as `create_app` has them.
+
+        What one replica tells of itself, as at `/metrics` and `GET /v1/cache`, is told of whichever is asked: the
+        answer's `REPLICA_HEADER` names it, and the request's chooses it.
+        """
+        routes = [
+            Route("/health", self._health, methods=["GET"]),
+            Route("/v1/cache", self._forget_everywhere, methods=["DELETE"]),
+            Route("/{path:path}", self._forward, methods=_METHODS),
+        ]
+        middleware = [
+            Middleware(KnownHosts, hosts=hosts),
+            *origin_middleware(cors_origins),
+            Middleware(ApiKeys, keys=checked_keys(api_keys)),
+        ]
+        app = Starlette(routes=routes, middleware=middleware)
+        for kind in (RadixLMError, Exception, 404, 405):
+            app.add_exception_handler(kind, answer)
+        for gone in (ClientGone, ClientDisconnect):
+            app.add_exception_handler(gone, _nobody_listens)
+        return app
+
+    async def _health(self, request: Request) -> Response:
+        """Ready while one replica takes requests."""
+        living = self._living()
+        replicas = {
+            name: {"status": "ready" if name in living else "gone", "num_requests": load}
+            for name, load in self._loads.items()
+        }
+        status = "ready" if len(living) == len(self._loads) else "degraded" if living else "gone"
+        return JSONResponse({"status": status, "replicas": replicas}, 200 if living else 503)
+
+    async def _forget_everywhere(self, request: Request) -> Response:
+        """What one replica forgot, another may still hold: all are asked, and their numbers are added."""
+        scope = _forwarded_scope(request)
+        answers = [*filter(None, await asyncio.gather(*(self._whole(name, scope) for name in self._living())))]
+        if not answers:
+            raise _no_replica()
+        sums: Counter[str] = Counter()
+        for status, body in answers:
+            if status != 200:
+                return Response(body, status, media_type="application/json")
+            sums.update({key: number for key, number in msgspec.json.decode(body).items() if key != "object"})
+        of = CacheScope(api_key_of(request), *(request.query_params.get(name) for name in PARAMETERS))
+        self._router.forget_namespace(self._namespaces.of(of))
+        return JSONResponse({**sums, "object": "cache.cleared"})
+
+    async def _forward(self, request: Request) -> Response:
+        body = bytes(await read_body(request, max_bytes=self._max_body_bytes))
+        read = partial(RoutedPrompt.of, body, api_key_of(request), self._namespaces, self._router.max_text_bytes)
+        prompt = read() if len(body) <= MAX_BYTES_AT_ONCE else await run_in_threadpool(read)
+        return _Forwarded(self, _forwarded_scope(request), body, prompt, request.headers.get(REPLICA_HEADER))
+
+    async def answer(
+        self, scope: Mapping[str, Any], body: bytes, prompt: RoutedPrompt, wanted: str | None
+    ) -> AsyncGenerator[Message]:
+        """The answer of a replica that lives; one that dies before it began to answer is replaced by another, once.
+
+        Raises:
+            HTTPError: 503, there is none, or `MAX_TRIES` died; 404, the one that is wanted is unknown.
+            ReplicaGone: it died while it answered.
+        """
+        if wanted is not None and wanted not in self._replicas:
+            raise HTTPError(404, f"there is no replica {wanted!r:.100}; /health names them", code="replica_not_found")
+        for num_tried in count():
+            loads = {name: self._loads[name] for name in self._living() if wanted in (None, name)}
+            if not loads:
+                raise _no_replica()
+            if num_tried == MAX_TRIES:
+                advice = f"{num_tried} replicas died or froze while they had this request; it is sent to no other"
+                raise HTTPError(503, advice, code="replica_gone")
+            name = self._router.choose(prompt.namespace, prompt.text, loads)
+            self._router.record(name, prompt.namespace, prompt.text)
+            has_begun = False
+            try:
+                async with aclosing(self._ask(name, scope, body)) as messages:
+                    async for message in messages:
+                        has_begun = True
+                        yield message
+                return
+            except ReplicaGone:
+                self._bury(name)
+                if has_begun:
+                    raise
+
+    async def _ask(self, name: str, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[Message]:
+        """One replica's messages; it counts as busy meanwhile."""
+        self._loads[name] += 1
+        try:
+            async with aclosing(self._replicas[name].ask(scope, body)) as batches:
+                async for batch in batches:
+                    for message in batch:
+                        if message["type"] == "http.response.start":
+                            header = (REPLICA_HEADER.encode(), name.encode())
+                            message = {**message, "headers": [*message.get("headers", ()), header]}
+                        yield message
+        finally:
+            self._loads[name] -= 1
+
+    async def _whole(self, name: str, scope: Mapping[str, Any]) -> tuple[int, bytes] | None:
+        """Status and body of a replica's answer; None if it died, and forgot all anyway."""
+        try:
+            start, *parts = [message async for message in self._ask(name, scope, b"")]
+        except ReplicaGone:
+            self._bury(name)
+            return None
+        return start["status"], b"".join(part.get("body", b"") for part in parts)
+
+    def _living(self) -> list[str]:
+        return [name for name in self._replicas if name not in self._returning]
+
+    def _bury(self, name: str) -> None:
+        """Ask it nothing until it is there again, with an empty cache."""
+        if name not in self._returning:
+            self._router.forget(name)
+            self._returning[name] = asyncio.create_task(self._await_return(name))
+
+    async def _await_return(self, name: str) -> None:
+        try:
+            await self._replicas[name].wait_until_ready()
+        finally:
+            del self._returning[name]
+
+
+class _Forwarded(Response):
+    """A replica's answer, as it is made, while the client listens."""
+
+    def __init__(
+        self, front: ReplicaFront, scope: Mapping[str, Any], body: bytes, prompt: RoutedPrompt, wanted: str | None
+    ) -> None:
+        super().__init__()
+        self._front = front
+        self._asked = scope, body, prompt, wanted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientGone):
+            await while_connected(receive, self._relay(send))
+
+    async def _relay(self, send: Send) -> None:
+        is_stream = False
+        async with aclosing(self._front.answer(*self._asked)) as messages:
+            try:
+                async for message in messages:
+                    if message["type"] == "http.response.start":
+                        is_stream = any(value.startswith(b"text/event-stream") for _, value in message["headers"])
+                    await send(message)
+            except ReplicaGone:
+                if not is_stream:
+                    raise  # the connection breaks off, and the client sees that
+                gone = HTTPError(503, "the replica died while it answered; send the request again", code="replica_gone")
+                event = b"data: " + msgspec.json.encode(describe(gone)[1]) + b"\n\n"
+                await send({"type": "http.response.body", "body": event, "more_body": False})
+
+
+def _forwarded_scope(request: Request) -> dict[str, Any]:
+    """What a replica is told. Not the page that a request comes from: whether that may send it was decided here."""
+    scope = plain_scope(request.scope)
+    return scope | {"headers": [(name, value) for name, value in scope["headers"] if name != b"origin"]}
+
+
+def _no_replica() -> HTTPError:
+    advice = f"no replica takes requests now; send it again in {RETRY_S} s"
+    return HTTPError(503, advice, code="no_replica", headers={"Retry-After": str(RETRY_S)})
+
+
+async def _nobody_listens(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)

@@ -1,0 +1,78 @@
+"""What of a request's body decides where it is computed: the text that its prompt begins with, and whose cache it uses.
+
+Knows the bodies of OpenAI's endpoints, loosely: what is wrong in them is for the replica to say. Not templates and ids:
+two prompts that begin alike give texts that begin alike, and that is all that is wanted of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ..cache.cache_namespace import CacheNamespaces, CacheScope
+from ..errors import InvalidParameter
+
+MAX_BODY_BYTES = 4 << 20  # more text than any context has room for; what is longer may go anywhere
+
+
+@dataclass(frozen=True)
+class RoutedPrompt:
+    """The namespace of a request and its prompt's text; empty where it has none, or nothing is to be kept of it."""
+
+    namespace: bytes = b""
+    text: bytes = b""
+
+    @classmethod
+    def of(
+        cls, body: bytes, api_key: str | None, namespaces: CacheNamespaces, max_bytes: int = 1 << 20
+    ) -> RoutedPrompt:
+        """With the first `max_bytes` of the text. Never raises: what cannot be read may go anywhere."""
+        if len(body) > MAX_BODY_BYTES:
+            return cls()
+        try:
+            fields = msgspec.json.decode(body)
+            if not isinstance(fields, dict) or fields.get("cache_match") == "off":
+                return cls()
+            scope = CacheScope(api_key, *(_text(fields.get(name)) for name in ("cache_salt", "prompt_cache_key")))
+            return cls(namespaces.of(scope), _first(max_bytes, _parts(fields)))
+        except (msgspec.DecodeError, InvalidParameter, UnicodeDecodeError, RecursionError):
+            return cls()
+
+
+def _first(max_bytes: int, parts: Iterator[str]) -> bytes:
+    """What parts begin with, joined; those after it are not made."""
+    text = bytearray()
+    for part in parts:
+        text += part[:max_bytes].encode(errors="replace")
+        if len(text) >= max_bytes:
+            break
+    return bytes(text[:max_bytes])
+
+
+def _parts(fields: dict[str, Any]) -> Iterator[str]:
+    if "tools" in fields:
+        yield msgspec.json.encode(fields["tools"]).decode()
+    yield _text(fields.get("instructions")) or ""
+    for name in ("messages", "input", "prompt"):
+        value = fields.get(name)
+        if isinstance(value, list):
+            yield from map(_item, value)
+        else:
+            yield _text(value) or ""
+
+
+def _item(item: object) -> str:
+    """A message, a token id, or a text among several."""
+    if isinstance(item, dict):
+        content = item.get("content")
+        parts = content if isinstance(content, list) else [content]
+        texts = (_text(part.get("text") if isinstance(part, dict) else part) or "" for part in parts)
+        return f"\0{item.get('role')}\0{''.join(texts)}"
+    return f"{item}\0"
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,0 +1,1 @@
+"""HTTP below the endpoints: sockets, bodies, events, and who may ask."""

@@ -1,0 +1,102 @@
+"""Let in who has a key: if the server has any, every path but `/health` and the page's files asks for one.
+
+Knows keys and headers, not routes: what is added later is closed too.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ...cache.cache_namespace import CacheScope
+from ...errors import InvalidParameter
+from ..errors import HTTPError, respond
+from ..page import PAGE_PATHS
+
+OPEN_PATHS = frozenset({"/health"}) | PAGE_PATHS  # the page asks its user for a key
+_NO_HEADER = frozenset("\r\n\0")
+
+
+class ApiKeys:
+    """An ASGI middleware; `api_key_of` says later which key it was.
+
+    Every key is compared, in constant time each, so that an answer's time tells nothing of them.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._keys = [(key, _digest(key.encode())) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan" and self._keys:
+            key = self._known(HTTPConnection(scope))
+            if key is None and scope["type"] != "http":
+                return await send({"type": "websocket.close", "code": 1008})
+            if key is None and scope["path"] not in OPEN_PATHS:
+                # begins as OpenAI's, by which litellm knows what it is
+                message = "Incorrect API key provided: send one that this server knows, as Authorization: Bearer KEY"
+                refusal = respond(HTTPError(401, message, code="invalid_api_key"), {"WWW-Authenticate": "Bearer"})
+                return await refusal(scope, receive, send)
+            scope.setdefault("state", {})["api_key"] = key
+        await self._app(scope, receive, send)
+
+    def _known(self, connection: HTTPConnection) -> str | None:
+        scheme, _, sent = connection.headers.get("authorization", "").partition(" ")
+        given, known = _digest(sent.strip(" \t").encode("latin-1")), None  # other white space is a byte of the key
+        for key, digest in self._keys:
+            if hmac.compare_digest(given, digest):
+                known = key
+        return known if scheme.lower() == "bearer" else None
+
+
+def checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
+    """The keys themselves.
+
+    Raises:
+        InvalidParameter: a key is empty, has white space around it, is too long or of several lines.
+    """
+    for key in keys:
+        CacheScope(api_key=key)
+        if not key or key != key.strip():
+            raise InvalidParameter("an API key is empty or has white space around it; choose another")
+        if not _NO_HEADER.isdisjoint(key):
+            raise InvalidParameter("an API key has several lines, which no header can; give one key, or a file of keys")
+    return tuple(keys)
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """The keys in a file, one a line; empty lines, and those that begin with `#`, are left out.
+
+    Raises:
+        InvalidParameter: it cannot be read, or holds no key, with which everybody would be let in.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameter(f"cannot read API keys from {path}: {error}") from error
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise InvalidParameter(f"{path} holds no API key; write one into it, each on a line of its own")
+    return checked_keys(keys)
+
+
+def api_key_of(connection: HTTPConnection) -> str | None:
+    """The key that let a request in; None on a server without keys, whatever the client sent."""
+    key: str | None = getattr(connection.state, "api_key", None)
+    return key
+
+
+def client_of(connection: HTTPConnection) -> str:
+    """Among whom turns are taken: keys, where there are any, else addresses. Not namespaces, of which a client may make
+    any number with its salts."""
+    address = "" if connection.client is None else connection.client.host
+    return api_key_of(connection) or address
+
+
+def _digest(key: bytes) -> bytes:
+    return sha256(key).digest()

@@ -1,0 +1,124 @@
+"""Which web pages may have a browser send requests here: none but the server's own, unless asked.
+
+CORS alone keeps pages from reading answers, not from sending: a page anywhere could have its visitor's browser fill
+the queue of a server on their machine. And a page may have its own name point to that machine (DNS rebinding): then
+the browser takes it for the server's own, and only the name in Host tells. Knows headers, not routes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ...errors import InvalidParameter
+from ..errors import HTTPError, respond
+
+_HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
+_EXPOSED = ("retry-after", "x-request-id")
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+def origin_middleware(allowed: Sequence[str]) -> list[Middleware]:
+    """What lets pages of the `allowed` origins in, and turns away those of others; `*` lets in all.
+
+    Raises:
+        InvalidParameter: an origin is not `scheme://host[:port]`.
+    """
+    for origin in allowed:
+        _check(origin)
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=list(allowed),
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=_EXPOSED,
+    )
+    return [*([cors] if allowed else []), Middleware(SameOrigin, allowed=allowed)]
+
+
+def local_hosts(host: str) -> tuple[str, ...]:
+    """The names of a server that listens on `host`, where only this machine can connect."""
+    return (*LOCAL_HOSTS, host)
+
+
+class KnownHosts:
+    """An ASGI middleware that refuses requests that were sent to another name than one of `hosts`; none: any will do.
+
+    A request without Host is none of a browser.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+        self._app = app
+        self._hosts = frozenset(host.lower() for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan" and self._hosts:
+            host = Headers(scope=scope).get("host")
+            if host is not None and not self._is_known(_name_of(host)):
+                if scope["type"] != "http":
+                    return await send({"type": "websocket.close", "code": 1008})
+                message = (
+                    f"this server answers only to names that it knows, as localhost, not to {host!r:.100}: a web page "
+                    "may have made that name point here; start it with --api-key, under Ray with api_keys= or hosts=, "
+                    "or have a proxy send Host: localhost"
+                )
+                return await respond(HTTPError(403, message, code="host_not_allowed"))(scope, receive, send)
+        await self._app(scope, receive, send)
+
+    def _is_known(self, name: str) -> bool:
+        """Whether a name can only mean this server: no other machine's name server is asked about these."""
+        if name in self._hosts or name.endswith(".localhost"):
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return address.is_loopback or bool(address.version == 6 and (v4 := address.ipv4_mapped) and v4.is_loopback)
+
+
+class SameOrigin:
+    """An ASGI middleware that refuses what a page of another origin sends; who is no browser sends no origin."""
+
+    def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
+        self._app = app
+        self._allowed = frozenset(allowed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] not in _HARMLESS and not self._is_welcome(Headers(scope=scope)):
+            message = (
+                "pages of other sites may not send requests here; start the server with --cors-origin for those, under "
+                "Ray with cors_origins="
+            )
+            return await respond(HTTPError(403, message, code="origin_not_allowed"))(scope, receive, send)
+        await self._app(scope, receive, send)
+
+    def _is_welcome(self, headers: Headers) -> bool:
+        origin = headers.get("origin")
+        if origin is None or origin in self._allowed or "*" in self._allowed:
+            return True
+        host = headers.get("host", "")
+        return bool(host) and origin in (f"http://{host}", f"https://{host}")
+
+
+def _name_of(host: str) -> str:
+    """`host` without its port, in small letters; an IPv6 address without its brackets, a name without its last dot.
+
+    >>> [_name_of(host) for host in ("LocalHost.:8000", "[::1]:8000", "127.0.0.1")]
+    ['localhost', '::1', '127.0.0.1']
+    """
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].removesuffix(".").lower()
+
+
+def _check(origin: str) -> None:
+    parts = urlsplit(origin)
+    is_bare = not (parts.path or parts.query or parts.fragment or parts.username)
+    if origin != "*" and not (parts.scheme and parts.netloc and is_bare):
+        raise InvalidParameter(f"the origin {origin!r:.80} is not of the form https://example.com[:port], without path")

@@ -1,0 +1,110 @@
+"""A request's body as a type; what is too long, too slow, too deep or no JSON is refused.
+
+Knows bytes and headers, not what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from ..errors import HTTPError
+from ..limits import MAX_VALUES
+from .disconnect import ClientGone
+from .json_size import JSONSize
+
+T = TypeVar("T")
+DEADLINE_S = 60.0  # for a whole body; a client that sends a byte now and then holds a connection no longer
+# JSON comes as what curl calls it, too; what else there is would be read as something that nobody meant.
+_TYPES = ("", "application/json", "text/json", "text/plain", "application/x-www-form-urlencoded")
+
+
+async def read_json(request: Request, type: type[T], *, max_bytes: int, deadline_s: float = DEADLINE_S) -> T:
+    """The body of `request`.
+
+    Raises:
+        HTTPError: 413, it is longer than `max_bytes`, or has more than `MAX_VALUES` values; 408, it was not there after
+            `deadline_s`; the rest is not read. 400, a header says that it is no JSON, or that it is compressed.
+        msgspec.DecodeError: it is not JSON, or not of this type.
+        ClientGone: the client left before it had sent it.
+    """
+    _check_headers(request)
+    return decode_json(await read_body(request, max_bytes=max_bytes, deadline_s=deadline_s), type)
+
+
+async def read_body(request: Request, *, max_bytes: int, deadline_s: float = DEADLINE_S) -> bytearray:
+    """The bytes of it.
+
+    Raises:
+        HTTPError: 413, 408, as `read_json`.
+        ClientGone: the client left before it had sent them.
+    """
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and declared.isascii():
+        _check_length(int(declared[:20]), max_bytes)  # a number of more digits is too long as well
+    try:
+        async with asyncio.timeout(deadline_s):
+            body = await _read(request, max_bytes)
+    except TimeoutError as error:
+        message = f"the body was not there after {deadline_s:g} s; send it faster"
+        raise HTTPError(408, message, code="request_timeout", headers={"connection": "close"}) from error
+    except ClientDisconnect as error:
+        raise ClientGone from error
+    request.state.num_body_bytes = len(body)
+    return body
+
+
+def num_body_bytes_of(request: Request) -> int:
+    """How long the body was that was read; 0 if none was."""
+    num_bytes: int = getattr(request.state, "num_body_bytes", 0)
+    return num_bytes
+
+
+def decode_json(body: bytes | bytearray, type: type[T]) -> T:
+    """JSON as a type.
+
+    Raises:
+        msgspec.DecodeError: it is not JSON, too deep, or not of this type.
+    """
+    try:
+        return msgspec.json.decode(body, type=type)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(f"it is not UTF-8: {error.reason}") from error
+    except RecursionError as error:
+        raise msgspec.DecodeError("its arrays and objects are nested too deep") from error
+
+
+async def _read(request: Request, max_bytes: int) -> bytearray:
+    body, size = bytearray(), JSONSize()
+    async for chunk in request.stream():
+        body += chunk
+        _check_length(len(body), max_bytes)
+        size.add(chunk)
+        _check_values(size.num_values)
+    return body
+
+
+def _check_headers(request: Request) -> None:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type not in _TYPES and not media_type.endswith("+json"):
+        message = f"the body is {media_type!r:.80}; send it as application/json"
+        raise HTTPError(400, message, code="unsupported_content_type")
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        message = f"the body is compressed with {encoding!r:.80}; send it as it is"
+        raise HTTPError(400, message, code="unsupported_content_encoding")
+
+
+def _check_length(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        message = f"the body has {num_bytes} bytes or more, at most {max_bytes} are allowed"
+        raise HTTPError(413, message, code="body_too_large")
+
+
+def _check_values(num_values: int) -> None:
+    if num_values > MAX_VALUES:
+        message = f"the body has {num_values} values or more, token ids among them, at most {MAX_VALUES} are allowed"
+        raise HTTPError(413, message, code="too_many_values")

@@ -1,0 +1,1 @@
+"""OpenAI's endpoints: what clients send, what they get."""

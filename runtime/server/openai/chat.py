@@ -1,0 +1,153 @@
+"""`POST /v1/chat/completions`: a conversation's next reply, or several, whole or as they are made."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...engine.completion import Completion
+from ...engine.sampling_params import SamplingParams
+from ..http.disconnect import while_connected
+from ..http.sse import EventStream
+from ..request_log import record_of
+from ..served import Served, json_response
+from ..truncation import drop_middle
+from .choices import Choices, params_of_choices
+from .logprobs import chat_logprobs
+from .replies import ChatChoice, ChatChunkChoice, ChatDelta, PromptProgressReply, Reply, ReplyMessage, TruncationReply
+from .requests import ChatRequest
+from .response_format import compiled
+from .tool_calls import ToolCallReader, read_whole
+from .tool_replies import deltas_of, finish_reason_of, message_of
+from .tools import ToolUse
+
+
+@dataclass(frozen=True)
+class ChatCompletions:
+    """The endpoint for one served model."""
+
+    served: Served
+
+    async def create(self, request: Request) -> Response:
+        """Answer one request; every error it raises is one of `errors.describe`."""
+        body = await self.served.read(request, ChatRequest)
+        self.served.check_model(body.model)
+        engine = self.served.engine
+        params = body.sampling_params(engine.default_params)
+        namespace = self.served.namespace(request, body.cache_salt, body.prompt_cache_key)
+        use = body.tool_use()
+        with body.naming():
+            grammar = use.grammar(engine.tool_format, body.grammar())
+            with use.naming(grammar):
+                constraint = await compiled(engine, grammar, request)
+        history, truncation = await self._history(request, body, params, use)
+        ask = partial(
+            engine.stream_chat,
+            history,
+            namespace=namespace,
+            cache_match=body.cache_match,
+            kv_budget=body.kv_budget,
+            tools=use.tools,
+            constraint=constraint,
+            request_id=record_of(request).request_id or None,
+            with_progress=bool(body.return_progress),
+        )
+        wishes = params_of_choices(params, body.num_choices)
+        asks = [partial(ask, wish) for wish in wishes]
+        run = partial(self.served.lanes.submission.run, request)
+        choices = await Choices.open(asks, run, record_of(request), most=engine.max_num_requests)
+        new_id = f"chatcmpl-{uuid.uuid4().hex}"
+        start = partial(Reply, id=new_id, created=int(time.time()), model=self.served.model_id)
+        if body.stream:
+            chunks = self._chunks(choices, start, body, use, truncation)
+            return EventStream(chunks, choices, keep_alive_s=self.served.keep_alive_s)
+        async with choices:
+            completions = await while_connected(request.receive, choices.results())
+        whole = self._whole(start, completions, use, bool(body.return_token_ids))
+        whole.truncation = truncation
+        return json_response(whole)
+
+    async def _history(
+        self, request: Request, body: ChatRequest, params: SamplingParams, use: ToolUse
+    ) -> tuple[Sequence[Mapping[str, object]], TruncationReply | msgspec.UnsetType]:
+        """The messages as templates know them, without those that may go, and which these are."""
+        engine = self.served.engine
+        messages = [message.to_template() for message in body.messages]
+        if not self.served.truncates(body.truncation):
+            return messages, msgspec.UNSET
+        truncate = partial(
+            drop_middle,
+            messages,
+            use.tools,
+            count=lambda messages, tools: len(engine.encode_chat(messages, tools)),
+            context_length=engine.context_length,
+            max_tokens=params.max_tokens,
+        )
+        left = await self.served.lanes.truncation.run(request, truncate)
+        return left.messages, TruncationReply("middle", tuple(left.dropped), left.num_dropped_tokens)
+
+    def _whole(self, start: partial[Reply], completions: Sequence[Completion], use: ToolUse, has_ids: bool) -> Reply:
+        return start(
+            object="chat.completion",
+            choices=[self._choice(index, completion, use, has_ids) for index, completion in enumerate(completions)],
+            usage=self.served.usage(completions, len(completions)),
+            prompt_token_ids=completions[0].prompt_token_ids if has_ids else msgspec.UNSET,
+        )
+
+    def _choice(self, index: int, completion: Completion, use: ToolUse, has_ids: bool) -> ChatChoice:
+        reader = self._reader(use)
+        return ChatChoice(
+            ReplyMessage(completion.text) if reader is None else message_of(read_whole(completion.text, reader)),
+            finish_reason_of(completion.finish_reason, reader),
+            chat_logprobs(self.served, completion.logprobs),
+            index,
+            token_ids=completion.token_ids if has_ids else msgspec.UNSET,
+            stop_reason=completion.stop_reason,
+        )
+
+    async def _chunks(
+        self,
+        choices: Choices,
+        start: partial[Reply],
+        body: ChatRequest,
+        use: ToolUse,
+        truncation: TruncationReply | msgspec.UnsetType,
+    ) -> AsyncGenerator[msgspec.Struct]:
+        """Of each choice the role, the deltas and the finish reason; at the end usage if asked for."""
+        has_ids = bool(body.return_token_ids)
+        chunk = partial(start, object="chat.completion.chunk", usage=None if body.include_usage else msgspec.UNSET)
+        for index in range(body.num_choices):
+            first = chunk(choices=[ChatChunkChoice(ChatDelta(content="", role="assistant"), index=index)])
+            first.truncation = msgspec.UNSET if index else truncation
+            yield first
+        readers = [self._reader(use) for _ in range(body.num_choices)]
+        async for index, delta in choices:
+            if delta.progress is not None:
+                choice = ChatChunkChoice(ChatDelta(), index=index)
+                yield chunk(choices=[choice], prompt_progress=PromptProgressReply.of(delta.progress))
+            said = deltas_of(delta, readers[index])
+            if said or delta.logprobs or (has_ids and delta.token_ids):
+                delta_said, *others = said or [ChatDelta(content="")]
+                choice = ChatChunkChoice(delta_said, logprobs=chat_logprobs(self.served, delta.logprobs), index=index)
+                if has_ids:
+                    choice.token_ids = delta.token_ids
+                yield chunk(choices=[choice])
+                for other in others:
+                    yield chunk(choices=[ChatChunkChoice(other, index=index)])
+            if delta.finish_reason:
+                prompt_ids = (await choices.result(index)).prompt_token_ids if has_ids else msgspec.UNSET
+                reason = finish_reason_of(delta.finish_reason, readers[index])
+                choice = ChatChunkChoice(ChatDelta(), reason, index=index, stop_reason=delta.stop_reason)
+                yield chunk(choices=[choice], prompt_token_ids=prompt_ids)
+        if body.include_usage:
+            yield chunk(choices=[], usage=self.served.usage(await choices.results(), body.num_choices))
+
+    def _reader(self, use: ToolUse) -> ToolCallReader | None:
+        return use.reader(self.served.engine.tool_format)

@@ -1,0 +1,172 @@
+"""`POST /v1/completions`: prompts continued as they are written, whole or as it is made."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...engine.completion import Completion
+from ...engine.sampling_params import SamplingParams
+from ..http.disconnect import while_connected
+from ..http.sse import EventStream
+from ..request_log import record_of
+from ..served import Served, json_response
+from ..truncation import cut_middle, require_countable
+from .choices import Choices, params_of_choices
+from .logprobs import text_logprobs
+from .replies import CutPromptReply, PromptProgressReply, Reply, TextChoice
+from .requests import CompletionRequest, Prompt
+from .response_format import compiled
+
+Cut = CutPromptReply | msgspec.UnsetType
+"""What a prompt lost; unset: nothing of it may go."""
+
+
+@dataclass(frozen=True)
+class FedPrompt:
+    """A prompt as the engine gets it: text or ids, and whether these lose the token of their last space."""
+
+    prompt: Prompt
+    strip_suffix: bool | None
+    cut: Cut = msgspec.UNSET
+
+
+@dataclass(frozen=True)
+class Completions:
+    """The endpoint for one served model."""
+
+    served: Served
+
+    async def create(self, request: Request) -> Response:
+        """Answer one request; every error it raises is one of `errors.describe`."""
+        body = await self.served.read(request, CompletionRequest)
+        self.served.check_model(body.model)
+        params = body.sampling_params(self.served.engine.default_params)
+        asked = body.prompts
+        prompts = [prompt for prompt in asked for _ in range(body.num_choices)]
+        wishes = params_of_choices(params, body.num_choices) * len(asked)
+        namespace = self.served.namespace(request, body.cache_salt, body.prompt_cache_key)
+        with body.naming():
+            constraint = await compiled(self.served.engine, body.grammar(), request)
+        strip_suffix = body.strip_suffix if constraint is None else False
+        fed = await self._fed(request, body, asked, params, strip_suffix)
+        cuts = [each.cut for each in fed]
+        ask = partial(
+            self.served.engine.stream,
+            namespace=namespace,
+            cache_match=body.cache_match,
+            kv_budget=body.kv_budget,
+            constraint=constraint,
+            request_id=record_of(request).request_id or None,
+            with_progress=bool(body.return_progress),
+        )
+        submits = [
+            partial(ask, each.prompt, wish, strip_suffix=each.strip_suffix)
+            for each, wish in zip(fed, wishes, strict=True)
+        ]
+        run = partial(self.served.lanes.submission.run, request)
+        choices = await Choices.open(submits, run, record_of(request), most=self.served.engine.max_num_requests)
+        new_id = f"cmpl-{uuid.uuid4().hex}"
+        start = partial(
+            Reply, id=new_id, object="text_completion", created=int(time.time()), model=self.served.model_id
+        )
+        echoes = [self._text(prompt) if body.echo else "" for prompt in prompts]
+        if body.stream:
+            chunks = self._chunks(choices, start, body, echoes, cuts)
+            return EventStream(chunks, choices, keep_alive_s=self.served.keep_alive_s)
+        async with choices:
+            completions = await while_connected(request.receive, choices.results())
+        return json_response(
+            start(
+                choices=[
+                    self._choice(index, completion, echo, cut, body)
+                    for index, (completion, echo, cut) in enumerate(zip(completions, echoes, cuts, strict=True))
+                ],
+                usage=self.served.usage(completions, body.num_choices),
+            )
+        )
+
+    async def _fed(
+        self,
+        request: Request,
+        body: CompletionRequest,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        strip_suffix: bool | None,
+    ) -> list[FedPrompt]:
+        """Of each choice the prompt as the engine gets it, without what may go."""
+        whole = [FedPrompt(prompt, strip_suffix) for prompt in prompts]
+        if self.served.truncates(body.truncation):
+            cut = partial(self._cut, max_tokens=params.max_tokens)
+            whole = await self.served.lanes.truncation.run(request, lambda: [cut(each) for each in whole])
+        return [each for each in whole for _ in range(body.num_choices)]
+
+    def _cut(self, whole: FedPrompt, *, max_tokens: int | None) -> FedPrompt:
+        """A prompt that fits is itself, and one that does not is ids, which lose the token that it would lose."""
+        engine, prompt = self.served.engine, whole.prompt
+        if isinstance(prompt, str):
+            require_countable("prompt", len(prompt.encode(errors="replace")))
+        prepared = engine.prompts.completion(prompt, strip_suffix=whole.strip_suffix)
+        left = cut_middle(
+            list(prepared.ids),
+            begins_character=self.served.begins_character,
+            context_length=engine.context_length,
+            max_tokens=max_tokens,
+        )
+        said = CutPromptReply("middle", left.start, left.num_dropped_tokens)
+        if not left.num_dropped_tokens:
+            return replace(whole, cut=said)
+        if prepared.space_id is None:
+            return FedPrompt(left.ids, False, said)
+        return FedPrompt([*left.ids, prepared.space_id], True, said)
+
+    def _choice(self, index: int, completion: Completion, echo: str, cut: Cut, body: CompletionRequest) -> TextChoice:
+        logprobs = text_logprobs(self.served, completion.logprobs, -completion.num_swallowed)
+        choice = TextChoice(echo + completion.text, completion.finish_reason, logprobs, index, truncation=cut)
+        choice.stop_reason = completion.stop_reason
+        if body.return_token_ids:
+            choice.token_ids, choice.prompt_token_ids = completion.token_ids, completion.prompt_token_ids
+        return choice
+
+    async def _chunks(
+        self,
+        choices: Choices,
+        start: partial[Reply],
+        body: CompletionRequest,
+        echoes: Sequence[str],
+        cuts: Sequence[Cut],
+    ) -> AsyncGenerator[msgspec.Struct]:
+        """What the prompts lost and the prompts, if that is asked for; each delta; and usage if asked for."""
+        has_ids = bool(body.return_token_ids)
+        chunk = partial(start, usage=None if body.include_usage else msgspec.UNSET)
+        for index, (echo, cut) in enumerate(zip(echoes, cuts, strict=True)):
+            if echo or cut:
+                yield chunk(choices=[TextChoice(echo, index=index, truncation=cut)])
+        num_characters = [0] * len(echoes)
+        async for index, delta in choices:
+            if delta.progress is not None:
+                progress = PromptProgressReply.of(delta.progress)
+                yield chunk(choices=[TextChoice("", index=index)], prompt_progress=progress)
+            if delta.text or delta.logprobs or delta.finish_reason or (has_ids and delta.token_ids):
+                logprobs = text_logprobs(self.served, delta.logprobs, num_characters[index])
+                choice = TextChoice(delta.text, delta.finish_reason, logprobs, index)
+                if delta.finish_reason:
+                    choice.stop_reason = delta.stop_reason
+                if has_ids:
+                    choice.token_ids = delta.token_ids
+                if has_ids and delta.finish_reason:
+                    choice.prompt_token_ids = (await choices.result(index)).prompt_token_ids
+                yield chunk(choices=[choice])
+            num_characters[index] += len(delta.text)
+        if body.include_usage:
+            yield chunk(choices=[], usage=self.served.usage(await choices.results(), body.num_choices))
+
+    def _text(self, prompt: Prompt) -> str:
+        return prompt if isinstance(prompt, str) else self.served.text(prompt)

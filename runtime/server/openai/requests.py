@@ -1,0 +1,293 @@
+"""What clients send, as types: OpenAI's requests, and the fields that are ours.
+
+Validation is strict: a wrong type or an unknown field is an error that names it, for a parameter that is
+silently ignored answers a question that was not asked. Knows shapes and defaults, not the engine's work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+
+from ...cache.cache_namespace import MAX_LENGTH
+from ...cache.prefix_match import MatchPolicy
+from ...chat.tool_format import ToolChoice
+from ...engine.sampling_params import SamplingParams
+from ...errors import InvalidParameter
+from ..limits import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID, require_at_most
+from ..ranges import (
+    KVShare,
+    LogitBias,
+    MaxTokens,
+    MinP,
+    MinTokens,
+    NumChoices,
+    NumLogprobs,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    StopString,
+    StopStrings,
+    StopTokenIds,
+    Temperature,
+    TopK,
+    TopP,
+)
+from ..truncation import Truncation
+from .messages import Conversation
+from .response_format import GuidedRequest
+from .tools import FunctionTool, NamedChoice, ToolUse, tool_use
+
+Prompt = str | list[int]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
+CacheText = Annotated[str, msgspec.Meta(max_length=MAX_LENGTH)]
+
+
+ReturnProgress = Annotated[
+    bool,
+    msgspec.Meta(
+        description="Of a stream: say how far the prompt is before the reply begins, as llama.cpp does. A chunk with "
+        "prompt_progress has one choice, which is empty; /v1/responses repeats response.in_progress."
+    ),
+]
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # of lengths, against who sees the wire: nothing is added here
+
+
+class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
+    """The fields that both kinds of completion share. None, or a missing field, is the model's default."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: MaxTokens | None = None
+    min_tokens: MinTokens | None = None  # vLLM's: as many come before anything may end the reply
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: Seed | None = None
+    stop: StopString | StopStrings | None = None
+    stop_token_ids: StopTokenIds | None = None
+    logit_bias: LogitBias | None = None
+    ignore_eos: bool | None = None
+    n: NumChoices | None = None
+    cache_match: MatchPolicy | None = None  # ours: how cached prefixes may be found, instead of the server's way
+    kv_budget: KVShare | None = None  # ours: of a prefix on disk, the share of keys and values that is enough
+    cache_salt: CacheText | None = None  # what only requests with the same salt may reuse
+    prompt_cache_key: CacheText | None = None  # likewise
+    return_progress: ReturnProgress | None = None
+    truncation: Truncation | None = None  # ours: what becomes of what does not fit; None: as the server has it
+    return_token_ids: bool | None = None  # the ids of the prompt that were really used, and those of the reply
+    user: str | None = None  # for the client's own books: nothing is done with it
+    metadata: dict[str, str] | None = None  # likewise
+
+    @property
+    def num_choices(self) -> int:
+        """How many replies to each prompt are asked for.
+
+        Raises:
+            InvalidParameter: none, or too many.
+        """
+        n = 1 if self.n is None else self.n
+        if not 1 <= n <= MAX_CHOICES:
+            raise InvalidParameter(f"n is {n}; it must be an integer from 1 to {MAX_CHOICES}", param="n")
+        return n
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
+        """`defaults` with what the request says instead.
+
+        Raises:
+            InvalidParameter: a value is outside its range, or there are too many of them.
+        """
+        require_at_most("logit_bias", self.logit_bias, MAX_LOGIT_BIAS)
+        require_at_most("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        if self.stream_options is not None and not self.stream:
+            raise InvalidParameter(
+                "stream_options is for streams; set stream to true or leave it out", param="stream_options"
+            )
+        require_stream_for_progress(self.return_progress, self.stream)
+        wishes = {name: getattr(self, name) for name in _PLAIN_FIELDS}
+        wishes["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop
+        wishes |= self._own_wishes()
+        return wished(defaults, wishes, self._own_names())
+
+    def _own_names(self) -> Mapping[str, str]:
+        """The request's names of fields of `SamplingParams`, where they are others."""
+        return {}
+
+    def _own_wishes(self) -> dict[str, object]:
+        """Fields of `SamplingParams` that only one kind of completion sets."""
+        return {}
+
+
+def require_stream_for_progress(return_progress: bool | None, stream: bool | None) -> None:
+    """Raise InvalidParameter if progress is asked for where nothing can be said before the end."""
+    if return_progress and not stream:
+        raise InvalidParameter(
+            "return_progress is for streams; set stream to true or leave it out", param="return_progress"
+        )
+
+
+def wished(defaults: SamplingParams, wishes: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
+    """`defaults` with the wishes that are not None; an error has the client's name of what is wrong.
+
+    Raises:
+        InvalidParameter: a value is outside its range.
+    """
+    wishes = {name: value for name, value in wishes.items() if value is not None}
+    if wishes.get("top_k") == -1:  # as vLLM says that there is no limit
+        wishes["top_k"] = 0
+    try:
+        return dataclasses.replace(defaults, **wishes)
+    except InvalidParameter as error:
+        if error.param is None or error.param not in names:
+            raise
+        name = names[error.param]
+        raise InvalidParameter(str(error).replace(error.param, name, 1), param=name) from error
+
+
+_PLAIN_FIELDS = (
+    *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "seed", "stop_token_ids", "logit_bias", "ignore_eos"),
+)
+
+
+class ChatRequest(SamplingRequest, kw_only=True):
+    """Body of `POST /v1/chat/completions`."""
+
+    messages: Conversation
+    max_completion_tokens: MaxTokens | None = None  # OpenAI's newer name of max_tokens
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: ToolChoice | NamedChoice | None = None  # None: auto
+    parallel_tool_calls: bool | None = None  # None: true
+    # What OpenAI's clients send along and has no meaning here may ask for nothing.
+    modalities: list[Literal["text"]] | None = None
+    reasoning_effort: Literal["none"] | None = None
+    verbosity: None = None
+    audio: None = None
+    prediction: None = None
+    functions: None = None
+    function_call: None = None
+    web_search_options: None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: bool | None = None  # nothing is stored, here or elsewhere
+    safety_identifier: str | None = None  # as `user`
+    prompt_cache_retention: str | None = None  # prefixes stay as long as there is room, whatever is asked
+
+    def tool_use(self) -> ToolUse:
+        """What the model is told of tools, and what it may do with them.
+
+        Raises:
+            InvalidParameter: the fields do not fit each other.
+        """
+        return tool_use(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
+
+    def _own_wishes(self) -> dict[str, object]:
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidParameter(
+                "top_logprobs is set, logprobs is not; set logprobs to true as well", param="top_logprobs"
+            )
+        wishes: dict[str, object] = {"logprobs": (self.top_logprobs or 0) if self.logprobs else None}
+        if self.max_completion_tokens is not None:
+            wishes["max_tokens"] = self.max_completion_tokens
+        return wishes
+
+    def _own_names(self) -> Mapping[str, str]:
+        names = {"logprobs": "top_logprobs"}
+        return names if self.max_completion_tokens is None else names | {"max_tokens": "max_completion_tokens"}
+
+
+class CompletionRequest(SamplingRequest, kw_only=True):
+    """Body of `POST /v1/completions`: one prompt or several, each as text or as token ids."""
+
+    prompt: str | list[str | TokenId | list[TokenId]]
+    max_tokens: MaxTokens | None = 16  # OpenAI's default
+    logprobs: NumLogprobs | None = None
+    echo: bool | None = None
+    best_of: NumChoices | None = None  # OpenAI's old way to ask for more than is sent
+    suffix: str | None = None
+    strip_suffix: bool | None = None  # ours: feed a prompt, be it text or ids, without the token of its last space
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Every prompt; a list of token ids is one.
+
+        Raises:
+            InvalidParameter: the list mixes texts and ids, or there are too many prompts.
+        """
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        kinds = set(map(type, self.prompt))
+        if kinds <= {int}:
+            return [cast(list[int], self.prompt)]
+        prompts = cast(list[Prompt], self.prompt)
+        if len(kinds) > 1:
+            raise InvalidParameter(
+                "prompt mixes texts and token ids; send texts, or token ids, or lists of token ids", param="prompt"
+            )
+        if len(prompts) * self.num_choices > MAX_CHOICES:
+            raise InvalidParameter(
+                f"{len(prompts)} prompts with n={self.num_choices} are {len(prompts) * self.num_choices} replies; one "
+                f"request may ask for {MAX_CHOICES}: send several",
+                param="prompt",
+            )
+        return prompts
+
+    @property
+    def one_prompt(self) -> Prompt:
+        """The prompt, where there may be only one.
+
+        Raises:
+            InvalidParameter: there are several, or they are mixed.
+        """
+        prompts = self.prompts
+        if len(prompts) != 1:
+            raise InvalidParameter(f"prompt is a list of {len(prompts)} prompts; it must be one", param="prompt")
+        return prompts[0]
+
+    def _own_wishes(self) -> dict[str, object]:
+        if self.suffix:
+            raise InvalidParameter("suffix is set; leave it out: text is only written at the end", param="suffix")
+        if self.best_of not in (None, self.num_choices):
+            raise InvalidParameter(
+                f"best_of is {self.best_of}; leave it out: all {self.num_choices} are sent", param="best_of"
+            )
+        if self.echo and self.logprobs is not None:
+            raise InvalidParameter(
+                "echo and logprobs are both set; send one of them: a prompt has no logprobs here", param="echo"
+            )
+        return {"logprobs": self.logprobs}
+
+
+class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /tokenize`: a text, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Conversation | None = None
+    add_special_tokens: bool = True  # the beginning-of-sequence token, of a text whose model has one
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[TokenId]

@@ -1,0 +1,164 @@
+"""What a reply is to look like: OpenAI's `response_format`, and vLLM's fields where OpenAI has none.
+
+Knows fields, not how a grammar is followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Annotated, Any
+
+import anyio
+import msgspec
+from starlette.requests import HTTPConnection
+
+from ...chat.grammar import Grammar
+from ...chat.token_constraint import ConstraintSource
+from ...engine.engine import Engine
+from ...errors import InvalidGrammar, InvalidParameter
+from ..http.api_keys import client_of
+
+Schema = dict[str, Any]
+# `$` alone lets a line end follow in Python's way to read it, and JSON Schema's has no other end.
+SchemaName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
+
+
+class TextFormat(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """Any text: the default."""
+
+
+class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
+    """Any JSON object."""
+
+
+class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
+    """A schema; `strict` refuses one that cannot be enforced whole, else it is enforced as far as it can be."""
+
+    name: SchemaName
+    description: str | None = None
+    schema: Schema | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    """JSON that a schema describes."""
+
+    json_schema: JsonSchema
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """vLLM's `structured_outputs`: one of these."""
+
+    json: Schema | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class GuidedRequest(msgspec.Struct, kw_only=True):
+    """The fields that say what a reply is to look like; at most one of them."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None  # vLLM's, as the others below
+    guided_json: Schema | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None  # GBNF as llama.cpp has it, or Lark
+
+    def grammar(self) -> Grammar | None:
+        """What the reply must keep to; None for any text.
+
+        Raises:
+            InvalidParameter: it is said more than once.
+            InvalidGrammar: it is too long.
+        """
+        outputs = self.structured_outputs or StructuredOutputs()
+        wishes = {
+            "response_format": self._format_grammar(),
+            "structured_outputs.json": _schema(outputs.json),
+            "structured_outputs.regex": _text("regex", outputs.regex),
+            "structured_outputs.choice": _choice(outputs.choice),
+            "structured_outputs.grammar": _text("grammar", outputs.grammar),
+            "structured_outputs.json_object": Grammar.json_object() if outputs.json_object else None,
+            "guided_json": _schema(self.guided_json),
+            "guided_regex": _text("regex", self.guided_regex),
+            "guided_choice": _choice(self.guided_choice),
+            "guided_grammar": _text("grammar", self.guided_grammar),
+        }
+        found = {name: grammar for name, grammar in wishes.items() if grammar is not None}
+        if len(found) > 1:
+            raise InvalidParameter(f"{' and '.join(found)} are all set; a reply can keep to one of them")
+        return next(iter(found.values()), None)
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Say of an error of what `grammar` returned in which field it is.
+
+        Raises:
+            InvalidParameter: in place of InvalidGrammar.
+        """
+        with named_grammar(next((name for name in _FIELDS if self._asks_by(name)), None)):
+            yield
+
+    def _asks_by(self, name: str) -> bool:
+        value = getattr(self, name)
+        return value is not None and not isinstance(value, TextFormat)
+
+    def _format_grammar(self) -> Grammar | None:
+        match self.response_format:
+            case JsonObjectFormat():
+                return Grammar.json_object()
+            case JsonSchemaFormat(json_schema=JsonSchema(schema=None)):
+                return Grammar.json_object()
+            case JsonSchemaFormat(json_schema=JsonSchema(schema=schema, strict=strict)) if schema is not None:
+                return Grammar.json_schema(schema, is_strict=bool(strict))
+        return None
+
+
+_FIELDS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+
+@contextmanager
+def named_grammar(param: str | None) -> Iterator[None]:
+    """What is wrong with a grammar is wrong with the field `param`; InvalidParameter is raised for InvalidGrammar."""
+    try:
+        yield
+    except InvalidGrammar as error:
+        raise InvalidParameter(str(error), param=param) from error
+
+
+async def compiled(engine: Engine, grammar: Grammar | None, request: HTTPConnection) -> ConstraintSource | None:
+    """What replies can follow, made in a thread of its own: those that tokenize are not to wait for it.
+
+    Raises:
+        InvalidGrammar: it is wrong, or too much work.
+        GrammarsOverloaded: too many are being tried.
+    """
+    if grammar is None:
+        return None
+    compile = partial(_compile, engine, grammar, client_of(request))
+    return await anyio.to_thread.run_sync(compile, limiter=anyio.CapacityLimiter(1))
+
+
+def _compile(engine: Engine, grammar: Grammar, client: str) -> ConstraintSource:
+    return engine.grammars.compile(grammar, client=client)
+
+
+def _schema(schema: Schema | str | None) -> Grammar | None:
+    if schema is None:
+        return None
+    return Grammar("json_schema", schema) if isinstance(schema, str) else Grammar.json_schema(schema)
+
+
+def _text(kind: str, text: str | None) -> Grammar | None:
+    return None if text is None else Grammar("regex" if kind == "regex" else "grammar", text)
+
+
+def _choice(choices: list[str] | None) -> Grammar | None:
+    return None if choices is None else Grammar.choice(choices)

@@ -1,0 +1,53 @@
+"""`/tokenize` and `/detokenize`, as vLLM has them: what the model is fed for a text or a conversation, and back.
+
+Nothing is computed or cached; knows the tokenizer only through the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...errors import InvalidParameter
+from ..served import Served, json_response
+from .replies import DetokenizeReply, TokenizeReply
+from .requests import DetokenizeRequest, TokenizeRequest
+
+MAX_BODY_BYTES = 4 << 20  # no context ends these texts: a million tokens, which take some seconds
+
+
+@dataclass(frozen=True)
+class Tokenization:
+    """Both endpoints for one served model."""
+
+    served: Served
+
+    async def tokenize(self, request: Request) -> Response:
+        """`POST /tokenize`: the ids of `prompt`, or of `messages` with the generation prompt behind them."""
+        body = await self.served.read(request, TokenizeRequest, max_bytes=MAX_BODY_BYTES)
+        self.served.check_model(body.model)
+        return await self.served.lanes.tokenization.run(request, partial(self._tokenized, body))
+
+    async def detokenize(self, request: Request) -> Response:
+        """`POST /detokenize`: the text of `tokens`, special tokens included."""
+        body = await self.served.read(request, DetokenizeRequest, max_bytes=MAX_BODY_BYTES)
+        self.served.check_model(body.model)
+        decode = partial(self.served.engine.decode, body.tokens)
+        return json_response(DetokenizeReply(await self.served.lanes.tokenization.run(request, decode)))
+
+    def _tokenized(self, body: TokenizeRequest) -> Response:
+        ids = self._encode(body)
+        texts = [self.served.token_text(token_id) for token_id in ids] if body.return_token_strs else msgspec.UNSET
+        return json_response(TokenizeReply(len(ids), self.served.engine.context_length, ids, texts))
+
+    def _encode(self, body: TokenizeRequest) -> list[int]:
+        engine = self.served.engine
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidParameter("send either prompt, a text, or messages, a conversation")
+        if body.prompt is not None:
+            return engine.encode(body.prompt, add_bos=None if body.add_special_tokens else False)
+        return engine.encode_chat([message.to_template() for message in body.messages or ()])

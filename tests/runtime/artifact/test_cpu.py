@@ -1,0 +1,63 @@
+"""What the processor can do is asked of the processor, and threads are those that this process may use."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import platform
+from pathlib import Path
+
+import pytest
+from radixlm.runtime.artifact import cpu
+
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="asks an x86-64 processor")
+
+FLAGS = "flags : fpu sse2 pni ssse3 sse4_1 sse4_2 popcnt avx f16c fma movbe bmi1 avx2 bmi2 abm avx512f avx512_vnni"
+
+
+def test_the_processor_says_what_the_kernel_says() -> None:
+    flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
+    names = {"pni": "sse3", "abm": "lzcnt", "avx512_vnni": "avx512vnni"}
+    listed = {names.get(flag, flag) for flag in flags.split()}
+    assert cpu.cpu_features() <= listed
+    assert cpu._features_of_proc_cpuinfo() >= cpu.cpu_features()
+
+
+def test_where_memory_may_not_be_executed_the_kernel_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    monkeypatch.setattr(Path, "read_text", lambda path: f"processor : 0\n{FLAGS}\n")
+    found = cpu.cpu_features.__wrapped__()
+    assert {"sse3", "lzcnt", "avx512vnni", "avx2"} <= found
+    assert not found & {"fpu", "sse2", "pni", "abm"}
+
+
+def test_another_architecture_has_no_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert cpu.cpu_features.__wrapped__() == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("xcr0", "usable"), [(0x00, set()), (0x02, set()), (0x06, {"avx", "fma"}), (0xE6, {"avx", "fma", "avx512f"})]
+)
+def test_registers_that_the_system_does_not_save_cannot_be_used(xcr0: int, usable: set[str]) -> None:
+    assert {name for name in ("avx", "fma", "avx512f") if cpu._is_saved(name, xcr0)} == usable
+    assert cpu._is_saved("sse4_2", xcr0)
+
+
+def test_missing_features_are_sorted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "cpu_features", lambda: frozenset({"sse3", "avx"}))
+    assert cpu.missing_features(["sse3", "fma", "avx2", "avx"]) == ["avx2", "fma"]
+    assert cpu.missing_features(()) == []
+
+
+@pytest.mark.parametrize(("quota", "num_threads"), [(math.inf, 8), (16.0, 8), (2.0, 2), (2.5, 2), (0.5, 1)])
+def test_threads_are_the_processors_of_the_mask_cut_by_the_quota(
+    monkeypatch: pytest.MonkeyPatch, quota: float, num_threads: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(cpu, "cpu_quota", lambda: quota)
+    assert cpu.default_num_threads() == num_threads

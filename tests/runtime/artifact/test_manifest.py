@@ -1,0 +1,126 @@
+"""The manifest refuses what is out of range before anyone allocates by it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.artifact.manifest import FORMAT_VERSION, KVLayout, Manifest
+
+MAX_TOKENS = 1 << 22
+
+
+@pytest.fixture(scope="module")
+def fields(tiny_artifact: Path) -> dict[str, object]:
+    """A real manifest, as plain values."""
+    fields: dict[str, object] = json.loads((tiny_artifact / "manifest.json").read_text())
+    return fields
+
+
+def test_a_manifest_survives_being_written_and_read(tiny_artifact: Path) -> None:
+    manifest = Artifact.open(tiny_artifact).manifest
+    assert msgspec.json.decode(msgspec.json.encode(manifest), type=Manifest) == manifest
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("format_version", FORMAT_VERSION + 1),
+        ("name", ""),
+        ("name", "x" * 257),
+        ("model.architecture", "../llama"),
+        ("model.vocab_size", 0),
+        ("model.vocab_size", MAX_TOKENS + 1),
+        ("model.hidden_size", -1),
+        ("model.hidden_size", 1 << 70),
+        ("model.hidden_size", 64.5),
+        ("model.num_hidden_layers", 1025),
+        ("model.head_dim", 1),
+        ("model.rms_norm_eps", 0.0),
+        ("model.rope_theta", -1.0),
+        ("model.rope_scaling.type", "yarn"),
+        ("model.rope_scaling.factor", 0),
+        ("context_length", 15),
+        ("context_length", MAX_TOKENS + 1),
+        ("context_length", True),
+        ("quantization.mode", "q2"),
+        ("kv.dtype", "f64"),
+        ("kv.dtype", "int4"),
+        ("kv.page_size", 32),
+        ("module.max_num_tokens", 0),
+        ("module.workspace_bytes", -1),
+        ("module.weights_bytes", 1 << 45),
+        ("tokenizer.bos_token_id", -1),
+        ("sampling.top_p", 1.5),
+        ("source.fingerprint", "0" * 63),
+        ("source.fingerprint", "G" * 64),
+        ("digest", ""),
+        ("files", []),
+        ("files", {"model.so": {"size": -1, "sha256": "0" * 64}}),
+        ("files", {"model.so": {"size": 1, "sha256": "0" * 64, "mode": 511}}),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(fields: dict[str, object], path: str, value: object) -> None:
+    with pytest.raises(msgspec.ValidationError, match=path.split(".")[0]):
+        _decode(_with(fields, path, value))
+
+
+def test_a_missing_field_is_refused_wherever_it_is(fields: dict[str, object]) -> None:
+    optional = {"model.rope_scaling", "model.sliding_window", "digest"}
+    optional |= {"model.tie_word_embeddings", "model.attention_bias"}
+    for path in _struct_fields(fields):
+        if path in optional or path.split(".")[0] == "sampling" or path.startswith("model.rope_scaling."):
+            continue
+        with pytest.raises(msgspec.ValidationError, match="missing required field"):
+            _decode(_with(fields, path, None, remove=True))
+
+
+@pytest.mark.parametrize("path", ["extra", "model.extra", "kv.extra", "module.extra", "sampling.extra", "source.extra"])
+def test_a_field_that_is_not_known_is_refused(fields: dict[str, object], path: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match="unknown field `extra`"):
+        _decode(_with(fields, path, 1))
+
+
+@pytest.mark.parametrize(("dtype", "itemsize"), [("f16", 2), ("f32", 4)])
+def test_a_page_holds_keys_and_values_of_every_layer(dtype: str, itemsize: int) -> None:
+    layout = msgspec.convert(
+        {"dtype": dtype, "page_size": 16, "num_layers": 30, "num_kv_heads": 3, "head_dim": 64}, KVLayout
+    )
+    assert layout.page_bytes == 30 * 2 * 3 * 64 * 16 * itemsize
+
+
+@pytest.mark.parametrize(("head_dim", "head_bytes"), [(64, 64 + 16 * 64), (80, 64 + 16 * 80), (6, 64 + 128)])
+def test_a_page_of_int8_holds_scales_too_and_is_aligned(head_dim: int, head_bytes: int) -> None:
+    layout = KVLayout(dtype="int8", page_size=16, num_layers=30, num_kv_heads=3, head_dim=head_dim)
+    assert layout.page_bytes == 30 * 2 * 3 * head_bytes
+    assert layout.head_items == head_bytes
+
+
+def _decode(fields: dict[str, object]) -> Manifest:
+    return msgspec.json.decode(json.dumps(fields), type=Manifest)
+
+
+def _with(fields: dict[str, object], path: str, value: object, *, remove: bool = False) -> dict[str, object]:
+    """A copy in which the field at the dotted `path` is `value`, or gone."""
+    changed: dict[str, object] = json.loads(json.dumps(fields))
+    parent = changed
+    *parents, last = path.split(".")
+    for name in parents:
+        parent = parent[name]  # type: ignore[assignment]
+    if remove:
+        del parent[last]
+    else:
+        parent[last] = value
+    return changed
+
+
+def _struct_fields(fields: dict[str, object], prefix: str = "") -> Iterator[str]:
+    """Dotted paths of the fields of all structs; what lies in free dictionaries is none."""
+    for name, value in fields.items():
+        yield prefix + name
+        if isinstance(value, dict) and name not in ("files", "kinds", "profile"):
+            yield from _struct_fields(value, f"{prefix}{name}.")

@@ -1,0 +1,320 @@
+"""How models call tools: recognised by their templates, and held to it by a grammar."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+
+import jsonschema
+import pytest
+from radixlm.runtime.chat.chat_template import ChatTemplate
+from radixlm.runtime.chat.grammar import Grammar
+from radixlm.runtime.chat.tool_format import HERMES, LLAMA3, PLAIN, Tool, ToolFormat, format_of
+from radixlm.runtime.chat.tool_messages import for_template
+from radixlm.runtime.errors import InvalidGrammar, InvalidRequest
+from radixlm.runtime.server.openai.tool_calls import ToolCallReader, read_whole
+
+from ..tool_templates import LLAMA, NO_TOOLS, QWEN
+from .test_grammars import Bench
+
+WEATHER = Tool(
+    "get_weather",
+    {
+        "type": "object",
+        "properties": {"city": {"$ref": "#/$defs/city"}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+        "$defs": {"city": {"type": "string", "maxLength": 8}},
+    },
+    description="The weather of the next days.",
+    is_strict=True,
+)
+NOW = Tool("now", {"type": "object", "properties": {}, "additionalProperties": False})
+SCHEMAS = {tool.name: tool.parameters for tool in (WEATHER, NOW)}
+FORMATS = {"hermes": HERMES, "llama3": LLAMA3, "plain": PLAIN}
+
+
+@pytest.fixture(scope="module", params=["smollm2", "qwen2"])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    bench = Bench(request.param)
+    yield bench
+    bench.grammars.close()
+
+
+def wanted(format: ToolFormat, *args: object, **options: object) -> Grammar:
+    grammar = format.grammar(*args, **options)  # type: ignore[arg-type]
+    assert grammar is not None
+    return grammar
+
+
+@pytest.mark.parametrize(
+    ("template", "format"), [(QWEN, HERMES), (LLAMA, LLAMA3), (NO_TOOLS, PLAIN), ("{{ 1 / 0 }}", PLAIN)]
+)
+def test_a_format_is_recognised_by_how_the_template_writes_a_call(template: str, format: ToolFormat) -> None:
+    assert format_of(ChatTemplate(template)) is format
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_what_is_required_is_called_with_valid_arguments(bench: Bench, format: ToolFormat) -> None:
+    grammar = wanted(format, [WEATHER, NOW], "required")
+    for seed in range(5):
+        text = bench.said(grammar, seed)
+        assert text is not None
+        reply = read_whole(text, ToolCallReader(format, list(SCHEMAS)))
+        assert reply.calls and reply.content == ""
+        assert format.separator is not None or len(reply.calls) == 1
+        for call in reply.calls:
+            jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+        assert format.text_of([(call.name, call.arguments) for call in reply.calls]) == text
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_a_call_is_written_as_templates_write_it_later(bench: Bench, format: ToolFormat) -> None:
+    """So that the reply's KV is found again when it comes back as history."""
+    for seed in range(3):
+        text = bench.said(wanted(format, [WEATHER], "required", is_parallel=False), seed)
+        assert text is not None
+        [call] = read_whole(text, ToolCallReader(format, ["get_weather"])).calls
+        again = json.dumps(json.loads(call.arguments), ensure_ascii=False)
+        is_escaped = "\\" in call.arguments  # the only other way to write the same string
+        assert again == call.arguments or is_escaped
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_auto_allows_words_or_calls_and_no_broken_call(bench: Bench, format: ToolFormat) -> None:
+    grammar = wanted(format, [WEATHER, NOW], "auto")
+    call = format.text_of([("get_weather", '{"city": "Oslo", "days": 3}')])
+    assert bench.follows(grammar, "It rains in Oslo, <b>as</b> always. {no call}")
+    assert bench.follows(grammar, "")
+    assert bench.follows(grammar, call)
+    assert bench.follows(grammar, f"Let me see.\n{call}")  # where no trigger is, it is words
+    assert not bench.follows(grammar, call.replace("days", "weeks"))
+    assert not bench.follows(grammar, call.replace("get_weather", "get_money"))
+    assert not bench.follows(grammar, call[:-1])
+    two = format.text_of([("now", "{}"), ("now", "{}")])
+    assert bench.follows(grammar, two) == (format.separator is not None)
+    assert not bench.follows(wanted(format, [WEATHER, NOW], "auto", is_parallel=False), two)
+    if format.is_tagged:
+        assert not bench.follows(grammar, f"Let me see.\n{call.replace('days', 'weeks')}")
+
+
+def test_none_forbids_what_would_be_read_as_a_call(bench: Bench) -> None:
+    grammar = wanted(HERMES, [WEATHER], "none")
+    assert bench.follows(grammar, "It rains. <tool> <tool_cal>")
+    assert bench.follows(grammar, "")
+    assert not bench.follows(grammar, "Well. <tool_call>")
+    assert PLAIN.grammar([WEATHER], "none") is None
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_a_schema_for_replies_is_for_those_that_are_no_call(bench: Bench, format: ToolFormat) -> None:
+    content = Grammar.json_schema({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]})
+    grammar = wanted(format, [NOW], "auto", content=content)
+    assert bench.follows(grammar, '{"a": 1}')
+    assert bench.follows(grammar, format.text_of([("now", "{}")]))
+    assert not bench.follows(grammar, "words")
+    assert format.grammar([NOW], "none", content=content) == content
+
+
+MOOD = {
+    "type": "object",
+    "properties": {"mood": {"enum": ["good", "bad"]}, "in": {"type": "array", "items": {"type": "boolean"}}},
+    "required": ["mood", "in"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_a_reply_to_tools_and_a_schema_is_one_or_the_other(bench: Bench, format: ToolFormat) -> None:
+    """White space that the schema allows behind `{` was allowed in a call, which then was no call."""
+    grammar = wanted(format, [WEATHER, NOW], "auto", content=Grammar.json_schema(MOOD))
+    kinds = set()
+    for seed in range(16):
+        text = bench.said(grammar, seed)
+        if text is None:
+            continue
+        reply = read_whole(text, ToolCallReader(format, list(SCHEMAS)))
+        kinds.add(bool(reply.calls))
+        if reply.calls:
+            assert format.text_of([(call.name, call.arguments) for call in reply.calls]) == text
+        else:
+            jsonschema.validate(json.loads(reply.content), MOOD)
+        for call in reply.calls:
+            jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+    assert kinds == {True, False}
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_a_schema_that_begins_as_a_call_does_can_be_answered(bench: Bench, format: ToolFormat) -> None:
+    """What began with `{"name": ` had to go on as a call."""
+    properties = {"name": {"type": "string"}, "age": {"type": "integer"}}
+    content = Grammar.json_schema({"type": "object", "properties": properties, "required": ["name", "age"]})
+    grammar = wanted(format, [WEATHER, NOW], "auto", content=content)
+    for name in ("Bob", "now", "get_weather"):
+        text = json.dumps({"name": name, "age": 3})
+        assert bench.follows(grammar, text)
+        assert read_whole(text, ToolCallReader(format, list(SCHEMAS))).content == text
+    assert bench.follows(grammar, format.text_of([("now", "{}")]))
+
+
+def test_a_strict_tool_with_a_schema_that_cannot_be_enforced_is_refused(bench: Bench) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    with pytest.raises(InvalidGrammar, match="uniqueItems"):
+        bench.grammars.compile(wanted(HERMES, [Tool("f", parameters, is_strict=True)], "auto"))
+    bench.grammars.compile(wanted(HERMES, [Tool("f", parameters)], "auto"))
+
+
+# Conversations.
+
+TALK: list[dict[str, object]] = [
+    {"role": "user", "content": "Weather?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city":"Ö", "days":2}'}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "rain"},
+]
+
+
+@pytest.mark.parametrize(("template", "format"), [(QWEN, HERMES), (LLAMA, LLAMA3), (NO_TOOLS, PLAIN)])
+def test_a_call_stands_in_later_prompts_as_it_was_said(template: str, format: ToolFormat) -> None:
+    compiled = ChatTemplate(template)
+    tools = [WEATHER.for_template(), NOW.for_template()]
+    told, known = for_template(TALK, tools, format)
+    rendered = compiled.render(told, tools=known)
+    before, known = for_template(TALK[:1], tools, format)
+    said = format.text_of([("get_weather", '{"city": "Ö", "days": 2}')])
+    assert rendered.startswith(compiled.render(before, tools=known) + said + "<|im_end|>")
+    assert "rain" in rendered and "The weather of the next days." in rendered
+
+
+def test_a_template_without_tools_is_told_of_them_in_words() -> None:
+    told, known = for_template(TALK, [NOW.for_template()], PLAIN)
+    assert known == ()
+    assert [message["role"] for message in told] == ["system", "user", "assistant", "user"]
+    assert '{"name": "NAME", "arguments": ARGUMENTS}' in str(told[0]["content"])
+    assert told[2]["content"] == '{"name": "get_weather", "arguments": {"city": "Ö", "days": 2}}'
+    assert told[3] == {"role": "user", "content": "Result of get_weather: rain"}
+    system = {"role": "system", "content": "Be brief."}
+    told, _ = for_template([system, *TALK], [NOW.for_template()], PLAIN)
+    assert [message["role"] for message in told] == ["system", "user", "assistant", "user"]
+    assert str(told[0]["content"]).startswith("Be brief.\n\nYou may call")
+
+
+def test_results_and_what_the_user_says_next_are_one_turn() -> None:
+    more = [*TALK, {"role": "tool", "tool_call_id": "7", "content": "?"}, {"role": "user", "content": "And?"}]
+    told, _ = for_template(more, (), PLAIN)
+    assert [message["role"] for message in told] == ["user", "assistant", "user"]
+    assert told[2]["content"] == "Result of get_weather: rain\nResult of the function: ?\nAnd?"
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("arguments", ["[1]", "{", "nonsense", "[" * 100_000])
+def test_a_call_whose_arguments_are_no_object_is_refused(format: ToolFormat, arguments: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    with pytest.raises(InvalidRequest, match="must be a JSON object"):
+        for_template([{"role": "assistant", "content": "", "tool_calls": [call]}], (), format)
+
+
+# Replies.
+
+
+def pieces(text: str, chance: random.Random) -> Iterator[str]:
+    at = 0
+    while at < len(text):
+        length = chance.randrange(1, 9)
+        yield text[at : at + length]
+        at += length
+
+
+REPLIES = [
+    "Only words, with <tool and {braces}.",
+    "",
+    " \n ",
+    *[format.text_of([("now", "{}")]) for format in FORMATS.values()],
+    *[
+        format.text_of([("get_weather", '{"city": "a}]\\"{", "x": [{"y": "\\\\"}]}'), ("now", "{}")])
+        for format in (HERMES, PLAIN)
+    ],
+    "Words first.\n\n" + HERMES.text_of([("now", "{}")]),
+    '{"name": "unknown", "arguments": {}}',
+    '{"mood": "good"}',
+    '<tool_call>\n{"name": "unknown"}',
+    *[
+        format.text_of([("get_weather", '{"city": "Oslo"}')])[:-cut]
+        for format in FORMATS.values()
+        for cut in (1, 4, 30)
+    ],
+]
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("text", REPLIES)
+def test_however_a_reply_is_cut_in_pieces_it_says_the_same(format: ToolFormat, text: str) -> None:
+    whole = read_whole(text, ToolCallReader(format, list(SCHEMAS)))
+    for seed in range(8):
+        reader = ToolCallReader(format, list(SCHEMAS))
+        reply = read_whole("", ToolCallReader(format, []))
+        for piece in pieces(text, random.Random(seed)):
+            for part in reader.push(piece):
+                reply.add(part)
+        for part in reader.finish():
+            reply.add(part)
+        assert reply.content == whole.content
+        assert [(c.name, c.arguments) for c in reply.calls] == [(c.name, c.arguments) for c in whole.calls]
+        assert reader.num_calls == len(whole.calls)
+    ids = [call.call_id for call in whole.calls]
+    assert len(set(ids)) == len(ids) and all(call_id.startswith("call_") for call_id in ids)
+
+
+def test_words_before_a_call_are_content_without_the_line_break_between() -> None:
+    reply = read_whole("Let me see.\n\n" + HERMES.text_of([("now", "{}")]), ToolCallReader(HERMES, ["now"]))
+    assert reply.content == "Let me see."
+    assert [(call.name, call.arguments) for call in reply.calls] == [("now", "{}")]
+
+
+def test_a_call_that_is_cut_off_has_the_arguments_so_far() -> None:
+    text = HERMES.text_of([("get_weather", '{"city": "Oslo"}')])
+    reply = read_whole(text[: text.index("slo")], ToolCallReader(HERMES, ["get_weather"]))
+    assert (reply.calls[0].arguments, reply.content) == ('{"city": "O', "")
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_a_call_that_is_cut_off_within_its_head_is_not_content(format: ToolFormat) -> None:
+    head = format.head("now")
+    for end in range(len(format.trigger), len(head) + 1):
+        reader = ToolCallReader(format, ["now"])
+        reply = read_whole(head[:end], reader)
+        assert (reply.content, reply.calls, reader.has_whole_calls) == ("", [], False)
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_calls_are_whole_when_the_last_ones_arguments_are(format: ToolFormat) -> None:
+    text = format.text_of([("now", '{"a": {"b": "}"}}')])
+    start = text.index('{"a"')
+    for end in range(start + 1, len(text) + 1):
+        reader = ToolCallReader(format, ["now"])
+        read_whole(text[:end], reader)
+        assert reader.has_whole_calls == (end >= start + len('{"a": {"b": "}"}}'))
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        (PLAIN, '{"name": "now", "arguments": [1]}'),
+        (LLAMA3, '{"name": "now", "parameters": 7}'),
+        (HERMES, '{"tag": "white space  <tool_call>"}'),
+    ],
+)
+def test_json_that_only_looks_like_a_call_is_content_as_it_is(format: ToolFormat, text: str) -> None:
+    reply = read_whole(text, ToolCallReader(format, ["now"]))
+    assert (reply.content, reply.calls) == (text, [])
+
+
+def test_where_nothing_may_be_called_all_is_content() -> None:
+    text = PLAIN.text_of([("now", "{}")])
+    assert read_whole(text, ToolCallReader(PLAIN, ["now"], is_content=True)).content == text

@@ -1,0 +1,103 @@
+"""How many pages an engine takes, and when it refuses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from radixlm.runtime.engine.kv_budget import KVBudget, available_memory_bytes
+from radixlm.runtime.errors import InvalidParameter
+
+PAGE_BYTES = 1000
+
+
+def choose(
+    available_bytes: int = 10**9,
+    kv_cache_bytes: int | None = None,
+    context: int = 1600,
+    model_bytes: int = 100,
+    context_length: int | None = None,
+) -> KVBudget:
+    module = SimpleNamespace(weights_bytes=model_bytes - 100, workspace_bytes=100)
+    manifest: Any = SimpleNamespace(context_length=context, kv=SimpleNamespace(page_bytes=PAGE_BYTES), module=module)
+    return KVBudget.choose(
+        manifest,
+        kv_cache_bytes=kv_cache_bytes,
+        max_num_seqs=4,
+        context_length=context_length,
+        available_bytes=available_bytes,
+    )
+
+
+def test_plenty_of_memory_holds_every_sequences_full_context() -> None:
+    assert choose() == KVBudget(4 * 100 + 1, 1600)
+
+
+def test_little_memory_gives_a_quarter() -> None:
+    assert choose(available_bytes=800 * PAGE_BYTES) == KVBudget(200, 1600)
+
+
+def test_one_full_context_may_take_up_to_half() -> None:
+    assert choose(available_bytes=300 * PAGE_BYTES) == KVBudget(101, 1600)
+    assert choose(available_bytes=100 * PAGE_BYTES) == KVBudget(50, 49 * 16)
+
+
+def test_given_bytes_are_used_whole() -> None:
+    assert choose(kv_cache_bytes=60 * PAGE_BYTES + 1) == KVBudget(60, 59 * 16)
+
+
+@pytest.mark.parametrize("kv_cache_bytes", [-5, 0, PAGE_BYTES, 8 * PAGE_BYTES])
+def test_too_little_for_a_small_context_is_refused(kv_cache_bytes: int) -> None:
+    with pytest.raises(InvalidParameter, match="9000 bytes are the least"):
+        choose(kv_cache_bytes=kv_cache_bytes)
+    assert choose(kv_cache_bytes=9 * PAGE_BYTES).context_length == 128
+
+
+def test_more_than_the_memory_is_refused_with_what_would_do() -> None:
+    with pytest.raises(InvalidParameter, match=r"the 3000000 bytes of available memory; lower --kv-cache-gb to 0\.00"):
+        choose(available_bytes=3000 * PAGE_BYTES, kv_cache_bytes=3000 * PAGE_BYTES)
+    with pytest.raises(InvalidParameter, match=r"lower --kv-cache-gb to 2\.00 or less"):
+        choose(available_bytes=5 * 10**9, kv_cache_bytes=2_000_001_000, model_bytes=3 * 10**9)
+    budget = choose(available_bytes=5 * 10**9, kv_cache_bytes=2 * 10**9, model_bytes=3 * 10**9)
+    assert budget.num_pages == 2 * 10**6
+
+
+def test_the_model_leaves_less_for_pages() -> None:
+    most = choose(available_bytes=1000 * PAGE_BYTES, model_bytes=900 * PAGE_BYTES, context=2000)
+    assert most.num_pages == 100
+    with pytest.raises(InvalidParameter, match="9000 bytes are the least"):
+        choose(available_bytes=1000 * PAGE_BYTES, model_bytes=1001 * PAGE_BYTES)
+
+
+def test_this_machine_has_memory() -> None:
+    assert available_memory_bytes() > 1 << 20
+
+
+def test_a_cache_that_shortens_the_context_says_so_and_how_much_would_not() -> None:
+    notice = choose(kv_cache_bytes=60 * PAGE_BYTES).notice
+    assert notice is not None and "a KV cache of 60000 bytes holds 944 tokens of the model's context of 1600" in notice
+    assert "raise --kv-cache-gb to 0.01" in notice and "--context-length 944" in notice
+    by_memory = choose(available_bytes=100 * PAGE_BYTES).notice
+    assert by_memory is not None and "half of the 100000 bytes of available memory" in by_memory
+    assert choose(kv_cache_bytes=101 * PAGE_BYTES).notice is None
+
+
+def test_a_context_length_that_is_asked_for_is_given_and_no_more_memory_than_it_needs() -> None:
+    asked = choose(context_length=320)
+    assert asked == KVBudget(4 * 20 + 1, 320) and asked.notice is None
+    assert choose(context_length=320, kv_cache_bytes=60 * PAGE_BYTES) == KVBudget(60, 320)
+    assert choose(context=64, context_length=64).context_length == 64
+
+
+@pytest.mark.parametrize("context_length", [0, -1, 127, 1601])
+def test_a_context_length_that_the_model_does_not_have_is_refused(context_length: int) -> None:
+    with pytest.raises(InvalidParameter, match=f"context_length is {context_length}; this artifact allows 128 to 1600"):
+        choose(context_length=context_length)
+
+
+def test_a_context_length_that_the_cache_does_not_hold_is_refused_with_what_would_do() -> None:
+    with pytest.raises(
+        InvalidParameter, match=r"holds 944 tokens.* and 1200 are asked for; raise --kv-cache-gb to 0.01"
+    ):
+        choose(kv_cache_bytes=60 * PAGE_BYTES, context_length=1200)

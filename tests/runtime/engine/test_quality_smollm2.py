@@ -1,0 +1,98 @@
+"""SmolLM2 as its Q4_1 file has it says what transformers says with the same weights, as closely as llama.cpp does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from radixlm.compile.sources import open_source
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.model.model_runner import ModelRunner
+
+from ...compile.ragged import Rows
+from ...goldens.smollm2_kl import Comparison, Passage, SmolLM2Golden, bootstrap_ratio, compare
+
+NUM_PAGES = 127  # a prime, so that Rows can scatter pages
+CHUNK = 64  # positions computed at a time, all with logits
+CLOSE_CALL = 0.5  # logits: int8 activations move them by 0.3 (root mean square)
+
+
+@pytest.fixture(scope="module")
+def golden() -> SmolLM2Golden:
+    return SmolLM2Golden.load()
+
+
+@pytest.fixture(scope="module")
+def runner(smollm2_artifact: Path) -> Iterator[ModelRunner]:
+    runner = ModelRunner(Artifact.open(smollm2_artifact), num_pages=NUM_PAGES)
+    yield runner
+    runner.close()
+
+
+@pytest.fixture(scope="module")
+def embedding(smollm2_gguf: Path) -> np.ndarray:
+    with open_source(smollm2_gguf) as source:
+        return source.read("model.embed_tokens.weight").dequantize()
+
+
+@pytest.fixture(scope="module")
+def comparison(runner: ModelRunner, golden: SmolLM2Golden, embedding: np.ndarray) -> Comparison:
+    return Comparison.joined([compare_passage(runner, passage, embedding) for passage in golden.passages])
+
+
+def compare_passage(runner: ModelRunner, passage: Passage, embedding: np.ndarray) -> Comparison:
+    return compare(passage, teacher_forced(runner, passage.ids), embedding)
+
+
+def teacher_forced(runner: ModelRunner, token_ids: list[int]) -> np.ndarray:
+    """Logits `[len(token_ids), vocab]`, in chunks."""
+    rows = Rows(runner, NUM_PAGES)
+    number = rows.add(token_ids)
+    counts = [min(CHUNK, len(token_ids) - start) for start in range(0, len(token_ids), CHUNK)]
+    return np.concatenate([rows.step({number: count})[number] for count in counts])
+
+
+def test_the_passages_have_a_thousand_positions(golden: SmolLM2Golden) -> None:
+    assert sum(len(passage.ids) for passage in golden.passages) >= 1000
+
+
+def test_mean_kl_is_below_a_hundredth_of_a_nat(comparison: Comparison) -> None:
+    assert comparison.kl.mean() < 0.01
+    assert comparison.kl.min() > -1e-6
+
+
+def test_the_most_likely_token_is_the_same_at_97_of_100_positions(comparison: Comparison) -> None:
+    assert comparison.agrees.mean() >= 0.97
+
+
+def test_kv_in_int8_costs_less_than_a_five_hundredth_of_a_nat(
+    comparison: Comparison, golden: SmolLM2Golden, embedding: np.ndarray, smollm2_int8_artifact: Path
+) -> None:
+    runner = ModelRunner(Artifact.open(smollm2_int8_artifact), num_pages=NUM_PAGES)
+    int8 = Comparison.joined([compare_passage(runner, passage, embedding) for passage in golden.passages])
+    runner.close()
+    assert 0 < int8.kl.mean() - comparison.kl.mean() < 0.002
+    assert int8.agrees.mean() >= 0.96
+
+
+def test_mean_kl_is_at_most_1_1_times_that_of_llama_cpp(comparison: Comparison) -> None:
+    bootstrap = comparison.bootstrap
+    assert bootstrap.ratio <= 1.1, bootstrap
+    assert bootstrap.high <= 1.1, bootstrap
+
+
+def test_greedy_replies_differ_from_transformers_only_at_close_calls(
+    runner: ModelRunner, golden: SmolLM2Golden
+) -> None:
+    for turn in (turn for chat in golden.chats for turn in chat):
+        logits = teacher_forced(runner, turn.prompt + turn.reply[:-1])[len(turn.prompt) - 1 :]
+        differs = logits.argmax(axis=-1) != np.array(turn.reply)
+        assert (turn.margins[differs] < CLOSE_CALL).all()
+
+
+def test_a_ratio_of_equal_errors_is_one_and_a_worse_one_shows() -> None:
+    kl = np.random.default_rng(0).exponential(0.003, size=1000)
+    assert bootstrap_ratio(kl, kl).low == pytest.approx(1.0)
+    assert bootstrap_ratio(1.5 * kl, kl).low == pytest.approx(1.5)

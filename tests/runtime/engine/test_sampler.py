@@ -1,0 +1,232 @@
+"""The sampler against a slow version that follows the definition of each parameter."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from radixlm.runtime.engine.sampler import FIRST_CANDIDATES, SampledToken, SamplerState, sample
+from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.model.batch import TopLogits
+
+from ..fake_model import top_of
+
+VOCAB_SIZE = 12
+LOGIT = st.sampled_from([-9.0, -2.5, -1.0, 0.0, 0.0, 0.5, 1.0, 1.0, 3.0])  # with ties
+LOGITS = st.lists(LOGIT, min_size=VOCAB_SIZE, max_size=VOCAB_SIZE)
+TOKENS = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=8)
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 2, 5, 12, 50]),
+    top_p=st.sampled_from([0.0, 1e-6, 0.3, 0.7, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 0.05, 0.4, 1.0]),
+    repetition_penalty=st.sampled_from([0.8, 1.0, 1.5]),
+    presence_penalty=st.sampled_from([-1.0, 0.0, 1.0]),
+    frequency_penalty=st.sampled_from([-0.5, 0.0, 0.7]),
+    logit_bias=st.dictionaries(st.integers(0, VOCAB_SIZE - 1), st.sampled_from([-100.0, 2.0]), max_size=3),
+    seed=st.integers(0, 2**32),
+)
+
+
+def slow_distribution(
+    logits: list[float], params: SamplingParams, prompt: list[int], reply: list[int]
+) -> dict[int, float]:
+    """Probabilities by token, most likely first, one token at a time."""
+    counts = Counter(reply)
+    scores = {}
+    for token, logit in enumerate(logits):
+        if token in prompt or token in reply:
+            factor = params.repetition_penalty
+            logit = logit / factor if logit > 0 else logit * factor
+        logit -= params.presence_penalty * (counts[token] > 0) + params.frequency_penalty * counts[token]
+        scores[token] = logit + params.logit_bias.get(token, 0.0)
+    order = sorted(scores, key=lambda token: (-scores[token], token))
+    if params.temperature == 0.0:
+        return {order[0]: 1.0}
+    best = scores[order[0]]
+    kept = {token: math.exp((scores[token] - best) / params.temperature) for token in order}
+    if params.top_k:
+        kept = {token: kept[token] for token in order[: params.top_k]}
+    mass, total, nucleus = 0.0, sum(kept.values()), {}
+    for token, weight in kept.items():
+        nucleus[token] = weight
+        mass += weight
+        if mass >= params.top_p * total:
+            break
+    kept = {token: weight for token, weight in nucleus.items() if weight >= params.min_p}
+    return {token: weight / sum(kept.values()) for token, weight in kept.items()}
+
+
+def sampled_of(logits: np.ndarray, states: list[SamplerState]) -> list[SampledToken | None]:
+    return sample(logits, top_of(logits), states)
+
+
+def one(logits: list[float] | np.ndarray, state: SamplerState) -> int:
+    sampled = sampled_of(np.array([logits], np.float32), [state])[0]
+    assert sampled is not None
+    return sampled.token_id
+
+
+@settings(deadline=None)
+@given(LOGITS, PARAMS, TOKENS, TOKENS)
+def test_draws_only_what_the_definition_allows(
+    logits: list[float], params: SamplingParams, prompt: list[int], reply: list[int]
+) -> None:
+    state = SamplerState(params, prompt, VOCAB_SIZE)
+    for token in reply:
+        state.record(token)
+    allowed = slow_distribution(logits, params, prompt, reply)
+    edge = 1e-9 < params.top_p < 1.0  # a mass of exactly top_p rounds either way: one token more may be allowed
+    for _ in range(20):
+        token = one(logits, state)
+        assert token in allowed or (
+            edge and token in slow_distribution(logits, replace_top_p(params, params.top_p + 1e-9), prompt, reply)
+        )
+
+
+def replace_top_p(params: SamplingParams, top_p: float) -> SamplingParams:
+    values = {name: getattr(params, name) for name in params.__dataclass_fields__}
+    return SamplingParams(**{**values, "top_p": min(1.0, top_p)})
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(seed=1),
+        SamplingParams(seed=1, temperature=0.6, top_k=5),
+        SamplingParams(seed=1, temperature=1.5, top_p=0.8),
+        SamplingParams(seed=1, top_k=9, top_p=0.9, min_p=0.05),
+        SamplingParams(seed=1, min_p=0.2),
+        SamplingParams(seed=1, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.2),
+    ],
+)
+def test_frequencies_are_the_probabilities(params: SamplingParams) -> None:
+    logits = [2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, 0.9, 0.8, 0.1, -3.0, 1.2]
+    prompt, reply = [0, 3], [1, 1, 7]
+    state = SamplerState(params, prompt, VOCAB_SIZE)
+    for token in reply:
+        state.record(token)
+    expected = slow_distribution(logits, params, prompt, reply)
+    num_draws = 4000
+    drawn = Counter(one(logits, state) for _ in range(num_draws))
+    assert set(drawn) <= set(expected)
+    for token, probability in expected.items():
+        error = math.sqrt(probability * (1 - probability) / num_draws)
+        assert abs(drawn[token] / num_draws - probability) < 5 * error + 1e-9
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(LOGITS, PARAMS), min_size=1, max_size=6), st.integers(0, 5))
+def test_a_row_does_not_depend_on_its_batch(rows: list[tuple[list[float], SamplingParams]], pick: int) -> None:
+    pick %= len(rows)
+    states = [SamplerState(params, [1], VOCAB_SIZE) for _, params in rows]
+    alone = SamplerState(rows[pick][1], [1], VOCAB_SIZE)
+    batch = np.array([logits for logits, _ in rows], np.float32)
+    for _ in range(3):
+        together = sampled_of(batch, states)
+        assert together[pick] == sampled_of(batch[pick : pick + 1], [alone])[0]
+
+
+MANY = 700  # of which a few can be drawn, or most
+SHARP = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.05, 0.3, 1.0, 30.0]),
+    top_k=st.sampled_from([0, 1, 40, 64, 65, MANY - 1, MANY, MANY + 1]),
+    top_p=st.sampled_from([0.0, 1e-6, 0.5, 0.9, 0.999, 1.0]),
+    min_p=st.sampled_from([0.0, 0.05, 1.0]),
+    logprobs=st.sampled_from([None, None, 2]),
+    seed=st.integers(0, 2**32),
+)
+
+
+@settings(deadline=None)
+@given(SHARP, st.integers(0, 2**32), st.booleans())
+def test_the_largest_logits_draw_what_the_whole_row_does(params: SamplingParams, seed: int, has_ties: bool) -> None:
+    logits = np.random.default_rng(seed).normal(size=(1, MANY)).astype(np.float32) * 4
+    logits = logits.round() if has_ties else logits
+    top = top_of(logits)
+    only_best = TopLogits(top.values[:, :1], top.token_ids[:, :1], top.is_finite)
+    one, other = SamplerState(params, [], MANY), SamplerState(params, [], MANY)
+    for _ in range(10):
+        assert sample(logits, top, [one]) == sample(logits, only_best, [other])
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.0),
+        SamplingParams(seed=1, top_k=40),
+        SamplingParams(seed=1, top_k=64, top_p=0.9, min_p=0.01),
+        SamplingParams(seed=1, temperature=0.2, top_p=0.9),
+    ],
+)
+def test_where_the_largest_logits_decide_no_other_is_read(params: SamplingParams) -> None:
+    logits = np.random.default_rng(3).normal(size=(1, MANY)).astype(np.float32) * 4
+    one, other = SamplerState(params, [], MANY), SamplerState(params, [], MANY)
+    for _ in range(10):
+        unread = sample(np.full_like(logits, np.nan), top_of(logits), [one])
+        assert unread == sample(logits, top_of(logits), [other])
+
+
+def test_greedy_takes_the_lowest_id_on_ties() -> None:
+    assert one([0.0, 3.0, 3.0], SamplerState(SamplingParams(temperature=0.0), [], 3)) == 1
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_row_that_is_not_finite_is_none_and_the_others_are_not(bad: float) -> None:
+    logits = np.zeros((3, 50), np.float32)
+    logits[1, 49] = bad
+    params = SamplingParams(temperature=0.0)
+    sampled = sampled_of(logits, [SamplerState(params, [], 50) for _ in range(3)])
+    assert [row is None for row in sampled] == [False, True, False]
+
+
+def test_huge_finite_logits_are_fine() -> None:
+    logits = np.full((1, 50), 3e38, np.float32)
+    assert sampled_of(logits, [SamplerState(SamplingParams(temperature=1e-6, seed=1), [], 50)])[0] is not None
+
+
+def test_top_p_over_more_candidates_than_are_sorted_at_first() -> None:
+    size = 20 * FIRST_CANDIDATES
+    logits = -np.arange(size, dtype=np.float32) / size
+    state = SamplerState(SamplingParams(seed=1, top_p=0.5), [], size)
+    weights = np.exp(logits.astype(np.float64))
+    limit = int(np.searchsorted(np.cumsum(weights) / weights.sum(), 0.5)) + 1
+    drawn = [one(logits, state) for _ in range(300)]
+    assert limit > FIRST_CANDIDATES and max(drawn) < limit and max(drawn) > limit - limit // 20
+
+
+def test_seed_repeats_and_its_absence_does_not() -> None:
+    def draw(seed: int | None) -> list[int]:
+        state = SamplerState(SamplingParams(seed=seed), [], 1000)
+        return [one(np.zeros(1000), state) for _ in range(8)]
+
+    assert draw(7) == draw(7) != draw(8)
+    assert draw(-1) == draw(-1)
+    assert draw(None) != draw(None)
+
+
+def test_logprobs_are_a_distribution_sorted_from_the_top() -> None:
+    logits = [1.0, 3.0, 2.0, 3.0, -4.0]
+    state = SamplerState(SamplingParams(temperature=0.0, logprobs=5, logit_bias={4: 100.0}), [], 5)
+    sampled = sampled_of(np.array([logits], np.float32), [state])[0]
+    assert sampled is not None and sampled.token_id == 4 and sampled.logprob is not None
+    assert [token for token, _ in sampled.logprob.top] == [1, 3, 2, 0, 4]
+    assert math.isclose(sum(math.exp(logprob) for _, logprob in sampled.logprob.top), 1.0)
+    assert sampled.logprob.logprob == sampled.logprob.top[-1][1]
+
+
+def test_zero_logprobs_asks_for_the_generated_token_only() -> None:
+    state = SamplerState(SamplingParams(temperature=0.0, logprobs=0), [], 3)
+    sampled = sampled_of(np.zeros((1, 3), np.float32), [state])[0]
+    assert sampled is not None and sampled.logprob is not None
+    assert sampled.logprob.top == () and math.isclose(sampled.logprob.logprob, -math.log(3))
+
+
+def test_no_rows_are_no_tokens() -> None:
+    assert sampled_of(np.zeros((0, 5), np.float32), []) == []

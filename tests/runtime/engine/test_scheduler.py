@@ -1,0 +1,288 @@
+"""Who runs, who waits, and who gives pages back."""
+
+from __future__ import annotations
+
+import collections.abc
+
+import pytest
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.cache.page_pool import PagePool
+from radixlm.runtime.cache.prefix_cache import PrefixCache
+from radixlm.runtime.cache.prefix_match import PrefixMatch
+from radixlm.runtime.cache.pruned_prefix import PrunedPrefix
+from radixlm.runtime.cache.sequence import Sequence
+from radixlm.runtime.engine.request import Request
+from radixlm.runtime.engine.sampler import SampledToken
+from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.engine.scheduler import Scheduler, SchedulerPolicy
+from radixlm.runtime.engine.step_plan import StepPlan
+
+from ..fake_model import VOCAB_SIZE, LetterDecoder, prompt
+
+
+class Bench:
+    """A scheduler whose steps always succeed and whose requests always generate token 1."""
+
+    def __init__(self, num_pages: int, policy: SchedulerPolicy, context_length: int = 160) -> None:
+        self.cache = PrefixCache(PagePool(num_pages))
+        self.context_length = context_length
+        self.scheduler = Scheduler(self.cache, policy, context_length=context_length, open_sequence=self.open)
+        self.now = 0.0
+
+    def open(self, request: Request, match: PrefixMatch) -> Sequence:
+        if request.pruned is None:
+            return self.cache.open(match, context_length=self.context_length)
+        return self.cache.open_pruned(match, request.pruned, context_length=self.context_length)
+
+    def add(self, name: str, ids: collections.abc.Sequence[int], pruned: PrunedPrefix | None = None) -> Request:
+        params = SamplingParams(temperature=0.0)
+        decoder = LetterDecoder()
+        request = Request(name, prompt(ids), params, decoder=decoder, vocab_size=VOCAB_SIZE, arrived_at=self.now)
+        request.pruned = pruned
+        self.scheduler.add(request)
+        return request
+
+    def step(self) -> dict[str, int]:
+        """Tokens that each request computes, in order."""
+        with self.cache.begin() as step:
+            plan: StepPlan = self.scheduler.schedule(step, self.now)
+            shares = {item.request.request_id: item.reservation.num_tokens for item in plan.scheduled}
+            step.commit()
+        for item in plan.scheduled:
+            if item.wants_logits:
+                item.request.accept(SampledToken(1), self.now)
+        self.scheduler.check()
+        self.cache.check()
+        return shares
+
+    def finish(self, name: str) -> None:
+        self.cache.close(self.scheduler.remove(name).admitted)
+
+    def remember(self, ids: collections.abc.Sequence[int]) -> None:
+        """Leave a prompt in the cache."""
+        sequence = self.cache.open(self.cache.match(ids), context_length=160)
+        with self.cache.begin() as step:
+            step.reserve(sequence, sequence.num_uncomputed)
+            step.commit()
+        self.cache.close(sequence)
+
+
+def policy(max_num_seqs: int = 8, max_num_batched_tokens: int = 32, **more: float) -> SchedulerPolicy:
+    return SchedulerPolicy(max_num_seqs, max_num_batched_tokens, **more)  # type: ignore[arg-type]
+
+
+def test_long_prompt_is_computed_in_chunks_beside_those_that_decode() -> None:
+    bench = Bench(40, policy(max_num_batched_tokens=32))
+    bench.add("short", [1, 2, 3])
+    assert bench.step() == {"short": 3}
+    bench.add("long", [4] * 80)
+    assert bench.step() == {"short": 1, "long": 31}
+    assert bench.step() == {"short": 1, "long": 31}
+    assert bench.step() == {"short": 1, "long": 18}
+    assert bench.step() == {"short": 1, "long": 1}
+
+
+def test_no_more_than_max_num_seqs_run() -> None:
+    bench = Bench(40, policy(max_num_seqs=2))
+    for name in "abc":
+        bench.add(name, [ord(name) % 30] * 4)
+    assert list(bench.step()) == ["a", "b"]
+    bench.finish("a")
+    assert list(bench.step()) == ["b", "c"]
+
+
+def test_longest_cached_prefix_goes_first() -> None:
+    bench = Bench(40, policy(max_num_seqs=1))
+    bench.remember([7] * 64)
+    bench.add("cold", [8] * 60)
+    bench.add("warm", [7] * 60)
+    assert list(bench.step()) == ["warm"]
+
+
+def test_age_outweighs_any_cached_prefix_so_that_nobody_starves() -> None:
+    bench = Bench(60, policy(max_num_seqs=1, ageing_tokens_per_s=10.0))
+    bench.remember([7] * 64)
+    bench.add("cold", [8] * 20)
+    for i in range(20):
+        bench.now += 1.0
+        bench.add(f"warm{i}", [7] * 60)
+        (name,) = bench.step()
+        bench.finish(name)
+        if name == "cold":
+            assert i >= 5, "overtaken less than its cached prefix is worth"
+            return
+    raise AssertionError("starved")
+
+
+def test_shared_prefix_is_computed_once_and_does_not_hold_up_others() -> None:
+    bench = Bench(40, policy(max_num_batched_tokens=20))
+    bench.add("first", [7] * 49)
+    bench.add("same", [7] * 49)
+    bench.add("other", [9] * 8)
+    assert bench.step() == {"first": 20}
+    assert bench.step() == {"first": 20}
+    assert bench.step() == {"first": 9, "other": 8}
+    assert bench.step() == {"first": 1, "other": 1, "same": 1}
+
+
+def test_newest_running_request_gives_its_pages_back_and_comes_back_from_the_cache() -> None:
+    bench = Bench(7, policy(), context_length=96)
+    old, new = bench.add("old", [1] * 33), bench.add("new", [2] * 16)
+    bench.step()
+    bench.step()
+    while not new.num_preemptions:
+        bench.step()
+    num_generated = new.num_generated
+    assert num_generated > 0 and old.num_preemptions == 0
+    bench.step()
+    assert new.num_generated == num_generated and not new.admitted.page_ids
+    bench.finish("old")
+    shares = bench.step()
+    assert 1 <= shares["new"] < 16 + num_generated, "computed again what the cache still had"
+    assert new.num_generated == num_generated + 1
+
+
+def test_older_prompt_takes_pages_that_a_newer_decoder_was_given_in_the_same_step() -> None:
+    bench = Bench(5, policy(max_num_batched_tokens=17), context_length=96)
+    bench.add("old", [1] * 80)
+    assert bench.step() == {"old": 17}
+    new = bench.add("new", [2])
+    bench.scheduler._running["new"] = bench.scheduler._waiting.pop("new")  # as if it had come in too early
+    new.admit(bench.cache.open(match := bench.cache.match([2]), context_length=96), match)
+    assert bench.step() == {"new": 1, "old": 16}
+    assert bench.step() == {"new": 1, "old": 16}
+    assert bench.step() == {"old": 17}, "the fifth page, and the budget, of the newer"
+    assert (new.num_preemptions, new.num_generated) == (1, 2)
+
+
+def test_pages_that_running_requests_need_next_are_not_given_away() -> None:
+    bench = Bench(8, policy(max_num_batched_tokens=64), context_length=112)
+    bench.add("runs", [1] * 64)
+    bench.step()
+    bench.add("large", [2] * 50)  # 4 pages are free, but the next token of the other takes one
+    assert bench.step() == {"runs": 1}
+
+
+def test_request_that_does_not_fit_yet_waits_and_nobody_overtakes_it_for_that() -> None:
+    bench = Bench(8, policy(), context_length=112)
+    bench.add("runs", [1] * 60)
+    bench.step()
+    bench.add("large", [2] * 64)
+    bench.add("small", [3] * 4)
+    for _ in range(4):
+        bench.step()
+    assert bench.scheduler.num_running == 1 and bench.scheduler.num_waiting == 2
+    bench.finish("runs")
+    assert list(bench.step()) == ["large"]
+
+
+@pytest.mark.parametrize("num_tokens", [1, PAGE_SIZE, PAGE_SIZE + 1])
+def test_request_that_does_not_fit_even_alone_is_named(num_tokens: int) -> None:
+    bench = Bench(1, policy())
+    bench.add("large", [1] * (PAGE_SIZE + num_tokens))
+    with bench.cache.begin() as step:
+        plan = bench.scheduler.schedule(step, 0.0)
+        assert plan.unservable is not None and plan.unservable.request_id == "large"
+        assert plan.scheduled == []
+
+
+def pruned(ids: collections.abc.Sequence[int], num_rows: int, start: int = 0) -> PrunedPrefix:
+    return PrunedPrefix(start, num_rows, tuple(ids))
+
+
+def test_request_with_a_pruned_prefix_computes_what_is_behind_it_and_takes_pages_for_its_rows() -> None:
+    bench = Bench(8, policy(max_num_batched_tokens=64), context_length=112)
+    bench.add("runs", [1] * 64)
+    bench.step()
+    request = bench.add("pruned", [2] * 100, pruned([2] * 96, 20))  # its tokens would take 7 pages: there are 3
+    assert bench.step() == {"runs": 1, "pruned": 4}
+    assert (request.admitted.num_rows, len(request.admitted.page_ids)) == (24, 2)
+    assert bench.step() == {"runs": 1, "pruned": 1}
+
+
+def test_request_whose_pruned_prefix_finds_no_pages_waits_until_it_does() -> None:
+    bench = Bench(8, policy(max_num_batched_tokens=64), context_length=112)
+    bench.add("runs", [1] * 64)
+    bench.step()
+    bench.add("pruned", [2] * 100, pruned([2] * 96, 48))
+    assert bench.step() == {"runs": 1}
+    bench.finish("runs")
+    assert bench.step() == {"pruned": 4}
+
+
+@pytest.mark.parametrize("reason", ["of another prompt", "goes on from nothing", "no pages"])
+def test_request_whose_pruned_prefix_cannot_be_computes_all_of_its_prompt(reason: str) -> None:
+    bench = Bench(6, policy(max_num_batched_tokens=100), context_length=160)
+    prefix = {
+        "of another prompt": pruned([3] * 40, 8),
+        "goes on from nothing": pruned([2] * 40, 8, start=32),
+        "no pages": pruned([2] * 144, 110),
+    }[reason]
+    request = bench.add("pruned", [2] * (60 if reason != "no pages" else 150), prefix)
+    if reason == "no pages":  # not even for its rows: it fails as it would have without
+        with bench.cache.begin() as step:
+            assert bench.scheduler.schedule(step, 0.0).unservable is request
+    else:
+        assert bench.step() == {"pruned": 60}
+        assert bench.cache.match([2] * 60).num_tokens == 48
+    assert request.pruned is None and request.admitted.pruned is None
+
+
+def test_prefix_that_memory_has_by_now_is_not_opened_pruned() -> None:
+    bench = Bench(20, policy())
+    bench.remember([2] * 80)
+    request = bench.add("pruned", [2] * 90, pruned([2] * 60, 8))
+    assert bench.step() == {"pruned": 10}
+    assert request.pruned is None and request.admitted.pruned is None
+
+
+def test_nobody_waits_for_what_is_computed_over_a_pruned_prefix_and_nobody_finds_it() -> None:
+    bench = Bench(40, policy(max_num_batched_tokens=20))
+    bench.add("pruned", [7] * 100, pruned([7] * 50, 8))
+    bench.add("same", [7] * 100)
+    assert bench.step() == {"pruned": 20}
+    assert bench.step() == {"pruned": 20}
+    assert bench.step() == {"pruned": 10, "same": 10}
+    assert bench.cache.match([7] * 100).num_tokens == 0
+    bench.finish("pruned")
+    assert bench.cache.match([7] * 100).num_tokens == 0
+    assert bench.step() == {"same": 20}
+    assert bench.cache.match([7] * 100).num_tokens == 16
+
+
+def test_request_with_a_pruned_prefix_does_not_wait_for_one_that_computes_it_exactly() -> None:
+    bench = Bench(40, policy(max_num_batched_tokens=40))
+    bench.add("exact", [7] * 100)
+    assert bench.step() == {"exact": 40}
+    bench.add("pruned", [7] * 100, pruned([7] * 96, 8, start=32))
+    bench.add("waits", [7] * 100)
+    assert bench.step() == {"exact": 40}
+    assert bench.step() == {"exact": 20, "pruned": 4}
+    assert bench.step() == {"exact": 1, "pruned": 1, "waits": 4}
+
+
+def test_preempted_request_loses_its_pruned_prefix_and_computes_it_exactly() -> None:
+    bench = Bench(7, policy(), context_length=112)
+    bench.add("old", [1] * 33)
+    new = bench.add("new", [2] * 60, pruned([2] * 56, 8))
+    bench.step()
+    bench.step()
+    assert new.admitted.num_rows == 12 + new.num_generated - 1
+    while not new.num_preemptions:
+        bench.step()
+    num_tokens = len(new.admitted)
+    assert new.admitted.pruned is None and new.pruned is not None, "what the reply began with is not forgotten"
+    bench.finish("old")
+    num_computed = 0
+    while new.admitted.num_uncomputed != 1 or not num_computed:
+        num_computed += bench.step()["new"]
+    assert num_computed == num_tokens and new.admitted.num_rows == num_tokens
+    assert bench.cache.match(new.admitted.token_ids).num_tokens == num_tokens // 16 * 16
+
+
+def test_pages_are_promised_for_rows_and_not_for_what_is_pruned() -> None:
+    bench = Bench(8, policy(max_num_batched_tokens=100), context_length=112)
+    bench.add("pruned", [2] * 100, pruned([2] * 96, 8))
+    bench.step()
+    bench.add("large", [3] * 80)  # 6 pages, and 7 are free
+    assert bench.step() == {"pruned": 1, "large": 80}

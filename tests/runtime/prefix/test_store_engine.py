@@ -1,0 +1,148 @@
+"""On a real compiled model: what comes back from disk after a restart is what was computed, to the last bit."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.cache.cache_namespace import CacheScope
+from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
+from radixlm.runtime.errors import InvalidParameter, StoreError
+from radixlm.runtime.prefix.load_planner import LoadPlan, LoadPlanner
+
+PARAMS = SamplingParams(temperature=1.0, seed=3, max_tokens=24, logprobs=3, ignore_eos=True)
+PROMPT = [5 + i * i % 200 for i in range(150)]  # nine full pages and six tokens
+
+PARAMS_TOKENS = 24
+
+Open = Callable[..., Engine]
+
+
+@pytest.fixture
+def open_engine(tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    """Opens an engine over one store, and closes the one before it. Loads are always worth it: this model is tiny."""
+    monkeypatch.setattr(LoadPlanner, "plan", lambda *args, **sizes: LoadPlan(None, 60.0))
+    opened: list[Engine] = []
+
+    def open_again(**options: object) -> Engine:
+        if opened:
+            opened[-1].close()
+        settings = {"kv_cache_bytes": 1 << 20, "max_num_seqs": 4, "store": tmp_path / "store", **options}
+        opened.append(Engine(tiny_artifact, store_bytes=64 << 20, num_threads=1, **settings))  # type: ignore[arg-type]
+        return opened[-1]
+
+    yield open_again
+    opened[-1].close()
+
+
+def same(ours: Completion, theirs: Completion) -> bool:
+    """Ids, and the floats of all logprobs."""
+    return ours.token_ids == theirs.token_ids and ours.logprobs == theirs.logprobs
+
+
+def test_a_warm_reply_from_disk_has_the_bits_of_a_cold_one(open_engine: Open) -> None:
+    cold = open_engine().generate(PROMPT, PARAMS)
+    engine = open_engine()
+    warm = engine.generate(PROMPT, PARAMS)
+    assert same(warm, cold)
+    assert warm.usage.cached_tokens == 144 and warm.usage.disk_tokens_by_kind == {"exact": 144}
+    stats = engine.stats()
+    assert stats.tier is not None and (stats.tier.num_loads, stats.tier.num_loaded_pages) == (1, 9)
+    assert stats.num_computed_tokens == len(PROMPT) - 144 + PARAMS_TOKENS - 1
+
+
+def test_a_conversation_goes_on_by_text_after_a_restart(open_engine: Open) -> None:
+    messages = [{"role": "user", "content": "he in the tree " * 8}]
+    engine = open_engine()
+    letters = replace(PARAMS, logit_bias={ord(letter) + 3: 30.0 for letter in "hein"}, max_tokens=64)
+    first = engine.chat(messages, letters)
+    messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "ein"}]
+    engine = open_engine()
+    warm = engine.chat(messages, PARAMS)
+    cold = engine.generate(warm.prompt_token_ids, PARAMS, namespace=b"nobody's", cache_match="exact")
+    assert cold.usage.cached_tokens == 0 and same(warm, cold)
+    num_pages = (len(first.prompt_token_ids) + len(first.token_ids) - 1) // PAGE_SIZE
+    assert sum(warm.usage.disk_tokens_by_kind.values()) == num_pages * PAGE_SIZE
+    assert warm.usage.disk_tokens_by_kind["text"] > 16
+
+
+def test_forgetting_a_namespace_takes_it_off_the_disk(open_engine: Open) -> None:
+    engine = open_engine()
+    engine.generate(PROMPT, PARAMS)
+    engine.generate(PROMPT, PARAMS, namespace=b"other")
+    engine = open_engine()
+    cleared = engine.clear_cache()
+    assert cleared.num_discarded_pages == 10 and cleared.num_freed_pages == 0
+    assert engine.generate(PROMPT, PARAMS).usage.cached_tokens == 0
+    assert engine.generate(PROMPT, PARAMS, namespace=b"other").usage.cached_tokens == 144
+
+
+def test_namespaces_outlive_the_process_that_made_them(open_engine: Open) -> None:
+    ours, theirs = CacheScope(api_key="ours"), CacheScope(api_key="theirs")
+    engine = open_engine()
+    before = engine.namespaces.of(ours)
+    engine.generate(PROMPT, PARAMS, namespace=before)
+    engine = open_engine()
+    assert engine.namespaces.of(ours) == before
+    assert engine.generate(PROMPT, PARAMS, namespace=engine.namespaces.of(theirs)).usage.cached_tokens == 0
+    assert engine.generate(PROMPT, PARAMS, namespace=before).usage.cached_tokens == 144
+    other = open_engine(store=None)
+    assert other.namespaces.of(ours) != before
+
+
+def test_another_engine_on_the_same_directory_is_refused(open_engine: Open, tiny_artifact: Path) -> None:
+    engine = open_engine()
+    with pytest.raises(StoreError, match="another"):
+        Engine(tiny_artifact, kv_cache_bytes=1 << 20, store=_directory(engine))
+    assert engine.generate(PROMPT, PARAMS).finish_reason == "length"
+
+
+def test_a_runner_that_cannot_copy_pages_needs_no_store(open_engine: Open) -> None:
+    class Bare:
+        def close(self) -> None: ...
+
+    with pytest.raises(InvalidParameter, match="Bare cannot copy pages"):
+        open_engine(open_runner=lambda *args: Bare())
+    open_engine()  # the directory is free again
+
+
+def test_the_engine_sleeps_while_it_waits_for_the_disk(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = open_engine()
+    cold = engine.generate(PROMPT, PARAMS)
+    engine = open_engine()
+    store = engine._core.tier._store  # type: ignore[union-attr]
+    read, may_read = store.read, threading.Event()
+    monkeypatch.setattr(store, "read", lambda heads, out: read(heads, out) if may_read.wait(60) else 0)
+    with engine.stream(PROMPT, PARAMS) as stream:
+        while not engine.stats().tier.num_waiting:  # type: ignore[union-attr]
+            time.sleep(0.001)
+        before = time.process_time()
+        time.sleep(0.3)
+        assert time.process_time() - before < 0.15, "it spins"
+        may_read.set()
+        warm = stream.result()
+    assert same(warm, cold) and warm.usage.cached_tokens == 144
+
+
+def _directory(engine: Engine) -> Path:
+    tier = engine._core.tier
+    assert tier is not None
+    return tier._store.directory
+
+
+def test_an_engine_that_cannot_be_opened_lets_go_of_its_store(tiny_artifact: Path, tmp_path: Path) -> None:
+    wrong: list[dict[str, object]] = [
+        {"cache_ttl_s": 0.0},
+        {"kv_log": tmp_path / "no" / "such" / "folder"},
+        {"open_runner": lambda *args: object()},
+    ]
+    for options in wrong:
+        with pytest.raises((InvalidParameter, OSError, AttributeError)):
+            Engine(tiny_artifact, kv_cache_bytes=1 << 20, store=tmp_path / "store", **options)  # type: ignore[arg-type]
+    with Engine(tiny_artifact, kv_cache_bytes=1 << 20, store=tmp_path / "store") as engine:
+        assert engine.generate(PROMPT, PARAMS).usage.cached_tokens == 0

@@ -1,0 +1,345 @@
+"""A part of a prefix is right rows, as many in each layer and head, or none at all; whatever happens to its files."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from radixlm.runtime.artifact.manifest import KVDType, KVLayout
+from radixlm.runtime.model.kv_rows import KVRows
+from radixlm.runtime.pruning import partial_prefix
+from radixlm.runtime.pruning.partial_prefix import PartialPrefix
+from radixlm.runtime.pruning.row_selection import always, look, num_rows, with_probed
+from radixlm.runtime.pruning.run_cache import RunCache
+from radixlm.runtime.store import NO_PARENT, OSFiles, PageHead, PageStore
+from radixlm.runtime.store.ordered_layout import OrderedLayout
+from radixlm.runtime.store.ordered_run import ranked_before_text
+from radixlm.runtime.store.rewriting import rewrite
+
+from ..store.faulty_files import FailAt, FaultyFiles
+from ..store.pages import BOB, chain
+from ..store.runs import DTYPES, identity_of, kv_of
+
+PROBE_HEAD = 1
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A prefix whose pages are in a store, in ordered runs of so many pages each."""
+
+    store: PageStore
+    directory: Path
+    kv: KVLayout
+    heads: list[PageHead]
+    exact: KVRows
+    queries: NDArray[np.float32]
+
+    @property
+    def num_tokens(self) -> int:
+        return 16 * len(self.heads)
+
+    def order(self, lengths: Sequence[int]) -> NDArray[np.int64]:
+        """As the runs of so many pages have their tokens."""
+        orders, first = [], 0
+        for length in lengths:
+            run = self.store.open_ordered(self.heads[first : first + length])
+            assert run is not None
+            order = run.order()
+            run.close()
+            assert order is not None and order.shape[-1] == 16 * length
+            orders.append(order.astype(np.int64) + 16 * first)
+            first += length
+        return np.concatenate(orders, axis=-1)
+
+    def open(self, budget: float, known: RunCache | None = None, *, num_before: int = 0) -> PartialPrefix | None:
+        known = RunCache() if known is None else known
+        return PartialPrefix.open(self.store, self.heads, budget=budget, num_before=num_before, known=known)
+
+    def opened(self, budget: float, known: RunCache | None = None) -> PartialPrefix:
+        partial = self.open(budget, known)
+        assert partial is not None
+        return partial
+
+
+def stored(
+    directory: Path, lengths: Sequence[int], *, dtype: KVDType = "f16", seed: int = 0, files: OSFiles | None = None
+) -> Stored:
+    rng, kv, num_tokens = np.random.default_rng(seed), kv_of(dtype), 16 * sum(lengths)
+    shape = (2, kv.num_layers, kv.num_kv_heads, num_tokens, kv.head_dim)
+    items = rng.integers(-127, 128, shape).astype(np.int8) if dtype == "int8" else rng.normal(size=shape) * 2
+    scales = rng.random(shape[:-1], np.float32) / 50 if dtype == "int8" else None
+    exact = KVRows(kv, items.astype({"f16": np.float16, "f32": np.float32, "int8": np.int8}[dtype]), scales)
+    identity = identity_of(kv)
+    heads = chain(sum(lengths), seed, identity=identity)
+    store = PageStore.open(directory, identity, max_bytes=8 << 20, files=files)
+    store.put(heads, exact.to_pages())
+    first = 0
+    for length in lengths:
+        scores = rng.integers(0, 30, (kv.num_layers, kv.num_kv_heads, 16 * length)).astype(np.float32)
+        ranked = ranked_before_text(scores, 4 * length) if seed % 2 else scores
+        some = heads[first : first + length]
+        assert len(rewrite(store, some, ranked, probe_head=PROBE_HEAD).stored) == length
+        first += length
+    return Stored(
+        store, directory, kv, heads, exact, rng.normal(size=(kv.num_layers, 5, 2, kv.head_dim)).astype(np.float32)
+    )
+
+
+def rows_of(partial: PartialPrefix, it: Stored) -> NDArray[np.int64]:
+    """Which tokens were read, by the bytes of their keys; all of `rows` are rows of the prefix."""
+    pages = partial.rows()
+    count = partial.num_there
+    assert len(pages) == -(-count // 16)
+    read, found = KVRows.of_pages(it.kv, pages, count), np.empty((*it.exact.items.shape[1:3], count), np.int64)
+    for layer, head in np.ndindex(found.shape[:2]):
+        place = {it.exact.items[0, layer, head, token].tobytes(): token for token in range(it.num_tokens)}
+        found[layer, head] = [place[row.tobytes()] for row in read.items[0, layer, head]]
+    assert (it.exact.take(found).to_pages() == pages).all()
+    assert (np.diff(found, axis=-1) > 0).all()
+    return found
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Iterator[Stored]:
+    it = stored(tmp_path / "store", [6, 4, 5])
+    yield it
+    it.store.close()
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    dtype=st.sampled_from(DTYPES),
+    budget=st.floats(0.01, 1.0),
+    num_before=st.sampled_from([0, 32]),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=25, deadline=None)
+def test_what_is_read_is_what_is_chosen(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[int],
+    dtype: KVDType,
+    budget: float,
+    num_before: int,
+    seed: int,
+) -> None:
+    it, known = stored(tmp_path_factory.mktemp("store") / "s", lengths, dtype=dtype, seed=seed), RunCache()
+    with closing(it.store):
+        for is_known in (False, True):
+            partial = it.open(budget, known, num_before=num_before)
+            assert partial is not None and partial.num_there == 0
+            assert partial.num_rows == num_rows(it.num_tokens, budget)
+            assert partial.read_stored()
+            first = rows_of(partial, it)
+            assert partial.num_there == partial.num_stored == first.shape[-1] <= partial.num_rows
+            choice = partial.choose(it.queries)
+            assert 0 <= choice.dropped_mass <= 1
+            assert partial.read_chosen()
+            chosen = rows_of(partial, it)
+            assert partial.num_there == partial.num_rows == chosen.shape[-1]
+            seen = look(it.queries, it.exact.keys_of(PROBE_HEAD), first[:, PROBE_HEAD])
+            assert (chosen == with_probed(first, seen.largest, partial.num_rows, it.order(lengths))).all()
+            for layer, head in np.ndindex(first.shape[:2]):
+                assert set(always(it.num_tokens, num_before).tolist()) <= set(first[layer, head].tolist())
+            kept = np.take_along_axis(seen.mean, chosen[:, PROBE_HEAD], axis=-1).sum(axis=-1)
+            assert choice.dropped_mass == pytest.approx(1 - kept.mean(), abs=2e-3)
+            assert (known.num_bytes > 0) == (partial.num_rows < it.num_tokens)
+            assert not is_known or partial.num_reads <= len(lengths) * (2 + 3 * 2 * sum(lengths))
+            partial.close()
+
+
+def test_a_budget_of_one_is_the_pages_to_the_last_bit(prefix: Stored) -> None:
+    partial = prefix.opened(1.0)
+    assert partial.num_rows == prefix.num_tokens
+    assert partial.read_stored()
+    assert (partial.rows() == prefix.exact.to_pages()).all()
+    assert partial.num_reads == 6  # a header and all of each run at once
+    choice = partial.choose(prefix.queries)
+    assert choice.is_enough and choice.dropped_mass == 0
+    assert partial.read_chosen()
+    assert (partial.rows() == prefix.exact.to_pages()).all()
+    partial.close()
+    partial.close()
+
+
+def test_what_is_known_is_not_read_again(prefix: Stored) -> None:
+    known = RunCache()
+    asked = []
+    for _ in range(2):
+        partial = prefix.opened(0.3, known)
+        estimate, before = partial.bytes_to_read, partial.bytes_read
+        assert before == 3 * 4096 == 4096 * partial.num_reads  # the headers
+        assert partial.read_stored() and partial.choose(prefix.queries) and partial.read_chosen()
+        asked.append((partial.bytes_read, partial.num_reads, estimate))
+        partial.close()
+    assert asked[1][0] < asked[0][0] and asked[1][1] < asked[0][1] and asked[1][2] < asked[0][2]
+
+
+def test_an_order_written_again_is_another_run(prefix: Stored) -> None:
+    known = RunCache()
+    for seed in range(3):
+        partial = prefix.opened(0.3, known)
+        assert partial.read_stored()
+        rows_of(partial, prefix)
+        assert partial.choose(prefix.queries) and partial.read_chosen()
+        rows_of(partial, prefix)
+        partial.close()
+        scores = np.random.default_rng(seed).random((2, 3, 64))
+        assert rewrite(prefix.store, prefix.heads[6:10], scores, probe_head=PROBE_HEAD).stored
+
+
+def test_runs_that_leave_a_gap_or_differ_in_their_probe_are_not_opened(prefix: Stored) -> None:
+    known = RunCache()
+    for heads in ([], prefix.heads[1:], prefix.heads[:5], prefix.heads[:14]):
+        assert PartialPrefix.open(prefix.store, heads, budget=0.5, num_before=0, known=known) is None
+    parts = [prefix.heads[:6], prefix.heads[6:10], prefix.heads[6:]]
+    for heads in parts:
+        partial = PartialPrefix.open(prefix.store, heads, budget=0.5, num_before=16, known=known)
+        assert partial is not None and partial.num_tokens == 16 * len(heads)
+        partial.close()
+    rewrite(prefix.store, prefix.heads[6:10], np.zeros((2, 3, 64)), probe_head=0)
+    assert prefix.open(0.5) is None
+    other = chain(6, 5, namespace=BOB, identity=identity_of(prefix.kv), parent_key=NO_PARENT)
+    assert PartialPrefix.open(prefix.store, other, budget=0.5, num_before=0, known=known) is None
+
+
+def test_a_closed_store_opens_nothing_and_what_is_open_reads_on(prefix: Stored) -> None:
+    partial = prefix.opened(0.3)
+    prefix.store.close()
+    assert prefix.open(0.3) is None
+    assert partial.read_stored()
+    rows_of(partial, prefix)
+    partial.close()
+
+
+def test_a_discarded_run_is_read_no_more(prefix: Stored) -> None:
+    known = RunCache()
+    partial = prefix.opened(0.3, known)
+    assert partial.read_stored() and partial.choose(prefix.queries)
+    assert known.num_bytes > 0
+    prefix.store.discard(prefix.heads[0].namespace)
+    known.discard(prefix.heads[0].namespace)
+    assert known.num_bytes == 0
+    assert not partial.read_chosen() and partial.num_there == 0
+    partial.close()
+    assert prefix.open(0.3) is None
+
+
+def test_flipped_bits_are_no_rows(tmp_path: Path) -> None:
+    it, chance = stored(tmp_path / "store", [6, 4]), random.Random(0)
+    it.store.close()
+    wholes = {path: path.read_bytes() for path in (tmp_path / "store").glob("ordered-*.run")}
+    layout, longest = OrderedLayout(it.kv, 96), max(wholes, key=lambda path: len(wholes[path]))
+    picks = [layout.chunk(block, group).start + 3 for block in (4, 5) for group in range(6)]
+    places = [(longest, place) for place in (70, layout.block_head(5).start, layout.probe.start + 9, *picks)]
+    places += [(path, chance.randrange(len(whole))) for path, whole in wholes.items() for _ in range(12)]
+    outcomes = set()
+    for path, place in places:
+        broken = bytearray(wholes[path])
+        broken[place] ^= 1 << chance.randrange(8)
+        with reopened(it) as again:
+            path.write_bytes(broken)
+            outcomes.add(read_right_or_not(again))
+        path.write_bytes(wholes[path])
+    assert outcomes >= {"not opened", "nothing stored", "nothing chosen", "right"}
+
+
+def test_a_disk_that_fails_gives_no_rows_and_turns_the_store_off(tmp_path: Path) -> None:
+    it = stored(tmp_path / "store", [6, 4])
+    it.store.close()
+    wholes = {path: path.read_bytes() for path in it.directory.glob("ordered-*.run")}
+    outcomes = []
+    for at in range(100):
+        with reopened(it, files := FaultyFiles()) as again:
+            files.before = fault = FailAt(at, operations=("open", "preadv", "drop_cache"))
+            outcomes.append(read_right_or_not(again))
+            assert (outcomes[-1] != "right") == fault.has_failed == (again.store.stats().off_because is not None)
+        for path, whole in wholes.items():
+            path.write_bytes(whole)
+        if not fault.has_failed:
+            break
+    assert not fault.has_failed and set(outcomes) == {"not opened", "nothing stored", "nothing chosen", "right"}
+
+
+@contextmanager
+def reopened(it: Stored, files: OSFiles | None = None) -> Iterator[Stored]:
+    with PageStore.open(it.directory, it.store.identity, max_bytes=8 << 20, files=files) as store:
+        yield replace(it, store=store)
+
+
+def read_right_or_not(it: Stored) -> str:
+    """How far it came; what it had until then was right."""
+    partial = it.open(0.6)
+    if partial is None:
+        return "not opened"
+    with closing(partial):
+        if not partial.read_stored():
+            assert partial.num_there == 0
+            return "nothing stored"
+        rows_of(partial, it)
+        partial.choose(it.queries)
+        if not partial.read_chosen():
+            assert partial.num_there == 0
+            return "nothing chosen"
+        assert rows_of(partial, it).shape[-1] == partial.num_rows
+        return "right"
+
+
+def test_what_is_known_has_a_bound(prefix: Stored) -> None:
+    whole = RunCache()
+    partial = prefix.opened(0.3, whole)
+    assert partial.read_stored()
+    partial.close()
+    small = RunCache(max_bytes=whole.num_bytes - 1)
+    partial = prefix.opened(0.3, small)
+    assert partial.read_stored()  # though what it knew of the first run is forgotten by now
+    assert 0 < small.num_bytes <= small.max_bytes
+    assert small.find(prefix.heads[:6]) is None and small.find(prefix.heads[6:10]) is not None
+    assert partial.choose(prefix.queries) and partial.read_chosen()
+    rows_of(partial, prefix)
+    partial.close()
+    small.clear()
+    assert small.num_bytes == 0 and small.find(prefix.heads[6:10]) is None
+
+
+class CountingFiles(OSFiles):
+    """Knows which descriptors are open, and that none is closed twice."""
+
+    def __init__(self) -> None:
+        self.open_ones: set[int] = set()
+
+    def open(self, path: Path, **options: bool) -> int:
+        self.open_ones.add(fd := super().open(path, **options))
+        return fd
+
+    def close(self, fd: int) -> None:
+        self.open_ones.remove(fd)
+        super().close(fd)
+
+
+def test_no_file_stays_open_whatever_came_of_it(
+    prefix: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix.store.close()
+    with reopened(prefix, files := CountingFiles()) as it:
+        before = set(files.open_ones)
+        partial = it.opened(0.3)
+        assert len(files.open_ones - before) == 3
+        partial.close()
+        partial.close()
+        assert files.open_ones == before
+        monkeypatch.setattr(partial_prefix, "MAX_RUNS", 2)
+        assert it.open(0.3) is None and files.open_ones == before, "there are three runs"
+        monkeypatch.setattr(partial_prefix, "MAX_RUNS", 3)
+        it.opened(0.3).close()
+        monkeypatch.setattr(PartialPrefix, "__init__", lambda *args, **options: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            it.open(0.3)
+        assert files.open_ones == before
