@@ -17,12 +17,13 @@ SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFAC
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
 
-# Compilers run side by side, one on each processor; models run one after the other, for each takes all processors.
+# Compilers run side by side, one on each processor; so do models, two at a time, which is faster than one on all.
 test: $(VENV)/.test
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n auto --dist loadfile tests/compile tests/cli
-	$(BIN)/pytest --ignore=tests/compile --ignore=tests/cli
+	$(BIN)/pytest -n 2 --dist loadfile --ignore=tests/compile --ignore=tests/cli
 
 # The page in a real browser: Debian's chromium, never a downloaded one. A minute, and once more to install it.
 test-browser: $(ARTIFACT)/manifest.json .venv-browser/.suite

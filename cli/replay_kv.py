@@ -19,7 +19,7 @@ def command(file: Path) -> None:
     radixlm serve smollm2.radixlm --log-kv kv.jsonl
     radixlm replay-kv kv.jsonl
     """
-    from radixlm.runtime.replay.kv_replay import replay
+    from radixlm.runtime.kv_log.replay import replay
 
     replayed = replay(file)
     owners = replayed.owners

@@ -92,7 +92,7 @@ def _drop_stale(cache_dir: Path) -> None:
 def _digest_of_compiler() -> str:
     """A digest of all that decides what an artifact contains, but for the model and the machine."""
     files = sorted(path for name in ("compile", "tokenizer_fix") for path in (REPOSITORY / name).rglob("*.py"))
-    files += [REPOSITORY / "runtime" / "manifest.py", REPOSITORY / "runtime" / "artifact.py"]
+    files += [REPOSITORY / "runtime" / "artifact" / name for name in ("manifest.py", "directory.py")]
     digest = hashlib.sha256()
     for path in [*files, REPOSITORY / "requirements.lock"]:
         digest.update(f"{path.relative_to(REPOSITORY)}\0".encode())

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..artifact.manifest import PAGE_SIZE
-from ..engine.completion import FinishReason
 from .radix_node import PAGE_BYTES, Node, encode_key
 from .radix_tree import RadixTree
 from .sequence import Sequence
@@ -72,7 +71,7 @@ class CacheUse:
     num_generated: int
     arrived_at: float  # seconds on the engine's clock, as is
     ended_at: float | None
-    finish_reason: FinishReason | None
+    finish_reason: str | None  # as its completion has it
     why_not_more: WhyNotMore | None
     mark: PageMark | None
     run: int | None = None

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from ..artifact.manifest import PAGE_SIZE
 from ..errors import OutOfPages
+from ..kv_log.log import KVLog
 from ..model.batch import PageCopy, slots_of
-from .kv_log import KVLog
 from .page_pool import PagePool
 from .pruned_prefix import PrunedPrefix
 from .radix_tree import RadixTree

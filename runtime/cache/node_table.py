@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ..artifact.manifest import PAGE_SIZE
-from .kv_log import KVLog
+from ..kv_log.log import KVLog
 from .page_pool import PagePool
 from .radix_node import PAGE_BYTES, TOKEN_BYTES, Node
 

@@ -16,9 +16,9 @@ from radixlm.tokenizer_fix import SpelledPrompt
 
 from ..artifact.manifest import PAGE_SIZE
 from ..errors import EmptyPrompt, OutOfPages, PrunedPrefixError, UnknownSequence
+from ..kv_log.log import KVLog
 from .cache_uses import CacheUses
 from .found_run import FoundRun
-from .kv_log import KVLog
 from .kv_transaction import KVTransaction, take_pages
 from .match_kinds import ALIAS, EXACT, TEXT
 from .page_pool import PagePool

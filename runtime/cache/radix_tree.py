@@ -13,9 +13,9 @@ from itertools import takewhile
 import numpy as np
 
 from ..artifact.manifest import PAGE_SIZE
+from ..kv_log.log import KVLog
 from .eviction_queue import EvictionQueue
 from .found_run import FoundRun
-from .kv_log import KVLog
 from .node_table import NodeTable
 from .page_pool import PagePool
 from .radix_node import PAGE_BYTES, Node, either, encode_key, num_common_tokens

@@ -13,7 +13,7 @@ from operator import or_
 
 from ..artifact.manifest import PAGE_SIZE
 from ..errors import AppendLengthError, ForkLengthError, PopLengthError, PrunedForkError, UnknownSequence
-from .kv_log import KVLog
+from ..kv_log.log import KVLog
 from .page_pool import PagePool
 from .pruned_prefix import PrunedPrefix
 

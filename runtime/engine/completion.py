@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..cache.why_not_more import WhyNotMore
+from ..pruning.pruned_load import KVPruning
 
 FinishReason = Literal["stop", "length", "cancelled"]
 """`stop`: a stop token or string; `length`: max_tokens or the context; `cancelled`: the client went away."""
@@ -30,14 +31,6 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True)
-class KVPruning:
-    """Of a cached prefix only the part that matters most was loaded: the reply is near what it would be, not exact."""
-
-    loaded: float  # the share of the cached tokens' keys and values that is there
-    dropped_mass: float  # estimated: the share of the prompt's attention to the prefix that the others would have got
 
 
 @dataclass(frozen=True)

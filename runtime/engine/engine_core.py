@@ -17,8 +17,9 @@ from ..cache.kv_transaction import KVTransaction
 from ..cache.prefix_cache import PrefixCache
 from ..cache.prefix_match import PrefixMatch
 from ..cache.sequence import Sequence, num_pages_for
+from ..cache.step_batch import make_batch
 from ..errors import EngineError, InvalidParameter, PrunedPrefixError
-from ..model.batch import Float32Array, Forward, PageIO, make_batch
+from ..model.batch import Float32Array, Forward, PageIO
 from ..prefix.disk_tier import DiskTier
 from ..prefix.disk_turns import DiskTurns
 from .completion import PrefillProgress

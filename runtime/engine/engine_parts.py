@@ -13,10 +13,10 @@ from typing import Protocol
 
 from ..artifact import Artifact
 from ..artifact.manifest import Manifest
-from ..cache.kv_log import KVLog
 from ..cache.page_pool import PagePool
 from ..cache.prefix_cache import PrefixCache
 from ..errors import InvalidParameter
+from ..kv_log.log import KVLog
 from ..model.batch import Forward, PageIO
 from ..prefix.disk_tier import DiskTier
 from ..prefix.prefill_measure import measure_prefill

@@ -19,13 +19,12 @@ from ..cache.why_not_more import WhyNotMore
 from ..chat.token_constraint import HeldOpen, TokenConstraint
 from ..errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter
 from ..prefix.loaded_prefix import LoadedPrefix
-from ..pruning.pruned_load import PrunedLoad
+from ..pruning.pruned_load import KVPruning, PrunedLoad
 from .completion import (
     CacheMatch,
     Completion,
     Delta,
     FinishReason,
-    KVPruning,
     PrefillProgress,
     StopReason,
     Timings,

@@ -1,24 +1,20 @@
 """One ragged forward pass as arrays, and the protocol of whatever runs it.
 
 Prefill, decode and both mixed look the same here: rows of tokens, each with a slot to write its KV to and the
-pages that it reads. Knows array shapes and reservations, not requests; `model_runner.py` runs it.
+pages that it reads. Knows array shapes, not requests nor sequences; `model_runner.py` runs it.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from ..artifact.manifest import PAGE_SIZE
 from ..errors import EngineError
-
-if TYPE_CHECKING:
-    from ..cache.kv_transaction import Reservation
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
@@ -170,30 +166,6 @@ class PageIO(Protocol):
             EngineError: as `read_pages`; nothing was written.
         """
         ...
-
-
-def make_batch(reservations: Sequence[Reservation], wants_logits: Sequence[bool]) -> Batch:
-    """The arrays of a step: sequences in the order given, each one's tokens in order of position.
-
-    `wants_logits` says of which reservations the last token's logits are needed.
-    """
-    # array("i") grows, and takes other arrays as they are: half of the time that NumPy's constructors need here
-    token_ids, positions, slots, row_of_token, page_table, kv_lengths, logit_rows = (array("i") for _ in range(7))
-    width = max(reservation.num_pages for reservation in reservations)
-    for row, (reservation, is_wanted) in enumerate(zip(reservations, wants_logits, strict=True)):
-        start, stop, rows, page_ids = reservation.start, reservation.stop, reservation.rows, reservation.page_ids
-        token_ids.extend(reservation.token_ids)
-        positions.extend(range(start, stop))
-        slots.extend(slots_of(page_ids, rows))
-        row_of_token.extend([row] * (stop - start))
-        page_table.extend(page_ids)
-        page_table.frombytes(bytes(page_table.itemsize * (width - len(page_ids))))
-        kv_lengths.extend(range(rows.start + 1, rows.stop + 1))
-        if is_wanted:
-            logit_rows.append(len(token_ids) - 1)
-    values = token_ids + positions + slots + row_of_token + page_table + kv_lengths + logit_rows
-    shape = (len(token_ids), len(reservations), width, len(logit_rows))
-    return Batch.packed(np.frombuffer(values, np.int32), shape)
 
 
 def slots_of(page_ids: Sequence[int], rows: range) -> list[int]:

@@ -13,10 +13,17 @@ from ..cache.prefix_cache import PrefixCache
 from ..cache.prefix_match import MatchKind, PrefixMatch
 from ..cache.pruned_prefix import PrunedPrefix
 from ..cache.sequence import Sequence
-from ..engine.completion import KVPruning
 from ..errors import PrunedPrefixError
 from ..model.batch import PageIO, UInt8Array
 from ..prefix.loaded_prefix import LoadedPrefix
+
+
+@dataclass(frozen=True)
+class KVPruning:
+    """Of a cached prefix only the part that matters most was loaded: the reply is near what it would be, not exact."""
+
+    loaded: float  # the share of the cached tokens' keys and values that is there
+    dropped_mass: float  # estimated: the share of the prompt's attention to the prefix that the others would have got
 
 
 @dataclass(frozen=True)

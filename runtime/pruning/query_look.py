@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..cache.prefix_cache import PrefixCache
-from ..model.batch import Float32Array, make_batch
+from ..cache.step_batch import make_batch
+from ..model.batch import Float32Array
 from .pruned_load import PrunedLoad
 from .row_selection import MAX_LOOK_TOKENS
 from .scored_runner import ScoredRunner

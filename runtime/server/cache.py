@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2s
+from typing import cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..cache.cache_tree import CachedRun
 from ..cache.cache_uses import CacheUse
+from ..engine.completion import FinishReason
 from ..errors import InvalidParameter
 from .openai.replies import CachedRunReply, CacheReply, CacheUseReply, ClearedReply, WhyNotMoreReply
 from .served import Served, json_response
@@ -86,6 +88,6 @@ class Cache:
             num_generated_tokens=use.num_generated,
             running_s=round(ended_at - use.arrived_at, 3),
             ended_s=None if use.ended_at is None else round(now - use.ended_at, 3),
-            finish_reason=use.finish_reason,
+            finish_reason=cast("FinishReason | None", use.finish_reason),  # the cache does not know which there are
             why_not_more=WhyNotMoreReply.told(use.why_not_more, tells_cached_text=self.served.tells_cached_text),
         )

@@ -134,9 +134,9 @@ def test_reset_and_errors_leave_a_conversation_that_goes_on(
 
 ENDLESS = """
 import itertools, time
-import radixlm.runtime.engine as engine_module
-from radixlm.runtime.completion import CacheMatch, Completion, Delta, Timings, Usage
-from radixlm.runtime.sampling_params import SamplingParams
+import radixlm.runtime.engine.engine as engine_module
+from radixlm.runtime.engine.completion import CacheMatch, Completion, Delta, Timings, Usage
+from radixlm.runtime.engine.sampling_params import SamplingParams
 
 class Stream:
     def __enter__(self): return self

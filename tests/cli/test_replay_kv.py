@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from radixlm.cli.main import cli
-from radixlm.runtime.cache.kv_log import KVLog
 from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.kv_log.log import KVLog
 
 from ..runtime.fake_model import Bench
 

@@ -18,7 +18,7 @@ import pytest
 import uvicorn
 from radixlm.cli.serving import server
 from radixlm.runtime.errors import EngineClosed
-from radixlm.runtime.replay.kv_replay import replay
+from radixlm.runtime.kv_log.replay import replay
 from radixlm.runtime.server.errors import answer
 from radixlm.runtime.server.http.listener import listen
 from starlette.applications import Starlette

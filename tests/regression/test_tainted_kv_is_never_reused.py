@@ -19,11 +19,11 @@ import pytest
 from radixlm.runtime.cache.prefix_match import PrefixMatch
 from radixlm.runtime.cache.pruned_prefix import PrunedPrefix
 from radixlm.runtime.cache.sequence import Sequence
-from radixlm.runtime.engine.completion import KVPruning
 from radixlm.runtime.engine.request import Request
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.step_plan import StepPlan
 from radixlm.runtime.model.batch import Batch, Float32Array
+from radixlm.runtime.pruning.pruned_load import KVPruning
 
 from ..runtime.fake_model import EOS, alone
 from ..runtime.fake_tier import Served, processes

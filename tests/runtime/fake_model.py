@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, TOP_LOGITS
-from radixlm.runtime.cache.kv_log import KVLog
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.chat.token_constraint import TokenConstraint
@@ -22,6 +21,7 @@ from radixlm.runtime.engine.request_output import RequestOutput
 from radixlm.runtime.engine.sampler import SamplerState, sample
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import SchedulerPolicy
+from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.model.batch import Batch, Float32Array, PageCopy, TopLogits, UInt8Array
 from radixlm.runtime.prefix.disk_tier import DiskTier
 

@@ -7,8 +7,9 @@ from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.pruned_prefix import PrunedPrefix
 from radixlm.runtime.cache.sequence import Sequence
+from radixlm.runtime.cache.step_batch import make_batch
 from radixlm.runtime.errors import OutOfPages, PrunedPrefixError
-from radixlm.runtime.model.batch import PageCopy, make_batch
+from radixlm.runtime.model.batch import PageCopy
 
 
 def opened(cache: PrefixCache, prompt: range | list[int]) -> Sequence:

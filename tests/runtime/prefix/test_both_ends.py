@@ -325,7 +325,7 @@ def test_random_requests_with_ends_from_disk_get_what_running_alone_gives(serve:
 def test_what_is_read_before_it_is_met_is_bounded(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("radixlm.runtime.end_loader.STAGED_BYTES", 5 * FAKE_PAGE_BYTES)
+    monkeypatch.setattr("radixlm.runtime.prefix.end_loader.STAGED_BYTES", 5 * FAKE_PAGE_BYTES)
     served = serve()
     room = served.tier.ends.room_bytes
     served.bench.add("warm", PROMPT, GREEDY)

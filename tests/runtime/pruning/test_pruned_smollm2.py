@@ -18,7 +18,8 @@ from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.pruned_prefix import PrunedPrefix
 from radixlm.runtime.cache.sequence import Sequence as Tokens
-from radixlm.runtime.model.batch import Batch, make_batch
+from radixlm.runtime.cache.step_batch import make_batch
+from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.model.kv_rows import KVRows
 from radixlm.runtime.model.model_runner import ModelRunner
 from radixlm.tokenizer_fix import Tokenizer

@@ -33,12 +33,9 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from .rotating_file import RotatingFile
-
-if TYPE_CHECKING:
-    from .sequence import Sequence
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -48,6 +45,18 @@ class LogFile(Protocol):
 
     def write(self, text: str, /) -> object: ...
     def close(self) -> None: ...
+
+
+class LoggedSequence(Protocol):
+    """What a line says of a sequence."""
+
+    @property
+    def request_id(self) -> str | None: ...
+    @property
+    def seq_id(self) -> int: ...
+    @property
+    def num_computed(self) -> int: ...
+    def __len__(self) -> int: ...
 
 
 class KVLog:
@@ -88,7 +97,7 @@ class KVLog:
     def write(
         self,
         event: str,
-        sequence: Sequence | None = None,
+        sequence: LoggedSequence | None = None,
         *,
         length: int | None = None,
         computed: int | None = None,

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from ..cache.rotating_file import files_of
 from ..errors import KVLogBroken
-from .kv_lines import (
+from .lines import (
     DECODER,
     AnyLine,
     Begin,
@@ -31,6 +30,7 @@ from .kv_lines import (
 )
 from .page_owners import KVLawBroken, PageOwners, require
 from .replayed_sequence import ReplayedSequence
+from .rotating_file import files_of
 
 MAX_LINE_BYTES = 256 << 20  # a state of millions of pages has less; what is longer is no line
 _MAX_SHOWN = 300  # characters of a line, in a message

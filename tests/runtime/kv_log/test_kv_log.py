@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from radixlm.runtime.cache.kv_log import KVLog
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.pruned_prefix import PrunedPrefix
@@ -20,8 +19,9 @@ from radixlm.runtime.cache.sequence import Sequence
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import SchedulerPolicy
 from radixlm.runtime.errors import KVLogBroken, OutOfPages, PrunedForkError
-from radixlm.runtime.replay.kv_replay import KVReplay
-from radixlm.runtime.replay.kv_replay import replay as replay_files
+from radixlm.runtime.kv_log.log import KVLog
+from radixlm.runtime.kv_log.replay import KVReplay
+from radixlm.runtime.kv_log.replay import replay as replay_files
 
 from ..fake_model import EOS, Bench
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..artifact.manifest import PAGE_SIZE
-from . import kv_lines as lines
-from .kv_lines import Rows, SequenceLine, SequenceState
+from . import lines as lines
+from .lines import Rows, SequenceLine, SequenceState
 from .page_owners import KVLawBroken, PageOwners, require
 
 

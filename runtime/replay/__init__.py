@@ -1,1 +1,0 @@
-"""Do again what a log of KV operations says, and find the first line that cannot be."""
