@@ -88,7 +88,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> type[FakeEngine]:
         opened: ClassVar[list[Mapping[str, object]]] = []
         asked: ClassVar[list[tuple[object, SamplingParams]]] = []
 
-    monkeypatch.setattr("radixlm.runtime.engine.Engine", Fresh)
+    monkeypatch.setattr("radixlm.runtime.engine.engine.Engine", Fresh)
     return Fresh
 
 
