@@ -37,8 +37,8 @@ class Engine(ABC):
         """A request for a whole reply."""
 
     @abstractmethod
-    def num_tokens(self, event: Event) -> int:
-        """How many tokens of the reply the event brings."""
+    def arrivals(self, events: Sequence[Event]) -> list[float]:
+        """When each token of a reply came, by the client's clock."""
 
     @abstractmethod
     def num_cached(self, last: Event) -> int:
@@ -52,7 +52,7 @@ class Engine(ABC):
 
         with ThreadPoolExecutor(len(prompts)) as threads:
             replies = list(threads.map(ask, self._clients_for(len(prompts)), prompts))
-        times = [[event.at for event in events for _ in range(self.num_tokens(event))] for events in replies]
+        times = [self.arrivals(events) for events in replies]
         lengths = {len(mine) for mine in times}
         if lengths != {num_tokens}:
             raise ValueError(f"replies have {sorted(lengths)} tokens, {num_tokens} were asked for")
@@ -66,7 +66,7 @@ class Engine(ABC):
         events = client.events(self.path, {**self.body([*prefix, *suffix], 2), **self.streaming})
         if (cached := self.num_cached(events[-1])) < len(prefix):
             raise ValueError(f"{cached} tokens came from the cache, {len(prefix)} should have")
-        return next(event.at for event in events if self.num_tokens(event)) - start
+        return self.arrivals(events)[0] - start
 
     def pid(self) -> int:
         """Of the server, whose memory others may look at."""
@@ -88,9 +88,10 @@ class RadixLM(Engine):
         fixed = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
         return {"prompt": list(prompt), "max_tokens": num_tokens, **fixed}
 
-    def num_tokens(self, event: Event) -> int:
+    def arrivals(self, events: Sequence[Event]) -> list[float]:
         """See `Engine`."""
-        return sum(len(choice.get("token_ids", ())) for choice in event.data["choices"])
+        counts = [sum(len(choice.get("token_ids", ())) for choice in event.data["choices"]) for event in events]
+        return [event.at for event, count in zip(events, counts, strict=True) for _ in range(count)]
 
     def num_cached(self, last: Event) -> int:
         """See `Engine`."""
@@ -108,9 +109,12 @@ class LlamaCpp(Engine):
         fixed = {"temperature": 0, "samplers": ["temperature"], "ignore_eos": True}
         return {"prompt": list(prompt), "n_predict": num_tokens, **fixed}
 
-    def num_tokens(self, event: Event) -> int:
-        """See `Engine`."""
-        return len(event.data["tokens"])
+    def arrivals(self, events: Sequence[Event]) -> list[float]:
+        """See `Engine`. A token that ends within a character has no event: it counts with the next one."""
+        times: list[float] = []
+        for event in events:
+            times += [event.at] * (int(event.data["tokens_predicted"]) - len(times))
+        return times
 
     def num_cached(self, last: Event) -> int:
         """See `Engine`."""

@@ -72,14 +72,15 @@ def compare(gguf: Path, llama_cpp: Path, cache: Path, rounds: int) -> dict[str, 
         ]
         ours = stack.enter_context(closing(RadixLMContestant(OURS, artifact.path, over_http=SERVED)))
         system_info = {"native": peers[0].system_info(), "wheel": peers[2].system_info()}
+        bytes_per_token = decode_bytes_per_token(artifact)
         values = measure([ours, *peers], LimitsMeter(find_target("native")), rounds, _vocab_size(artifact))
-    share = statistics.median(decode_shares(values, decode_bytes_per_token(artifact)))
+    share = statistics.median(decode_shares(values, bytes_per_token))
     is_held = gguf.name == default_model.FILE_NAME
     return {
         "model": gguf.name,
         "threads": threads,
         "llama_cpp_system_info": system_info,
-        "decode_bytes_per_token": decode_bytes_per_token(artifact),
+        "decode_bytes_per_token": bytes_per_token,
         "decode_bandwidth_share": share,
         "values": values,
         "verdicts": [asdict(verdict) for verdict in verdicts(values, share)] if is_held else [],
