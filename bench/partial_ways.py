@@ -18,13 +18,13 @@ from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.prefix.load_planner import LoadPlanner
-from radixlm.runtime.store import NO_PARENT, PageHead, PageStore, StoreIdentity
+from radixlm.runtime.store import NO_PARENT, PageKey, PageStore, StoreIdentity
 from radixlm.runtime.store.ordered_reader import OpenRun
 from radixlm.runtime.store.ordered_run import RunOrder
 from radixlm.runtime.store.rewriting import rewrite
-from radixlm.runtime.store.throttled_files import ThrottledFiles
 
 from .store_disks import AlwaysLoad, open_store
+from .throttled_files import ThrottledFiles
 
 _FOREVER_S = 3600.0
 _POLL_S = 0.01
@@ -122,18 +122,18 @@ def known_bytes(engine: Engine) -> int:
     return 0 if parts is None else int(parts._known.num_bytes)
 
 
-def heads_of(artifact: Artifact, token_ids: list[int]) -> list[PageHead]:
+def heads_of(artifact: Artifact, token_ids: list[int]) -> list[PageKey]:
     """The full pages of a prompt."""
-    identity, heads, parent = StoreIdentity.of(artifact.manifest), list[PageHead](), NO_PARENT
+    identity, heads, parent = StoreIdentity.of(artifact.manifest), list[PageKey](), NO_PARENT
     for start in range(0, len(token_ids) - PAGE_SIZE + 1, PAGE_SIZE):
         heads.append(
-            PageHead.of(identity, b"", parent, token_ids[start : start + PAGE_SIZE], bytes(PAGE_SIZE)),
+            PageKey.of(identity, b"", parent, token_ids[start : start + PAGE_SIZE], bytes(PAGE_SIZE)),
         )
         parent = heads[-1].key
     return heads
 
 
-def lay_as_text(store: PageStore, heads: list[PageHead], orders: dict[str, RunOrder]) -> None:
+def lay_as_text(store: PageStore, heads: list[PageKey], orders: dict[str, RunOrder]) -> None:
     """Write the runs that `heads` begin with again in the order of the text; `orders` has, by their last page, that in
     which they were, and those that lie so already."""
     while (run := store.open_ordered(heads)) is not None:
@@ -187,7 +187,7 @@ class _StoreInText:
     def __init__(self, store: PageStore, orders: Mapping[str, RunOrder]) -> None:
         self._store, self._orders = store, orders
 
-    def open_ordered(self, heads: list[PageHead], **kept: Any) -> _RunInText | None:
+    def open_ordered(self, heads: list[PageKey], **kept: Any) -> _RunInText | None:
         """As the store's own, of a run whose order is known."""
         run = self._store.open_ordered(heads, **kept)
         return None if run is None else _RunInText(run, self._orders[run.header.key.hex()])

@@ -36,7 +36,7 @@ from radixlm.runtime.pruning.row_selection import (
     stored_shares,
     with_probed,
 )
-from radixlm.runtime.store import NO_PARENT, OSFiles, PageHead, StoreIdentity
+from radixlm.runtime.store import NO_PARENT, OSFiles, PageKey, StoreIdentity
 from radixlm.runtime.store.ordered_reader import BlockHeads, OpenRun, ReadCounts
 from radixlm.runtime.store.ordered_run import OrderedRun
 from radixlm.runtime.store.ordered_store import OrderedStore
@@ -85,12 +85,10 @@ class Runs:
 
     def __init__(self, artifact: Artifact, directory: Path, model: PrefixModel, token_ids: list[int]) -> None:
         identity = StoreIdentity.of(artifact.manifest)
-        self.heads: list[PageHead] = []
+        self.heads: list[PageKey] = []
         for first in range(0, len(token_ids), PAGE_SIZE):
             parent = self.heads[-1].key if self.heads else NO_PARENT
-            self.heads.append(
-                PageHead.of(identity, b"", parent, token_ids[first : first + PAGE_SIZE], bytes(PAGE_SIZE))
-            )
+            self.heads.append(PageKey.of(identity, b"", parent, token_ids[first : first + PAGE_SIZE], bytes(PAGE_SIZE)))
         self._kv, self._probe_head = model.layout, model.probe_head
         self._pages = model.read(len(token_ids))
         self._store = OrderedStore.open(directory, identity, OSFiles())

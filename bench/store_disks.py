@@ -10,7 +10,8 @@ from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.prefix.load_planner import LoadPlan, LoadPlanner, SplitPlan
 from radixlm.runtime.store import PageStore, StoreIdentity
 from radixlm.runtime.store.files import OSFiles
-from radixlm.runtime.store.throttled_files import ThrottledFiles
+
+from .throttled_files import ThrottledFiles
 
 DISKS_MB_PER_S: Mapping[str, float | None] = {"25": 25.0, "50": 50.0, "100": 100.0, "500": 500.0, "real": None}
 STORE_BYTES = 1 << 30

@@ -26,7 +26,7 @@ from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
-from radixlm.runtime.store import NO_PARENT, OSFiles, PageHead, PageStore, StoreIdentity
+from radixlm.runtime.store import NO_PARENT, OSFiles, PageKey, PageStore, StoreIdentity
 from radixlm.runtime.store.index import Index
 from radixlm.runtime.store.index_rows import PageRow
 from radixlm.runtime.store.record import Place
@@ -59,12 +59,12 @@ def main() -> None:
         shutil.rmtree(directory)
 
 
-def prompt(num_pages: int, seed: int) -> list[PageHead]:
+def prompt(num_pages: int, seed: int) -> list[PageKey]:
     """Pages of random tokens, one behind the other."""
-    chance, heads, parent_key = random.Random(seed), list[PageHead](), NO_PARENT
+    chance, heads, parent_key = random.Random(seed), list[PageKey](), NO_PARENT
     for _ in range(num_pages):
         tokens = [chance.randrange(50_000) for _ in range(16)]
-        heads.append(PageHead.of(IDENTITY, b"n" * 32, parent_key, tokens, bytes(16)))
+        heads.append(PageKey.of(IDENTITY, b"n" * 32, parent_key, tokens, bytes(16)))
         parent_key = heads[-1].key
     return heads
 

@@ -20,11 +20,11 @@ from time import perf_counter
 
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
-from radixlm.runtime.store.throttled_files import ThrottledFiles
 
 from .prompts import Prompts
 from .results import read_results, write_results
 from .store_disks import DISKS_MB_PER_S, AlwaysLoad, device_bytes, disk_files, drop_page_cache, open_store
+from .throttled_files import ThrottledFiles
 
 PARAMS = SamplingParams(max_tokens=1, temperature=0.0, logprobs=5)
 

@@ -16,7 +16,7 @@ from ..artifact.manifest import PAGE_SIZE
 from ..cache.page_pool import PagePool
 from ..cache.prefix_cache import PrefixCache
 from ..cache.radix_node import tokens_of
-from ..store.page_head import KEY_BYTES, NO_PARENT, PageHead
+from ..store.page_key import KEY_BYTES, NO_PARENT, PageKey
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class StoredPrefix:
     namespace: bytes
     token_ids: tuple[int, ...]
     generated: bytes
-    heads: tuple[PageHead, ...]
+    heads: tuple[PageKey, ...]
 
 
 class DiskIndex:
@@ -54,9 +54,9 @@ class DiskIndex:
     def __contains__(self, key: bytes) -> bool:
         return key in self._record_of
 
-    def add(self, heads: Iterable[PageHead]) -> None:
+    def add(self, heads: Iterable[PageKey]) -> None:
         """Note pages that are on disk now, parents before children; those of one chain together are quickest."""
-        run: list[PageHead] = []
+        run: list[PageKey] = []
         for head in heads:
             if head.key in self._record_of:
                 continue
@@ -97,14 +97,14 @@ class DiskIndex:
         heads = self._heads(namespace, token_ids, found.pages, found.generated)
         return StoredPrefix(namespace, token_ids[: num_pages * PAGE_SIZE + 1], found.generated, heads)
 
-    def run(self, namespace: bytes, token_ids: tuple[int, ...], start: int, stop: int) -> tuple[PageHead, ...] | None:
+    def run(self, namespace: bytes, token_ids: tuple[int, ...], start: int, stop: int) -> tuple[PageKey, ...] | None:
         """Pages `[start, stop)` of these tokens; None unless all up to there are on disk."""
         found = self.cache.tree.find(namespace, token_ids[: stop * PAGE_SIZE])
         if len(found.pages) < stop:
             return None
         return self._heads(namespace, token_ids, found.pages, found.generated)[start:]
 
-    def any_chain(self, num_pages: int) -> tuple[PageHead, ...]:
+    def any_chain(self, num_pages: int) -> tuple[PageKey, ...]:
         """The first pages of some prompt, at most so many; empty if there is nothing."""
         record = next(iter(self._record_of.values()), None)
         node = None if record is None else self.cache.tree.node_of(record)
@@ -121,15 +121,15 @@ class DiskIndex:
 
     def _heads(
         self, namespace: bytes, token_ids: tuple[int, ...], records: list[int], generated: bytes
-    ) -> tuple[PageHead, ...]:
+    ) -> tuple[PageKey, ...]:
         keys = [NO_PARENT, *(self._keys[record].tobytes() for record in records)]
         spans = (slice(number * PAGE_SIZE, (number + 1) * PAGE_SIZE) for number in range(len(records)))
         return tuple(
-            PageHead(key, parent_key, namespace, token_ids[span], generated[span])
+            PageKey(key, parent_key, namespace, token_ids[span], generated[span])
             for (parent_key, key), span in zip(pairwise(keys), spans, strict=True)
         )
 
-    def _add_run(self, run: list[PageHead]) -> None:
+    def _add_run(self, run: list[PageKey]) -> None:
         """Note a chain, as far as there is room."""
         pool = self.cache.pool
         run = run[: pool.num_free]

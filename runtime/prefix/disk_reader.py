@@ -19,7 +19,7 @@ import numpy as np
 from ..model.batch import UInt8Array
 
 if TYPE_CHECKING:
-    from ..store import PageHead, PageStore
+    from ..store import PageKey, PageStore
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class ReadJob:
     pieces of `piece_pages` pages, if that is fewer than the reader's.
     """
 
-    heads: tuple[PageHead, ...]
+    heads: tuple[PageKey, ...]
     num_read: int = 0  # pages asked for so far; the reader's own
     is_cancelled: bool = False
     into: UInt8Array | None = None

@@ -21,7 +21,7 @@ from ..pruning.partial_loader import PartialCounts, PartialLoader
 from ..pruning.pruned_load import PrunedLoad
 from ..pruning.query_look import QueryLook
 from ..pruning.run_rewriter import RunRewriter
-from ..store.page_head import NO_PARENT, PageHead
+from ..store.page_key import NO_PARENT, PageKey
 from ..store.record import BLOCK, padded
 from .disk_index import DiskIndex
 from .disk_reader import DiskReader
@@ -199,7 +199,7 @@ class DiskTier:
         keys, parent_key = [], NO_PARENT
         for start in range(0, len(token_ids) - PAGE_SIZE + 1, PAGE_SIZE):
             page = token_ids[start : start + PAGE_SIZE]
-            parent_key = PageHead.of(self._store.identity, namespace, parent_key, page, bytes(PAGE_SIZE)).key
+            parent_key = PageKey.of(self._store.identity, namespace, parent_key, page, bytes(PAGE_SIZE)).key
             keys.append(parent_key)
         self._forget(keys)
 

@@ -21,7 +21,7 @@ from ..pruning.row_selection import scores_to_store
 from ..store.rewriting import rewrite
 
 if TYPE_CHECKING:
-    from ..store import PageHead, PageStore
+    from ..store import PageKey, PageStore
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _LOGGER = logging.getLogger(__name__)
 class Written:
     """What a job of the writer did: the pages it was to write, those of them on disk now, and pages that are gone."""
 
-    heads: tuple[PageHead, ...] = ()
+    heads: tuple[PageKey, ...] = ()
     stored_keys: frozenset[bytes] = frozenset()
     gone_keys: tuple[bytes, ...] = ()
     num_rewritten: int = 0  # runs that are in the order of importance, too
@@ -40,7 +40,7 @@ class Written:
 class _Job:
     work: Callable[[PageStore], Written]
     num_bytes: int = 0
-    heads: tuple[PageHead, ...] = ()
+    heads: tuple[PageKey, ...] = ()
     done: Future[None] = field(default_factory=Future)
 
 
@@ -82,7 +82,7 @@ class DiskWriter:
         """Whether nothing is queued or being written, and all that was done has been taken out of `results`."""
         return not self._is_working and not self._jobs and not self.results
 
-    def write(self, heads: Sequence[PageHead], pages: UInt8Array) -> bool:
+    def write(self, heads: Sequence[PageKey], pages: UInt8Array) -> bool:
         """Take pages, uint8 `[len(heads), page_bytes]`, which nobody may change any more; False: there is no room."""
         taken = tuple(heads)
 
@@ -97,7 +97,7 @@ class DiskWriter:
         return True
 
     def rewrite(
-        self, heads: Sequence[PageHead], scores: Float32Array, *, is_start: bool, probe_head: int
+        self, heads: Sequence[PageKey], scores: Float32Array, *, is_start: bool, probe_head: int
     ) -> Future[None]:
         """Store a run of pages that are on disk in the order of importance, too, after what is queued: by `scores`,
         `[layers, kv_heads, tokens]`, as far as a part of it is read by them; whether it begins a prompt.

@@ -17,7 +17,7 @@ from ..cache.prefix_cache import PrefixCache
 from ..cache.radix_node import Node, tokens_of
 from ..model.batch import PageIO
 from ..pruning.run_rewriter import RunRewriter
-from ..store.page_head import NO_PARENT, PageHead, StoreIdentity
+from ..store.page_key import NO_PARENT, PageKey, StoreIdentity
 from .disk_index import DiskIndex
 from .disk_writer import DiskWriter, Written
 
@@ -40,10 +40,10 @@ class _Chain:
         """Full pages."""
         return len(self.token_ids) // PAGE_SIZE
 
-    def head(self, identity: StoreIdentity) -> PageHead:
+    def head(self, identity: StoreIdentity) -> PageKey:
         """Of the first page that is not done."""
         tokens = slice(self.num_done * PAGE_SIZE, (self.num_done + 1) * PAGE_SIZE)
-        return PageHead.of(identity, self.namespace, self.parent_key, self.token_ids[tokens], self.generated[tokens])
+        return PageKey.of(identity, self.namespace, self.parent_key, self.token_ids[tokens], self.generated[tokens])
 
     def advance(self, key: bytes) -> None:
         """The first page that is not done has this key, and is done."""
@@ -173,7 +173,7 @@ class PageSaver:
         """Hand the next pages of a chain to the writer, as far as they are in the pool."""
         start = chain.num_done
         stop = min(start + num_pages, chain.num_pages, len(page_ids))
-        heads: list[PageHead] = []
+        heads: list[PageKey] = []
         while chain.num_done < stop:
             heads.append(chain.head(self.identity))
             chain.advance(heads[-1].key)

@@ -29,7 +29,7 @@ from .row_selection import (
 from .run_cache import KnownRun, ProbeKeys, RunCache
 
 if TYPE_CHECKING:
-    from ..store import PageHead, PageStore
+    from ..store import PageKey, PageStore
     from ..store.ordered_reader import OpenRun, TokenRows
 
 MAX_DROPPED_MASS: Final = 0.15  # above it 10 % of SmolLM2's rows lose facts; no query at 25 % is (bench/LOG.md)
@@ -107,7 +107,7 @@ class PartialPrefix:
 
     @classmethod
     def open(
-        cls, store: PageStore, heads: Sequence[PageHead], *, budget: float, num_before: int, known: RunCache
+        cls, store: PageStore, heads: Sequence[PageKey], *, budget: float, num_before: int, known: RunCache
     ) -> PartialPrefix | None:
         """Find the runs that together are the pages `heads`, one behind the other, but for a few at the end, which are
         left out: `num_tokens` says how far it goes. None if there is a gap before, a run is not right, or there are
@@ -281,7 +281,7 @@ class PartialPrefix:
         return np.concatenate([some.tokens for some in self._read], axis=-1)
 
 
-def _find(store: PageStore, heads: Sequence[PageHead], known: RunCache, parts: list[_Part]) -> bool:
+def _find(store: PageStore, heads: Sequence[PageKey], known: RunCache, parts: list[_Part]) -> bool:
     """Add the runs that are the pages `heads`; whether they are, but for a few at the end."""
     first = 0
     while first < len(heads):

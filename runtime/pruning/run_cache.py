@@ -17,7 +17,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from ..store.chunk_cache import ChunkCache
     from ..store.ordered_reader import BlockHeads, OpenRun
-    from ..store.page_head import PageHead
+    from ..store.page_key import PageKey
 
 DEFAULT_MAX_BYTES: Final = 128 << 20
 ProbeKeys = npt.NDArray[np.floating[Any]]  # [layers, tokens, head_dim]
@@ -60,7 +60,7 @@ class RunCache:
         """Of all that is kept."""
         return self._num_bytes
 
-    def find(self, heads: list[PageHead]) -> KnownRun | None:
+    def find(self, heads: list[PageKey]) -> KnownRun | None:
         """What is known of the longest run that `heads` begin with, which may have been written again since."""
         with self._lock:
             for head in reversed(heads):

@@ -18,7 +18,7 @@ from ..cache.radix_node import Node, tokens_of
 from ..model.batch import Float32Array
 from ..prefix.disk_index import DiskIndex
 from ..prefix.disk_writer import DiskWriter
-from ..store.page_head import PageHead
+from ..store.page_key import PageKey
 from .importance import Importance
 
 MIN_PAGES = 4  # of a node; fewer are read whole as quickly
@@ -41,7 +41,7 @@ class _Uses:
 class _Run:
     """What the writer is to put in order."""
 
-    heads: tuple[PageHead, ...]
+    heads: tuple[PageKey, ...]
     scores: Float32Array
     is_start: bool  # of a prompt
 

@@ -2,10 +2,9 @@
 
 from .bundle import ImportReport, export_bundle, import_bundle
 from .files import Files, OSFiles
-from .page_head import NO_PARENT, PageHead, StoreIdentity
+from .page_key import NO_PARENT, PageKey, StoreIdentity
 from .page_store import PageStore
-from .store_stats import GCReport, PutResult, RecoveryReport, StoreStats, VerifyReport
-from .throttled_files import ThrottledFiles
+from .store_state import GCReport, PutResult, RecoveryReport, StoreStats, VerifyReport
 
 __all__ = [
     "NO_PARENT",
@@ -13,13 +12,12 @@ __all__ = [
     "GCReport",
     "ImportReport",
     "OSFiles",
-    "PageHead",
+    "PageKey",
     "PageStore",
     "PutResult",
     "RecoveryReport",
     "StoreIdentity",
     "StoreStats",
-    "ThrottledFiles",
     "VerifyReport",
     "export_bundle",
     "import_bundle",

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StoreCorrupt, StoreError, StoreMismatch
-from .page_head import NO_PARENT, PageHead, StoreIdentity, pack_tokens, unpack_tokens
+from .page_key import NO_PARENT, PageKey, StoreIdentity, pack_tokens, unpack_tokens
 from .page_store import PageStore
 from .record import CHECKSUM_BYTES, checksum, is_sealed, sealed
 
@@ -43,7 +43,7 @@ class PageSource(Protocol):
     @property
     def identity(self) -> StoreIdentity: ...
 
-    def read(self, heads: Sequence[PageHead], out: NDArray[np.uint8]) -> int: ...
+    def read(self, heads: Sequence[PageKey], out: NDArray[np.uint8]) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ImportReport:
     num_stored: int  # that are there now, those that were there before among them
 
 
-def export_bundle(source: PageSource, heads: Sequence[PageHead], path: str | Path) -> None:
+def export_bundle(source: PageSource, heads: Sequence[PageKey], path: str | Path) -> None:
     """Write pages, with all that are before them in their prompts, to a file that appears when it is whole, its
     owner's alone as the store's files are: whoever is to have it is given it.
 
@@ -136,12 +136,12 @@ class _Bundle:
                 raise StoreCorrupt(f"{path} broke: its page {i} has parent {parent}, flags {generated.hex()}")
         return cls(path, identity, pages)
 
-    def heads(self, namespace: bytes) -> list[PageHead]:
+    def heads(self, namespace: bytes) -> list[PageKey]:
         """The pages as a namespace's."""
-        heads: list[PageHead] = []
+        heads: list[PageKey] = []
         for parent, tokens, generated, _ in self.pages:
             parent_key = heads[parent].key if parent >= 0 else NO_PARENT
-            heads.append(PageHead.of(self.identity, namespace, parent_key, unpack_tokens(tokens), generated))
+            heads.append(PageKey.of(self.identity, namespace, parent_key, unpack_tokens(tokens), generated))
         return heads
 
     def payloads(self, file: BinaryIO) -> Iterator[tuple[int, NDArray[np.uint8]]]:
@@ -160,14 +160,14 @@ class _Bundle:
             yield first, rows
 
 
-def _in_order(heads: Sequence[PageHead]) -> tuple[list[PageHead], list[int]]:
+def _in_order(heads: Sequence[PageKey]) -> tuple[list[PageKey], list[int]]:
     """The pages in an order that depends on nothing but their tokens, parents first; and where their parents are."""
     if len({head.namespace for head in heads}) > 1:
         raise StoreError("pages of several namespaces do not fit into one bundle; export them one by one")
-    children: dict[bytes, list[PageHead]] = {}
+    children: dict[bytes, list[PageKey]] = {}
     for head in {head.key: head for head in heads}.values():
         children.setdefault(head.parent_key, []).append(head)
-    ordered, number = list[PageHead](), {NO_PARENT: -1}
+    ordered, number = list[PageKey](), {NO_PARENT: -1}
     waiting = [NO_PARENT]
     for key in waiting:
         for head in sorted(children.get(key, []), key=lambda head: head.token_ids):
@@ -179,7 +179,7 @@ def _in_order(heads: Sequence[PageHead]) -> tuple[list[PageHead], list[int]]:
     return ordered, [number[head.parent_key] for head in ordered]
 
 
-def _payloads(source: PageSource, heads: Sequence[PageHead]) -> Iterator[NDArray[np.uint8]]:
+def _payloads(source: PageSource, heads: Sequence[PageKey]) -> Iterator[NDArray[np.uint8]]:
     page_bytes = source.identity.page_bytes
     at_once = max(1, _BYTES_AT_ONCE // page_bytes)
     out = np.empty((min(at_once, len(heads)), page_bytes), np.uint8)

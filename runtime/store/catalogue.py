@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StoreCorrupt, StoreError, StoreMismatch
+from .directory import INDEX
 from .files import Files, OSFiles
 from .index import Index
 from .index_rows import PageRow, SegmentRow
-from .page_head import NO_PARENT, PageHead, StoreIdentity
+from .page_key import NO_PARENT, PageKey, StoreIdentity
 from .page_reader import PageReader
-from .recovery import INDEX
 from .segment import Segment, read_segment, segment_paths
 
 
@@ -75,7 +75,7 @@ class Catalogue:
         models = (_model(identities[digest], segments, known, pages) for digest in sorted(identities))
         return cls(path, tuple(models), len(rows) - len(pages))
 
-    def find(self, key_prefix: str) -> tuple[StoreIdentity, list[PageHead]]:
+    def find(self, key_prefix: str) -> tuple[StoreIdentity, list[PageKey]]:
         """The page whose key in hexadecimal digits begins so, with all before it in its prompt.
 
         Raises:
@@ -108,7 +108,7 @@ class StoredPages:
     identity: StoreIdentity
     files: Files = field(default_factory=OSFiles)
 
-    def read(self, heads: Sequence[PageHead], out: NDArray[np.uint8]) -> int:
+    def read(self, heads: Sequence[PageKey], out: NDArray[np.uint8]) -> int:
         """Fill `out` with pages; how many of the first ones are right.
 
         Raises:

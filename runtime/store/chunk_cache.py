@@ -1,12 +1,12 @@
-"""Chunks of ordered runs kept in memory: which stay is told by how often and how lately they were used.
+"""Chunks of ordered runs kept in memory, by how often and how lately they were used.
 
-A chunk is kept under the number of its run's file, after its checksum agreed, and is given out only to who expects that
-very checksum; it goes with its run. What makes room is the chunk that is worth least, be it new or old::
+A chunk enters after its checksum agreed, is found only by that checksum, and leaves with its run. The chunk that is
+worth least makes room, be it new or old::
 
     worth = (sum of 2 ** (-age / half life) over its uses) * importance ** weight
 
-With weight 0 that is LRFU (Lee et al., IEEE Transactions on Computers 50, 2001): half lives from nothing to for ever
-lead from LRU to LFU. Uses of chunks that had to go are remembered with their run. Knows places and bytes, not files.
+With weight 0 that is LRFU (Lee et al., IEEE Transactions on Computers 50, 2001): half lives from nothing to infinity
+lead from LRU to LFU. The uses of chunks that left are remembered with their run. Knows places and bytes, not files.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StoreError
-from .cached_run import CachedRun, ChunkIds
 from .ordered_layout import OrderedLayout
 from .ordered_run import UInt8Array
 
-_BOOKS_SHARE: Final = 0.02  # of `max_bytes`, for the uses of runs of which no chunk is here
+ChunkIds = NDArray[np.int64]  # places in a run: block times number of groups, plus group
+_TABLES_SHARE: Final = 0.02  # of `max_bytes`, for the uses of runs that have no chunk in memory
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ FADING: Final = Policy(4.0)  # beside LFU while the same runs are wanted, before
 
 @dataclass(frozen=True)
 class ChunkCacheStats:
-    """Counts since the cache was made, and what is here now."""
+    """Counts since the cache was made, and what it holds now."""
 
     num_bytes: int
     max_bytes: int
@@ -53,10 +53,10 @@ class ChunkCacheStats:
 
 
 class ChunkCache:
-    """Chunks of the runs of one store. Any thread may use it; what it gives out nobody may write to.
+    """Chunks of the runs of one store. Any thread may use it; chunks are never written to.
 
-    Readers may still hold chunks that have just gone; books take 33 bytes a chunk, here or not, of each run that has
-    one here, and a fiftieth of `max_bytes` for others.
+    Readers may still hold chunks that have just left. The tables of uses take 33 bytes a chunk, in memory or not, of
+    each run that has one in memory, and a fiftieth of `max_bytes` for other runs.
 
     >>> cache = ChunkCache(64 << 20)
     >>> run = store.open_ordered(heads, chunks=cache)
@@ -65,7 +65,7 @@ class ChunkCache:
         max_bytes: of all chunks together.
 
     Raises:
-        StoreError: that is no room at all.
+        StoreError: `max_bytes` is not positive.
     """
 
     def __init__(self, max_bytes: int, *, policy: Policy = FADING) -> None:
@@ -74,37 +74,36 @@ class ChunkCache:
         self.max_bytes = max_bytes
         self.policy = policy
         self._lock = threading.Lock()  # of all below, and of what is in them
-        self._runs: dict[int, CachedRun] = {}  # by number, the one that was opened last at the end
+        self._runs: dict[int, RunChunks] = {}  # by number, the one that was opened last at the end
         self._num_bytes = self._wanted_bytes = 0
         self._num_hits = self._hit_bytes = self._num_misses = self._num_evicted = 0
 
     def of_run(self, number: int, layout: OrderedLayout, importance: NDArray[Any] | None = None) -> RunChunks:
-        """The part of it that is of the run in file `number`.
+        """The chunks of run `number`.
 
         Args:
-            importance: of each chunk as it lies in the file, more than 0, for policies that weigh it; None: chunks of
-                block `b` have `1 / (1 + b)`.
+            importance: of each chunk by its place, more than 0, for policies that weigh it; None: `1 / (1 + block)`.
         """
         with self._lock:
             run = self._runs.pop(number, None)
-            if run is not None and run.layout != layout:  # a file of a store that was opened anew
-                self._let_go(run)
+            if run is not None and run.layout != layout:  # of a store that was opened anew
+                self._forget(run)
                 run = None
             if run is None:
-                run = CachedRun(layout, importance, self.policy.importance)
+                run = RunChunks(self, layout, importance)
             self._runs[number] = run
-            self._shorten_books()
-        return RunChunks(self, run)
+            self._shorten_tables()
+        return run
 
     def drop(self, number: int) -> None:
-        """A run is gone: let go of its chunks, and keep none of what those bring who still read it."""
+        """Forget a run that is gone, and take no more chunks from its readers."""
         with self._lock:
             run = self._runs.pop(number, None)
             if run is not None:
-                self._let_go(run)
+                self._forget(run)
 
     def stats(self) -> ChunkCacheStats:
-        """Counts as of now."""
+        """The counts now."""
         with self._lock:
             return ChunkCacheStats(
                 num_bytes=self._num_bytes,
@@ -116,28 +115,25 @@ class ChunkCache:
             )
 
     def check(self) -> None:
-        """Assert that the books agree with what is here, and that the bound holds."""
+        """Assert that counts and chunks agree, and that the bound holds."""
         with self._lock:
             for run in self._runs.values():
                 run.check()
             num_bytes = sum(run.num_bytes for run in self._runs.values())
             assert num_bytes == self._num_bytes <= self.max_bytes, f"{num_bytes} of {self._num_bytes} bytes"
 
-    # By `RunChunks`.
-
-    def take(self, run: CachedRun, ids: ChunkIds, checksums: NDArray[np.uint64]) -> list[UInt8Array | None]:
+    def take(self, run: RunChunks, ids: ChunkIds, checksums: NDArray[np.uint64]) -> list[UInt8Array | None]:
         """See `RunChunks.take`."""
         num_bytes = run.sizes(ids)
         with self._lock:
-            run.use(ids, self._wanted_bytes / self.max_bytes / self.policy.half_life)
+            chunks, is_hit = run.use(ids, checksums, self._wanted_bytes / self.max_bytes / self.policy.half_life)
             self._wanted_bytes += int(num_bytes.sum())
-            chunks, is_hit = run.find(ids, checksums)
             self._num_hits += int(is_hit.sum())
             self._num_misses += len(ids) - int(is_hit.sum())
             self._hit_bytes += int(num_bytes[is_hit].sum())
         return chunks
 
-    def put(self, run: CachedRun, ids: ChunkIds, checksums: NDArray[np.uint64], chunks: Sequence[UInt8Array]) -> None:
+    def put(self, run: RunChunks, ids: ChunkIds, checksums: NDArray[np.uint64], chunks: Sequence[UInt8Array]) -> None:
         """See `RunChunks.put`."""
         with self._lock:
             if run.is_gone:
@@ -146,7 +142,7 @@ class ChunkCache:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Let the chunks go that are worth least of all, until the rest fits."""
+        """Remove the chunks that are worth least of all, until the rest fits."""
         excess = self._num_bytes - self.max_bytes
         if excess <= 0:
             return
@@ -162,17 +158,17 @@ class ChunkCache:
         is_victim[lowest[:count]] = True
         ends = np.cumsum([len(ids) for ids in here])
         for run, ids, mine in zip(runs, here, np.split(is_victim, ends[:-1]), strict=True):
-            self._num_bytes -= run.let_go(ids[mine])
+            self._num_bytes -= run.remove(ids[mine])
         self._num_evicted += count
 
-    def _let_go(self, run: CachedRun) -> None:
+    def _forget(self, run: RunChunks) -> None:
         run.is_gone = True
-        self._num_bytes -= run.let_go(np.flatnonzero(run.is_here))
+        self._num_bytes -= run.remove(np.flatnonzero(run.is_here))
 
-    def _shorten_books(self) -> None:
-        """Forget runs of which no chunk is here, those first that were opened longest ago."""
-        without = {number: run.books_bytes for number, run in self._runs.items() if not run.num_here}
-        excess = sum(without.values()) - _BOOKS_SHARE * self.max_bytes
+    def _shorten_tables(self) -> None:
+        """Forget runs that have no chunk in memory, those first that were opened longest ago."""
+        without = {number: run.table_bytes for number, run in self._runs.items() if not run.num_here}
+        excess = sum(without.values()) - _TABLES_SHARE * self.max_bytes
         for number, num_bytes in list(without.items())[:-1]:  # the last one was opened now
             if excess <= 0:
                 return
@@ -180,17 +176,93 @@ class ChunkCache:
             excess -= num_bytes
 
 
-@dataclass(frozen=True)
 class RunChunks:
-    """What a cache has of one run, for who reads it."""
+    """The chunks of one run in memory, and how all of its chunks were used. Readers call `take` and `put`.
 
-    cache: ChunkCache
-    run: CachedRun
+    The cache calls the rest under its lock. The uses of a chunk are the logarithm of a growing sum, to which each adds
+    `2 ** (time in half lives)`: so the order of two chunks changes only when one of them is used.
+
+    Attributes:
+        is_here: by chunk, whether it is in memory.
+        num_here: how many are.
+        num_bytes: of those.
+        is_gone: the cache has forgotten the run for good.
+    """
+
+    def __init__(self, cache: ChunkCache, layout: OrderedLayout, importance: NDArray[Any] | None) -> None:
+        self.layout = layout
+        self._cache = cache
+        num_chunks = layout.num_blocks * layout.num_groups
+        if importance is None:
+            importance = 1 / (1 + np.arange(num_chunks) // layout.num_groups)
+        assert importance.shape == (num_chunks,) and importance.min() > 0
+        self.is_here = np.zeros(num_chunks, np.bool_)
+        self.num_here = self.num_bytes = 0
+        self.is_gone = False
+        self._last_bytes = layout.chunk_bytes(layout.num_blocks - 1)
+        self._importance = cache.policy.importance * np.log2(importance)
+        self._uses = np.full(num_chunks, -np.inf)
+        self._checksums = np.zeros(num_chunks, np.uint64)
+        self._chunks = np.full(num_chunks, None, object)
 
     def take(self, ids: ChunkIds, checksums: NDArray[np.uint64]) -> list[UInt8Array | None]:
-        """The chunks `ids`, which are all different, where they are here with these checksums; each counts as used."""
-        return self.cache.take(self.run, ids, checksums)
+        """The chunks `ids`, all different, that are in memory with these checksums; each counts as used."""
+        return self._cache.take(self, ids, checksums)
 
     def put(self, ids: ChunkIds, checksums: NDArray[np.uint64], chunks: Sequence[UInt8Array]) -> None:
-        """Keep chunks whose checksums agreed, and to which nobody will write, if they are worth it."""
-        self.cache.put(self.run, ids, checksums, chunks)
+        """Keep chunks whose checksums agreed, if they are worth it; the caller must not write to them any more."""
+        self._cache.put(self, ids, checksums, chunks)
+
+    @property
+    def table_bytes(self) -> int:
+        """Memory that is taken without any chunk."""
+        arrays = (self.is_here, self._importance, self._uses, self._checksums, self._chunks)
+        return sum(array.nbytes for array in arrays)
+
+    def sizes(self, ids: ChunkIds) -> NDArray[np.int64]:
+        """Bytes of each."""
+        first_of_last = (self.layout.num_blocks - 1) * self.layout.num_groups
+        return np.where(ids < first_of_last, self.layout.chunk_bytes(0), self._last_bytes)
+
+    def worth(self, ids: ChunkIds) -> NDArray[np.float64]:
+        """The logarithm of what each is worth."""
+        worth: NDArray[np.float64] = self._uses[ids] + self._importance[ids]
+        return worth
+
+    def use(
+        self, ids: ChunkIds, checksums: NDArray[np.uint64], time: float
+    ) -> tuple[list[UInt8Array | None], NDArray[np.bool_]]:
+        """Count a use of each, at a time in half lives; the chunks in memory with these checksums, and which."""
+        self._uses[ids] = np.logaddexp2(self._uses[ids], time)
+        is_hit: NDArray[np.bool_] = self.is_here[ids] & (self._checksums[ids] == checksums)
+        chunks = self._chunks[ids]
+        chunks[~is_hit] = None
+        return chunks.tolist(), is_hit
+
+    def keep(self, ids: ChunkIds, checksums: NDArray[np.uint64], chunks: Sequence[UInt8Array]) -> int:
+        """Take chunks in; by how many bytes they grow."""
+        before = self.num_bytes
+        self.remove(ids[self.is_here[ids]])
+        for i, chunk in zip(ids.tolist(), chunks, strict=True):
+            self._chunks[i] = chunk
+        self._checksums[ids] = checksums
+        self.is_here[ids] = True
+        self.num_here += len(ids)
+        self.num_bytes += int(self.sizes(ids).sum())
+        return self.num_bytes - before
+
+    def remove(self, ids: ChunkIds) -> int:
+        """Remove chunks that are in memory; their bytes."""
+        num_bytes = int(self.sizes(ids).sum())
+        self._chunks[ids] = None
+        self.is_here[ids] = False
+        self.num_here -= len(ids)
+        self.num_bytes -= num_bytes
+        return num_bytes
+
+    def check(self) -> None:
+        """Assert that counts and chunks agree."""
+        chunks = {i: chunk for i, chunk in enumerate(self._chunks) if chunk is not None}
+        assert list(chunks) == np.flatnonzero(self.is_here).tolist() and len(chunks) == self.num_here
+        assert sum(chunk.nbytes for chunk in chunks.values()) == self.num_bytes
+        assert not self.is_gone

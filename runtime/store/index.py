@@ -18,7 +18,7 @@ from typing import Final
 
 from ..errors import StoreCorrupt
 from .index_rows import PageRow, SegmentRow
-from .page_head import NO_PARENT
+from .page_key import NO_PARENT
 from .record import Place
 
 FORMAT_VERSION: Final = 1

@@ -11,7 +11,7 @@ from typing import Any
 
 from xxhash import xxh3_64_digest
 
-from .page_head import PageHead, pack_tokens, unpack_tokens
+from .page_key import PageKey, pack_tokens, unpack_tokens
 from .record import Place
 
 
@@ -19,7 +19,7 @@ from .record import Place
 class PageRow:
     """A page, where it lies, and the count of uses when it was used last."""
 
-    head: PageHead
+    head: PageKey
     place: Place
     last_used: int
 
@@ -39,7 +39,7 @@ class PageRow:
         if not all(isinstance(value, int) for value in where) or row_check != _row_check(columns, where):
             return None
         key, parent, namespace, tokens, generated = columns
-        return cls(PageHead(key, parent, namespace, unpack_tokens(tokens), generated), Place(*where), last_used)
+        return cls(PageKey(key, parent, namespace, unpack_tokens(tokens), generated), Place(*where), last_used)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from xxhash import xxh3_64_intdigest
 from .files import Buffer
 from .ordered_layout import BLOCK_FIELDS_BYTES, HEADER_FIELDS_BYTES, OrderedLayout
 from .ordered_run import OrderedRun, RunOrder, UInt8Array
-from .page_head import KEY_BYTES, MAX_NAMESPACE_BYTES, PageHead, pack_tokens
+from .page_key import KEY_BYTES, MAX_NAMESPACE_BYTES, PageKey, pack_tokens
 from .record import BLOCK, CHECKSUM_BYTES, MissKind, is_sealed, padded, sealed
 
 FORMAT_VERSION: Final = 1
@@ -103,7 +103,7 @@ class RunHeader:
             tuple(np.frombuffer(header, "<u8", num_layers, end).tolist()),
         )
 
-    def unlike(self, identity_digest: bytes, heads: Sequence[PageHead]) -> MissKind | None:
+    def unlike(self, identity_digest: bytes, heads: Sequence[PageKey]) -> MissKind | None:
         """What sets this run apart from the one of the pages `heads`; None: nothing."""
         if self.identity_digest != identity_digest:
             return "identity"
@@ -143,7 +143,7 @@ class BlockHead:
 
 
 def header_of(
-    run: OrderedRun, layout: OrderedLayout, number: int, identity_digest: bytes, heads: Sequence[PageHead]
+    run: OrderedRun, layout: OrderedLayout, number: int, identity_digest: bytes, heads: Sequence[PageKey]
 ) -> RunHeader:
     """The header of a file that holds `run`, which is of the pages `heads`."""
     return RunHeader(

@@ -24,7 +24,7 @@ from typing import Final
 from ..artifact.manifest import PAGE_SIZE, KVLayout
 from ..errors import StoreError
 from .ordered_run import key_bytes, row_bytes
-from .page_head import MAX_NAMESPACE_BYTES
+from .page_key import MAX_NAMESPACE_BYTES
 from .record import BLOCK, CHECKSUM_BYTES, padded
 
 MIN_CHUNK, MAX_CHUNK = 16, 256  # tokens

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import StoreError
 from ..model.kv_rows import KVRows, inverse_order
-from .cached_run import ChunkIds
-from .chunk_cache import RunChunks
+from .chunk_cache import ChunkIds, RunChunks
 from .files import Files, read_all
 from .ordered_file import BlockHead, Checksums, RunHeader, chunk_checksum
 from .ordered_layout import Extent, OrderedLayout, units

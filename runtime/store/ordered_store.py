@@ -25,7 +25,7 @@ from .ordered_file import RunHeader
 from .ordered_layout import OrderedLayout
 from .ordered_reader import BlockHeads, OpenRun
 from .ordered_run import OrderedRun
-from .page_head import PageHead, StoreIdentity
+from .page_key import PageKey, StoreIdentity
 from .record import MissKind
 from .run_files import RunFile, RunFiles
 
@@ -82,13 +82,13 @@ class OrderedStore:
         """How much a run of so many pages takes."""
         return OrderedLayout(self.kv, num_pages * self.kv.page_size, chunk_size).num_bytes
 
-    def find(self, heads: Sequence[PageHead]) -> int:
+    def find(self, heads: Sequence[PageKey]) -> int:
         """How many of the first pages of `heads` are the longest run that is there; 0: none is."""
         entry = self._find(heads)
         return 0 if entry is None else entry.header.num_pages
 
     def open_run(
-        self, heads: Sequence[PageHead], *, block_heads: BlockHeads | None = None, chunks: ChunkCache | None = None
+        self, heads: Sequence[PageKey], *, block_heads: BlockHeads | None = None, chunks: ChunkCache | None = None
     ) -> OpenRun | None:
         """The run that `find` finds, to read from until it is closed, also when it is removed meanwhile; None if there
         is none, or it is not what it should be.
@@ -133,7 +133,7 @@ class OrderedStore:
             entry.last_used = self._use
         return run
 
-    def put(self, heads: Sequence[PageHead], run: OrderedRun, *, chunk_size: int = 16) -> int:
+    def put(self, heads: Sequence[PageKey], run: OrderedRun, *, chunk_size: int = 16) -> int:
         """Write a run of the pages `heads`, in place of the one that was there; the bytes that it takes.
 
         Raises:
@@ -183,7 +183,7 @@ class OrderedStore:
         with self._lock:
             return [*self._broken, *self._others.values(), *self._entries.values()]
 
-    def _find(self, heads: Sequence[PageHead]) -> RunFile | None:
+    def _find(self, heads: Sequence[PageKey]) -> RunFile | None:
         if not heads:
             return None
         with self._lock:
@@ -193,7 +193,7 @@ class OrderedStore:
                     return entry
         return None
 
-    def _wrong(self, header: RunHeader | None, entry: RunFile, heads: Sequence[PageHead]) -> MissKind | None:
+    def _wrong(self, header: RunHeader | None, entry: RunFile, heads: Sequence[PageKey]) -> MissKind | None:
         if header is None:
             return "header"
         unlike = header.unlike(self.identity.digest, heads[: header.num_pages])

@@ -5,16 +5,19 @@ Knows places, headers and checksums. Counts what was wrong by kind; what becomes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .directory import INDEX
 from .files import Buffer, Files, read_all
-from .page_head import PageHead, StoreIdentity
+from .index import Index
+from .page_key import PageKey, StoreIdentity
 from .record import BLOCK, MissKind, Place, RecordHeader, checksum, padded
 from .segment import Segment, extents
 
@@ -46,7 +49,7 @@ class PageReader:
         self._headers = np.empty((self._max_records, BLOCK), np.uint8)
         self._padding = memoryview(bytearray(self._num_padding))
 
-    def read(self, heads: Sequence[PageHead], places: Sequence[Place], out: NDArray[np.uint8]) -> ReadResult:
+    def read(self, heads: Sequence[PageKey], places: Sequence[Place], out: NDArray[np.uint8]) -> ReadResult:
         """Fill `out` with pages up to the first that is not right.
 
         Args:
@@ -76,7 +79,7 @@ class PageReader:
         for segment in list(self._fds):
             self.forget(segment)
 
-    def _read_extent(self, heads: Sequence[PageHead], first: Place, out: NDArray[np.uint8], result: ReadResult) -> None:
+    def _read_extent(self, heads: Sequence[PageKey], first: Place, out: NDArray[np.uint8], result: ReadResult) -> None:
         segment = Segment(first.segment, self.identity)
         try:
             fd = self._fd(segment)
@@ -100,7 +103,7 @@ class PageReader:
                 return
             result.num_read += 1
 
-    def _wrong(self, block: Buffer, payload: Buffer, head: PageHead, place: Place) -> MissKind | None:
+    def _wrong(self, block: Buffer, payload: Buffer, head: PageKey, place: Place) -> MissKind | None:
         header = RecordHeader.decode(block)
         if header is None:
             return "header"
@@ -114,3 +117,56 @@ class PageReader:
         if fd is None:
             fd = self._fds[segment.number] = self.files.open(self.directory / segment.name)
         return fd
+
+
+@dataclass(frozen=True)
+class ChainRead:
+    """How many of the first pages are right, and why the next one is not."""
+
+    num_read: int
+    num_bytes: int  # asked of the disk
+    miss: MissKind | None
+    bad_key: bytes | None  # of a page that is in the index, and wrong
+
+
+class ChainReader:
+    """Raises OSError and sqlite3.Error where the disk fails."""
+
+    def __init__(self, directory: Path, files: Files, identity: StoreIdentity) -> None:
+        self._index = Index.open_to_read(directory / INDEX)
+        self._pages = PageReader(directory, files, identity)
+
+    def read(self, heads: Sequence[PageKey], out: NDArray[np.uint8], bad: Set[bytes]) -> ChainRead:
+        """Fill `out` with pages up to the first that cannot be had.
+
+        Args:
+            bad: keys that the index still has and must not have.
+        """
+        num_read, num_bytes, places = 0, 0, self._places(heads, bad)
+        while True:
+            result = self._pages.read(heads[num_read:], places, out[num_read:])
+            num_read, num_bytes = num_read + result.num_read, num_bytes + result.num_bytes
+            if result.miss is None or result.miss == "absent":
+                return ChainRead(num_read, num_bytes, result.miss, None)
+            was = places[result.num_read]
+            places = self._places(heads[num_read:], bad)
+            if not places:  # evicted or discarded while we read
+                return ChainRead(num_read, num_bytes, "gone", None)
+            if places[0] == was:  # not moved: the page itself is wrong
+                return ChainRead(num_read, num_bytes, result.miss, heads[num_read].key)
+
+    def forget(self, segments: Sequence[int]) -> None:
+        """Close the files of segments that are no more."""
+        for segment in segments:
+            self._pages.forget(segment)
+
+    def close(self) -> None:
+        """Close files and index."""
+        self._pages.close()
+        self._index.close()
+
+    def _places(self, heads: Sequence[PageKey], bad: Set[bytes]) -> list[Place]:
+        """Where the first of `heads` lie, up to one that is not there."""
+        found = self._index.find([head.key for head in heads])
+        places = (None if head.key in bad else found.get(head.key) for head in heads)
+        return [place for place in takewhile(lambda place: place is not None, places) if place is not None]

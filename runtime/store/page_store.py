@@ -25,22 +25,20 @@ from numpy.typing import NDArray
 
 from ..artifact.manifest import KVLayout
 from ..errors import StoreCorrupt, StoreError
-from .chain_reader import ChainReader
 from .chunk_cache import ChunkCache
+from .directory import INDEX, StoreLock, read_secret
 from .files import Files, OSFiles
 from .index import Index, is_broken
 from .ordered_reader import BlockHeads, OpenRun
 from .ordered_run import OrderedRun
 from .ordered_store import OrderedStore
-from .page_head import PageHead, StoreIdentity
-from .page_writer import PageWriter, Written
-from .recovery import INDEX, recover, remove_index
-from .secret import read_secret
+from .page_key import PageKey, StoreIdentity
+from .page_reader import ChainReader
+from .page_writer import PageWriter
+from .recovery import recover, remove_index
 from .segment import Segment
 from .segment_log import NO_SPACE, SegmentLog
-from .store_lock import StoreLock
-from .store_notes import StoreNotes
-from .store_stats import GCReport, PutResult, RecoveryReport, StoreStats, VerifyReport
+from .store_state import GCReport, PutResult, RecoveryReport, StoreState, StoreStats, VerifyReport
 from .verification import verify
 
 _LOGGER = logging.getLogger(__name__)
@@ -78,7 +76,7 @@ class PageStore:
         self._write = threading.RLock()
         self._read = threading.Lock()
         self._reader = ChainReader(directory, files, identity)
-        self._notes = StoreNotes(writer.num_pages())
+        self._state = StoreState(writer.num_pages())
         self._is_closed = False
 
     @classmethod
@@ -149,9 +147,9 @@ class PageStore:
                 lock.release()
             raise
 
-    def heads(self) -> Iterator[PageHead]:
+    def heads(self) -> Iterator[PageKey]:
         """All pages of this model, each after the one before it in its prompt."""
-        if self._notes.off_because is not None:
+        if self._state.off_because is not None:
             return
         index = None
         try:
@@ -159,8 +157,8 @@ class PageStore:
             ours = self._writer.segments()
             for key, row in index.pages():
                 if row is None:
-                    self._notes.add_miss("index")
-                    self._notes.add_bad([key])
+                    self._state.add_miss("index")
+                    self._state.add_bad([key])
                 elif row.place.segment in ours:
                     yield row.head
         except sqlite3.Error as error:
@@ -169,7 +167,7 @@ class PageStore:
             if index is not None:
                 index.close()
 
-    def put(self, heads: Sequence[PageHead], payload: NDArray[np.uint8], *, evicts: bool = True) -> PutResult:
+    def put(self, heads: Sequence[PageKey], payload: NDArray[np.uint8], *, evicts: bool = True) -> PutResult:
         """Store pages; readers find all of them at once, when they outlive a loss of power.
 
         Pages whose parent is neither stored nor before them here are left out: nobody could find them. After a crash
@@ -182,12 +180,12 @@ class PageStore:
         """
         assert payload.shape == (len(heads), self.identity.page_bytes) and payload.dtype == np.uint8
         with self._write, self._guarded():
-            if self._notes.off_because is None:
-                payload, noted = np.ascontiguousarray(payload), self._notes.for_writer()
-                return self._after(self._writer.put(heads, payload, *noted, evicts=evicts))
-        return PutResult((), ())
+            if self._state.off_because is None:
+                payload, noted = np.ascontiguousarray(payload), self._state.for_writer()
+                return self._count(self._writer.put(heads, payload, *noted, evicts=evicts))
+        return PutResult()
 
-    def read(self, heads: Sequence[PageHead], out: NDArray[np.uint8]) -> int:
+    def read(self, heads: Sequence[PageKey], out: NDArray[np.uint8]) -> int:
         """Read a chain, or a part of one, and count it as used; how many of its first pages are right.
 
         The page after them is a miss. If it was wrong or broken, it and what comes after it are found no more.
@@ -199,33 +197,33 @@ class PageStore:
         if not heads:
             return 0
         with self._read, self._guarded():
-            if self._notes.off_because is None:
+            if self._state.off_because is None:
                 return self._read_chain(heads, out)
-            self._notes.add_miss("off")
+            self._state.add_miss("off")
             return 0
-        self._notes.add_miss("io")
+        self._state.add_miss("io")
         return 0
 
     def touch(self, keys: Iterable[bytes]) -> None:
         """Count pages, and those before them in their prompts, as used now: they are evicted later."""
-        self._notes.touch(keys)
+        self._state.touch(keys)
 
     def drop(self, keys: Iterable[bytes]) -> list[bytes]:
         """Take out pages that are wrong, or unused for too long, and all that come after them, and overwrite them on
         disk; their keys. By the thread that puts."""
-        with self._write, self._guarded(), self._notes.erasing():
-            if self._notes.off_because is None:
-                dropped = self._writer.drop(set(keys), *self._notes.for_writer())
-                self._ordered.forget(dropped.removed, erases=True)
-                return list(self._after(dropped).evicted)
+        with self._write, self._guarded(), self._state.erasing():
+            if self._state.off_because is None:
+                dropped = self._writer.drop(set(keys), *self._state.for_writer())
+                self._ordered.forget(dropped.evicted, erases=True)
+                return list(self._count(dropped).evicted)
         return []
 
     def discard(self, namespace: bytes) -> list[bytes]:
         """Take out all pages of a namespace, and overwrite them on disk; their keys. By the thread that puts."""
-        with self._write, self._guarded(), self._notes.erasing():
-            if self._notes.off_because is None:
+        with self._write, self._guarded(), self._state.erasing():
+            if self._state.off_because is None:
                 self._ordered.discard(namespace)
-                return list(self._after(self._writer.discard(namespace, *self._notes.for_writer())).evicted)
+                return list(self._count(self._writer.discard(namespace, *self._state.for_writer())).evicted)
         return []
 
     @property
@@ -233,7 +231,7 @@ class PageStore:
         """How a page lies in memory; raises StoreError where the identity does not say."""
         return self._ordered.kv
 
-    def put_ordered(self, heads: Sequence[PageHead], run: OrderedRun, *, chunk_size: int = 16) -> PutResult:
+    def put_ordered(self, heads: Sequence[PageKey], run: OrderedRun, *, chunk_size: int = 16) -> PutResult:
         """Store pages that are there in the order of importance, too, in place of an older order; nothing if they are
         not, or if ordered runs would take more than half of the store, or of the room that pages leave: for a copy no
         page makes room, only copies that were not used for longer. By the thread that puts.
@@ -242,25 +240,25 @@ class PageStore:
             StoreError: the run is not of those pages.
         """
         with self._write, self._guarded():
-            if self._notes.off_because is not None:
-                return PutResult((), ())
+            if self._state.off_because is not None:
+                return PutResult()
             num_bytes, keys = self._ordered.bytes_for(len(heads), chunk_size), [head.key for head in heads]
             max_bytes = self._writer.max_bytes
             room = min(max_bytes // 2, max_bytes - self._writer.num_bytes) - num_bytes
             if room < 0 or not self._writer.are_there(keys):
-                return PutResult((), ())
+                return PutResult()
             self._ordered.shrink(room)
             try:
                 self._ordered.put(heads, run, chunk_size=chunk_size)
             except OSError as error:
                 if error.errno not in NO_SPACE:
                     raise
-                return PutResult((), ())
-            return PutResult(tuple(keys), ())
-        return PutResult((), ())
+                return PutResult()
+            return PutResult(tuple(keys))
+        return PutResult()
 
     def open_ordered(
-        self, heads: Sequence[PageHead], *, block_heads: BlockHeads | None = None, chunks: ChunkCache | None = None
+        self, heads: Sequence[PageKey], *, block_heads: BlockHeads | None = None, chunks: ChunkCache | None = None
     ) -> OpenRun | None:
         """The longest ordered run that `heads` begin with, to read from by one thread until it is closed; None if there
         is none, or it is not right. By any thread.
@@ -270,32 +268,32 @@ class PageStore:
             chunks: a cache of this store's chunks alone; those of a run go with it. Any thread may share it.
         """
         with self._guarded():
-            if self._notes.off_because is None:
+            if self._state.off_because is None:
                 return self._ordered.open_run(heads, block_heads=block_heads, chunks=chunks)
         return None
 
     def gc(self) -> GCReport:
         """Give the room of pages back that are there no more. By the thread that puts."""
         with self._write, self._guarded():
-            if self._notes.off_because is None:
-                written, report = self._writer.collect(*self._notes.for_writer())
-                self._after(written)
+            if self._state.off_because is None:
+                written, report = self._writer.collect(*self._state.for_writer())
+                self._count(written)
                 return report
         return GCReport(0, 0, self._writer.num_bytes, self._writer.num_bytes)
 
     def verify(self) -> VerifyReport:
         """Read all pages of this model, and find those no more that are not right. By any thread."""
         with self._guarded():
-            if self._notes.off_because is None:
+            if self._state.off_because is None:
                 report = verify(self.directory, self.files, self.identity)
-                self._notes.add_bad(report.bad_keys)
+                self._state.add_bad(report.bad_keys)
                 return report
         return VerifyReport(0, 0, {})
 
     def stats(self) -> StoreStats:
         """Counts as of now."""
         num_ordered_bytes = self._ordered.num_bytes
-        return self._notes.stats(
+        return self._state.stats(
             num_segments=self._writer.num_segments,
             num_bytes=self._writer.num_bytes + num_ordered_bytes,
             num_ordered_bytes=num_ordered_bytes,
@@ -309,16 +307,16 @@ class PageStore:
             if self._is_closed:
                 return
             self._is_closed = True
-            if self._notes.off_because is None:
+            if self._state.off_because is None:
                 with self._guarded():
-                    self._after(self._writer.settle(*self._notes.for_writer()))
+                    self._count(self._writer.settle(*self._state.for_writer()))
             for part in (self._reader, self._writer):
                 try:
                     part.close()
                 except (OSError, sqlite3.Error) as error:
                     _LOGGER.warning("the store in %s did not close: %s", self.directory, error)
             self._lock.release()
-            self._notes.turn_off("it was closed")
+            self._state.turn_off("it was closed")
 
     def __enter__(self) -> Self:
         return self
@@ -328,20 +326,19 @@ class PageStore:
     ) -> None:
         self.close()
 
-    def _read_chain(self, heads: Sequence[PageHead], out: NDArray[np.uint8]) -> int:
+    def _read_chain(self, heads: Sequence[PageKey], out: NDArray[np.uint8]) -> int:
         begun = time.perf_counter()
-        removed, bad, num_erasures = self._notes.for_reader()
+        removed, bad, num_erasures = self._state.for_reader()
         self._reader.forget(removed)
         result = self._reader.read(heads, out, bad)
-        self._notes.add_read(heads, result, time.perf_counter() - begun, num_erasures)
+        self._state.add_read(heads, result, time.perf_counter() - begun, num_erasures)
         return result.num_read
 
-    def _after(self, written: Written) -> PutResult:
-        """Count what the writer did, and let the ordered runs go whose pages went."""
-        self._ordered.forget(written.removed)
-        self._notes.add_written(written)
-        stored = set(written.stored)
-        return PutResult(written.stored, tuple(key for key in written.removed if key not in stored))
+    def _count(self, result: PutResult) -> PutResult:
+        """Count what the writer did, and remove the ordered runs whose pages are gone."""
+        self._ordered.forget(result.evicted)
+        self._state.add_put(result)
+        return result
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -352,7 +349,7 @@ class PageStore:
             self._turn_off(error)
 
     def _turn_off(self, error: Exception) -> None:
-        if not self._notes.turn_off(f"{type(error).__name__}: {error}"):
+        if not self._state.turn_off(f"{type(error).__name__}: {error}"):
             return
         if is_broken(error):
             remove_index(self.directory)  # it broke while it was used; the segments are whole

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,23 +17,12 @@ from .evictor import Evictor
 from .files import Files
 from .index import Index
 from .index_rows import PageRow
-from .page_head import NO_PARENT, PageHead, StoreIdentity
+from .page_key import NO_PARENT, PageKey, StoreIdentity
 from .record import Place
 from .segment_log import NO_SPACE, SegmentLog
-from .store_stats import GCReport
+from .store_state import GCReport, PutResult
 
 _LOGGER = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Written:
-    """What became of the index; keys are of this writer's model."""
-
-    stored: tuple[bytes, ...] = ()  # of what was to be written: what is there now
-    removed: tuple[bytes, ...] = ()  # was taken out before that
-    num_new: int = 0
-    num_evicted: int = 0  # of the removed, for want of room
-    segments_removed: tuple[int, ...] = ()
 
 
 @dataclass
@@ -76,13 +65,13 @@ class PageWriter:
 
     def put(
         self,
-        heads: Sequence[PageHead],
+        heads: Sequence[PageKey],
         payload: NDArray[np.uint8],
         touched: set[bytes],
         bad: set[bytes],
         *,
         evicts: bool = True,
-    ) -> Written:
+    ) -> PutResult:
         """Store pages that are not there yet and whose parents are; those that do not fit are left out, without
         `evicts` as soon as others would have to go for them."""
         needed = {key for head in heads for key in (head.key, head.parent_key)}
@@ -98,21 +87,29 @@ class PageWriter:
             self.index.put_segments(self.log.take_changed())
         new = {row.head.key for row in rows}
         stored = tuple(head.key for head in heads if head.key in new or head.key in there)
-        return Written(stored, before.removed + made.removed, len(new), len(made.removed), made.segments_removed)
+        there_now = set(stored)
+        removed = before.evicted + made.evicted
+        return replace(
+            made,
+            stored=stored,
+            evicted=tuple(key for key in removed if key not in there_now),
+            num_new=len(new),
+            num_removed=len(removed),
+        )
 
     def are_there(self, keys: Sequence[bytes]) -> bool:
         """Whether all these pages are."""
         return len(self.index.find(keys)) == len(set(keys))
 
-    def settle(self, touched: Iterable[bytes], bad: Iterable[bytes]) -> Written:
+    def settle(self, touched: Iterable[bytes], bad: Iterable[bytes]) -> PutResult:
         """Note which pages were used, and take out those that are not right."""
         self._use += 1
         with self.index.transaction():
             self.index.touch(touched, self._use)
             removed = self.index.remove(bad)
-        return Written(removed=self._ours(removed))
+        return _removed(self._ours(removed))
 
-    def drop(self, keys: set[bytes], touched: set[bytes], bad: set[bytes]) -> Written:
+    def drop(self, keys: set[bytes], touched: set[bytes], bad: set[bytes]) -> PutResult:
         """Take out pages and what comes after them, and overwrite them: nothing of them is left on disk."""
         records: dict[int, list[int]] = {}
         for place in self.index.below(keys | bad).values():  # before the index forgets what is bad
@@ -123,9 +120,9 @@ class PageWriter:
         with self.index.transaction():
             removed = self.index.remove(keys)
         self.index.forget()
-        return Written(removed=before.removed + self._ours(removed))
+        return _removed(before.evicted + self._ours(removed))
 
-    def discard(self, namespace: bytes, touched: set[bytes], bad: set[bytes]) -> Written:
+    def discard(self, namespace: bytes, touched: set[bytes], bad: set[bytes]) -> PutResult:
         """Take out a namespace and overwrite its pages, those among them that the index forgot before."""
         before = self.settle(touched, bad)
         num_indexed = self.index.num_pages()
@@ -141,14 +138,14 @@ class PageWriter:
         with self.index.transaction():
             removed = self.index.remove(pages)
         self.index.forget()
-        return Written(removed=before.removed + self._ours(removed))
+        return _removed(before.evicted + self._ours(removed))
 
-    def collect(self, touched: set[bytes], bad: set[bytes]) -> tuple[Written, GCReport]:
+    def collect(self, touched: set[bytes], bad: set[bytes]) -> tuple[PutResult, GCReport]:
         """Copy what is left of segments that lost pages to new ones, and remove them."""
         before, bytes_before = self.settle(touched, bad), self.log.num_bytes
         num_indexed, moved, segments = self.index.num_pages(), 0, list[int]()
         wasteful = [n for n, row in self.log.rows.items() if num_indexed.get(n, 0) < row.num_records]
-        removed = before.removed
+        removed = before.evicted
         for number in sorted(wasteful, key=lambda n: (self.log.segments[n].identity.digest, n)):
             is_ours, num_pages = self._is_ours(number), num_indexed.get(number, 0)
             gone = self._evictor.compact(number, self._use)
@@ -156,14 +153,14 @@ class PageWriter:
             moved += max(0, num_pages - len(gone))
             segments.append(number)
         report = GCReport(len(segments), moved, bytes_before, self.log.num_bytes)
-        return Written(removed=removed, segments_removed=tuple(segments)), report
+        return _removed(removed, segments), report
 
     def close(self) -> None:
         """Close files and index."""
         self.log.close()
         self.index.close()
 
-    def _choose(self, heads: Sequence[PageHead]) -> list[int]:
+    def _choose(self, heads: Sequence[PageKey]) -> list[int]:
         """Which of `heads` are new, and can be found once they are there."""
         needed = {key for head in heads for key in (head.key, head.parent_key)}
         known, chosen = {NO_PARENT, *self.index.find(list(needed))}, []
@@ -173,7 +170,7 @@ class PageWriter:
                 chosen.append(i)
         return chosen
 
-    def _append(self, heads: Sequence[PageHead], payload: NDArray[np.uint8]) -> list[PageRow]:
+    def _append(self, heads: Sequence[PageKey], payload: NDArray[np.uint8]) -> list[PageRow]:
         try:
             return self.log.append(self.identity, heads, payload, self._use)
         except OSError as error:
@@ -186,7 +183,7 @@ class PageWriter:
             self.max_bytes = self.log.num_bytes + self.bytes_beside()
             return []
 
-    def _make_room(self, heads: Sequence[PageHead], evicts: bool) -> tuple[Written, list[int]]:
+    def _make_room(self, heads: Sequence[PageKey], evicts: bool) -> tuple[PutResult, list[int]]:
         """Evict segments, if it may, until those of `heads` fit that are not there, or all that can; and which those
         are then.
 
@@ -201,7 +198,7 @@ class PageWriter:
             chosen = self._choose(heads)
         while not self._fits(len(chosen)):
             chosen.pop()
-        return Written(removed=tuple(removed), segments_removed=tuple(segments)), chosen
+        return replace(_removed(removed, segments), num_evicted=len(removed)), chosen
 
     def _evict_oldest(self, segments: list[int]) -> Sequence[bytes]:
         """Evict a segment and note it; this model's pages that went."""
@@ -221,3 +218,7 @@ class PageWriter:
     def _is_ours(self, number: int) -> bool:
         segment = self.log.segments.get(number)
         return segment is not None and segment.identity == self.identity
+
+
+def _removed(keys: Sequence[bytes], segments: Sequence[int] = ()) -> PutResult:
+    return PutResult(evicted=tuple(keys), num_removed=len(keys), segments_removed=tuple(segments))

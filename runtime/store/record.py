@@ -23,7 +23,7 @@ from typing import Final, Literal
 from xxhash import xxh3_128_digest
 
 from .files import Buffer
-from .page_head import KEY_BYTES, MAX_NAMESPACE_BYTES, NO_PARENT, PageHead, pack_tokens, unpack_tokens
+from .page_key import KEY_BYTES, MAX_NAMESPACE_BYTES, NO_PARENT, PageKey, pack_tokens, unpack_tokens
 
 BLOCK: Final = 4096  # bytes: what disks read at least
 FORMAT_VERSION: Final = 1
@@ -59,7 +59,7 @@ class RecordHeader:
     place: Place
     payload_bytes: int
     identity_digest: bytes
-    head: PageHead
+    head: PageKey
     payload_checksum: bytes
 
     def encode(self) -> bytes:
@@ -93,10 +93,10 @@ class RecordHeader:
         generated, checksum, namespace_bytes, namespace = rest
         if magic != _MAGIC or version != FORMAT_VERSION or namespace_bytes > MAX_NAMESPACE_BYTES:
             return None
-        head = PageHead(key, parent, namespace[:namespace_bytes], unpack_tokens(tokens), generated)
+        head = PageKey(key, parent, namespace[:namespace_bytes], unpack_tokens(tokens), generated)
         return cls(kind, Place(segment, number), payload_bytes, identity, head, checksum)
 
-    def unlike(self, identity_digest: bytes, head: PageHead, place: Place) -> MissKind | None:
+    def unlike(self, identity_digest: bytes, head: PageKey, place: Place) -> MissKind | None:
         """What sets this record apart from the one that is wanted; None: nothing. Flags are not compared, for keys
         and values do not depend on them."""
         if self.kind != KIND_PAGE:
@@ -116,7 +116,7 @@ class RecordHeader:
 
 def discarded(place: Place, payload_bytes: int, identity_digest: bytes) -> RecordHeader:
     """The header in place of a page that was taken out: it says nothing of it."""
-    nothing = PageHead(bytes(KEY_BYTES), NO_PARENT, b"", (0,) * 16, bytes(16))
+    nothing = PageKey(bytes(KEY_BYTES), NO_PARENT, b"", (0,) * 16, bytes(16))
     return RecordHeader(KIND_DISCARDED, place, payload_bytes, identity_digest, nothing, bytes(CHECKSUM_BYTES))
 
 

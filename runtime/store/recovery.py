@@ -13,19 +13,18 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from ..errors import StoreCorrupt
+from .directory import INDEX
 from .files import Files
 from .index import Index, is_broken
 from .index_rows import PageRow, SegmentRow
 from .record import KIND_PAGE
 from .segment import Segment, read_segment, segment_paths
 from .segment_log import SegmentLog
-from .store_stats import RecoveryReport
+from .store_state import RecoveryReport
 
 _LOGGER = logging.getLogger(__name__)
-INDEX: Final = "index.sqlite"
 
 
 def recover(

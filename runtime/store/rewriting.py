@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from .catalogue import StoredPages
 from .ordered_run import OrderedRun
-from .page_head import PageHead
+from .page_key import PageKey
 from .page_store import PageStore
-from .store_stats import PutResult
+from .store_state import PutResult
 
 
 def rewrite(
     store: PageStore,
-    heads: Sequence[PageHead],
+    heads: Sequence[PageKey],
     scores: NDArray[Any],
     *,
     chunk_size: int = 16,

@@ -25,7 +25,7 @@ from .ordered_file import RunHeader, body_of, header_of
 from .ordered_layout import OrderedLayout
 from .ordered_reader import read_header
 from .ordered_run import OrderedRun
-from .page_head import PageHead, StoreIdentity, unpack_tokens
+from .page_key import PageKey, StoreIdentity, unpack_tokens
 
 _LOGGER = logging.getLogger(__name__)
 _NAME: Final = re.compile(r"ordered-([0-9]{10})\.run")
@@ -92,7 +92,7 @@ class RunFiles:
             return None
         return RunFile(header, path, num_bytes, page_keys)
 
-    def write(self, number: int, heads: Sequence[PageHead], run: OrderedRun, layout: OrderedLayout) -> RunFile:
+    def write(self, number: int, heads: Sequence[PageKey], run: OrderedRun, layout: OrderedLayout) -> RunFile:
         """A new file, which outlives a loss of power when this returns; none if it raises."""
         header = header_of(run, layout, number, self.identity.digest, heads)
         path = self.directory / f"ordered-{number:010d}.run"
@@ -145,7 +145,7 @@ class RunFiles:
         keys = [header.parent_key]
         for first in range(0, len(header.tokens), _PAGE_TOKENS_BYTES):
             token_ids = unpack_tokens(header.tokens[first : first + _PAGE_TOKENS_BYTES])
-            keys.append(PageHead.of(self.identity, header.namespace, keys[-1], token_ids, bytes(16)).key)
+            keys.append(PageKey.of(self.identity, header.namespace, keys[-1], token_ids, bytes(16)).key)
         try:
             is_whole = self.layout(header).num_bytes == num_bytes
         except StoreError:

@@ -16,7 +16,7 @@ from typing import Final
 
 from ..errors import StoreCorrupt, StoreMismatch
 from .files import Files, read_all, write_all
-from .page_head import StoreIdentity
+from .page_key import StoreIdentity
 from .record import BLOCK, KIND_PAGE, Place, RecordHeader, checksum, is_sealed, padded, sealed
 
 FORMAT_VERSION: Final = 1

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .files import Buffer, Files, write_all
 from .index_rows import PageRow, SegmentRow
-from .page_head import PageHead, StoreIdentity
+from .page_key import PageKey, StoreIdentity
 from .record import BLOCK, KIND_PAGE, Place, RecordHeader, checksum, discarded, padded
 from .segment import Segment
 
@@ -76,7 +76,7 @@ class SegmentLog:
         return rows
 
     def append(
-        self, identity: StoreIdentity, heads: Sequence[PageHead], payload: NDArray[np.uint8], use: int
+        self, identity: StoreIdentity, heads: Sequence[PageKey], payload: NDArray[np.uint8], use: int
     ) -> list[PageRow]:
         """Write pages one behind the other; they outlive a loss of power when this returns.
 
@@ -174,7 +174,7 @@ class SegmentLog:
         self,
         segment: Segment,
         fd: int,
-        heads: Sequence[PageHead],
+        heads: Sequence[PageKey],
         payload: NDArray[np.uint8],
         places: Sequence[Place],
     ) -> None:

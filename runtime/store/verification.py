@@ -10,15 +10,15 @@ from typing import Final
 import numpy as np
 
 from .catalogue import read_segments
+from .directory import INDEX
 from .files import Files
 from .index import Index
 from .index_rows import PageRow
-from .page_head import StoreIdentity
+from .page_key import StoreIdentity
 from .page_reader import PageReader
 from .record import MissKind
-from .recovery import INDEX
 from .segment import Segment
-from .store_stats import VerifyReport
+from .store_state import VerifyReport
 
 _BYTES_AT_ONCE: Final = 32 << 20
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVLayout
-from radixlm.runtime.store import NO_PARENT, OSFiles, PageHead, StoreIdentity
+from radixlm.runtime.store import NO_PARENT, OSFiles, PageKey, StoreIdentity
 from radixlm.runtime.store.chunk_cache import ChunkCache
 from radixlm.runtime.store.ordered_layout import OrderedLayout
 from radixlm.runtime.store.ordered_run import OrderedRun
@@ -44,10 +44,10 @@ def test_a_replay_misses_what_a_reader_of_files_misses(tmp_path: Path) -> None:
     store = OrderedStore(tmp_path, identity, OSFiles())
     orders, chains, chance = [], [], np.random.default_rng(1)
     for number in range(len(prefixes)):
-        heads: list[PageHead] = []
+        heads: list[PageKey] = []
         for _ in range(6):
             parent = heads[-1].key if heads else NO_PARENT
-            heads.append(PageHead.of(identity, bytes([number]), parent, range(PAGE_SIZE), bytes(PAGE_SIZE)))
+            heads.append(PageKey.of(identity, bytes([number]), parent, range(PAGE_SIZE), bytes(PAGE_SIZE)))
         pages = chance.integers(0, 256, (6, KV.page_bytes), np.uint8)
         run = OrderedRun.of_pages(KV, pages, chance.random((2, 2, 96)))
         store.put(heads, run)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from radixlm.cli.main import cli
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.cache.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
-from radixlm.runtime.store import NO_PARENT, PageHead, PageStore, StoreIdentity
+from radixlm.runtime.store import NO_PARENT, PageKey, PageStore, StoreIdentity
 from radixlm.runtime.store.catalogue import Catalogue
 from tokenizers import Tokenizer
 
@@ -29,7 +29,7 @@ class Stored:
     directory: Path
     artifact: Path
     identity: StoreIdentity
-    heads: list[PageHead]
+    heads: list[PageKey]
     num_system: int  # pages
 
     def open(self, directory: Path) -> PageStore:
@@ -63,8 +63,8 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stored:
     return made
 
 
-def head_of(identity: StoreIdentity, namespace: bytes, parent: PageHead | None, ids: list[int]) -> PageHead:
-    return PageHead.of(identity, namespace, NO_PARENT if parent is None else parent.key, ids, bytes(16))
+def head_of(identity: StoreIdentity, namespace: bytes, parent: PageKey | None, ids: list[int]) -> PageKey:
+    return PageKey.of(identity, namespace, NO_PARENT if parent is None else parent.key, ids, bytes(16))
 
 
 def run(*arguments: object) -> Result:

@@ -14,7 +14,7 @@ import numpy as np
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.engine.scheduler import SchedulerPolicy
 from radixlm.runtime.prefix.disk_tier import DiskTier
-from radixlm.runtime.store import PageHead, PageStore, PutResult, StoreIdentity, StoreStats
+from radixlm.runtime.store import PageKey, PageStore, PutResult, StoreIdentity, StoreStats
 
 from .fake_model import FAKE_PAGE_BYTES, POLICY, Bench, FakeModel
 
@@ -37,14 +37,14 @@ class SlowStore:
         self.num_reads = 0
         self.num_asked = 0
 
-    def heads(self) -> Iterator[PageHead]:
+    def heads(self) -> Iterator[PageKey]:
         return self.store.heads()
 
-    def put(self, heads: Sequence[PageHead], payload: np.ndarray) -> PutResult:
+    def put(self, heads: Sequence[PageKey], payload: np.ndarray) -> PutResult:
         assert self.may_write.wait(WAIT_S)
         return self.store.put(heads, payload)
 
-    def read(self, heads: Sequence[PageHead], out: np.ndarray) -> int:
+    def read(self, heads: Sequence[PageKey], out: np.ndarray) -> int:
         self.num_reads += 1
         self.num_asked += len(heads)
         assert self.may_read.wait(WAIT_S)

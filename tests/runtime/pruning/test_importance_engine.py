@@ -12,7 +12,7 @@ from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
 from radixlm.runtime.errors import EngineError, InvalidParameter
 from radixlm.runtime.model.model_runner import ModelRunner
-from radixlm.runtime.store import PageHead, PageStore, StoreIdentity
+from radixlm.runtime.store import PageKey, PageStore, StoreIdentity
 
 WAIT_S = 30.0  # only a hang takes that long
 PARAMS = SamplingParams(temperature=1.0, seed=3, max_tokens=6, logprobs=3, ignore_eos=True)
@@ -63,9 +63,9 @@ def use_until_rewritten(engine: Engine) -> None:
         time.sleep(0.01)
 
 
-def chains(store: PageStore) -> list[list[PageHead]]:
+def chains(store: PageStore) -> list[list[PageKey]]:
     """Every way from the beginning of a prompt to its last page on disk."""
-    ways: dict[bytes, list[PageHead]] = {}
+    ways: dict[bytes, list[PageKey]] = {}
     for head in store.heads():  # parents before children
         ways[head.key] = [*ways.get(head.parent_key, []), head]
     parents = {head.parent_key for way in ways.values() for head in way}

@@ -19,7 +19,7 @@ from radixlm.runtime.pruning import partial_prefix
 from radixlm.runtime.pruning.partial_prefix import PartialPrefix
 from radixlm.runtime.pruning.row_selection import always, look, num_rows, with_probed
 from radixlm.runtime.pruning.run_cache import RunCache
-from radixlm.runtime.store import NO_PARENT, OSFiles, PageHead, PageStore
+from radixlm.runtime.store import NO_PARENT, OSFiles, PageKey, PageStore
 from radixlm.runtime.store.ordered_layout import OrderedLayout
 from radixlm.runtime.store.ordered_run import ranked_before_text
 from radixlm.runtime.store.rewriting import rewrite
@@ -38,7 +38,7 @@ class Stored:
     store: PageStore
     directory: Path
     kv: KVLayout
-    heads: list[PageHead]
+    heads: list[PageKey]
     exact: KVRows
     queries: NDArray[np.float32]
 

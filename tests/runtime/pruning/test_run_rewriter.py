@@ -17,7 +17,7 @@ from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.pruning import run_rewriter
 from radixlm.runtime.pruning.row_selection import scores_to_store
 from radixlm.runtime.pruning.scored_runner import ScoredRunner
-from radixlm.runtime.store import PageHead, PageStore
+from radixlm.runtime.store import PageKey, PageStore
 from radixlm.runtime.store.ordered_reader import OpenRun
 
 from ..fake_model import VOCAB_SIZE
@@ -61,13 +61,13 @@ class Asked:
             time.sleep(0.0005)
             assert time.monotonic() < deadline, "writing does not end"
 
-    def heads(self, ids: Sequence[int], namespace: bytes = b"") -> tuple[PageHead, ...]:
+    def heads(self, ids: Sequence[int], namespace: bytes = b"") -> tuple[PageKey, ...]:
         num_pages = len(ids) // PAGE_SIZE
         heads = self.tier._index.run(namespace, tuple(ids), 0, num_pages)
         assert heads is not None
         return heads
 
-    def run(self, heads: Sequence[PageHead]) -> OpenRun:
+    def run(self, heads: Sequence[PageKey]) -> OpenRun:
         run = self.store.open_ordered(heads)
         assert run is not None
         return run

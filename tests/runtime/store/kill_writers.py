@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
-from radixlm.runtime.store import PageHead, PageStore
+from radixlm.runtime.store import PageKey, PageStore
 from radixlm.runtime.store.rewriting import rewrite
 
 from .pages import ALICE, BOB, chain, payload
@@ -35,7 +35,7 @@ MAX_SECONDS = 0.1  # of a writer's life
 MAX_OPEN_SECONDS = 30.0  # before that
 
 
-Heads = tuple[PageHead, ...]
+Heads = tuple[PageKey, ...]
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Killed:
     num_in_an_order: int = 0  # kills while a run was being ordered
     num_runs: int = 0  # that were there, all of them right
     num_promised_runs: int = 0  # among them
-    there: dict[bytes, PageHead] = field(default_factory=dict)
+    there: dict[bytes, PageKey] = field(default_factory=dict)
     ordered: dict[Heads, set[int]] = field(default_factory=dict)  # in which orders each run may be
 
 

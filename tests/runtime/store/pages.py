@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from radixlm.runtime.store import NO_PARENT, PageHead, StoreIdentity
+from radixlm.runtime.store import NO_PARENT, PageKey, StoreIdentity
 
 PAGE_BYTES = 5000  # no multiple of a block
 IDENTITY = StoreIdentity("model", "tokenizer", "q4", "f16", PAGE_BYTES)
@@ -22,22 +22,22 @@ def chain(
     namespace: bytes = ALICE,
     parent_key: bytes = NO_PARENT,
     identity: StoreIdentity = IDENTITY,
-) -> list[PageHead]:
+) -> list[PageKey]:
     """Pages one behind the other."""
-    chance, heads = random.Random(seed), list[PageHead]()
+    chance, heads = random.Random(seed), list[PageKey]()
     for _ in range(num_pages):
         tokens = [chance.randrange(50_000) for _ in range(16)]
-        heads.append(PageHead.of(identity, namespace, parent_key, tokens, bytes(chance.choices((0, 1), k=16))))
+        heads.append(PageKey.of(identity, namespace, parent_key, tokens, bytes(chance.choices((0, 1), k=16))))
         parent_key = heads[-1].key
     return heads
 
 
-def payload(heads: Sequence[PageHead], page_bytes: int = PAGE_BYTES) -> NDArray[np.uint8]:
+def payload(heads: Sequence[PageKey], page_bytes: int = PAGE_BYTES) -> NDArray[np.uint8]:
     """What is stored for those pages, always the same for the same key: `[len(heads), page_bytes]`."""
     rows = [np.random.default_rng(list(head.key)).integers(0, 256, page_bytes, dtype=np.uint8) for head in heads]
     return np.array(rows, dtype=np.uint8).reshape(len(heads), page_bytes)
 
 
-def keys(heads: Sequence[PageHead]) -> tuple[bytes, ...]:
+def keys(heads: Sequence[PageKey]) -> tuple[bytes, ...]:
     """Their keys."""
     return tuple(head.key for head in heads)

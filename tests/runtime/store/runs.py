@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayout
-from radixlm.runtime.store import PageHead, StoreIdentity
+from radixlm.runtime.store import PageKey, StoreIdentity
 
 from .pages import chain
 
@@ -21,7 +21,7 @@ class Run:
 
     kv: KVLayout
     identity: StoreIdentity
-    heads: list[PageHead]
+    heads: list[PageKey]
     pages: NDArray[np.uint8]
     scores: NDArray[np.float32]
 

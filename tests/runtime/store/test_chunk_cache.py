@@ -75,7 +75,7 @@ def test_what_stays_is_what_a_slow_cache_finds_most_worthy(
             slow.forget(number)
         layout = LAYOUTS[number % 2]
         run = cache.of_run(number, layout)
-        for other in [other for other, chunks in opened.items() if chunks.run.is_gone]:
+        for other in [other for other, chunks in opened.items() if chunks.is_gone]:
             slow.forget(opened.pop(other) and other)  # its books were too long
         opened[number] = run
         ids = np.array(sorted(wanted))
@@ -93,7 +93,7 @@ def test_what_stays_is_what_a_slow_cache_finds_most_worthy(
         for i in missing:
             slow.chunks[number, int(ids[i])] = (int(checksums[i]), contents[i])
         cache.check()
-        here = {(other, int(i)) for other, chunks in opened.items() for i in np.flatnonzero(chunks.run.is_here)}
+        here = {(other, int(i)) for other, chunks in opened.items() for i in np.flatnonzero(chunks.is_here)}
         gone = slow.chunks.keys() - here
         assert here <= slow.chunks.keys()
         if gone:
@@ -123,7 +123,7 @@ def test_lru_lets_the_oldest_go_and_lfu_the_rarest(policy: Policy, stays: list[b
     cache = ChunkCache(2 * CHUNK, policy=policy)
     for i in (0, 0, 1, 2):
         use(cache, 1, i)
-    here = cache.of_run(1, LAYOUTS[0]).run.is_here
+    here = cache.of_run(1, LAYOUTS[0]).is_here
     assert here[:3].tolist() == stays
     stats = cache.stats()
     assert (stats.num_hits, stats.hit_bytes, stats.num_misses, stats.num_evicted) == (1, CHUNK, 3, 1)
@@ -150,7 +150,7 @@ def test_books_of_runs_without_chunks_are_few() -> None:
     for number in range(200):
         cache.of_run(number, LAYOUTS[0])
     cache.check()
-    assert sum(run.books_bytes for run in cache._runs.values()) <= 0.02 * 100 * CHUNK + 1000
+    assert sum(run.table_bytes for run in cache._runs.values()) <= 0.02 * 100 * CHUNK + 1000
     assert list(cache._runs)[-1] == 199
     with pytest.raises(StoreError, match="0 bytes"):
         ChunkCache(0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from radixlm.runtime.errors import StoreCorrupt
-from radixlm.runtime.store import PageHead, PageStore
+from radixlm.runtime.store import PageKey, PageStore
 
 from .faulty_files import FailAt, FaultyFiles
 from .pages import ALICE, BOB, IDENTITY, PAGE_BYTES, chain, keys, payload
@@ -20,7 +20,7 @@ STEP = 23  # each so many-th operation fails; the three errors begin at differen
 CHAINS = [chain(5, seed, namespace=(ALICE, BOB)[seed % 2]) for seed in range(9)]
 
 
-def read(store: PageStore, heads: list[PageHead]) -> int:
+def read(store: PageStore, heads: list[PageKey]) -> int:
     out = np.empty((len(heads), PAGE_BYTES), np.uint8)
     num_read = store.read(heads, out)
     assert (out[:num_read] == payload(heads[:num_read])).all()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from radixlm.runtime.store import PageHead, PageStore, VerifyReport
+from radixlm.runtime.store import PageKey, PageStore, VerifyReport
 from radixlm.runtime.store.evictor import kept_pages
 from radixlm.runtime.store.index_rows import PageRow
 from radixlm.runtime.store.record import Place
@@ -18,14 +18,14 @@ from .pages import ALICE, BOB, IDENTITY, OTHER, PAGE_BYTES, chain, keys, payload
 MAX_BYTES = 1_000_000  # 80 pages, in segments of 9
 
 
-def read(store: PageStore, heads: list[PageHead]) -> int:
+def read(store: PageStore, heads: list[PageKey]) -> int:
     out = np.empty((len(heads), PAGE_BYTES), np.uint8)
     num_read = store.read(heads, out)
     assert (out[:num_read] == payload(heads[:num_read])).all()
     return num_read
 
 
-def put(store: PageStore, *chains: list[PageHead]) -> set[bytes]:
+def put(store: PageStore, *chains: list[PageKey]) -> set[bytes]:
     """Put prompts one after the other; the keys that had to go."""
     evicted: set[bytes] = set()
     for heads in chains:

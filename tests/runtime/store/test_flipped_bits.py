@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from radixlm.runtime.errors import StoreMismatch
-from radixlm.runtime.store import PageHead, PageStore
+from radixlm.runtime.store import PageKey, PageStore
 from radixlm.runtime.store.files import OSFiles
 from radixlm.runtime.store.page_reader import PageReader
 from radixlm.runtime.store.record import BLOCK, Place, RecordHeader, sealed
@@ -56,7 +56,7 @@ def num_listed(directory: Path) -> int:
         return len(listed)
 
 
-def read(store: PageStore, heads: list[PageHead]) -> int:
+def read(store: PageStore, heads: list[PageKey]) -> int:
     out = np.empty((len(heads), PAGE_BYTES), np.uint8)
     num_read = store.read(heads, out)
     assert (out[:num_read] == payload(heads[:num_read])).all()
@@ -108,7 +108,7 @@ def test_a_whole_record_of_another_page_in_this_place_is_a_miss_of_its_kind(dire
     header = RecordHeader.decode(data[block])
     assert header is not None
     head, wrong = header.head, {"key": b"k" * 32, "parent": b"p" * 32, "namespace": b"bob"}
-    changed = PageHead(
+    changed = PageKey(
         wrong["key"] if field == "key" else head.key,
         wrong["parent"] if field == "parent" else head.parent_key,
         wrong["namespace"] if field == "namespace" else head.namespace,

@@ -10,15 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from radixlm.runtime.errors import StoreBusy, StoreCorrupt, StoreError
-from radixlm.runtime.store import PageHead, PageStore
-from radixlm.runtime.store.page_head import pack_tokens
+from radixlm.runtime.store import PageKey, PageStore
+from radixlm.runtime.store.page_key import pack_tokens
+from radixlm.runtime.store.store_state import Bandwidth
 
 from .pages import ALICE, BOB, IDENTITY, OTHER, PAGE_BYTES, chain, keys, payload
 
 MAX_BYTES = 4 << 20
 
 
-def read(store: PageStore, heads: list[PageHead]) -> int:
+def read(store: PageStore, heads: list[PageKey]) -> int:
     """How many pages are found; those are right."""
     out = np.full((len(heads), PAGE_BYTES), 0xEE, np.uint8)
     num_read = store.read(heads, out)
@@ -198,3 +199,18 @@ def test_a_closed_store_finds_nothing_and_takes_nothing(tmp_path: Path) -> None:
     assert store.put(heads, payload(heads)).stored == ()
     assert (read(store, heads), store.discard(ALICE), store.drop(keys(heads)), list(store.heads())) == (0, [], [], [])
     assert store.stats().is_off
+
+
+def test_bandwidth_follows_the_disk_and_long_reads_weigh_more() -> None:
+    bandwidth = Bandwidth()
+    assert bandwidth.bytes_per_s is None
+    bandwidth.add(0, 1.0)
+    assert bandwidth.bytes_per_s is None
+    for _ in range(50):
+        bandwidth.add(10_000_000, 0.1)
+    assert bandwidth.bytes_per_s == pytest.approx(1e8)
+    bandwidth.add(4096, 0.01)
+    assert bandwidth.bytes_per_s == pytest.approx(1e8, rel=0.03)
+    for _ in range(50):
+        bandwidth.add(1_000_000, 0.1)
+    assert bandwidth.bytes_per_s == pytest.approx(1e7, rel=0.01)

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from radixlm.runtime.store import NO_PARENT, PageHead, PageStore, StoreIdentity
+from radixlm.runtime.store import NO_PARENT, PageKey, PageStore, StoreIdentity
 
 from .pages import ALICE, BOB, chain, keys, payload
 
@@ -25,8 +25,8 @@ class Uses(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp())
-        self.prompts: list[list[PageHead]] = []
-        self.there: dict[bytes, PageHead] = {}
+        self.prompts: list[list[PageKey]] = []
+        self.there: dict[bytes, PageKey] = {}
         self.open()
 
     def open(self) -> None:

@@ -86,7 +86,7 @@ class StoreIdentity:
 
 
 @dataclass(frozen=True)
-class PageHead:
+class PageKey:
     """All that is known of a stored page without its payload."""
 
     key: bytes  # 32 bytes, over everything below but `generated`
@@ -103,7 +103,7 @@ class PageHead:
         parent_key: bytes,
         token_ids: Sequence[int],
         generated: bytes,
-    ) -> PageHead:
+    ) -> PageKey:
         """The head of a page of `token_ids` behind the page `parent_key`.
 
         Raises:

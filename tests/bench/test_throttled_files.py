@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from radixlm.runtime.store import OSFiles, PageStore, ThrottledFiles
-from radixlm.runtime.store.bandwidth import Bandwidth
+from radixlm.runtime.store import OSFiles, PageStore
 
-from .pages import IDENTITY, PAGE_BYTES, chain, payload
+from bench.throttled_files import ThrottledFiles
+
+from ..runtime.store.pages import IDENTITY, PAGE_BYTES, chain, payload
 
 
 class Clock:
@@ -61,18 +62,3 @@ def test_a_store_works_on_a_slow_disk(tmp_path: Path) -> None:
         before = files.read_bytes
         assert store.read(heads, out) == 20
         assert files.read_bytes - before == store.stats().read_bytes == 20 * 12288
-
-
-def test_bandwidth_follows_the_disk_and_long_reads_weigh_more() -> None:
-    bandwidth = Bandwidth()
-    assert bandwidth.bytes_per_s is None
-    bandwidth.add(0, 1.0)
-    assert bandwidth.bytes_per_s is None
-    for _ in range(50):
-        bandwidth.add(10_000_000, 0.1)
-    assert bandwidth.bytes_per_s == pytest.approx(1e8)
-    bandwidth.add(4096, 0.01)
-    assert bandwidth.bytes_per_s == pytest.approx(1e8, rel=0.03)
-    for _ in range(50):
-        bandwidth.add(1_000_000, 0.1)
-    assert bandwidth.bytes_per_s == pytest.approx(1e7, rel=0.01)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .files import Buffer, Files
+from radixlm.runtime.store.files import Buffer, Files
 
 
 class ThrottledFiles:

@@ -1,0 +1,229 @@
+"""What the threads of one store tell each other, what the store counts, and the reports that it makes of that.
+
+Knows keys and numbers, no files. Each call holds one lock for a moment. Which pages were used and which were found
+bad waits here for the writer thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+from .page_key import PageKey
+from .page_reader import ChainRead
+from .record import MissKind
+
+_KEPT: Final = 0.8  # of the bytes and seconds that came before, each time something is read
+
+
+@dataclass(frozen=True)
+class PutResult:
+    """What a change of the store did; all keys are of pages of its model."""
+
+    stored: tuple[bytes, ...] = ()  # of the pages to store: those on disk now, also those that were there before
+    evicted: tuple[bytes, ...] = ()  # pages that are gone
+    num_new: int = 0
+    num_removed: int = 0  # also those that were written again at once
+    num_evicted: int = 0  # of the removed: for want of room
+    segments_removed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class RecoveryReport:
+    """What opening a directory found to mend; all zeros after a clean end."""
+
+    num_adopted: int = 0  # whole records that the index lacked
+    num_cut: int = 0  # records that are not whole, or whose file is gone
+    num_segments_dropped: int = 0  # files without a readable header
+    num_unreachable: int = 0  # records without the pages before them
+    was_index_rebuilt: bool = False
+
+
+@dataclass(frozen=True)
+class StoreStats:
+    """Counts since the directory was opened, and its sizes now."""
+
+    num_pages: int  # of this model
+    num_segments: int  # of all models, as are the bytes
+    num_bytes: int
+    num_ordered_bytes: int  # of them, of ordered runs
+    max_bytes: int
+    num_pages_read: int
+    read_bytes: int  # asked of the disk
+    num_pages_written: int
+    num_pages_evicted: int
+    misses: Mapping[MissKind, int]
+    read_bytes_per_s: float | None  # as measured lately; None before the first read
+    recovery: RecoveryReport
+    off_because: str | None  # why the store turned itself off
+
+    @property
+    def is_off(self) -> bool:
+        """Whether reads find nothing and writes are dropped."""
+        return self.off_because is not None
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What reading everything found."""
+
+    num_pages: int  # that are right
+    num_bytes: int  # read
+    bad: Mapping[MissKind, int]  # records that are not right, by what is wrong
+    bad_keys: frozenset[bytes] = frozenset()
+
+
+@dataclass(frozen=True)
+class GCReport:
+    """What a collection did."""
+
+    num_segments_removed: int
+    num_pages_moved: int
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass
+class Bandwidth:
+    """How fast a disk reads, by the last reads: what came before counts less and less, long reads count more.
+
+    >>> bandwidth = Bandwidth()
+    >>> bandwidth.add(1000, 0.5)
+    >>> bandwidth.bytes_per_s
+    2000.0
+    """
+
+    _num_bytes: float = 0.0
+    _seconds: float = 0.0
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """None before anything was read."""
+        return self._num_bytes / self._seconds if self._seconds else None
+
+    def add(self, num_bytes: int, seconds: float) -> None:
+        """Count a read; an empty one changes nothing."""
+        if num_bytes and seconds > 0:
+            self._num_bytes = self._num_bytes * _KEPT + num_bytes
+            self._seconds = self._seconds * _KEPT + seconds
+
+
+class StoreState:
+    """The state since a directory was opened; any thread may use it.
+
+    Attributes:
+        off_because: why the store turned itself off, or that it was closed; None while it works.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self.off_because: str | None = None
+        self._lock = threading.Lock()  # of all below
+        self._touched: set[bytes] = set()
+        self._bad: set[bytes] = set()  # keys of wrong records, which leave the index with the next change
+        self._segments_removed: list[int] = []  # the reader may still have their files open
+        self._misses: Counter[MissKind] = Counter()
+        self._num_erasures = 0  # begun, of records that the index still has
+        self._num_erasing = 0
+        self._num_pages = num_pages
+        self._num_read = self._read_bytes = self._num_written = self._num_evicted = 0
+        self._bandwidth = Bandwidth()
+
+    def turn_off(self, because: str) -> bool:
+        """Turn the store off; False if it is off already."""
+        with self._lock:
+            if self.off_because is not None:
+                return False
+            self.off_because = because
+            return True
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """Note that records were used."""
+        with self._lock:
+            self._touched.update(keys)
+
+    def add_bad(self, keys: Iterable[bytes]) -> None:
+        """Note that records are wrong."""
+        with self._lock:
+            self._bad.update(keys)
+
+    def add_miss(self, kind: MissKind) -> None:
+        """Count a record that could not be read."""
+        with self._lock:
+            self._misses[kind] += 1
+
+    @contextmanager
+    def erasing(self) -> Iterator[None]:
+        """Held while records are overwritten and leave the index: a read meanwhile may find them wrong."""
+        with self._lock:
+            self._num_erasures += 1
+            self._num_erasing += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_erasing -= 1
+
+    def add_read(self, heads: Sequence[PageKey], result: ChainRead, seconds: float, num_erasures: int | None) -> None:
+        """Count a chain that was read, perhaps not to its end.
+
+        Args:
+            num_erasures: what `for_reader` returned before the read.
+        """
+        with self._lock:
+            if result.bad_key is not None and num_erasures != self._num_erasures:
+                result = replace(result, miss="gone", bad_key=None)  # perhaps it was overwritten during the read
+            self._touched.update(head.key for head in heads[: result.num_read])
+            self._num_read += result.num_read
+            self._read_bytes += result.num_bytes
+            self._bandwidth.add(result.num_bytes, seconds)
+            if result.bad_key is not None:
+                self._bad.add(result.bad_key)
+            if result.miss is not None:
+                self._misses[result.miss] += 1
+
+    def add_put(self, result: PutResult) -> None:
+        """Count pages that came and went."""
+        with self._lock:
+            self._num_pages += result.num_new - result.num_removed
+            self._num_written += result.num_new
+            self._num_evicted += result.num_evicted
+            self._segments_removed += result.segments_removed
+
+    def for_reader(self) -> tuple[list[int], set[bytes], int | None]:
+        """Segments that were removed since the last call, keys that the reader must not find, and the number of
+        erasures; None during one."""
+        with self._lock:
+            removed, self._segments_removed = self._segments_removed, []
+            return removed, set(self._bad), None if self._num_erasing else self._num_erasures
+
+    def for_writer(self) -> tuple[set[bytes], set[bytes]]:
+        """The keys that were used and those that were found bad since the last call."""
+        with self._lock:
+            touched, bad = self._touched, self._bad
+            self._touched, self._bad = set(), set()
+        return touched, bad
+
+    def stats(
+        self, *, num_segments: int, num_bytes: int, num_ordered_bytes: int, max_bytes: int, recovery: RecoveryReport
+    ) -> StoreStats:
+        """The counts now, with the sizes that the writer knows."""
+        with self._lock:
+            return StoreStats(
+                num_pages=self._num_pages,
+                num_segments=num_segments,
+                num_bytes=num_bytes,
+                num_ordered_bytes=num_ordered_bytes,
+                max_bytes=max_bytes,
+                num_pages_read=self._num_read,
+                read_bytes=self._read_bytes,
+                num_pages_written=self._num_written,
+                num_pages_evicted=self._num_evicted,
+                misses=dict(self._misses),
+                read_bytes_per_s=self._bandwidth.bytes_per_s,
+                recovery=recovery,
+                off_because=self.off_because,
+            )
