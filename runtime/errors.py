@@ -144,7 +144,7 @@ class ForkLengthError(KVError):
         self.at = at
 
 
-class PrunedForkError(ForkLengthError):
+class SparseForkError(ForkLengthError):
     """A fork was to begin where only some of the tokens have KV."""
 
     def __init__(self, start: int, stop: int, at: int) -> None:
@@ -174,8 +174,8 @@ class UnknownSequence(KVError):
     """No sequence has this id."""
 
 
-class PrunedPrefixError(KVError):
-    """A pruned prefix contradicts itself, is not this prompt's, or goes on from pages that are cached no more."""
+class SparseSpanError(KVError):
+    """A sparse span contradicts itself, is of another prompt, or follows pages that are no longer cached."""
 
 
 class KVLogBroken(RadixLMError):

@@ -25,7 +25,7 @@ UseState = Literal["waiting", "running", "ended"]
 
 @dataclass(frozen=True)
 class PageMark:
-    """Where a sequence's keys and values end, but for tainted ones: a page, what was in it, and the rows after it.
+    """Where a sequence's exact keys and values end: a page, what was in it, and the rows after it.
 
     The page may be another's by the time that somebody looks: it is recognized by its tokens.
     """

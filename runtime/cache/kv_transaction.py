@@ -16,9 +16,9 @@ from ..errors import OutOfPages
 from ..kv_log.log import KVLog
 from ..model.batch import PageCopy, slots_of
 from .page_pool import PagePool
-from .pruned_prefix import PrunedPrefix
 from .radix_tree import RadixTree
 from .sequence import Sequence, num_pages_for
+from .sparse_span import SparseSpan
 
 
 class Reservation(NamedTuple):
@@ -26,7 +26,8 @@ class Reservation(NamedTuple):
 
     Their pages are the first `num_kept_pages` of the sequence's own, and after them the `new_page_ids`. `copies`
     are the row copies to do before the forward (none or one: the rows of a partial page that others own too).
-    `rows` are those of the tokens' KV, counted from the sequence's first page: their positions, unless it is `pruned`.
+    `rows` are those of the tokens' KV, counted from the sequence's first page: their positions, unless it has a
+    `sparse` span.
     """
 
     sequence: Sequence
@@ -36,7 +37,7 @@ class Reservation(NamedTuple):
     new_page_ids: list[int]
     copies: tuple[PageCopy, ...]
     rows: range
-    pruned: PrunedPrefix | None
+    sparse: SparseSpan | None
 
     @property
     def num_tokens(self) -> int:
@@ -117,14 +118,14 @@ class KVTransaction:
         assert not sequence.is_reserved, f"{sequence} is reserved already"
         assert 0 < num_tokens <= sequence.num_uncomputed, f"{num_tokens} tokens of {sequence}"
         start, stop = sequence.num_computed, sequence.num_computed + num_tokens
-        pruned = sequence.pruned
-        rows = range(start, stop) if pruned is None else range(start - pruned.num_missing, stop - pruned.num_missing)
+        sparse = sequence.sparse
+        rows = range(start, stop) if sparse is None else range(start - sparse.num_missing, stop - sparse.num_missing)
         num_kept, num_rows = len(sequence.page_ids), rows.start % PAGE_SIZE
         must_copy = num_rows > 0 and not self._pool.is_private(sequence.page_ids[-1])
         num_kept -= must_copy
         taken = take_pages(self._pool, self._tree, num_pages_for(rows.stop) - num_kept)
         copies = (PageCopy(sequence.page_ids[-1], taken[0], num_rows),) if must_copy else ()
-        reservation = Reservation(sequence, start, stop, num_kept, taken, copies, rows, pruned)
+        reservation = Reservation(sequence, start, stop, num_kept, taken, copies, rows, sparse)
         self._reservations[sequence.seq_id] = reservation
         sequence.set_reserved(True)
         if self._kv_log is not None:
@@ -144,8 +145,8 @@ class KVTransaction:
             self._kv_log.write("drop", sequence, free=[num_free, self._pool.num_free])
 
     def commit(self) -> None:
-        """Make the step's tokens computed, and share every page that is full now in the tree, unless it is tainted by
-        a pruned prefix, or its sequence has no namespace.
+        """Make the step's tokens computed, and share every page that is full now in the tree, unless its sequence
+        has a sparse span or no namespace.
 
         Where the tree has the same page of another request already, the sequence takes that and releases its
         own. Call it when the forward and the sampling have succeeded, then append the sampled tokens.
@@ -155,8 +156,8 @@ class KVTransaction:
             num_free = self._pool.num_free
             if reservation.copies:  # their source is the sequence's no longer
                 self._pool.release(sequence.page_ids[num_kept:])
-            pruned = reservation.pruned
-            sequence.replace_kv(reservation.new_page_ids, reservation.stop, num_kept_pages=num_kept, pruned=pruned)
+            sparse = reservation.sparse
+            sequence.replace_kv(reservation.new_page_ids, reservation.stop, num_kept_pages=num_kept, sparse=sparse)
             # its own now, and not to be rolled back, should sharing them fail
             del self._reservations[sequence.seq_id]
             sequence.set_reserved(False)
@@ -164,7 +165,7 @@ class KVTransaction:
                 free, pages = [num_free, self._pool.num_free], reservation.new_page_ids
                 before = reservation.start
                 self._kv_log.write("commit", sequence, computed=before, kept=num_kept, pages=pages, free=free)
-            if pruned is None:
+            if sparse is None:
                 self._share(sequence, reservation.start // PAGE_SIZE, reservation.stop // PAGE_SIZE)
 
     def rollback(self) -> None:

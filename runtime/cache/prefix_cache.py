@@ -15,7 +15,7 @@ from functools import partial
 from radixlm.tokenizer_fix import SpelledPrompt
 
 from ..artifact.manifest import PAGE_SIZE
-from ..errors import EmptyPrompt, OutOfPages, PrunedPrefixError, UnknownSequence
+from ..errors import EmptyPrompt, OutOfPages, SparseSpanError, UnknownSequence
 from ..kv_log.log import KVLog
 from .cache_uses import CacheUses
 from .found_run import FoundRun
@@ -23,10 +23,10 @@ from .kv_transaction import KVTransaction, take_pages
 from .match_kinds import ALIAS, EXACT, TEXT
 from .page_pool import PagePool
 from .prefix_match import MatchKind, PartialPage, PrefixMatch
-from .pruned_prefix import PrunedPrefix
 from .radix_tree import RadixTree
 from .reply_alias import ReplyAliases
 from .sequence import Sequence, num_pages_for
+from .sparse_span import SparseSpan
 from .text_walk import TextWalk
 from .why_not_more import MAX_IDS_SHOWN, WhyKind, WhyNotMore
 
@@ -62,8 +62,8 @@ class PrefixCache:
         sequence.append([token_id])
         cache.close(sequence)                            # the rest stays in the tree
 
-    Between transactions every full page of a live sequence is in the tree; of one with a pruned prefix, which
-    `open_pruned` starts, those before it are, and no other page of it ever is. A sequence without a namespace takes
+    Between transactions every full page of a live sequence is in the tree. Of a sequence with a sparse span only those
+    before the span are; no other page of it ever is. A sequence without a namespace takes
     nothing from the tree and leaves nothing in it.
     """
 
@@ -135,64 +135,55 @@ class PrefixCache:
         others = (other for other in self.tree.namespaces if other != namespace)
         return max((self.tree.find(other, prompt_ids[:-1]).num_tokens for other in others), default=0)
 
-    def open(self, match: PrefixMatch, *, context_length: int, request_id: str | None = None) -> Sequence:
-        """Start a sequence of the match's prompt that shares the matched pages: it has their tokens computed.
-
-        If the cache changed since, it is matched again: call `match` right before `open` when you report it. The log
-        has `request_id` on each line of the sequence.
-
-        Raises:
-            AppendLengthError: the prompt is longer than the context; nothing is opened.
-        """
-        sequence = self._new(match, context_length, request_id)
-        self._add(sequence, self._reuse(sequence, min(match.num_match, len(sequence) - 1)))
-        if self._kv_log is not None:
-            fields = {"pages": list(sequence.page_ids), "private": sequence.namespace is None}
-            self._kv_log.write("open", sequence, length=0, computed=0, **fields)
-        return sequence
-
-    def open_pruned(
-        self, match: PrefixMatch, pruned: PrunedPrefix, *, context_length: int, request_id: str | None = None
+    def open(
+        self,
+        match: PrefixMatch,
+        *,
+        context_length: int,
+        sparse: SparseSpan | None = None,
+        request_id: str | None = None,
     ) -> Sequence:
-        """Start a sequence of the match's prompt whose tokens before `pruned.stop` are computed, with fewer rows.
+        """Start a sequence of the match's prompt that shares the matched pages: their tokens are computed.
 
-        It shares the cached pages before `pruned.start`, whatever else is cached, and has pages of its own, with
-        nothing in them, from `page_ids[pruned.start // PAGE_SIZE]` on: write the chosen rows there before anything
-        else is done with it. Evicts as `KVTransaction.reserve` does.
+        If the cache changed since, the prompt is matched again: call `match` right before `open` to report the match.
+
+        Args:
+            sparse: the sequence begins with this span: the tokens before `sparse.stop` are computed, with fewer rows.
+                It then shares only pages before `sparse.start`. From `page_ids[sparse.start // PAGE_SIZE]` on its pages
+                are its own and empty: write the chosen rows there before anything else is done with it. Evicts as
+                `KVTransaction.reserve` does.
+            request_id: the log has it on each line of the sequence.
 
         Raises:
             AppendLengthError: the prompt is longer than the context.
-            OutOfPages: too few pages are free or can be evicted.
-            PrunedPrefixError: it is not this prompt's, leaves nothing to compute, or goes on from pages that are
-                cached no more. In each case nothing is opened, taken or evicted.
+            OutOfPages: too few pages are free or can be evicted for the rows of `sparse`.
+            SparseSpanError: `sparse` is of another prompt, leaves nothing to compute, or follows pages that are no
+                longer cached. In each case nothing is opened, taken or evicted.
         """
-        sequence = self._new(match, context_length, request_id)
-        limit = min(match.num_match, len(sequence) - 1)
-        if pruned.stop > limit or match.prompt_ids[: pruned.stop] != pruned.token_ids:
-            raise PrunedPrefixError(
-                f"{pruned!r} has rows of {pruned.stop} tokens, and not the first of the {limit} that this prompt may "
-                f"reuse; open it without"
-            )
-        found = self.tree.find(match.namespace, match.prompt_ids[: pruned.start])
-        if found.num_tokens < pruned.start:
-            raise PrunedPrefixError(
-                f"{pruned!r} goes on from {pruned.start} tokens, {found.num_tokens} are cached; open it without"
-            )
-        self.pool.retain(found.pages)  # not to be evicted for the others
-        try:
-            own = take_pages(self.pool, self.tree, num_pages_for(pruned.start + pruned.num_rows) - len(found.pages))
-        except OutOfPages:
-            self.pool.release(found.pages)
-            raise
-        sequence.replace_kv([*found.pages, *own], pruned.stop, pruned=pruned)
-        sequence.inherit_generated(found.generated)
-        sequence.inherit_generated(pruned.generated)
-        self.tree.touch(found.pages)
-        self._add(sequence, pruned.start)
+        sequence = Sequence(
+            self._next_seq_id,
+            match.prompt_ids,
+            pool=self.pool,
+            context_length=context_length,
+            namespace=match.namespace,
+            request_id=request_id,
+            kv_log=self._kv_log,
+        )
+        if sparse is None:
+            num_reused = self._reuse(sequence, min(match.num_match, len(sequence) - 1))
+            event: str = "open"
+            fields: dict[str, object] = {"private": sequence.namespace is None}
+        else:
+            num_own = self._begin_sparse(sequence, match, sparse)
+            num_reused, free = sparse.start, self.pool.num_free
+            rows = [sparse.start, sparse.stop, sparse.num_rows]
+            event, fields = "open_pruned", {"pruned": rows, "free": [free + num_own, free]}
+        self._next_seq_id += 1
+        self._sequences[sequence.seq_id] = sequence
+        self._num_prompt_tokens += len(sequence)
+        self._num_reused_tokens += num_reused
         if self._kv_log is not None:
-            rows, free = [pruned.start, pruned.stop, pruned.num_rows], self.pool.num_free
-            fields = {"pages": list(sequence.page_ids), "pruned": rows, "free": [free + len(own), free]}
-            self._kv_log.write("open_pruned", sequence, length=0, computed=0, **fields)
+            self._kv_log.write(event, sequence, length=0, computed=0, pages=list(sequence.page_ids), **fields)
         return sequence
 
     def fork(self, sequence: Sequence, at: int) -> Sequence:
@@ -200,7 +191,7 @@ class PrefixCache:
 
         Raises:
             ForkLengthError: `at` is past the computed tokens.
-            PrunedForkError: `at` is among tokens of which only some have KV.
+            SparseForkError: `at` is inside a sparse span.
             UnknownSequence: it is closed, or not of this cache.
         """
         self._require(sequence)
@@ -218,9 +209,9 @@ class PrefixCache:
     def preempt(self, sequence: Sequence) -> None:
         """Leave all of the sequence's KV in the tree, where it can be evicted; the sequence keeps its tokens.
 
-        What is pruned, or tainted by that, is dropped: from here on it is as exact as any. So is all of a sequence
-        without a namespace. It stays live with
-        `num_computed == 0`; `resume` takes back what is still there.
+        A sparse span, and all KV that was computed over it, is dropped: from here on the sequence is exact. All KV of a
+        sequence without a namespace is dropped, too. The sequence stays live with `num_computed == 0`; `resume` takes
+        back what is still there.
 
         Raises:
             UnknownSequence: it is closed, or not of this cache.
@@ -233,7 +224,7 @@ class PrefixCache:
         """Take from the tree what it has of the sequence's uncomputed tokens; how many tokens were gained.
 
         For a preempted sequence, and for one that waited while another computed the same prefix. Its last
-        token is left to compute. Who gains has exact KV only, whatever was pruned before.
+        token is left to compute. A sequence that gains tokens has no sparse span afterwards.
 
         Raises:
             UnknownSequence: it is closed, or not of this cache.
@@ -328,8 +319,8 @@ class PrefixCache:
             num_full = sequence.num_shareable // PAGE_SIZE
             full, rest = sequence.page_ids[:num_full], sequence.page_ids[num_full:]
             assert all(map(self.pool.is_in_tree, full)), f"{sequence} has full pages that nobody can find"
-            is_tainted = sequence.pruned is not None or sequence.namespace is None
-            assert not (is_tainted and any(map(self.pool.is_in_tree, rest))), f"anybody can find pages of {sequence}"
+            is_private = sequence.sparse is not None or sequence.namespace is None
+            assert not (is_private and any(map(self.pool.is_in_tree, rest))), f"anybody can find pages of {sequence}"
 
     def _state(self) -> dict[str, object]:
         """All there is, for a log that begins here."""
@@ -340,30 +331,41 @@ class PrefixCache:
                 "length": len(each),
                 "computed": each.num_computed,
                 "pages": list(each.page_ids),
-                "pruned": None if (p := each.pruned) is None else [p.start, p.stop, p.num_rows],
+                "pruned": None if (span := each.sparse) is None else [span.start, span.stop, span.num_rows],
                 "private": each.namespace is None,
             }
             for each in self._sequences.values()
         ]
         return {"num_pages": self.pool.num_pages, "tree": self.tree.page_ids(), "sequences": sequences}
 
-    def _new(self, match: PrefixMatch, context_length: int, request_id: str | None) -> Sequence:
-        return Sequence(
-            self._next_seq_id,
-            match.prompt_ids,
-            pool=self.pool,
-            context_length=context_length,
-            namespace=match.namespace,
-            request_id=request_id,
-            kv_log=self._kv_log,
-        )
+    def _begin_sparse(self, sequence: Sequence, match: PrefixMatch, sparse: SparseSpan) -> int:
+        """Give a new sequence the pages before the span, and its own for the span's rows; returns how many are its own.
 
-    def _add(self, sequence: Sequence, num_reused: int) -> None:
-        """A sequence that was opened lives from here on."""
-        self._next_seq_id += 1
-        self._sequences[sequence.seq_id] = sequence
-        self._num_prompt_tokens += len(sequence)
-        self._num_reused_tokens += num_reused
+        Raises:
+            OutOfPages, SparseSpanError: as `open`.
+        """
+        limit = min(match.num_match, len(sequence) - 1)
+        if sparse.stop > limit or match.prompt_ids[: sparse.stop] != sparse.token_ids:
+            raise SparseSpanError(
+                f"{sparse!r} has rows of {sparse.stop} tokens, and not the first of the {limit} that this prompt may "
+                f"reuse; open it without"
+            )
+        found = self.tree.find(match.namespace, match.prompt_ids[: sparse.start])
+        if found.num_tokens < sparse.start:
+            raise SparseSpanError(
+                f"{sparse!r} goes on from {sparse.start} tokens, {found.num_tokens} are cached; open it without"
+            )
+        self.pool.retain(found.pages)  # or the span's pages might evict them
+        try:
+            own = take_pages(self.pool, self.tree, num_pages_for(sparse.start + sparse.num_rows) - len(found.pages))
+        except OutOfPages:
+            self.pool.release(found.pages)
+            raise
+        sequence.replace_kv([*found.pages, *own], sparse.stop, sparse=sparse)
+        sequence.inherit_generated(found.generated)
+        sequence.inherit_generated(sparse.generated)
+        self.tree.touch(found.pages)
+        return len(own)
 
     def _reuse(self, sequence: Sequence, limit: int) -> int:
         """Share what the tree has of the first `limit` tokens, if that is more than is computed; the gain."""
@@ -386,7 +388,7 @@ class PrefixCache:
         """Keep the rows of the partial last page; the full pages are there already."""
         num_full = sequence.num_shareable // PAGE_SIZE
         full, tail = sequence.page_ids[:num_full], sequence.page_ids[num_full:]
-        if not tail or sequence.pruned is not None or sequence.namespace is None:  # then it is tainted, or private
+        if not tail or sequence.sparse is not None or sequence.namespace is None:  # the tail may not be shared
             self.tree.touch(full)
             return
         tokens = slice(num_full * PAGE_SIZE, sequence.num_computed)  # may be there: found there, or popped to

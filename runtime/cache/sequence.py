@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from operator import or_
 
 from ..artifact.manifest import PAGE_SIZE
-from ..errors import AppendLengthError, ForkLengthError, PopLengthError, PrunedForkError, UnknownSequence
+from ..errors import AppendLengthError, ForkLengthError, PopLengthError, SparseForkError, UnknownSequence
 from ..kv_log.log import KVLog
 from .page_pool import PagePool
-from .pruned_prefix import PrunedPrefix
+from .sparse_span import SparseSpan
 
 
 def num_pages_for(num_tokens: int) -> int:
@@ -36,9 +36,9 @@ class Sequence:
     needed. A sampled token has no KV until the next forward, so while decoding `num_uncomputed` is 1 at the
     start of each step. To sample once more after a token that is computed, pop it and append it again.
 
-    With a `pruned` prefix some of the tokens have no row and the KV is shorter, `num_rows`; only the first
-    `num_shareable` tokens' may be given to others then. Positions stay those of the tokens. Without a `namespace` no
-    token's KV may be given to others.
+    Rows are not positions: in a `sparse` span some tokens have no row, so there are fewer rows, `num_rows`. Positions
+    stay those of the tokens. Only the KV of the first `num_shareable` tokens may be shared: those before the span, or
+    none without a `namespace`.
 
     `append`, `pop` and `fork` are the only mutations, and each validates before it changes anything. KV grows
     by a `KVTransaction` alone. Sequences come from `PrefixCache.open` and `PrefixCache.fork`, not from here.
@@ -84,7 +84,7 @@ class Sequence:
         self._kv_log = kv_log
         self._page_ids = array("i")  # as the page table wants them: no object per page and step
         self._num_computed = 0
-        self._pruned: PrunedPrefix | None = None
+        self._sparse: SparseSpan | None = None
         self._is_reserved = False
         self._is_closed = False
 
@@ -111,25 +111,25 @@ class Sequence:
 
     @property
     def num_computed(self) -> int:
-        """Tokens that need no forward any more: their KV is in the pages, or pruned."""
+        """Tokens that need no forward any more: their KV is in the pages, or missing from the `sparse` span."""
         return self._num_computed
 
     @property
-    def pruned(self) -> PrunedPrefix | None:
-        """Which of the computed tokens have fewer rows than they are; None: each has its own."""
-        return self._pruned
+    def sparse(self) -> SparseSpan | None:
+        """The computed tokens of which some have no row; None if each has its own."""
+        return self._sparse
 
     @property
     def num_rows(self) -> int:
         """KV rows of `[0, num_computed)`."""
-        return self._num_computed if self._pruned is None else self._num_computed - self._pruned.num_missing
+        return self._num_computed if self._sparse is None else self._num_computed - self._sparse.num_missing
 
     @property
     def num_shareable(self) -> int:
-        """The first tokens whose KV others may have: of a pruned prefix what is before it, without a namespace none."""
+        """The first tokens, whose KV may be shared: those before a sparse span; none without a namespace."""
         if self.namespace is None:
             return 0
-        return self._num_computed if self._pruned is None else self._pruned.start
+        return self._num_computed if self._sparse is None else self._sparse.start
 
     @property
     def num_uncomputed(self) -> int:
@@ -162,8 +162,7 @@ class Sequence:
         """Drop the last `num_tokens` tokens with their KV, and give back the pages that no token is left in.
 
         A last page that others own too keeps its rows: the next reservation copies the ones that are left
-        here. Where only some tokens have KV, all of it goes with the first of them that is popped: the sequence is
-        exact then, and no longer pruned.
+        here. A pop into a sparse span drops all of the span's KV, so the sequence is exact again.
 
         Raises:
             PopLengthError: there are fewer tokens; nothing is popped.
@@ -178,9 +177,9 @@ class Sequence:
         del self._token_ids[length:]
         del self._generated[length:]
         self._num_computed = min(self._num_computed, length)
-        if self._pruned is not None and length < self._pruned.stop:
-            self._num_computed = min(length, self._pruned.start)
-            self._pruned = None
+        if self._sparse is not None and length < self._sparse.stop:
+            self._num_computed = min(length, self._sparse.start)
+            self._sparse = None
         num_pages = num_pages_for(self.num_rows)
         self._pool.release(self._page_ids[num_pages:])
         del self._page_ids[num_pages:]
@@ -189,24 +188,24 @@ class Sequence:
             self._kv_log.write("pop", self, length=before[0], computed=before[1], free=free)
 
     def fork(self, at: int, *, seq_id: int) -> Sequence:
-        """A new sequence of the first `at` tokens that shares their pages, the partial one too, and what is pruned.
+        """A new sequence of the first `at` tokens that shares their pages, partial and sparse ones too.
 
         Whichever of the two writes to the partial page first gets a copy by its reservation. Call
         `PrefixCache.fork`, which gives the id and keeps count of the sequence.
 
         Raises:
             ForkLengthError: `at` is past the computed tokens; nothing is shared.
-            PrunedForkError: `at` is among tokens of which only some have KV; likewise.
+            SparseForkError: `at` is inside a sparse span; likewise.
             UnknownSequence: it is closed.
         """
         self.require_open()
         if not 0 <= at <= self._num_computed:
             raise ForkLengthError(self._num_computed, at)
-        pruned = self._pruned
-        if pruned is not None and at < pruned.stop:
-            if at > pruned.start:
-                raise PrunedForkError(pruned.start, pruned.stop, at)
-            pruned = None
+        sparse = self._sparse
+        if sparse is not None and at < sparse.stop:
+            if at > sparse.start:
+                raise SparseForkError(sparse.start, sparse.stop, at)
+            sparse = None
         assert not self._is_reserved, "forked inside a transaction"
         child = Sequence(
             seq_id,
@@ -218,9 +217,9 @@ class Sequence:
             request_id=self.request_id,
             kv_log=self._kv_log,
         )
-        page_ids = self._page_ids[: num_pages_for(at - (0 if pruned is None else pruned.num_missing))]
+        page_ids = self._page_ids[: num_pages_for(at - (0 if sparse is None else sparse.num_missing))]
         self._pool.retain(page_ids)
-        child.replace_kv(page_ids, at, pruned=pruned)
+        child.replace_kv(page_ids, at, sparse=sparse)
         if self._kv_log is not None:
             self._kv_log.write("fork", child, length=0, computed=0, parent=self.seq_id, pages=list(page_ids))
         return child
@@ -247,16 +246,16 @@ class Sequence:
         num_computed: int,
         *,
         num_kept_pages: int = 0,
-        pruned: PrunedPrefix | None = None,
+        sparse: SparseSpan | None = None,
     ) -> None:
         """Say where the KV of `[0, num_computed)` is now: in the first `num_kept_pages` of its pages, as before, and
-        then in `page_ids`; and what of it is pruned. The caller has retained and released the pages."""
-        num_rows = num_computed if pruned is None else num_computed - pruned.num_missing
+        then in `page_ids`; and which span of it is sparse. The caller has retained and released the pages."""
+        num_rows = num_computed if sparse is None else num_computed - sparse.num_missing
         assert num_kept_pages + len(page_ids) == num_pages_for(num_rows) and num_computed <= len(self)
         if page_ids or num_kept_pages != len(self._page_ids):
             self._page_ids[num_kept_pages:] = array("i", page_ids)
         self._num_computed = num_computed
-        self._pruned = pruned
+        self._sparse = sparse
 
     def inherit_generated(self, generated: bytes) -> None:
         """Note which of the first tokens a model made; so says the run that they were found in."""
@@ -272,8 +271,8 @@ class Sequence:
         """Raise AssertionError unless tokens, KV length and pages agree."""
         assert 0 <= self._num_computed <= len(self) <= self.context_length
         assert len(self._page_ids) == num_pages_for(self.num_rows)
-        if self._pruned is not None:
-            assert self._pruned.stop <= self._num_computed
-            assert tuple(self._token_ids[: self._pruned.stop]) == self._pruned.token_ids, "rows of other tokens"
+        if self._sparse is not None:
+            assert self._sparse.stop <= self._num_computed
+            assert tuple(self._token_ids[: self._sparse.stop]) == self._sparse.token_ids, "rows of other tokens"
         assert len(set(self._page_ids)) == len(self._page_ids)
         assert len(self._generated) == len(self)

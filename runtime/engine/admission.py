@@ -12,8 +12,8 @@ from typing import Literal
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
 from ..cache.prefix_match import PrefixMatch
-from ..cache.pruned_prefix import PrunedPrefix
 from ..cache.sequence import num_pages_for
+from ..cache.sparse_span import SparseSpan
 from .request import Request
 from .step_plan import StepPlan
 
@@ -37,11 +37,11 @@ class Admission:
         self,
         request: Request,
         match: PrefixMatch,
-        pruned: PrunedPrefix | None,
+        sparse: SparseSpan | None,
         plan: StepPlan,
         running: Iterable[Request],
     ) -> bool:
-        """Whether there are pages for a request that begins with this match, or with a part of it.
+        """Whether there are pages for a request that begins with this match, or with the rows of a sparse span.
 
         Let in earlier, it would only be preempted again. A request that is alone is always let in.
         """
@@ -49,8 +49,8 @@ class Admission:
         if not running:
             return True
         pool, shared, num_missing = self.cache.pool, match.pages, 0
-        if pruned is not None:
-            shared, num_missing = shared[: pruned.start // PAGE_SIZE], pruned.num_missing
+        if sparse is not None:
+            shared, num_missing = shared[: sparse.start // PAGE_SIZE], sparse.num_missing
         num_needed = self._num_pages(request, len(match.prompt_ids), num_missing, has_prompt=False) - len(shared)
         num_evictable = pool.num_cached - sum(pool.num_users(page) == 0 for page in shared)
         num_promised = sum(max(0, self._num_needed_pages(each) - plan.num_held_pages(each)) for each in running)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..cache.why_not_more import WhyNotMore
-from ..pruning.pruned_load import KVPruning
 
 FinishReason = Literal["stop", "length", "cancelled"]
 """`stop`: a stop token or string; `length`: max_tokens or the context; `cancelled`: the client went away."""
@@ -34,6 +33,14 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
+class KVPruning:
+    """Some of the cached prefix's KV rows were left out: the reply is close to the exact one, but not the same."""
+
+    loaded: float  # the share of the cached tokens' keys and values that is used
+    dropped_mass: float  # estimated share of the prompt's attention to the prefix that falls on the others
+
+
+@dataclass(frozen=True)
 class Usage:
     """Tokens of a request. `cached_tokens` of the `prompt_tokens` were reused and not computed."""
 
@@ -42,7 +49,7 @@ class Usage:
     cached_tokens: int
     tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # cached tokens: {"exact": 96}
     disk_tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # of those, the ones loaded from disk for it
-    pruning: KVPruning | None = None  # None: all keys and values of the cached tokens are there, and the reply is exact
+    pruning: KVPruning | None = None  # None: all keys and values of the cached tokens are used, and the reply is exact
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,10 @@ from ..cache.cache_tree import CacheCleared
 from ..cache.cache_uses import CacheUse
 from ..cache.kv_transaction import KVTransaction
 from ..cache.prefix_cache import PrefixCache
-from ..cache.prefix_match import PrefixMatch
-from ..cache.sequence import Sequence, num_pages_for
+from ..cache.sequence import num_pages_for
 from ..cache.step_batch import make_batch
-from ..errors import EngineError, InvalidParameter, PrunedPrefixError
-from ..model.batch import Float32Array, Forward, PageIO
+from ..errors import EngineError, InvalidParameter
+from ..model.batch import Float32Array, Forward
 from ..prefix.disk_tier import DiskTier
 from ..prefix.disk_turns import DiskTurns
 from .completion import PrefillProgress
@@ -73,9 +72,7 @@ class EngineCore:
         self._cache = cache
         self._clock = clock
         self._disk = DiskTurns(tier, context_length=limits.context_length)
-        self._scheduler = Scheduler(
-            cache, policy or SchedulerPolicy(), context_length=limits.context_length, open_sequence=self._open_sequence
-        )
+        self._scheduler = Scheduler(cache, policy or SchedulerPolicy(), context_length=limits.context_length)
         self._ends = RequestEnds(self._scheduler, cache, self._disk, self.counters, clock=clock)
 
     @property
@@ -124,7 +121,7 @@ class EngineCore:
         """Forget a namespace in memory and on disk; the second comes when nothing of it is on disk any more."""
         cleared = CacheCleared.of(self._cache, namespace)
         num_discarded, done = self._disk.discard(namespace)
-        self._scheduler.forget_pruned(namespace)
+        self._scheduler.drop_loaded_rows(namespace)
         return replace(cleared, num_discarded_pages=num_discarded), done
 
     def add(self, request: Request) -> None:
@@ -210,16 +207,6 @@ class EngineCore:
             assert self._cache.get(sequence.seq_id) is sequence
         self._disk.check()
 
-    def _open_sequence(self, request: Request, match: PrefixMatch) -> Sequence:
-        """A sequence of the request's prompt; of what was loaded in part it begins with that part."""
-        context_length, request_id = self.limits.context_length, request.request_id
-        if request.pruned is None or request.pruned_load is None:
-            return self._cache.open(match, context_length=context_length, request_id=request_id)
-        if not isinstance(self._forward, PageIO):
-            raise PrunedPrefixError(f"{type(self._forward).__name__} cannot copy pages")
-        load = request.pruned_load
-        return load.open(self._cache, self._forward, context_length=context_length, request_id=request_id)
-
     def _start(self, scheduled: list[ScheduledRequest], now: float) -> None:
         """Note the requests whose first step this is, and tell of them before it is computed: that may take long."""
         for request in [item.request for item in scheduled if not item.request.num_generated]:
@@ -263,7 +250,7 @@ class EngineCore:
         if damaged:
             self._cache.clear()  # the numbers may have been wrong in earlier pages already
             self._disk.distrust(damaged)
-            self._scheduler.forget_pruned()
+            self._scheduler.drop_loaded_rows()
         if plan.unservable is not None:
             self._scheduler.remove(plan.unservable.request_id)
             outputs.append(self._ends.fail_unservable(plan.unservable))

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Protocol, get_args
 
 from ..cache.cache_uses import CacheUse, PageMark
 from ..cache.prefix_match import MatchKind, PrefixMatch
-from ..cache.pruned_prefix import PrunedPrefix
 from ..cache.reply_alias import ReplyAlias
 from ..cache.sequence import Sequence
 from ..cache.why_not_more import WhyNotMore
 from ..chat.token_constraint import HeldOpen, TokenConstraint
 from ..errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter
 from ..prefix.loaded_prefix import LoadedPrefix
-from ..pruning.pruned_load import KVPruning, PrunedLoad
+from ..prefix.loaded_rows import LoadedRows
 from .completion import (
     CacheMatch,
     Completion,
     Delta,
     FinishReason,
+    KVPruning,
     PrefillProgress,
     StopReason,
     Timings,
@@ -124,10 +124,7 @@ class Request:
         self.arrived_at = arrived_at
         self.spelled = spelled
         self.kv_budget = kv_budget
-        self.pruned_load: PrunedLoad | None = None  # from disk, before it was admitted, for `pruned`
-        # to be opened with few of its rows; set with `candidate`, a match in memory of the very ids that it is of; None
-        # again where it is not opened so, and kept when it was
-        self.pruned: PrunedPrefix | None = None
+        self.rows: LoadedRows | None = None  # that its sequence is to begin with, while it waits to be admitted
         self.candidate: PrefixMatch | None = None  # what was found while it waits,
         self.is_candidate_final = False  # and whether by all kinds of match
         self.loaded: LoadedPrefix | None = None  # from disk, before it was admitted,
@@ -198,10 +195,10 @@ class Request:
     def admit(self, sequence: Sequence, match: PrefixMatch) -> None:
         """Take the sequence that the scheduler opened on a match of the prompt."""
         assert self.sequence is None, "admitted twice"
-        load, self.pruned_load = self.pruned_load, None  # its rows are in the sequence, or of no use
-        if load is not None and sequence.pruned is not None:
-            match, self.loaded = load.found(match)
-            self._pruning = load.label
+        rows, self.rows = self.rows, None  # they are in the pool now
+        if rows is not None:
+            match, self.loaded = rows.reuse(match)
+            self._pruning = KVPruning(rows.share, rows.dropped_attention)
         self.sequence, self._match = sequence, match
         if tuple(self.prompt.ids) != match.prompt_ids:  # penalties are by the ids that are used
             self._sampler = SamplerState(self.params, match.prompt_ids, self._vocab_size, self._constraint)
@@ -231,8 +228,8 @@ class Request:
         )
 
     def preempted(self) -> None:
-        """Note that it gave its pages back, those of a pruned prefix for good: what comes is exact, and if nothing came
-        before, all is."""
+        """Note that it gave its pages back, with those of a sparse span: what it computes from here on is exact. If it
+        has generated nothing so far, all of its reply is."""
         self.num_preemptions += 1
         if self.num_generated == 0:
             self._pruning = None

@@ -20,13 +20,6 @@ from .admission import Admission, AdmissionPolicy
 from .request import Request
 from .step_plan import StepPlan
 
-OpenSequence = collections.abc.Callable[[Request, PrefixMatch], Sequence]
-"""Opens a request's sequence on a match of its prompt, with its pruned prefix if it has one.
-
-A KVError says that the pruned prefix cannot be: then it is forgotten, and the request computes what it would have
-without. Whatever it raises, it leaves no sequence open.
-"""
-
 
 class RequestBroken(Exception):
     """Looking at one waiting request raised: it can only fail, and nothing else is changed."""
@@ -72,24 +65,11 @@ class Scheduler:
 
     Pages are taken from the newest running request first, so the oldest always advances and everybody
     finishes; with conservative admission none need be. A preempted request comes before those that never ran;
-    its KV stays in the tree until others need the room, and it resumes from there. What was pruned of it is not
-    there, and is computed exactly then.
+    its KV stays in the tree until others need the room, and it resumes from there. Tokens of a sparse span are not in
+    the tree, and are computed.
     """
 
-    def __init__(
-        self,
-        cache: PrefixCache,
-        policy: SchedulerPolicy,
-        *,
-        context_length: int,
-        open_sequence: OpenSequence | None = None,
-    ) -> None:
-        """Nobody waits yet.
-
-        Args:
-            open_sequence: opens sequences in `cache`; by default exact ones, whatever a request has pruned.
-        """
-        self._open_sequence = open_sequence or (lambda _, match: cache.open(match, context_length=context_length))
+    def __init__(self, cache: PrefixCache, policy: SchedulerPolicy, *, context_length: int) -> None:
         self._cache = cache
         self._policy = policy
         self._context_length = context_length
@@ -175,11 +155,11 @@ class Scheduler:
         self._admit(plan, now)
         return plan
 
-    def forget_pruned(self, namespace: bytes | None = None) -> None:
-        """Let those who wait with a part of a prefix, of a namespace or all, compute it: it is not to be used."""
+    def drop_loaded_rows(self, namespace: bytes | None = None) -> None:
+        """Drop the rows that were loaded for waiting requests, of a namespace or of all; the requests compute them."""
         for request in self._waiting.values():
-            if request.pruned is not None and (namespace is None or request.namespace == namespace):
-                _forget_pruned(request)
+            if request.rows is not None and (namespace is None or request.namespace == namespace):
+                _drop_rows(request)
 
     def check(self) -> None:
         """Raise AssertionError unless queues and sequences agree; not inside a transaction."""
@@ -267,11 +247,12 @@ class Scheduler:
         if chosen is None:
             return None
         request, match = chosen
-        if not self._admission.fits(request, match, request.pruned, plan, self._running.values()):
+        sparse = None if request.rows is None else request.rows.span
+        if not self._admission.fits(request, match, sparse, plan, self._running.values()):
             return None
         sequence: Sequence | None = None
         try:
-            if not request.is_candidate_final and request.pruned is None:
+            if not request.is_candidate_final and request.rows is None:
                 match = find_prefix(self._cache, request, self._context_length)
                 request.candidate, request.is_candidate_final = match, True
                 if not self._admission.fits(request, match, None, plan, self._running.values()):
@@ -289,16 +270,16 @@ class Scheduler:
         return self._waiting.pop(request.request_id)
 
     def _open(self, request: Request, match: PrefixMatch) -> Sequence | None:
-        """A request's sequence; None, and it waits as if nothing were pruned, where that cannot be."""
+        """A request's sequence. None if it cannot begin with the rows that were loaded for it: the request goes on
+        waiting, without them."""
+        context_length, request_id = self._context_length, request.request_id
+        if request.rows is None:
+            return self._cache.open(match, context_length=context_length, request_id=request_id)
         try:
-            sequence = self._open_sequence(request, match)
+            return request.rows.open(self._cache, context_length=context_length, request_id=request_id)
         except KVError:
-            if request.pruned is None:
-                raise
-            _forget_pruned(request)
+            _drop_rows(request)
             return None
-        request.pruned = sequence.pruned
-        return sequence
 
     def _choose(self, now: float) -> tuple[Request, PrefixMatch] | None:
         """The waiting request with the longest cached prefix, age counted in; the older one on ties."""
@@ -309,10 +290,10 @@ class Scheduler:
                 match = self._peek(request)
             except Exception as error:
                 raise RequestBroken(request) from error
-            pruned = request.pruned
-            if pruned is None and self._is_being_computed(match):
+            rows = request.rows
+            if rows is None and self._is_being_computed(match):
                 continue
-            num_cached = match.num_tokens if pruned is None else pruned.stop
+            num_cached = match.num_tokens if rows is None else rows.span.stop
             score = num_cached + self._policy.ageing_tokens_per_s * max(0.0, now - request.arrived_at)
             if best is None or score > best_score:
                 best, best_score = (request, match), score
@@ -320,16 +301,18 @@ class Scheduler:
 
     def _peek(self, request: Request) -> PrefixMatch:
         """What was found of a waiting request, as far as it is still there: to look by text each time is too slow."""
-        before = request.candidate
-        if before is None:
+        before, rows = request.candidate, request.rows
+        if before is None and rows is not None:  # of the ids that the rows are of, which matching by text may change
+            before = rows.memory_match(self._cache)
+        elif before is None:
             before = find_prefix(self._cache, request, self._context_length)
             request.is_candidate_final = True
         elif before.version != self._cache.tree.version:
             before = self._cache.match(before.prompt_ids, num_match=before.num_match, namespace=request.namespace)
             request.is_candidate_final = False
         request.candidate = before
-        if request.pruned is not None and before.num_tokens >= request.pruned.stop:
-            request.pruned = request.pruned_load = None  # memory has all of it by now
+        if rows is not None and before.num_tokens >= rows.span.stop:
+            request.rows = None  # memory has all their tokens by now
         return before
 
     def _is_being_computed(self, match: PrefixMatch) -> bool:
@@ -339,7 +322,7 @@ class Scheduler:
             sequence = other.admitted
             if sequence.num_uncomputed == 1 or sequence.namespace is None or sequence.namespace != match.namespace:
                 continue
-            if sequence.pruned is not None:  # nobody will find what it computes
+            if sequence.sparse is not None:  # no other request will find what it computes
                 continue
             if sequence.num_computed >= limit or match.num_tokens >= limit:
                 continue
@@ -349,9 +332,9 @@ class Scheduler:
         return False
 
 
-def _forget_pruned(request: Request) -> None:
-    """Let a waiting request go on as if nothing of it had ever been pruned."""
-    request.pruned = request.pruned_load = request.candidate = None
+def _drop_rows(request: Request) -> None:
+    """Let a waiting request go on as if no rows had been loaded for it."""
+    request.rows = request.candidate = None
     request.is_candidate_final = False
 
 

@@ -18,7 +18,6 @@ from ..cache.radix_node import Node
 from ..model.batch import PageIO
 from ..pruning.importance import Importance
 from ..pruning.partial_loader import PartialCounts, PartialLoader
-from ..pruning.pruned_load import PrunedLoad
 from ..pruning.query_look import QueryLook
 from ..pruning.run_rewriter import RunRewriter
 from ..store.page_key import NO_PARENT, PageKey
@@ -30,6 +29,7 @@ from .end_loader import EndLoader
 from .load_counts import LoadCounts
 from .load_planner import LoadPlanner
 from .loaded_prefix import LoadedPrefix
+from .loaded_rows import LoadedRows
 from .page_inserter import PageInserter
 from .page_loader import FindPrefix, PageLoader
 from .page_saver import PageSaver
@@ -175,8 +175,8 @@ class DiskTier:
         """What came from disk for who was named; asked once."""
         return self._loader.loaded(name)
 
-    def pruned(self, name: str) -> PrunedLoad | None:
-        """The part that came from disk for who was named; asked once."""
+    def rows(self, name: str) -> LoadedRows | None:
+        """The rows that came from disk for the request that was named; asked once."""
         return None if self._parts is None else self._parts.loaded(name)
 
     def save(self, namespace: bytes, token_ids: Sequence[int], generated: bytes) -> None:

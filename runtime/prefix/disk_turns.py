@@ -96,8 +96,8 @@ class DiskTurns:
         requests = [self._waiting.pop(name) for name in names]
         for request in requests:
             request.loaded = self.tier.loaded(request.request_id)
-            if (load := self.tier.pruned(request.request_id)) is not None:
-                request.pruned_load, request.pruned, request.candidate = load, load.pruned, load.candidate(cache)
+            if (rows := self.tier.rows(request.request_id)) is not None:
+                request.rows = rows
         return requests
 
     def meet(self, find: Callable[[str], Request | None], cache: PrefixCache) -> None:
@@ -150,9 +150,9 @@ class DiskTurns:
             self.tier.save(sequence.namespace, sequence.token_ids[:num_tokens], sequence.generated[:num_tokens])
 
     def used(self, request: Request) -> None:
-        """Say that a prompt is computed, and what it found; over a pruned prefix it says nothing of what is exact."""
+        """Say that a prompt is computed, and what it found; over a sparse span it says nothing of what is exact."""
         sequence = request.sequence
-        if self.tier is None or not self.tier.learns or sequence is None or sequence.pruned is not None:
+        if self.tier is None or not self.tier.learns or sequence is None or sequence.sparse is not None:
             return
         if sequence.namespace is None:
             return

@@ -15,16 +15,16 @@ from weakref import WeakValueDictionary
 
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
-from ..errors import OutOfPages, PrunedPrefixError
+from ..errors import OutOfPages, SparseSpanError
 from ..prefix.disk_index import DiskIndex
 from ..prefix.disk_reader import DiskReader
 from ..prefix.load_planner import LoadPlanner
+from ..prefix.loaded_rows import LoadedRows
 from ..prefix.page_loader import FindPrefix
 from ..store.chunk_cache import ChunkCache
 from .key_lessons import KeyLessons
 from .partial_prefix import PartialPrefix
 from .partial_waiter import PartialWaiter, Stage
-from .pruned_load import PrunedLoad
 from .query_look import QueryLook
 from .run_cache import RunCache
 
@@ -74,9 +74,9 @@ class PartialLoader:
         self._ended: list[PartialWaiter] = []  # whose file the reader may have in use
         self._lessons = KeyLessons(reader, self._close, self._known.discard)
         self._back: dict[str, tuple[FindPrefix, int | None]] = {}
-        self._loaded: dict[str, PrunedLoad] = {}
+        self._loaded: dict[str, LoadedRows] = {}
         # whoever has them by now: who was let go may wait for his turn with them
-        self._staged: WeakValueDictionary[str, PrunedLoad] = WeakValueDictionary()
+        self._staged: WeakValueDictionary[str, LoadedRows] = WeakValueDictionary()
         self.counts = PartialCounts()
 
     @property
@@ -144,7 +144,7 @@ class PartialLoader:
         back, self._back = self._back, {}
         return ready, back
 
-    def loaded(self, name: str) -> PrunedLoad | None:
+    def loaded(self, name: str) -> LoadedRows | None:
         """What came for who was said to have a part; asked once."""
         return self._loaded.pop(name, None)
 
@@ -207,7 +207,7 @@ class PartialLoader:
             else:
                 self.counts.num_refused += 1
                 self._learn_later(waiter)
-        except (OutOfPages, PrunedPrefixError):
+        except (OutOfPages, SparseSpanError):
             self.counts.num_broken += 1
         except Exception:  # whoever waits must go on
             _LOGGER.exception("a part of what %s waits for could not be loaded", waiter.name)
@@ -240,14 +240,14 @@ class PartialLoader:
 
     def _choose(self, waiter: PartialWaiter) -> None:
         """Look, and have the rest read."""
-        queries = self._look.queries(waiter.load(), waiter.opened.probe_head)
+        queries = self._look.queries(waiter.load(self._look.runner), waiter.opened.probe_head)
         num_bytes = max(0, waiter.opened.bytes_to_read - waiter.opened.bytes_read)
         waiter.stage = Stage.CHOOSING
         waiter.work = self._reader.submit_work(lambda: waiter.choose(queries), num_bytes=num_bytes)
 
     def _finish(self, waiter: PartialWaiter) -> None:
         assert waiter.choice is not None
-        load = waiter.load(waiter.choice.dropped_mass)
+        load = waiter.load(self._look.runner, waiter.choice.dropped_mass)
         self._loaded[waiter.name] = self._staged[waiter.name] = load
         self._planner.observe_partial(expected_s=waiter.expected_s, seconds=self._clock() - waiter.planned_at)
         self.counts.num_pruned += 1

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_match import PrefixMatch
-from ..cache.pruned_prefix import PrunedPrefix
-from ..model.batch import UInt8Array
+from ..cache.sparse_span import SparseSpan
+from ..model.batch import PageIO, UInt8Array
 from ..prefix.disk_index import StoredPrefix
 from ..prefix.disk_reader import ReadWork
+from ..prefix.loaded_rows import LoadedRows
 from ..prefix.page_loader import FindPrefix
 from .partial_prefix import Choice, PartialPrefix
-from .pruned_load import PrunedLoad
 from .run_cache import RunCache
 
 if TYPE_CHECKING:
@@ -75,13 +75,13 @@ class PartialWaiter:
         assert self.partial is not None, "nothing is open"
         return self.partial
 
-    def load(self, dropped_mass: float = 0.0) -> PrunedLoad:
+    def load(self, io: PageIO, dropped_mass: float = 0.0) -> LoadedRows:
         """Of as many rows as are there."""
         assert self.pages is not None, "nothing was read"
         stop = self.stop * PAGE_SIZE
         token_ids, generated = self.prefix.token_ids[:stop], self.prefix.generated[:stop]
-        pruned = PrunedPrefix(self.start * PAGE_SIZE, self.opened.num_there, token_ids, generated)
-        return PrunedLoad(self.match, pruned, self.pages, dropped_mass)
+        span = SparseSpan(self.start * PAGE_SIZE, self.opened.num_there, token_ids, generated)
+        return LoadedRows(self.match, span, self.pages, io, dropped_mass)
 
     # In the reader's thread.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..cache.prefix_cache import PrefixCache
 from ..cache.step_batch import make_batch
 from ..model.batch import Float32Array
-from .pruned_load import PrunedLoad
+from ..prefix.loaded_rows import LoadedRows
 from .row_selection import MAX_LOOK_TOKENS
 from .scored_runner import ScoredRunner
 
@@ -25,14 +25,14 @@ class QueryLook:
     max_num_tokens: int
     group_size: int
 
-    def queries(self, load: PrunedLoad, head: int) -> Float32Array:
+    def queries(self, load: LoadedRows, head: int) -> Float32Array:
         """The queries of the tokens of a prompt behind `load`, `[layers, tokens, group, head_dim]`, of those heads that
         share KV head `head`, computed over the rows of the load: of the last ones, as many as look. Nothing is kept.
 
         Raises:
-            OutOfPages, PrunedPrefixError: it cannot be done now.
+            OutOfPages, SparseSpanError: it cannot be done now.
         """
-        sequence = load.open(self.cache, self.runner, context_length=len(load.match.prompt_ids))
+        sequence = load.open(self.cache, context_length=len(load.match.prompt_ids))
         try:
             with self.cache.begin() as step:
                 reservation = step.reserve(sequence, sequence.num_uncomputed)

@@ -11,49 +11,50 @@ are seen. The chosen rows are wrong on purpose: nobody else's reply may show it.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from radixlm.runtime.cache.prefix_match import PrefixMatch
-from radixlm.runtime.cache.pruned_prefix import PrunedPrefix
-from radixlm.runtime.cache.sequence import Sequence
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.cache.sparse_span import SparseSpan
 from radixlm.runtime.engine.request import Request
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.step_plan import StepPlan
-from radixlm.runtime.model.batch import Batch, Float32Array
-from radixlm.runtime.pruning.pruned_load import KVPruning
+from radixlm.runtime.model.batch import Batch, Float32Array, UInt8Array
 
 from ..runtime.fake_model import EOS, alone
 from ..runtime.fake_tier import Served, processes
+from ..runtime.sparse_rows import loaded_rows
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 CONTEXT_LENGTH = 160
 
 
-class Pruning:
-    """An engine over a directory that opens pruned prefixes on rows which are not theirs."""
+class WrongRows:
+    """Gives requests of an engine over a directory rows which are not theirs."""
 
     def __init__(self, served: Served) -> None:
         self.bench = served.bench
         self.bench.model.max_missing = CONTEXT_LENGTH
-        self.bench.core._scheduler._open_sequence = self.open
         self.num_opened = 0
 
-    def open(self, request: Request, match: PrefixMatch) -> Sequence:
-        cache = self.bench.cache
-        if request.pruned is None:
-            return cache.open(match, context_length=CONTEXT_LENGTH)
-        sequence = cache.open_pruned(match, request.pruned, context_length=CONTEXT_LENGTH)
-        self.bench.model.kv[list(sequence.page_ids[request.pruned.start // 16 :])] = 987654321
+    def read_pages(self, page_ids: Sequence[int], out: UInt8Array) -> None:
+        self.bench.model.read_pages(page_ids, out)
+
+    def write_pages(self, page_ids: Sequence[int], pages: UInt8Array) -> None:
+        self.bench.model.write_pages(page_ids, pages)
         self.num_opened += 1
-        return sequence
+
+    def request(self, name: str, ids: list[int], start: int, num_rows: int) -> Request:
+        """A request that has few rows of its prompt from `start` on, but for the last token."""
+        request = self.bench.request(name, ids, GREEDY)
+        span = SparseSpan(start, num_rows, tuple(ids[:-1]))
+        request.rows = loaded_rows(ids, span, self, np.full(PAGE_SIZE, 987654321, np.uint64).tobytes())
+        return request
 
     def add(self, name: str, ids: list[int], start: int, num_rows: int) -> Request:
-        """A request all of whose prompt but the last token is pruned, from `start` on."""
-        request = self.bench.request(name, ids, GREEDY)
-        request.pruned = PrunedPrefix(start, num_rows, tuple(ids[:-1]))
+        request = self.request(name, ids, start, num_rows)
         self.bench.core.add(request)
         return request
 
@@ -71,7 +72,7 @@ def test_strangers_and_later_turns_get_the_replies_of_nobody_but_themselves(serv
     num_pruned = num_other = num_preempted = 0
     for process in range(2):
         served = serve(num_pages=24, context_length=CONTEXT_LENGTH)
-        pruning, bench = Pruning(served), served.bench
+        wrong, bench = WrongRows(served), served.bench
         for turn in range(6):
             exact: dict[str, list[int]] = {}
             for i in range(4):
@@ -85,7 +86,7 @@ def test_strangers_and_later_turns_get_the_replies_of_nobody_but_themselves(serv
                 start = len(bench.cache.match(ids).pages) // 2 * 16
                 num_rows = chance.randint(1, len(ids) - 1 - start)
                 histories.append(ids)
-                pruning.add(name, ids, start, num_rows)
+                wrong.add(name, ids, start, num_rows)
                 exact[f"{name} too"] = ids
                 bench.add(f"{name} too", ids, GREEDY)
             served.run()
@@ -96,7 +97,7 @@ def test_strangers_and_later_turns_get_the_replies_of_nobody_but_themselves(serv
                 ids = exact[f"{name} too"]
                 num_other += bench.tokens(name) != alone(ids, GREEDY, context_length=CONTEXT_LENGTH)
                 ids += bench.tokens(name)
-        num_pruned += pruning.num_opened
+        num_pruned += wrong.num_opened
         num_preempted += bench.core.num_preemptions
     assert num_pruned > 15 and num_other > 10, "the wrong rows were not looked at"
     assert num_preempted, "nobody lost what was pruned"
@@ -104,10 +105,10 @@ def test_strangers_and_later_turns_get_the_replies_of_nobody_but_themselves(serv
 
 def test_no_page_that_was_computed_over_a_pruned_prefix_is_found_or_stored(serve: Callable[..., Served]) -> None:
     served = serve(num_pages=24, context_length=CONTEXT_LENGTH)
-    pruning, ids = Pruning(served), [*range(30), *range(30), *range(30)]
+    wrong, ids = WrongRows(served), [*range(30), *range(30), *range(30)]
     served.bench.add("before", ids[:33], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
     served.run()
-    request = pruning.add("pruned", ids, 32, 9)
+    request = wrong.add("pruned", ids, 32, 9)
     served.bench.step()
     tainted = set(request.admitted.page_ids[2:])
     while served.bench.core.has_work:
@@ -130,16 +131,15 @@ def test_who_waits_with_rows_that_are_not_to_be_used_any_more_computes_them(
     serve: Callable[..., Served], why: str
 ) -> None:
     served = serve(num_pages=24, context_length=CONTEXT_LENGTH)
-    pruning, ids = Pruning(served), [*range(30), *range(30)]
+    wrong, ids = WrongRows(served), [*range(30), *range(30)]
 
     def spoil(batch: Batch, logits: Float32Array) -> None:
         logits[:, 7] = np.nan
-        request = served.bench.request("pruned", ids, GREEDY)
-        request.pruned = PrunedPrefix(0, 9, tuple(ids[:-1]))
+        request = wrong.request("pruned", ids, 0, 9)
         served.bench.core._scheduler.add(request)  # as if it had come from the disk before the step
 
     if why == "forgotten":
-        pruning.add("pruned", ids, 0, 9)
+        wrong.add("pruned", ids, 0, 9)
         served.bench.core.forget(b"")
     else:
         bad = served.bench.add("bad", ids, GREEDY)
@@ -149,7 +149,7 @@ def test_who_waits_with_rows_that_are_not_to_be_used_any_more_computes_them(
         served.bench.step()
         served.bench.model.after = lambda batch, logits: None
     served.run()
-    assert pruning.num_opened == 0
+    assert wrong.num_opened == 0
     assert served.bench.tokens("pruned") == alone(ids, GREEDY, context_length=CONTEXT_LENGTH)
 
 
@@ -157,13 +157,12 @@ def test_who_waits_with_rows_that_are_not_to_be_used_any_more_computes_them(
 def test_a_reply_is_labelled_only_if_some_of_it_came_over_a_part(serve: Callable[..., Served], num_tokens: int) -> None:
     served = serve(num_pages=24, context_length=CONTEXT_LENGTH)
     core, cache = served.bench.core, served.bench.cache
-    request = Pruning(served).add("pruned", ids := [*range(30), *range(30)], 0, 9)
+    request = WrongRows(served).add("pruned", ids := [*range(30), *range(30)], 0, 9)
     with cache.begin() as step:  # it is admitted, and its step fails
         core._scheduler.schedule(step, 0.0)
-    request._pruning = KVPruning(0.5, 0.1)
     while request.num_generated < num_tokens:
         served.bench.step()
-    assert request.admitted.pruned is not None
+    assert request.admitted.sparse is not None
     with cache.begin() as step:
         core._scheduler._preempt(request, StepPlan(step, 16))
     assert request.num_preemptions == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from radixlm.runtime.cache.kv_transaction import Reservation
-from radixlm.runtime.cache.pruned_prefix import PrunedPrefix
+from radixlm.runtime.cache.sparse_span import SparseSpan
 from radixlm.runtime.model.batch import PageCopy
 
 
@@ -23,7 +23,7 @@ class FakePages:
             for row in range(copy.num_rows):
                 self.rows[copy.dst_page, row] = self.rows[copy.src_page, row]
 
-    def write(self, namespace: bytes, pruned: PrunedPrefix, page_ids: Sequence[int]) -> None:
+    def write(self, namespace: bytes, pruned: SparseSpan, page_ids: Sequence[int]) -> None:
         """The chosen rows come from somewhere."""
         rows = expected_rows(namespace, pruned.token_ids, pruned)
         for row in range(pruned.start, len(rows)):
@@ -31,19 +31,19 @@ class FakePages:
 
     def forward(self, reservation: Reservation) -> None:
         sequence = reservation.sequence
-        rows = expected_rows(sequence.namespace, sequence.token_ids[: reservation.stop], sequence.pruned)
+        rows = expected_rows(sequence.namespace, sequence.token_ids[: reservation.stop], sequence.sparse)
         for row, slot in zip(rows[-reservation.num_tokens :], reservation.slots, strict=True):
             self.rows[divmod(slot, 16)] = row
 
     def check(
-        self, namespace: bytes, tokens: Sequence[int], page_ids: Sequence[int], pruned: PrunedPrefix | None = None
+        self, namespace: bytes, tokens: Sequence[int], page_ids: Sequence[int], pruned: SparseSpan | None = None
     ) -> None:
         for place, expected in enumerate(expected_rows(namespace, tokens, pruned)):
             row = self.rows[page_ids[place // 16], place % 16]
             assert row == expected, f"row {place} is another's"
 
 
-def expected_rows(namespace: bytes, tokens: Sequence[int], pruned: PrunedPrefix | None) -> list[int]:
+def expected_rows(namespace: bytes, tokens: Sequence[int], pruned: SparseSpan | None) -> list[int]:
     """What the rows of these tokens hold, in order."""
     exact = [hash((namespace, *tokens[: position + 1])) for position in range(len(tokens))]
     if pruned is None:

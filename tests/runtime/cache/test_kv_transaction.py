@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
-from radixlm.runtime.cache.pruned_prefix import PrunedPrefix
 from radixlm.runtime.cache.sequence import Sequence
+from radixlm.runtime.cache.sparse_span import SparseSpan
 from radixlm.runtime.cache.step_batch import make_batch
-from radixlm.runtime.errors import OutOfPages, PrunedPrefixError
+from radixlm.runtime.errors import OutOfPages, SparseSpanError
 from radixlm.runtime.model.batch import PageCopy
 
 
@@ -162,7 +162,7 @@ def test_the_source_of_a_copy_is_kept_until_the_step_is_committed() -> None:
 def test_tokens_after_a_pruned_prefix_keep_their_positions_and_lie_right_behind_its_rows() -> None:
     cache = PrefixCache(PagePool(8))
     exact, match = opened(cache, range(100, 103)), cache.match(range(60))
-    sequence = cache.open_pruned(match, PrunedPrefix(0, 13, tuple(range(50))), context_length=512)
+    sequence = cache.open(match, sparse=SparseSpan(0, 13, tuple(range(50))), context_length=512)
     (first,) = sequence.page_ids
     with cache.begin() as step:
         chunk, other = step.reserve(sequence, 5), step.reserve(exact, 3)
@@ -183,7 +183,7 @@ def test_tokens_after_a_pruned_prefix_keep_their_positions_and_lie_right_behind_
 
 def test_a_fork_of_a_pruned_sequence_copies_the_rows_of_the_page_that_both_write_to() -> None:
     cache = PrefixCache(PagePool(8))
-    sequence = cache.open_pruned(cache.match(range(60)), PrunedPrefix(0, 20, tuple(range(50))), context_length=512)
+    sequence = cache.open(cache.match(range(60)), sparse=SparseSpan(0, 20, tuple(range(50))), context_length=512)
     child = cache.fork(sequence, 50)
     child.append([77])
     (copy,) = compute(cache, child)
@@ -200,9 +200,9 @@ def test_pages_for_the_rows_of_a_pruned_prefix_are_all_taken_or_none() -> None:
     match, before = cache.match([*range(16), *range(200, 300)]), cache.stats()
     token_ids = match.prompt_ids[:100]
     with pytest.raises(OutOfPages, match="request needs 4 pages of 16 tokens, 1 are free and 2 can be evicted"):
-        cache.open_pruned(match, PrunedPrefix(16, 49, token_ids), context_length=512)
+        cache.open(match, sparse=SparseSpan(16, 49, token_ids), context_length=512)
     assert cache.stats() == before and cache.match(range(60)).num_tokens == 48
-    sequence = cache.open_pruned(match, PrunedPrefix(16, 48, token_ids), context_length=512)
+    sequence = cache.open(match, sparse=SparseSpan(16, 48, token_ids), context_length=512)
     assert (cache.pool.num_free, cache.pool.num_cached, len(sequence.page_ids)) == (0, 0, 4)
     cache.check()
 
@@ -212,11 +212,11 @@ def test_a_pruned_prefix_of_another_prompt_or_without_what_is_before_it_opens_no
     compute(cache, opened(cache, range(20)))
     match, before = cache.match(range(60)), cache.stats()
     for pruned, message in (
-        (PrunedPrefix(0, 8, (*range(30), 7)), "31 tokens, and not the first of the 59"),
-        (PrunedPrefix(0, 8, tuple(range(60))), "60 tokens, and not the first of the 59"),
-        (PrunedPrefix(32, 8, tuple(range(50))), "goes on from 32 tokens, 16 are cached"),
+        (SparseSpan(0, 8, (*range(30), 7)), "31 tokens, and not the first of the 59"),
+        (SparseSpan(0, 8, tuple(range(60))), "60 tokens, and not the first of the 59"),
+        (SparseSpan(32, 8, tuple(range(50))), "goes on from 32 tokens, 16 are cached"),
     ):
-        with pytest.raises(PrunedPrefixError, match=message):
-            cache.open_pruned(match, pruned, context_length=512)
+        with pytest.raises(SparseSpanError, match=message):
+            cache.open(match, sparse=pruned, context_length=512)
         assert cache.stats() == before
         cache.check()

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
-from radixlm.runtime.cache.pruned_prefix import PrunedPrefix
 from radixlm.runtime.cache.radix_node import Node
 from radixlm.runtime.cache.sequence import Sequence
+from radixlm.runtime.cache.sparse_span import SparseSpan
 from radixlm.runtime.errors import (
     AppendLengthError,
     ForkLengthError,
     OutOfPages,
     PopLengthError,
-    PrunedForkError,
-    PrunedPrefixError,
+    SparseForkError,
+    SparseSpanError,
     UnknownSequence,
 )
 
@@ -45,7 +45,7 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
         self.cache = PrefixCache(PagePool(num_pages))
         self.pages = FakePages()
         self.tokens: dict[int, list[int]] = {}  # the slow, obvious version: seq_id -> tokens
-        self.pruned: dict[int, PrunedPrefix] = {}  # likewise, of those whose prefix is pruned
+        self.pruned: dict[int, SparseSpan] = {}  # likewise, of those whose prefix is pruned
         self.kept: set[tuple[bytes, tuple[int, ...]]] = set()  # every run that was ever left to be found
         self.texts: list[list[int]] = [[0] * 40]
         self.is_removed = False
@@ -107,11 +107,11 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
         start = 16 * data.draw(st.integers(0, len(match.pages) + 1), label="start page")
         stop = data.draw(st.integers(start + 1, max(start + 1, len(prompt))), label="stop")
         pruned_ids = (*prompt, *[2] * stop)[: stop - is_others] + (1,) * is_others
-        pruned = PrunedPrefix(start, data.draw(st.integers(1, stop - start), label="rows"), tuple(pruned_ids))
+        pruned = SparseSpan(start, data.draw(st.integers(1, stop - start), label="rows"), tuple(pruned_ids))
         counts, next_id = self.cache.stats(), self.cache._next_seq_id
         try:
-            sequence = self.cache.open_pruned(match, pruned, context_length=CONTEXT_LENGTH)
-        except PrunedPrefixError:
+            sequence = self.cache.open(match, sparse=pruned, context_length=CONTEXT_LENGTH)
+        except SparseSpanError:
             assert start > match.num_tokens or stop >= len(prompt) or list(pruned_ids) != prompt[:stop]
             assert (self.cache.stats(), self.cache._next_seq_id) == (counts, next_id)
             return
@@ -206,7 +206,7 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
         sequence = self.pick(data)
         pruned = self.pruned.get(sequence.seq_id)
         if pruned is not None and pruned.start < at < pruned.stop:
-            with pytest.raises(PrunedForkError):
+            with pytest.raises(SparseForkError):
                 self.cache.fork(sequence, at)
         elif at <= sequence.num_computed:
             child = self.cache.fork(sequence, at)
@@ -279,7 +279,7 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
             sequence = self.cache.get(seq_id)
             assert list(sequence.token_ids) == tokens
             pruned = self.pruned.get(seq_id)
-            assert sequence.pruned == pruned
+            assert sequence.sparse == pruned
             self.pages.check(sequence.namespace, tokens[: sequence.num_computed], sequence.page_ids, pruned)
             if pruned is not None:  # no match finds what is tainted, however much of the prompt it may look for
                 theirs = set(self.cache.match([*tokens, 0], namespace=sequence.namespace).pages)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
-from radixlm.runtime.cache.pruned_prefix import PrunedPrefix
 from radixlm.runtime.cache.sequence import Sequence
+from radixlm.runtime.cache.sparse_span import SparseSpan
 from radixlm.runtime.errors import (
     AppendLengthError,
     ForkLengthError,
     PopLengthError,
-    PrunedForkError,
-    PrunedPrefixError,
+    SparseForkError,
+    SparseSpanError,
     UnknownSequence,
 )
 
@@ -132,7 +132,7 @@ def pruned_sequence(cache: PrefixCache) -> Sequence:
     """60 tokens: 32 of which are shared and exact, 20 that have 5 rows, and 8 that are computed over those."""
     cache.close(computed_sequence(cache, 32))
     match = cache.match(range(60))
-    sequence = cache.open_pruned(match, PrunedPrefix(32, 5, tuple(range(52))), context_length=512)
+    sequence = cache.open(match, sparse=SparseSpan(32, 5, tuple(range(52))), context_length=512)
     with cache.begin() as step:
         step.reserve(sequence, 8)
         step.commit()
@@ -145,9 +145,9 @@ def test_pops_behind_a_pruned_prefix_keep_its_rows_and_pops_into_it_keep_what_is
     cache = PrefixCache(PagePool(8))
     sequence = pruned_sequence(cache)
     sequence.pop(8)
-    assert (sequence.num_computed, sequence.num_rows, sequence.pruned is None) == (52, 37, False)
+    assert (sequence.num_computed, sequence.num_rows, sequence.sparse is None) == (52, 37, False)
     sequence.pop(1)
-    assert (len(sequence), sequence.num_computed, sequence.num_rows, sequence.pruned) == (51, 32, 32, None)
+    assert (len(sequence), sequence.num_computed, sequence.num_rows, sequence.sparse) == (51, 32, 32, None)
     assert len(sequence.page_ids) == 2
     assert state(cache, sequence)[-1] == 6
     sequence.pop(31)
@@ -158,23 +158,23 @@ def test_pops_behind_a_pruned_prefix_keep_its_rows_and_pops_into_it_keep_what_is
 def test_a_refused_pop_or_fork_leaves_a_pruned_prefix_as_it_was() -> None:
     cache = PrefixCache(PagePool(8))
     sequence = pruned_sequence(cache)
-    before = (*state(cache, sequence), sequence.pruned)
+    before = (*state(cache, sequence), sequence.sparse)
     with pytest.raises(PopLengthError):
         sequence.pop(61)
     with pytest.raises(ForkLengthError, match="has 60 computed tokens, cannot fork at 61"):
         cache.fork(sequence, 61)
     for at in (33, 51):
-        with pytest.raises(PrunedForkError, match=rf"32 to 52 .* cannot fork at {at}; fork at 0\.\.32, or at 52"):
+        with pytest.raises(SparseForkError, match=rf"32 to 52 .* cannot fork at {at}; fork at 0\.\.32, or at 52"):
             cache.fork(sequence, at)
-    assert (*state(cache, sequence), sequence.pruned) == before
+    assert (*state(cache, sequence), sequence.sparse) == before
 
 
 def test_forks_inherit_a_pruned_prefix_or_are_exact() -> None:
     cache = PrefixCache(PagePool(8))
     sequence = pruned_sequence(cache)
     tainted, exact = cache.fork(sequence, 52), cache.fork(sequence, 32)
-    assert (tainted.pruned, tainted.num_rows, list(tainted.page_ids)) == (sequence.pruned, 37, list(sequence.page_ids))
-    assert (exact.pruned, exact.num_rows, list(exact.page_ids)) == (None, 32, list(sequence.page_ids[:2]))
+    assert (tainted.sparse, tainted.num_rows, list(tainted.page_ids)) == (sequence.sparse, 37, list(sequence.page_ids))
+    assert (exact.sparse, exact.num_rows, list(exact.page_ids)) == (None, 32, list(sequence.page_ids[:2]))
     cache.check()
 
 
@@ -182,5 +182,5 @@ def test_forks_inherit_a_pruned_prefix_or_are_exact() -> None:
     ("start", "num_rows", "stop"), [(8, 4, 32), (-16, 4, 32), (16, 0, 32), (16, 17, 32), (32, 1, 32)]
 )
 def test_a_pruned_prefix_that_contradicts_itself_is_refused(start: int, num_rows: int, stop: int) -> None:
-    with pytest.raises(PrunedPrefixError, match=str(start)):
-        PrunedPrefix(start, num_rows, tuple(range(stop)))
+    with pytest.raises(SparseSpanError, match=str(start)):
+        SparseSpan(start, num_rows, tuple(range(stop)))

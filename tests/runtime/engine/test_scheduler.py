@@ -8,9 +8,7 @@ import pytest
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
-from radixlm.runtime.cache.prefix_match import PrefixMatch
-from radixlm.runtime.cache.pruned_prefix import PrunedPrefix
-from radixlm.runtime.cache.sequence import Sequence
+from radixlm.runtime.cache.sparse_span import SparseSpan
 from radixlm.runtime.engine.request import Request
 from radixlm.runtime.engine.sampler import SampledToken
 from radixlm.runtime.engine.sampling_params import SamplingParams
@@ -18,6 +16,7 @@ from radixlm.runtime.engine.scheduler import Scheduler, SchedulerPolicy
 from radixlm.runtime.engine.step_plan import StepPlan
 
 from ..fake_model import VOCAB_SIZE, LetterDecoder, prompt
+from ..sparse_rows import loaded_rows
 
 
 class Bench:
@@ -25,20 +24,14 @@ class Bench:
 
     def __init__(self, num_pages: int, policy: SchedulerPolicy, context_length: int = 160) -> None:
         self.cache = PrefixCache(PagePool(num_pages))
-        self.context_length = context_length
-        self.scheduler = Scheduler(self.cache, policy, context_length=context_length, open_sequence=self.open)
+        self.scheduler = Scheduler(self.cache, policy, context_length=context_length)
         self.now = 0.0
 
-    def open(self, request: Request, match: PrefixMatch) -> Sequence:
-        if request.pruned is None:
-            return self.cache.open(match, context_length=self.context_length)
-        return self.cache.open_pruned(match, request.pruned, context_length=self.context_length)
-
-    def add(self, name: str, ids: collections.abc.Sequence[int], pruned: PrunedPrefix | None = None) -> Request:
+    def add(self, name: str, ids: collections.abc.Sequence[int], span: SparseSpan | None = None) -> Request:
         params = SamplingParams(temperature=0.0)
         decoder = LetterDecoder()
         request = Request(name, prompt(ids), params, decoder=decoder, vocab_size=VOCAB_SIZE, arrived_at=self.now)
-        request.pruned = pruned
+        request.rows = None if span is None else loaded_rows(ids, span)
         self.scheduler.add(request)
         return request
 
@@ -186,92 +179,92 @@ def test_request_that_does_not_fit_even_alone_is_named(num_tokens: int) -> None:
         assert plan.scheduled == []
 
 
-def pruned(ids: collections.abc.Sequence[int], num_rows: int, start: int = 0) -> PrunedPrefix:
-    return PrunedPrefix(start, num_rows, tuple(ids))
+def sparse(ids: collections.abc.Sequence[int], num_rows: int, start: int = 0) -> SparseSpan:
+    return SparseSpan(start, num_rows, tuple(ids))
 
 
-def test_request_with_a_pruned_prefix_computes_what_is_behind_it_and_takes_pages_for_its_rows() -> None:
+def test_request_with_a_sparse_span_computes_what_is_behind_it_and_takes_pages_for_its_rows() -> None:
     bench = Bench(8, policy(max_num_batched_tokens=64), context_length=112)
     bench.add("runs", [1] * 64)
     bench.step()
-    request = bench.add("pruned", [2] * 100, pruned([2] * 96, 20))  # its tokens would take 7 pages: there are 3
-    assert bench.step() == {"runs": 1, "pruned": 4}
+    request = bench.add("sparse", [2] * 100, sparse([2] * 96, 20))  # its tokens would take 7 pages: there are 3
+    assert bench.step() == {"runs": 1, "sparse": 4}
     assert (request.admitted.num_rows, len(request.admitted.page_ids)) == (24, 2)
-    assert bench.step() == {"runs": 1, "pruned": 1}
+    assert bench.step() == {"runs": 1, "sparse": 1}
 
 
-def test_request_whose_pruned_prefix_finds_no_pages_waits_until_it_does() -> None:
+def test_request_whose_sparse_span_finds_no_pages_waits_until_it_does() -> None:
     bench = Bench(8, policy(max_num_batched_tokens=64), context_length=112)
     bench.add("runs", [1] * 64)
     bench.step()
-    bench.add("pruned", [2] * 100, pruned([2] * 96, 48))
+    bench.add("sparse", [2] * 100, sparse([2] * 96, 48))
     assert bench.step() == {"runs": 1}
     bench.finish("runs")
-    assert bench.step() == {"pruned": 4}
+    assert bench.step() == {"sparse": 4}
 
 
 @pytest.mark.parametrize("reason", ["of another prompt", "goes on from nothing", "no pages"])
-def test_request_whose_pruned_prefix_cannot_be_computes_all_of_its_prompt(reason: str) -> None:
+def test_request_whose_sparse_span_cannot_be_computes_all_of_its_prompt(reason: str) -> None:
     bench = Bench(6, policy(max_num_batched_tokens=100), context_length=160)
     prefix = {
-        "of another prompt": pruned([3] * 40, 8),
-        "goes on from nothing": pruned([2] * 40, 8, start=32),
-        "no pages": pruned([2] * 144, 110),
+        "of another prompt": sparse([3] * 40, 8),
+        "goes on from nothing": sparse([2] * 40, 8, start=32),
+        "no pages": sparse([2] * 144, 110),
     }[reason]
-    request = bench.add("pruned", [2] * (60 if reason != "no pages" else 150), prefix)
+    request = bench.add("sparse", [2] * (60 if reason != "no pages" else 150), prefix)
     if reason == "no pages":  # not even for its rows: it fails as it would have without
         with bench.cache.begin() as step:
             assert bench.scheduler.schedule(step, 0.0).unservable is request
     else:
-        assert bench.step() == {"pruned": 60}
+        assert bench.step() == {"sparse": 60}
         assert bench.cache.match([2] * 60).num_tokens == 48
-    assert request.pruned is None and request.admitted.pruned is None
+    assert request.rows is None and request.admitted.sparse is None
 
 
-def test_prefix_that_memory_has_by_now_is_not_opened_pruned() -> None:
+def test_prefix_that_memory_has_by_now_is_not_opened_sparse() -> None:
     bench = Bench(20, policy())
     bench.remember([2] * 80)
-    request = bench.add("pruned", [2] * 90, pruned([2] * 60, 8))
-    assert bench.step() == {"pruned": 10}
-    assert request.pruned is None and request.admitted.pruned is None
+    request = bench.add("sparse", [2] * 90, sparse([2] * 60, 8))
+    assert bench.step() == {"sparse": 10}
+    assert request.rows is None and request.admitted.sparse is None
 
 
-def test_nobody_waits_for_what_is_computed_over_a_pruned_prefix_and_nobody_finds_it() -> None:
+def test_nobody_waits_for_what_is_computed_over_a_sparse_span_and_nobody_finds_it() -> None:
     bench = Bench(40, policy(max_num_batched_tokens=20))
-    bench.add("pruned", [7] * 100, pruned([7] * 50, 8))
+    bench.add("sparse", [7] * 100, sparse([7] * 50, 8))
     bench.add("same", [7] * 100)
-    assert bench.step() == {"pruned": 20}
-    assert bench.step() == {"pruned": 20}
-    assert bench.step() == {"pruned": 10, "same": 10}
+    assert bench.step() == {"sparse": 20}
+    assert bench.step() == {"sparse": 20}
+    assert bench.step() == {"sparse": 10, "same": 10}
     assert bench.cache.match([7] * 100).num_tokens == 0
-    bench.finish("pruned")
+    bench.finish("sparse")
     assert bench.cache.match([7] * 100).num_tokens == 0
     assert bench.step() == {"same": 20}
     assert bench.cache.match([7] * 100).num_tokens == 16
 
 
-def test_request_with_a_pruned_prefix_does_not_wait_for_one_that_computes_it_exactly() -> None:
+def test_request_with_a_sparse_span_does_not_wait_for_one_that_computes_it_exactly() -> None:
     bench = Bench(40, policy(max_num_batched_tokens=40))
     bench.add("exact", [7] * 100)
     assert bench.step() == {"exact": 40}
-    bench.add("pruned", [7] * 100, pruned([7] * 96, 8, start=32))
+    bench.add("sparse", [7] * 100, sparse([7] * 96, 8, start=32))
     bench.add("waits", [7] * 100)
     assert bench.step() == {"exact": 40}
-    assert bench.step() == {"exact": 20, "pruned": 4}
-    assert bench.step() == {"exact": 1, "pruned": 1, "waits": 4}
+    assert bench.step() == {"exact": 20, "sparse": 4}
+    assert bench.step() == {"exact": 1, "sparse": 1, "waits": 4}
 
 
-def test_preempted_request_loses_its_pruned_prefix_and_computes_it_exactly() -> None:
+def test_preempted_request_loses_its_sparse_span_and_computes_it_exactly() -> None:
     bench = Bench(7, policy(), context_length=112)
     bench.add("old", [1] * 33)
-    new = bench.add("new", [2] * 60, pruned([2] * 56, 8))
+    new = bench.add("new", [2] * 60, sparse([2] * 56, 8))
     bench.step()
     bench.step()
     assert new.admitted.num_rows == 12 + new.num_generated - 1
     while not new.num_preemptions:
         bench.step()
     num_tokens = len(new.admitted)
-    assert new.admitted.pruned is None and new.pruned is not None, "what the reply began with is not forgotten"
+    assert new.admitted.sparse is None
     bench.finish("old")
     num_computed = 0
     while new.admitted.num_uncomputed != 1 or not num_computed:
@@ -280,9 +273,9 @@ def test_preempted_request_loses_its_pruned_prefix_and_computes_it_exactly() -> 
     assert bench.cache.match(new.admitted.token_ids).num_tokens == num_tokens // 16 * 16
 
 
-def test_pages_are_promised_for_rows_and_not_for_what_is_pruned() -> None:
+def test_pages_are_promised_for_rows_and_not_for_what_is_missing() -> None:
     bench = Bench(8, policy(max_num_batched_tokens=100), context_length=112)
-    bench.add("pruned", [2] * 100, pruned([2] * 96, 8))
+    bench.add("sparse", [2] * 100, sparse([2] * 96, 8))
     bench.step()
     bench.add("large", [3] * 80)  # 6 pages, and 7 are free
-    assert bench.step() == {"pruned": 1, "large": 80}
+    assert bench.step() == {"sparse": 1, "large": 80}

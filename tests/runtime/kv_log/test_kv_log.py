@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
-from radixlm.runtime.cache.pruned_prefix import PrunedPrefix
 from radixlm.runtime.cache.radix_tree import RadixTree
 from radixlm.runtime.cache.sequence import Sequence
+from radixlm.runtime.cache.sparse_span import SparseSpan
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import SchedulerPolicy
-from radixlm.runtime.errors import KVLogBroken, OutOfPages, PrunedForkError
+from radixlm.runtime.errors import KVLogBroken, OutOfPages, SparseForkError
 from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.kv_log.replay import KVReplay
 from radixlm.runtime.kv_log.replay import replay as replay_files
@@ -126,9 +126,9 @@ def test_pruned_sequences_replay() -> None:
                 match = cache.match([1] * chance.randint(2, 80))
                 stop = chance.randint(1, len(match.prompt_ids) - 1)
                 start = chance.randint(0, min(len(match.pages), (stop - 1) // 16)) * 16
-                pruned = PrunedPrefix(start, chance.randint(1, stop - start), match.prompt_ids[:stop])
+                pruned = SparseSpan(start, chance.randint(1, stop - start), match.prompt_ids[:stop])
                 with suppress(OutOfPages):
-                    sequences.append(cache.open_pruned(match, pruned, context_length=120))
+                    sequences.append(cache.open(match, sparse=pruned, context_length=120))
             case 1 if len(sequences) < 5:
                 sequences.append(cache.open(cache.match([1] * chance.randint(2, 80)), context_length=120))
             case 2 | 3 if sequence is not None and sequence.num_uncomputed:
@@ -139,13 +139,13 @@ def test_pruned_sequences_replay() -> None:
             case 4 if sequence is not None:
                 sequence.append([chance.randrange(2)] * min(7, 120 - len(sequence)))
             case 5 if sequence is not None:
-                was_pruned = sequence.pruned is not None
+                was_pruned = sequence.sparse is not None
                 sequence.pop(chance.randint(0, min(40, len(sequence))))
-                num_popped += was_pruned and sequence.pruned is None
+                num_popped += was_pruned and sequence.sparse is None
             case 6 if sequence is not None and len(sequences) < 5:
-                with suppress(PrunedForkError):
+                with suppress(SparseForkError):
                     sequences.append(cache.fork(sequence, chance.randint(0, sequence.num_computed)))
-                    num_forked += sequences[-1].pruned is not None
+                    num_forked += sequences[-1].sparse is not None
             case 7 if sequence is not None and (kind := chance.random()) < 0.4:
                 if kind < 0.2:
                     sequences.remove(sequence)
@@ -163,7 +163,7 @@ def test_a_log_in_which_tainted_pages_are_shared_does_not_replay() -> None:
     written = Written()
     cache = PrefixCache(PagePool(8), kv_log=KVLog(written))
     match = cache.match([1] * 40)
-    sequence = cache.open_pruned(match, PrunedPrefix(0, 10, (1,) * 30), context_length=64)
+    sequence = cache.open(match, sparse=SparseSpan(0, 10, (1,) * 30), context_length=64)
     with cache.begin() as step:
         step.reserve(sequence, 10)
         step.commit()

@@ -17,10 +17,10 @@ from radixlm.runtime.engine.engine_core import EngineCore
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.prefix.load_planner import LoadPlan, LoadPlanner
+from radixlm.runtime.prefix.loaded_rows import LoadedRows
 from radixlm.runtime.prefix.tier_stats import TierStats
 from radixlm.runtime.pruning import partial_loader, partial_prefix
 from radixlm.runtime.pruning.partial_loader import PartialLoader
-from radixlm.runtime.pruning.pruned_load import PrunedLoad
 
 WAIT_S = 30.0  # only a hang takes that long
 PREFIX = [5 + i * i % 200 for i in range(192)]  # twelve pages
@@ -212,7 +212,7 @@ def find(cache: PrefixCache) -> PrefixMatch:
     return cache.match(asked(7))
 
 
-def part_of(parts: PartialLoader, name: str) -> PrunedLoad:
+def part_of(parts: PartialLoader, name: str) -> LoadedRows:
     """A part that came for who waits under a name; nobody else waits."""
     deadline = time.monotonic() + WAIT_S
     while name not in parts.advance()[0]:

@@ -16,8 +16,8 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.cache.kv_transaction import Reservation
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
-from radixlm.runtime.cache.pruned_prefix import PrunedPrefix
 from radixlm.runtime.cache.sequence import Sequence as Tokens
+from radixlm.runtime.cache.sparse_span import SparseSpan
 from radixlm.runtime.cache.step_batch import make_batch
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.model.kv_rows import KVRows
@@ -54,8 +54,8 @@ class Bench:
         """The text with its first pages shared, and the chosen ones of the rows behind them."""
         rows = self.rows.take(order)
         match = self.cache.match(self.token_ids)
-        pruned = PrunedPrefix(START, rows.num_tokens, self.token_ids[:STOP])
-        sequence = self.cache.open_pruned(match, pruned, context_length=512)
+        pruned = SparseSpan(START, rows.num_tokens, self.token_ids[:STOP])
+        sequence = self.cache.open(match, sparse=pruned, context_length=512)
         self.runner.write_pages(sequence.page_ids[START // PAGE_SIZE :], rows.to_pages())
         return sequence
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from radixlm.runtime.engine.completion import CacheMatch, Completion, Timings, Usage
+from radixlm.runtime.engine.completion import CacheMatch, Completion, KVPruning, Timings, Usage
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.errors import EmptyPrompt, StepFailed
-from radixlm.runtime.pruning.pruned_load import KVPruning
 from radixlm.runtime.server import create_app
 from radixlm.runtime.server.openai.choices import params_of_choices
 from radixlm.runtime.server.openai.usage import usage_of
