@@ -1,4 +1,4 @@
-"""Run the library's encoding beside other threads: none of them waits for a long text.
+"""Run the library's encoding beside other threads: no thread waits for another one's long text.
 
 `tokenizers` keeps the interpreter to itself while it encodes one text, but not while it encodes a batch of one, whose
 ids are the same. Knows texts and how many tokens they may have, not what a tokenizer does to them.
@@ -13,9 +13,9 @@ import tokenizers
 
 from .errors import TooManyTokens
 
-LONG_TEXT = 1 << 15  # characters, which take some 30 ms: shorter texts wait for nobody
+LONG_TEXT = 1 << 15  # characters, which take some 30 ms; shorter texts need no turn
 # Encoded at once: each token takes some hundred bytes until its text's ids are read. A server has two prompts, one text
-# to tokenize and one history to truncate at a time (server/lanes.py); these wait for none of each other here.
+# to tokenize and one history to truncate at a time (server/lanes.py); none of these waits for another here.
 MAX_LONG_TEXTS = 4
 
 
@@ -26,7 +26,7 @@ class LongTextTurns:
         self._turns = threading.BoundedSemaphore(num_texts)
 
     def for_text(self, text: str) -> threading.BoundedSemaphore | nullcontext[None]:
-        """What is to be held while `text` is encoded."""
+        """What a thread holds while it encodes `text` and reads the ids; nothing for a short text."""
         return self._turns if len(text) > LONG_TEXT else nullcontext()
 
 
@@ -43,7 +43,7 @@ class Encoder:
             TooManyTokens: there are more than `max_tokens`.
         """
         with self._turns.for_text(text):
-            return self._encoded(text, max_tokens).ids
+            return self.encode(text, max_tokens).ids
 
     def ids_and_ends(self, text: str, *, max_tokens: int | None = None) -> tuple[list[int], list[int]]:
         """The ids, and after how many characters of the text each ends.
@@ -52,10 +52,15 @@ class Encoder:
             TooManyTokens: as `ids`.
         """
         with self._turns.for_text(text):
-            encoding = self._encoded(text, max_tokens)
+            encoding = self.encode(text, max_tokens)
             return encoding.ids, [end for _, end in encoding.offsets]
 
-    def _encoded(self, text: str, max_tokens: int | None) -> tokenizers.Encoding:
+    def encode(self, text: str, max_tokens: int | None = None) -> tokenizers.Encoding:
+        """The library's encoding, which takes memory until it is dropped: for a long text, hold a turn meanwhile.
+
+        Raises:
+            TooManyTokens: as `ids`.
+        """
         [encoding] = self._tokenizer.encode_batch([text], add_special_tokens=False)
         if max_tokens is not None and len(encoding) > max_tokens:  # before its ids become objects of Python
             raise TooManyTokens(len(encoding), max_tokens)

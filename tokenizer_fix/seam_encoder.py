@@ -21,8 +21,10 @@ from .errors import TooManyTokens
 
 MIN_CHARACTERS = 256  # shorter texts are encoded faster than looked up
 MAX_CHARACTERS = 16 << 20  # remembered, of all namespaces
-_SHARE = 2  # of them one namespace has one part at most: what it sends, it forgets itself
-_SAMPLE = 8  # characters of a token, more than texts have: so many of those that fit are looked at first
+_SHARE = 2  # a namespace has one part in so many at most, and beyond that forgets its own texts
+_SAMPLE = (
+    8  # characters a token, more than texts have: a text that is much too long is refused for so many of its first
+)
 
 _LEFT = ("word", "1st a", "it's", "x\n\n a", "(a", "é b", "A,B", "  a", "a_b", "don't")
 _RIGHT = ("be", "b's", "b1", "b\n\n", "b  c", "bé", "B.", "the end", "s", "b ")
@@ -123,13 +125,28 @@ class SeamEncoder:
                     self._drop(name, text)
 
     def forget_unused(self, since: float) -> None:
-        """Forget the texts that nobody sent since then, on the encoder's clock."""
+        """Forget the texts that were last sent before `since`, on the encoder's clock."""
         with self._lock:
             while self._used:
                 namespace, text = next(iter(self._used))
                 if self._namespaces[namespace].known[text].used_at >= since:
                     break
                 self._drop(namespace, text)
+
+    @property
+    def num_characters(self) -> int:
+        """Characters of all texts that are remembered."""
+        return self._num_characters
+
+    def check(self) -> None:
+        """Raise AssertionError unless the texts, their order of use and the counts of characters agree."""
+        with self._lock:
+            for own in self._namespaces.values():
+                assert own.texts and own.texts == sorted(own.known), "a namespace without texts, or one in disorder"
+                assert own.num_characters == sum(map(len, own.texts))
+            used = {(name, text) for name, own in self._namespaces.items() for text in own.texts}
+            assert used == self._used.keys(), "a text that would never be forgotten, or one that is no longer there"
+            assert self._num_characters == sum(len(text) for _, text in used)
 
     def _encode_within(self, text: str, is_start: bool, max_tokens: int | None) -> tuple[list[int], list[int]]:
         """As `Encode`; a text that is much too long is refused for its beginning, which costs no more than one that

@@ -7,7 +7,7 @@ caches; a tokenizer makes it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from itertools import accumulate
 
 from .seam_encoder import is_cut
@@ -26,6 +26,28 @@ def special_mark(token_id: int) -> bytes:
 def is_mark(spelled: bytes) -> bool:
     """Whether a token that spells this is no text, and stands for its own id alone."""
     return spelled[0] == MARK
+
+
+class MarkedPieces(dict[int, bytes]):
+    """What tokens spell here, by id, of those that were asked for.
+
+    A dict, for it is looked up for each token of a prompt: that takes a tenth of the time of a method.
+
+    Args:
+        spell: the bytes of a token.
+        control_ids: tokens that are no text, whatever they spell.
+    """
+
+    def __init__(self, spell: Callable[[int], bytes], control_ids: Container[int]) -> None:
+        super().__init__()
+        self._spell, self._control_ids = spell, control_ids
+
+    def __missing__(self, token_id: int) -> bytes:
+        spelled = self._spell(token_id)
+        if not spelled or MARK in spelled or token_id in self._control_ids:
+            spelled = special_mark(token_id)
+        self[token_id] = spelled
+        return spelled
 
 
 class SpelledPrompt:

@@ -20,8 +20,8 @@ from .pieces import Kind, byte_alphabet
 # Texts of ASCII they leave as they are.
 _SHRINKS = {"NFC": 3, "NFD": 3, "NFKC": 4, "NFKD": 4, "Lowercase": 3}
 _KEEPS = ("Prepend", "ByteLevel", "Metaspace", "Digits", "Split", "Sequence")
-# Others drop as much as they like: white space, accents, runs of unknown characters. That they keep a sixteenth of the
-# bytes is a guess, and the only one here; a text of which they keep less is refused though it would fit.
+# Other parts drop as much as they like: white space, accents, runs of unknown characters. That they keep a sixteenth of
+# the bytes is a guess, and the only one here; a text of which they keep less is refused though it would fit.
 _MAY_DROP = 16
 
 

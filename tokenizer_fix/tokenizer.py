@@ -5,27 +5,21 @@ Knows special tokens, bos and the appended suffix; not chat templates, requests 
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, cast
 
-import tokenizers
-
 from .appended_suffix import PreparedPrompt, is_lone_space, keep_suffix, strip_completion, strip_suffix
-from .encoder import Encoder, LongTextTurns
-from .errors import InvalidText, InvalidTokenizer, TooManyTokens
-from .pieces import Pieces, byte_alphabet
+from .encoder import LongTextTurns
+from .errors import InvalidTokenizer, TooManyTokens
+from .pieces import Pieces
 from .probe import load_tokenizer, profile_tokenizer
 from .profile import TokenizerProfile
-from .seam_encoder import SeamEncoder, has_cut, is_safe
-from .spelled_prompt import MARK, SpelledPrompt, special_mark
+from .spelled_prompt import MarkedPieces, SpelledPrompt
 from .stream_decoder import StreamDecoder, decode_all
-from .text_bound import TextBound
-from .typed_specials import TypedSpecials
-
-_SYMBOL = re.compile(r"[^\w\s]")
+from .text_encoder import TextEncoder, checked
+from .typed_specials import TypedSpecials, written_ids
 
 
 class Tokenizer:
@@ -52,31 +46,33 @@ class Tokenizer:
             template_texts: what the chat template writes; added tokens in it are control, special or not.
 
         Raises:
-            InvalidTokenizer: tokenizer.json does not parse, is of a kind that cannot be decoded here, or bos
-            is to be
+            InvalidTokenizer: tokenizer.json does not parse, is of a kind that cannot be decoded here, or bos is to be
                 added and there is none.
         """
-        self._tokenizer_json = tokenizer_json
-        self._clock = clock
-        self._parsing = load_tokenizer(tokenizer_json)
-        self._turns = LongTextTurns()
-        self._encoder = Encoder(self._parsing, self._turns)
+        parsing = load_tokenizer(tokenizer_json)
         self.profile = profile if profile is not None else profile_tokenizer(tokenizer_json)
         if self.profile.kind == "other":
             raise InvalidTokenizer(
                 f"the tokenizer ({self.profile.model}) is neither byte-level BPE nor SentencePiece-like; "
                 "only those can be decoded token by token"
             )
-        if bos_token_id is not None and not 0 <= bos_token_id < self.profile.vocab_size:
-            raise InvalidTokenizer(f"bos_token_id {bos_token_id} is not below {self.profile.vocab_size}")
-        if add_bos_token and bos_token_id is None:
-            raise InvalidTokenizer("add_bos_token is set, but the model names no bos_token_id")
         self.bos_token_id = bos_token_id
         self.add_bos_token = add_bos_token
+        self._tokenizer_json = tokenizer_json
+        self._turns = LongTextTurns()
+        self._encoder = TextEncoder(
+            tokenizer_json,
+            parsing,
+            self.profile,
+            self._turns,
+            bos_token_id=bos_token_id,
+            add_bos_token=add_bos_token,
+            clock=clock,
+        )
         self._special_ids = self.profile.special_ids
-        self._pieces = Pieces(self._parsing, self.profile.kind, self.profile.byte_fallback, self.profile.vocab_size)
-        self._control_ids = self._special_ids | self._written_in(template_texts)
-        self._marked = _MarkedPieces(self._pieces, self._control_ids)
+        self._pieces = Pieces(parsing, self.profile.kind, self.profile.byte_fallback, self.profile.vocab_size)
+        self._control_ids = self._special_ids | written_ids(self.profile.added_tokens, template_texts)
+        self._marked = MarkedPieces(self._pieces.spell, self._control_ids)
 
     @property
     def vocab_size(self) -> int:
@@ -95,12 +91,7 @@ class Tokenizer:
             InvalidText: the text has lone surrogates, or plain text would become a special token.
             TooManyTokens: it has more than `max_tokens`; one that is far too long is not encoded.
         """
-        self._require_within(_checked(text), max_tokens)
-        encoder = self._encoder if parse_special else Encoder(self._plain, self._turns)
-        ids = encoder.ids(text, max_tokens=max_tokens)
-        if not parse_special:
-            self._check_plain(ids)
-        return self._with_bos(ids, add_bos)
+        return self._encoder.ids(text, add_bos=add_bos, parse_special=parse_special, max_tokens=max_tokens)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of `ids`, as the `tokenizers` library has it, but for wrong bytes of a byte-fallback
@@ -134,8 +125,7 @@ class Tokenizer:
         Raises:
             InvalidTokenId: an id is outside the vocabulary.
         """
-        has_cuts = self._seam is not None
-        return SpelledPrompt(ids, self._marked.__getitem__, self.encode_inside, has_cuts=has_cuts)
+        return SpelledPrompt(ids, self._marked.__getitem__, self._encoder.ids_inside, has_cuts=self._encoder.has_seams)
 
     def encode_inside(self, text: str) -> list[int]:
         """The ids of a text that goes on inside a section: nothing is normalized, and nothing put before it.
@@ -143,15 +133,7 @@ class Tokenizer:
         >>> tokenizer.encode_inside("Hello")     # Llama-2: no '▁' that the text does not have    # doctest: +SKIP
         [10994]
         """
-        if self.profile.kind == "sentencepiece":
-            return [token.id for token in self._parsing.model.tokenize(text.replace(" ", "▁"))]
-        if self.profile.dummy_prefix == "none":
-            return self._plain.encode(text, add_special_tokens=False).ids
-        if text.startswith(" "):  # the space that is put before the rest
-            return self._plain.encode(text[1:], add_special_tokens=False).ids
-        letters = {byte: letter for letter, byte in byte_alphabet().items()}
-        found = (self._parsing.token_to_id(letters[byte]) for byte in text.encode())
-        return [token_id for token_id in found if token_id is not None]
+        return self._encoder.ids_inside(text)
 
     def stream(self, *, prompt_ids: Sequence[int] = (), swallow_leading_space: bool = False) -> StreamDecoder:
         """A decoder for the reply to `prompt_ids`; see StreamDecoder.
@@ -206,11 +188,12 @@ class Tokenizer:
             TooManyTokens: as `encode`, before the suffix is stripped.
         """
         if has_marks:
-            marked, rendered = _checked(rendered), self._typed.unmark(rendered)
-            self._require_within(rendered, max_tokens)
-            ids, num_known = self._with_bos(self._typed.encode(marked, max_tokens=max_tokens)), 0
+            marked, rendered = checked(rendered), self._typed.unmark(rendered)
+            self._encoder.require_within(rendered, max_tokens)
+            ids, num_known = self._encoder.with_bos(self._typed.encode(marked, max_tokens=max_tokens)), 0
         else:
-            ids, num_known = self._encode_rendered(rendered, seam_of, max_tokens)
+            encoding = self._encoder.ids_from_seam(rendered, seam_of, max_tokens=max_tokens)
+            ids, num_known = encoding.ids, encoding.num_known
         end = strip_suffix if strips_suffix else keep_suffix
         return end(ids, rendered, self.profile.suffix_ids, num_known=num_known)
 
@@ -254,20 +237,11 @@ class Tokenizer:
 
     def forget_texts(self, namespace: bytes) -> None:
         """Forget what `seam_of` this namespace was encoded."""
-        if self._seam is not None:
-            self._seam.forget(namespace)
+        self._encoder.forget(namespace)
 
     def forget_unused_texts(self, since: float) -> None:
         """Forget what was encoded so, and not again since then on `clock`."""
-        if self._seam is not None:
-            self._seam.forget_unused(since)
-
-    def _with_bos(self, ids: list[int], add_bos: bool | None = None) -> list[int]:
-        if not (self.add_bos_token if add_bos is None else add_bos):
-            return ids
-        if self.bos_token_id is None:
-            raise InvalidTokenizer("add_bos is set, but the model names no bos_token_id")
-        return ids if ids[:1] == [self.bos_token_id] else [self.bos_token_id, *ids]
+        self._encoder.forget_unused(since)
 
     def _ends_in_suffix(self, ids: Sequence[int]) -> bool:
         """Whether the token of a lone space ends them, behind one that is text."""
@@ -277,100 +251,11 @@ class Tokenizer:
     def _encode_completion(
         self, text: str, parse_special: bool, seam_of: bytes | None, max_tokens: int | None, *, remembers: bool = True
     ) -> tuple[list[int], int]:
-        if parse_special:
-            return self._encode_rendered(text, seam_of, max_tokens, remembers=remembers)
-        return self.encode(text, max_tokens=max_tokens), 0
-
-    def _encode_rendered(
-        self, text: str, seam_of: bytes | None, max_tokens: int | None, *, remembers: bool = True
-    ) -> tuple[list[int], int]:
-        if seam_of is None or self._seam is None:
-            return self.encode(text, parse_special=True, max_tokens=max_tokens), 0
-        self._require_within(_checked(text), max_tokens)
-        encoding = self._seam.encode(text, seam_of, max_tokens=max_tokens, remembers=remembers)
+        if not parse_special:
+            return self.encode(text, max_tokens=max_tokens), 0
+        encoding = self._encoder.ids_from_seam(text, seam_of, max_tokens=max_tokens, remembers=remembers)
         return encoding.ids, encoding.num_known
-
-    def _require_within(self, text: str, max_tokens: int | None) -> None:
-        """Raise TooManyTokens if that is certain without encoding it."""
-        if max_tokens is None or len(text) * 4 <= max_tokens:
-            return
-        if (fewest := self._bound.fewest_tokens(text)) > max_tokens:
-            raise TooManyTokens(fewest, max_tokens)
-
-    @cached_property
-    def _bound(self) -> TextBound:
-        return TextBound.of(self._parsing, self.profile.kind)
-
-    @cached_property
-    def _seam(self) -> SeamEncoder | None:
-        """None where a tokenizer joins words over a space, or is of a kind that may."""
-        drops_space = self.profile.dummy_prefix != "none"
-        crosses = self.profile.kind == "sentencepiece" and self.profile.pieces_cross_space
-        crosses = crosses or any(has_cut(token.text.encode()) for token in self.profile.added_tokens)
-        if crosses or not is_safe(self._encode_with_ends, drops_space=drops_space):
-            return None
-        return SeamEncoder(self._encode_with_ends, drops_space=drops_space, clock=self._clock)
-
-    def _encode_with_ends(
-        self, text: str, is_start: bool, max_tokens: int | None = None
-    ) -> tuple[list[int], list[int]]:
-        ids, ends = self._encoder.ids_and_ends(text, max_tokens=max_tokens)
-        if is_start and self.add_bos_token and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
-            return [self.bos_token_id, *ids], [0, *ends]
-        return ids, ends
 
     @cached_property
     def _typed(self) -> TypedSpecials:
         return TypedSpecials(self._tokenizer_json, self.profile.added_tokens, self._control_ids, self._turns)
-
-    @cached_property
-    def _plain(self) -> tokenizers.Tokenizer:
-        # The switch is the whole tokenizer's, and other threads may be encoding: a second one, made when
-        # first needed.
-        plain = load_tokenizer(self._tokenizer_json)
-        plain.encode_special_tokens = True
-        return plain
-
-    def _written_in(self, texts: Iterable[str]) -> frozenset[int]:
-        """The added tokens in texts of a template, but for white space and words: those are text anywhere."""
-        # Behind a letter, for the library finds some only where a section begins: those cannot be told apart.
-        # A template may write half of a surrogate pair, which no text with a token in it needs.
-        whole = (text.encode(errors="replace").decode() for text in texts)
-        written = {token_id for text in whole for token_id in self._encoder.ids(f"a{text}")}
-        added = (token for token in self.profile.added_tokens if _SYMBOL.search(token.text))
-        return frozenset(token.id for token in added if token.id in written)
-
-    def _check_plain(self, ids: Sequence[int]) -> None:
-        # A vocabulary may hold a control token among its pieces, within the model's own reach (T5's Unigram
-        # does).
-        wrong = self._special_ids.intersection(ids) - {self.profile.unk_token_id}
-        if wrong:
-            text = self._parsing.id_to_token(min(wrong))
-            raise InvalidText(f"the text holds {text!r}, which cannot be encoded as plain text here; remove it")
-
-
-class _MarkedPieces(dict[int, bytes]):
-    """The bytes of the tokens that were asked for; a mark for those that are no text. Looked up for each token of a
-    prompt: as a dict, that takes a tenth of the time of a method."""
-
-    def __init__(self, pieces: Pieces, control_ids: frozenset[int]) -> None:
-        super().__init__()
-        self._pieces, self._control_ids = pieces, control_ids
-
-    def __missing__(self, token_id: int) -> bytes:
-        spelled = self._pieces.spell(token_id)
-        if not spelled or MARK in spelled or token_id in self._control_ids:
-            spelled = special_mark(token_id)
-        self[token_id] = spelled
-        return spelled
-
-
-def _checked(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        code = ord(text[error.start])
-        raise InvalidText(
-            f"character {error.start} of the text is the lone surrogate U+{code:04X}; send valid Unicode"
-        ) from error
-    return text

@@ -1,8 +1,8 @@
 """Keep what clients type apart from what templates write, where both look like a control token.
 
-A chat template writes control tokens as text around what clients wrote, so whoever encodes the whole cannot tell the
-`<|im_end|>` that ends a turn from one that was typed. Here the typed ones are put between marks before the template
-sees them, and a text with marks is encoded by a tokenizer whose control tokens are spelled as no client types them.
+A chat template writes control tokens as text around what clients wrote. In the rendered text, the `<|im_end|>` that
+ends a turn looks like one that a client typed. Therefore the typed ones are put between marks before the template sees
+them, and a text with marks is encoded by a tokenizer whose control tokens are spelled as no client types them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
+from bisect import bisect_right
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from itertools import chain
+from operator import itemgetter
 
 import tokenizers
 
@@ -23,6 +25,21 @@ from .profile import AddedToken
 
 BEGIN, END, QUOTE = "\ufdd0", "\ufdd1", "\ufdd2"  # noncharacters, which Unicode keeps for uses like this one
 _PART = 1 << 16  # characters that are searched in a millisecond or ten
+_SYMBOL = re.compile(r"[^\w\s]")
+
+
+def written_ids(added_tokens: Iterable[AddedToken], template_texts: Iterable[str]) -> frozenset[int]:
+    """The added tokens that a template writes, but for white space and words: those are text wherever they stand.
+
+    A token counts also where the library would not find it: Llama-2's legacy tokenizer finds some behind a space only,
+    which a client may type.
+
+    >>> written_ids([AddedToken(7, "<end>", False), AddedToken(8, "user", False)], ["user: <end>"])
+    frozenset({7})
+    """
+    ids = {token.text: token.id for token in added_tokens if _SYMBOL.search(token.text)}
+    written = re.compile(any_of(ids.keys() - {""}) or "(?!)")
+    return frozenset(ids[match[0]] for text in template_texts for match in written.finditer(text))
 
 
 class TypedSpecials:
@@ -52,7 +69,7 @@ class TypedSpecials:
         self._turns = LongTextTurns() if turns is None else turns
         self._ids = {token.text: token.id for token in added_tokens}
         self._controls = frozenset(token.text for token in added_tokens if token.id in control_ids)
-        control = _any_of(self._controls - {""}) or "(?!)"  # which is nowhere
+        control = any_of(self._controls - {""}) or "(?!)"  # which is nowhere
         self._longest = max(map(len, self._controls), default=0)
         self._control = re.compile(control)
         self._marked_control = re.compile(f"{BEGIN}(?P<typed>{control}){END}|(?P<written>{control})")
@@ -96,22 +113,46 @@ class TypedSpecials:
             InvalidText: a marked one cannot be encoded as text.
             TooManyTokens: there are more than `max_tokens`.
         """
-        num_written = 0
-
-        def quote(match: re.Match[str]) -> str:
-            nonlocal num_written
-            if match["typed"] is not None:
-                return match["typed"]
-            num_written += 1
-            return f"{QUOTE}{match['written']}{QUOTE}"
-
-        quoted = self._marked_control.sub(quote, marked)
-        ids = Encoder(self._quoting, self._turns).ids(self.unmark(quoted), max_tokens=max_tokens)
-        real = self._real_ids
+        # Where the library takes none of the written ones for a token, it is text: it is quoted no more.
+        quoted, places = self._quote(marked)
+        ids, found = self._encode_quoted(quoted, max_tokens)
+        if len(found) < len(places):
+            quoted, places = self._quote(marked, [_is_within(place, found) for place in places])
+            ids, found = self._encode_quoted(quoted, max_tokens)
         # A vocabulary may hold a control token among its pieces, within the model's own reach (T5's Unigram does).
-        if sum(token_id in self._quoted_ids for token_id in ids) != num_written:
+        if len(found) != len(places):
             raise InvalidText("the text holds a control token that cannot be encoded as plain text here; remove it")
+        real = self._real_ids
         return [real.get(token_id, token_id) for token_id in ids]
+
+    def _quote(self, marked: str, is_token: Sequence[bool] | None = None) -> tuple[str, list[tuple[int, int]]]:
+        """The text without marks, with quotes around the written control tokens; and where those stand in it.
+
+        `is_token` says which of them are to be quoted, in order; by default all.
+        """
+        parts: list[str] = []
+        places: list[tuple[int, int]] = []
+        num_characters = num_written = done = 0
+        for match in self._marked_control.finditer(marked):
+            before, text = self.unmark(marked[done : match.start()]), match["typed"]
+            num_characters += len(before)
+            if text is None:
+                text = match["written"]
+                if is_token is None or is_token[num_written]:
+                    text = self._quoted(text)
+                    places.append((num_characters, num_characters + len(text)))
+                num_written += 1
+            num_characters += len(text)
+            parts += (before, text)
+            done = match.end()
+        return "".join(parts) + self.unmark(marked[done:]), places
+
+    def _encode_quoted(self, text: str, max_tokens: int | None) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids in `_quoting`, and where the control tokens among them stand in the text."""
+        with self._turns.for_text(text):
+            encoding = Encoder(self._quoting, self._turns).encode(text, max_tokens)
+            places = zip(encoding.ids, encoding.offsets, strict=True)
+            return encoding.ids, [place for token_id, place in places if token_id in self._quoted_ids]
 
     def _marked(self, value: object) -> object:
         texts = list(_texts(value))
@@ -152,12 +193,18 @@ class TypedSpecials:
         return f"{QUOTE}{text}{QUOTE}" if text in self._controls else text
 
 
-def _any_of(texts: Set[str]) -> str:
+def _is_within(place: tuple[int, int], found: Sequence[tuple[int, int]]) -> bool:
+    """Whether a place, `[start, stop)`, lies in one of those found, which are in order."""
+    index = bisect_right(found, place[0], key=itemgetter(0)) - 1
+    return index >= 0 and place[1] <= found[index][1]
+
+
+def any_of(texts: Set[str]) -> str:
     """A pattern that matches the longest of `texts`; what several begin with is looked at once.
 
     Gemma has 6,000 control tokens that begin with `<`: one after the other, they took 18 s for a million of these.
 
-    >>> _any_of({"<s>", "<sep>", "</s>"})
+    >>> any_of({"<s>", "<sep>", "</s>"})
     '<(?:/s>|s(?:>|ep>))'
     """
     if len(texts) < 2:
@@ -167,7 +214,7 @@ def _any_of(texts: Set[str]) -> str:
     for rest in (text[len(start) :] for text in texts):
         rests.setdefault(rest[:1], set()).add(rest)
     is_whole = rests.pop("", None) is not None
-    branches = "|".join(_any_of(rests[first]) for first in sorted(rests))
+    branches = "|".join(any_of(rests[first]) for first in sorted(rests))
     return f"{re.escape(start)}(?:{branches}){'?' if is_whole else ''}"
 
 

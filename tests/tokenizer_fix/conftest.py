@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tokenizers
 from radixlm.tokenizer_fix import Tokenizer
+from radixlm.tokenizer_fix.probe import load_tokenizer as load_library
 
 TESTS_DATA = Path(__file__).resolve().parent.parent / "data"
 ALWAYS = ("tiny_spm", "smollm2", "qwen2")
@@ -56,3 +58,15 @@ def tokenizer_name(request: pytest.FixtureRequest) -> str:
 def tokenizer(tokenizer_name: str, load_tokenizer: LoadTokenizer) -> Tokenizer:
     """Each of the tokenizers, loaded."""
     return load_tokenizer(tokenizer_name)
+
+
+@pytest.fixture(scope="session")
+def tokenizer_json(tokenizer_name: str, read_json: ReadJson) -> str:
+    """Each of the tokenizers, as its file."""
+    return read_json(tokenizer_name)
+
+
+@pytest.fixture(scope="session")
+def library(tokenizer_json: str) -> tokenizers.Tokenizer:
+    """Each of the tokenizers, as the library has it."""
+    return load_library(tokenizer_json)

@@ -55,7 +55,7 @@ def test_what_the_next_prompt_reuses(
     tokenizer = load_tokenizer(name)
     prepare = tokenizer.prepare_chat if case.suffix == "stripped" else tokenizer.prepare_completion
     first = prepare(turns[0])
-    reply = piece_ids(tokenizer, case.reply) + piece_ids(tokenizer, "▁capital")
+    reply = [piece_id(tokenizer, piece) for piece in (case.reply, "▁capital")]
     said = stream(tokenizer, first, reply)
 
     second = prepare(turns[0] + said + turns[1])
@@ -127,12 +127,11 @@ def test_a_completion_is_fed_as_written_and_matched_without_its_last_space(token
     assert tokenizer.prepare_completion("") == PreparedPrompt((), 0, False, "")
 
 
-def piece_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The one id of a piece as the vocabulary writes it, with '▁' for the space."""
-    mark = "▁" if tokenizer.profile.kind == "sentencepiece" else "Ġ"
-    token_id = tokenizer._parsing.token_to_id(text.replace("▁", mark))
-    assert token_id is not None
-    return [token_id]
+def piece_id(tokenizer: Tokenizer, text: str) -> int:
+    """The id of a piece, written with '▁' for the space."""
+    spelled = text.replace("▁", " ").encode()
+    ids = (one for one in range(tokenizer.vocab_size) if one not in tokenizer.profile.special_ids)
+    return next(token_id for token_id in ids if tokenizer.token_bytes(token_id) == spelled)
 
 
 def stream(tokenizer: Tokenizer, prompt: PreparedPrompt, reply: Sequence[int]) -> str:

@@ -13,6 +13,7 @@ from radixlm.tokenizer_fix import Tokenizer, TooManyTokens
 from radixlm.tokenizer_fix.seam_encoder import MIN_CHARACTERS, SeamEncoder, is_safe
 
 LoadTokenizer = Callable[[str], Tokenizer]
+ReadJson = Callable[[str], str]
 
 PROSE = (
     "It's the 1st of 24 days; they'll say it isn't so, and we'd go on: a_b, A.B (see x). Don't stop here, "
@@ -169,22 +170,27 @@ def test_nothing_is_left_of_forgotten_texts() -> None:
             now[0] += 1
             encoder.encode(letter + " word" * MIN_CHARACTERS, namespace)
     encoder.forget_unused(5.0)  # the first of b was sent at 4
-    assert sorted(encoder._used) == [(b"b", letter + " word" * MIN_CHARACTERS) for letter in "yz"]
+    encoder.check()
+    texts = {letter: letter + " word" * MIN_CHARACTERS for letter in "xyz"}
+    for namespace, known in ((b"a", ""), (b"b", "yz")):
+        for letter, text in texts.items():
+            assert bool(encoder.encode(text, namespace, remembers=False).num_known) == (letter in known)
     encoder.forget(b"b")
-    assert not encoder._used and not encoder._namespaces and encoder._num_characters == 0
+    encoder.check()
+    assert encoder.num_characters == 0
 
 
 @pytest.fixture(scope="session", params=["tiny_spm", "qwen2"])
-def tokenizer_with_bos(request: pytest.FixtureRequest, load_tokenizer: LoadTokenizer) -> Tokenizer:
-    like = load_tokenizer(request.param)
-    bos = min(like.profile.special_ids)
-    return Tokenizer(like._tokenizer_json, like.profile, bos_token_id=bos, add_bos_token=True)
+def tokenizer_with_bos(request: pytest.FixtureRequest, read_json: ReadJson, load_tokenizer: LoadTokenizer) -> Tokenizer:
+    profile = load_tokenizer(request.param).profile
+    bos = min(profile.special_ids)
+    return Tokenizer(read_json(request.param), profile, bos_token_id=bos, add_bos_token=True)
 
 
 @pytest.mark.parametrize("content", ["a b", "x and y", "<|the end|>"])
-def test_an_added_token_with_a_space_inside_is_never_cut(load_tokenizer: LoadTokenizer, content: str) -> None:
+def test_an_added_token_with_a_space_inside_is_never_cut(read_json: ReadJson, content: str) -> None:
     """The text of a token that stands outside the vocabulary's pieces may hold any cut."""
-    library = tokenizers.Tokenizer.from_str(load_tokenizer("qwen2")._tokenizer_json)
+    library = tokenizers.Tokenizer.from_str(read_json("qwen2"))
     library.add_special_tokens([tokenizers.AddedToken(content)])
     tokenizer = Tokenizer(library.to_str())
     begin = PROSE * 2 + content[:-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 import time
@@ -12,7 +13,7 @@ import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from radixlm.tokenizer_fix import Tokenizer, TooManyTokens
-from radixlm.tokenizer_fix.encoder import MAX_LONG_TEXTS, LongTextTurns
+from radixlm.tokenizer_fix.encoder import MAX_LONG_TEXTS, Encoder, LongTextTurns
 from radixlm.tokenizer_fix.probe import load_tokenizer
 from radixlm.tokenizer_fix.text_bound import TextBound
 
@@ -22,21 +23,25 @@ ReadJson = Callable[[str], str]
 SHRINKING = st.sampled_from(
     ["\u212a", "\u1100\u1161\u11a8", "\U0001d400", "e\u0301", " " * 300, "\x04", "\ufb01", "字"]
 )
+bound_of = functools.cache(TextBound.of)
 TEXTS = st.lists(SHRINKING | st.text(max_size=8), max_size=30).map("".join)
 
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(text=TEXTS)
-def test_no_text_has_fewer_tokens_than_its_length_says(tokenizer: Tokenizer, text: str) -> None:
-    assert tokenizer._bound.fewest_tokens(text) <= len(tokenizer.encode(text, parse_special=True))
+def test_no_text_has_fewer_tokens_than_its_length_says(
+    tokenizer: Tokenizer, library: tokenizers.Tokenizer, text: str
+) -> None:
+    bound = bound_of(library, tokenizer.profile.kind)
+    assert bound.fewest_tokens(text) <= len(tokenizer.encode(text, parse_special=True))
 
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(text=TEXTS)
-def test_texts_are_encoded_as_the_library_encodes_them_alone(tokenizer: Tokenizer, text: str) -> None:
-    expected = tokenizer._parsing.encode(text, add_special_tokens=False)
-    assert tokenizer._encoder.ids(text) == expected.ids
-    assert tokenizer._encoder.ids_and_ends(text)[1] == [end for _, end in expected.offsets]
+def test_texts_are_encoded_as_the_library_encodes_them_alone(library: tokenizers.Tokenizer, text: str) -> None:
+    expected, encoder = library.encode(text, add_special_tokens=False), Encoder(library, LongTextTurns())
+    assert encoder.ids(text) == expected.ids
+    assert encoder.ids_and_ends(text) == (expected.ids, [end for _, end in expected.offsets])
 
 
 @pytest.mark.parametrize(
@@ -66,29 +71,29 @@ def test_a_run_of_unknown_characters_is_one_token_where_bytes_have_none(read_jso
 
 
 class Counted:
-    """Writes down how long the texts are that a tokenizer encodes."""
+    """Writes down how long the texts are that the library encodes."""
 
-    def __init__(self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lengths: list[int] = []
-        self._encoded = tokenizer._encoder._encoded
-        monkeypatch.setattr(tokenizer._encoder, "_encoded", self)
+        real = Encoder.encode
 
-    def __call__(self, text: str, max_tokens: int | None) -> tokenizers.Encoding:
-        self.lengths.append(len(text))
-        return self._encoded(text, max_tokens)
+        def encode(encoder: Encoder, text: str, max_tokens: int | None = None) -> tokenizers.Encoding:
+            self.lengths.append(len(text))
+            return real(encoder, text, max_tokens)
+
+        monkeypatch.setattr(Encoder, "encode", encode)
 
 
 def test_a_text_that_is_much_too_long_is_refused_before_it_is_encoded(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = Tokenizer(tokenizer._tokenizer_json, tokenizer.profile)
-    assert own.prepare_chat("Hi", seam_of=b"n", max_tokens=1000).ids  # it has asked how words are joined
-    encoder = Counted(own, monkeypatch)
+    assert tokenizer.prepare_chat("Hi", seam_of=b"n", max_tokens=1000).ids  # it has asked how words are joined
+    encoder = Counted(monkeypatch)
     text = "1 b" * 400_000
     for refused in (
-        lambda: own.encode(text, parse_special=True, max_tokens=1000),
-        lambda: own.prepare_chat(text, seam_of=b"n", max_tokens=1000),
-        lambda: own.prepare_completion(text, max_tokens=1000),
+        lambda: tokenizer.encode(text, parse_special=True, max_tokens=1000),
+        lambda: tokenizer.prepare_chat(text, seam_of=b"n", max_tokens=1000),
+        lambda: tokenizer.prepare_completion(text, max_tokens=1000),
     ):
         with pytest.raises(TooManyTokens) as caught:
             refused()
@@ -97,16 +102,16 @@ def test_a_text_that_is_much_too_long_is_refused_before_it_is_encoded(
 
 
 def test_a_text_that_is_too_long_is_refused_for_its_beginning(
-    load_tokenizer: LoadTokenizer, monkeypatch: pytest.MonkeyPatch
+    read_json: ReadJson, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = Tokenizer(load_tokenizer("smollm2")._tokenizer_json)
-    assert tokenizer._seam is not None
-    encoder = Counted(tokenizer, monkeypatch)
+    tokenizer = Tokenizer(read_json("smollm2"))
+    assert tokenizer.prepare_chat("Hi", seam_of=b"n").ids  # it has asked how words are joined
+    encoder = Counted(monkeypatch)
     text = "and so it goes on " * 2000
     with pytest.raises(TooManyTokens) as caught:
         tokenizer.prepare_chat(text, seam_of=b"n", max_tokens=1000)
     assert 1000 < caught.value.num_tokens <= len(tokenizer.encode(text))
-    assert sum(encoder.lengths) <= 8000
+    assert sum(encoder.lengths) - len(text) <= 8000  # `encode` has encoded it, too
     assert tokenizer.prepare_chat(text[:20_000], seam_of=b"n", max_tokens=10_000).num_known == 0
     with pytest.raises(TooManyTokens) as caught:  # what is known counts
         tokenizer.prepare_chat(text[:20_000] + text, seam_of=b"n", max_tokens=6000)
@@ -132,7 +137,7 @@ def test_other_threads_go_on_while_a_long_text_is_encoded(load_tokenizer: LoadTo
 
     def encode() -> None:
         started.set()
-        tokenizer._encoder.ids("hello 12345 é " * 40_000)
+        tokenizer.encode("hello 12345 é " * 40_000, parse_special=True)
         done.set()
 
     thread = threading.Thread(target=encode)
@@ -150,6 +155,19 @@ def test_few_long_texts_are_encoded_at_once_and_short_ones_wait_for_none() -> No
     long = "a" * 100_000
     for _ in range(MAX_LONG_TEXTS):
         turns.for_text(long).__enter__()
-    assert not turns._turns.acquire(blocking=False)
     with turns.for_text("short"):
         pass
+    assert not _enters_within(turns, long, 0.2)
+    turns.for_text(long).__exit__(None, None, None)
+    assert _enters_within(turns, long, 60.0)
+
+
+def _enters_within(turns: LongTextTurns, text: str, seconds: float) -> bool:
+    entered = threading.Event()
+
+    def enter() -> None:
+        with turns.for_text(text):
+            entered.set()
+
+    threading.Thread(target=enter, daemon=True).start()
+    return entered.wait(seconds)

@@ -1,0 +1,178 @@
+"""Turn text into ids: with or without special tokens, within a limit, and from an earlier text on where it can be.
+
+Knows special tokens and bos, and which earlier texts a namespace has; not chats, completions or suffixes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import tokenizers
+
+from .encoder import Encoder, LongTextTurns
+from .errors import InvalidText, InvalidTokenizer, TooManyTokens
+from .pieces import byte_alphabet
+from .probe import load_tokenizer
+from .profile import TokenizerProfile
+from .seam_encoder import SeamEncoder, SeamEncoding, has_cut, is_safe
+from .text_bound import TextBound
+
+
+class TextEncoder:
+    """One tokenizer's encoding; any thread may use it.
+
+    Args:
+        parsing: the library's tokenizer of `tokenizer_json`, which finds special tokens in a text.
+        turns: of long texts, which may be shared with others.
+        clock: seconds; says which texts are unused.
+
+    Raises:
+        InvalidTokenizer: bos is to be added and there is none, or it is not in the vocabulary.
+    """
+
+    def __init__(
+        self,
+        tokenizer_json: str,
+        parsing: tokenizers.Tokenizer,
+        profile: TokenizerProfile,
+        turns: LongTextTurns,
+        *,
+        bos_token_id: int | None = None,
+        add_bos_token: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if bos_token_id is not None and not 0 <= bos_token_id < profile.vocab_size:
+            raise InvalidTokenizer(f"bos_token_id {bos_token_id} is not below {profile.vocab_size}")
+        if add_bos_token and bos_token_id is None:
+            raise InvalidTokenizer("add_bos_token is set, but the model names no bos_token_id")
+        self._tokenizer_json, self._parsing, self._profile = tokenizer_json, parsing, profile
+        self._bos_token_id, self._add_bos_token = bos_token_id, add_bos_token
+        self._turns, self._clock = turns, clock
+        self._encoder = Encoder(parsing, turns)
+
+    def ids(
+        self, text: str, *, add_bos: bool | None = None, parse_special: bool = False, max_tokens: int | None = None
+    ) -> list[int]:
+        """The ids of a text; see `Tokenizer.encode`."""
+        self.require_within(text, max_tokens)
+        encoder = self._encoder if parse_special else Encoder(self._plain, self._turns)
+        ids = encoder.ids(text, max_tokens=max_tokens)
+        if not parse_special:
+            self._check_plain(ids)
+        return self.with_bos(ids, add_bos)
+
+    def ids_from_seam(
+        self, text: str, namespace: bytes | None, *, max_tokens: int | None = None, remembers: bool = True
+    ) -> SeamEncoding:
+        """The ids of a text with special tokens, as `ids` has them; of one of the namespace's earlier texts that it
+        goes on from, nothing is encoded again.
+
+        Args:
+            namespace: None encodes all of it, and remembers nothing.
+            remembers: whether later texts may go on from this one.
+
+        Raises:
+            InvalidText, TooManyTokens: as `ids`.
+        """
+        if namespace is None or self._seam is None:
+            return SeamEncoding(self.ids(text, parse_special=True, max_tokens=max_tokens), 0)
+        self.require_within(text, max_tokens)
+        return self._seam.encode(text, namespace, max_tokens=max_tokens, remembers=remembers)
+
+    def ids_inside(self, text: str) -> list[int]:
+        """The ids of a text that goes on inside a section: nothing is normalized, and nothing put before it."""
+        if self._profile.kind == "sentencepiece":
+            return [token.id for token in self._parsing.model.tokenize(text.replace(" ", "▁"))]
+        if self._profile.dummy_prefix == "none":
+            return self._plain.encode(text, add_special_tokens=False).ids
+        if text.startswith(" "):  # the space that is put before the rest
+            return self._plain.encode(text[1:], add_special_tokens=False).ids
+        letters = {byte: letter for letter, byte in byte_alphabet().items()}
+        found = (self._parsing.token_to_id(letters[byte]) for byte in text.encode())
+        return [token_id for token_id in found if token_id is not None]
+
+    def with_bos(self, ids: list[int], add_bos: bool | None = None) -> list[int]:
+        """The ids behind a bos, if the model or `add_bos` asks for one and they have none."""
+        if not (self._add_bos_token if add_bos is None else add_bos):
+            return ids
+        if self._bos_token_id is None:
+            raise InvalidTokenizer("add_bos is set, but the model names no bos_token_id")
+        return ids if ids[:1] == [self._bos_token_id] else [self._bos_token_id, *ids]
+
+    def require_within(self, text: str, max_tokens: int | None) -> None:
+        """Check a text before it is encoded.
+
+        Raises:
+            InvalidText: it has lone surrogates.
+            TooManyTokens: its length alone says that it has more than `max_tokens`.
+        """
+        checked(text)
+        if max_tokens is None or len(text) * 4 <= max_tokens:
+            return
+        if (fewest := self._bound.fewest_tokens(text)) > max_tokens:
+            raise TooManyTokens(fewest, max_tokens)
+
+    @property
+    def has_seams(self) -> bool:
+        """Whether nothing is joined over the places where `is_cut` cuts a text."""
+        return self._seam is not None
+
+    def forget(self, namespace: bytes) -> None:
+        """Forget the namespace's texts."""
+        if self._seam is not None:
+            self._seam.forget(namespace)
+
+    def forget_unused(self, since: float) -> None:
+        """Forget the texts that were last sent before `since`, on the clock."""
+        if self._seam is not None:
+            self._seam.forget_unused(since)
+
+    @cached_property
+    def _bound(self) -> TextBound:
+        return TextBound.of(self._parsing, self._profile.kind)
+
+    @cached_property
+    def _seam(self) -> SeamEncoder | None:
+        """None where a tokenizer joins words over a space, or is of a kind that may."""
+        drops_space = self._profile.dummy_prefix != "none"
+        crosses = self._profile.kind == "sentencepiece" and self._profile.pieces_cross_space
+        crosses = crosses or any(has_cut(token.text.encode()) for token in self._profile.added_tokens)
+        if crosses or not is_safe(self._encode_with_ends, drops_space=drops_space):
+            return None
+        return SeamEncoder(self._encode_with_ends, drops_space=drops_space, clock=self._clock)
+
+    def _encode_with_ends(
+        self, text: str, is_start: bool, max_tokens: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        ids, ends = self._encoder.ids_and_ends(text, max_tokens=max_tokens)
+        if is_start and self._add_bos_token and self._bos_token_id is not None and ids[:1] != [self._bos_token_id]:
+            return [self._bos_token_id, *ids], [0, *ends]
+        return ids, ends
+
+    @cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        # The switch is the whole tokenizer's, and other threads may be encoding: a second one, made when first needed.
+        plain = load_tokenizer(self._tokenizer_json)
+        plain.encode_special_tokens = True
+        return plain
+
+    def _check_plain(self, ids: Sequence[int]) -> None:
+        # A vocabulary may hold a control token among its pieces, within the model's own reach (T5's Unigram does).
+        wrong = self._profile.special_ids.intersection(ids) - {self._profile.unk_token_id}
+        if wrong:
+            text = self._parsing.id_to_token(min(wrong))
+            raise InvalidText(f"the text holds {text!r}, which cannot be encoded as plain text here; remove it")
+
+
+def checked(text: str) -> str:
+    """The text itself; raises InvalidText if it has lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise InvalidText(
+            f"character {error.start} of the text is the lone surrogate U+{code:04X}; send valid Unicode"
+        ) from error
+    return text
