@@ -57,7 +57,7 @@ def command(artifact: Path, system: str, **options: Any) -> None:
         conversation = Conversation(engine, sampling_wishes.params(defaults), system)
         if interactive:
             with interrupts(lambda: None):
-                _talk(conversation)
+                talk(conversation)
         else:
             _take_turns(conversation, DEMO_QUESTIONS if piped is None else piped)
 
@@ -77,7 +77,7 @@ def _take_turns(conversation: Conversation, lines: Iterable[str]) -> None:
             return
 
 
-def _talk(conversation: Conversation) -> None:
+def talk(conversation: Conversation) -> None:
     """Read and answer until the user leaves."""
     from radixlm.runtime.errors import RadixLMError
 

@@ -109,7 +109,7 @@ class _Model:
         key = self._round_kv(_rotate(self._heads(prefix + "k_proj", normed, kv_heads), cos, sin))
         value = self._round_kv(self._heads(prefix + "v_proj", normed, kv_heads))
         group = heads // kv_heads
-        mixed = [_attend(query[head], key[head // group], value[head // group]) for head in range(heads)]
+        mixed = [attend(query[head], key[head // group], value[head // group]) for head in range(heads)]
         return self._linear(prefix + "o_proj.weight", np.concatenate(mixed, axis=-1))
 
     def _mlp(self, prefix: str, normed: Array) -> Array:
@@ -143,7 +143,7 @@ class _Model:
         return (tensor if rows is None else tensor[rows]).astype(self.dtype, copy=False)
 
 
-def _attend(query: Array, key: Array, value: Array) -> Array:
+def attend(query: Array, key: Array, value: Array) -> Array:
     """Causal softmax attention of one head, all `[tokens, head_dim]`."""
     scores = query @ key.T * query.dtype.type(query.shape[-1] ** -0.5)
     scores = np.where(np.tri(len(query), dtype=bool), scores, -np.inf)

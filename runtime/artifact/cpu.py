@@ -78,10 +78,11 @@ def cpu_features() -> frozenset[str]:
         return bool(leaves[leaf, subleaf][register] >> bit & 1)
 
     saved = xgetbv() if has(*_OSXSAVE) else 0
-    return frozenset(name for name, where in _FEATURE_BITS.items() if has(*where) and _is_saved(name, saved))
+    return frozenset(name for name, where in _FEATURE_BITS.items() if has(*where) and is_saved(name, saved))
 
 
-def _is_saved(feature: str, xcr0: int) -> bool:
+def is_saved(feature: str, xcr0: int) -> bool:
+    """Whether the operating system saves the registers that a feature needs, as the register XCR0 says."""
     if feature.startswith("avx512"):
         return xcr0 & _XCR0_ZMM == _XCR0_ZMM
     return feature not in _NEEDS_YMM or xcr0 & _XCR0_YMM == _XCR0_YMM

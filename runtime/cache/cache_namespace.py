@@ -1,6 +1,6 @@
 """Name the part of the cache that one client may see, by a keyed hash of all that sets it apart.
 
-Knows strings and digests; not requests, trees or stores. Whoever keeps something by namespace compares tokens besides.
+Knows strings and digests; not requests, trees or stores. What is kept by namespace is compared by its tokens, too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ class ModelIdentity:
 
 @dataclass(frozen=True)
 class CacheScope:
-    """What sets clients apart: equal scopes share, others never do, and None is unlike any text, the empty one too.
+    """What sets clients apart. Equal scopes share a cache, unequal ones never do; None is unlike any text, even "".
+
+    Attributes:
+        api_key, cache_salt, prompt_cache_key: as the client's request has them.
+        adapter: what changes the model for this request only, by its content and not by its name. No request sets it
+            yet; it is in every key, in memory and on disk, so that a LoRA adapter cannot reuse the KV of another.
 
     Raises:
         InvalidParameter: a text is longer than `MAX_LENGTH` characters, or is no Unicode.
@@ -49,7 +54,7 @@ class CacheScope:
     api_key: str | None = None
     cache_salt: str | None = None
     prompt_cache_key: str | None = None
-    adapter: str | None = None  # a slot for what changes the model for some requests only
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -61,8 +66,7 @@ class CacheScope:
 
 
 class CacheNamespaces:
-    """Makes the namespaces of one model. They say nothing of what they were made of, and cannot be made without the
-    secret.
+    """Makes the namespaces of one model. A namespace reveals nothing of its scope, and needs the secret to be made.
 
     >>> namespaces = CacheNamespaces(ModelIdentity())
     >>> namespaces.of(CacheScope(cache_salt="a")) == namespaces.of(CacheScope(cache_salt="a"))
@@ -71,7 +75,7 @@ class CacheNamespaces:
     False
 
     Args:
-        secret: up to 64 bytes; None: random, so that namespaces end with the process. What outlives it keeps its own.
+        secret: up to 64 bytes; a store on disk keeps one. None: random, so that namespaces end with the process.
     """
 
     def __init__(self, model: ModelIdentity, secret: bytes | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Picture what is cached for one namespace: the runs of tokens, what goes on from what, and who uses it.
+"""Picture what is cached for one namespace: its runs of tokens, which run continues which, and the requests on them.
 
 Values, and how they are read off a cache between two steps. Knows nodes and counts; not text, and no other namespace.
 """
@@ -15,15 +15,15 @@ from .prefix_cache import PrefixCache
 from .radix_node import Node
 
 MAX_RUNS = 1_000  # in a picture
-MAX_RUNS_COUNTED = 20_000  # looked at for the sums: requests wait for that
+MAX_RUNS_COUNTED = 20_000  # looked at for the sums, while requests wait
 MAX_FIRST_IDS = 24  # of a run: enough to know a text by
 
 
 @dataclass(frozen=True)
-class CachedRun:
+class TreeRun:
     """Tokens in a row whose keys and values are cached.
 
-    `parent` is the place of the run that it goes on from in `CacheTree.runs`, None where prompts begin.
+    `parent` is the index in `CacheTree.runs` of the run that this one continues; None where prompts begin.
     """
 
     parent: int | None
@@ -32,27 +32,28 @@ class CachedRun:
     num_generated: int  # tokens that the model made
     num_pages: int
     num_users: int  # live requests whose pages it holds
-    unused_s: float  # since a request ended in it, or went on from its end
+    unused_s: float  # since a request last ended in this run or continued it
     first_ids: tuple[int, ...]
     num_children: int
 
 
 @dataclass(frozen=True)
 class CacheTree:
-    """The sums over a namespace, and its runs, parents first; the sums are right if `is_counted`, the runs all there
-    if `is_whole`.
+    """Sums over a namespace, and its runs, parents first.
+
+    The sums are complete if `is_counted`, the runs if `is_whole`.
     """
 
     num_runs: int
     num_tokens: int
     num_pages: int
-    num_used_pages: int  # of live requests; the others can be freed
+    num_used_pages: int  # of live requests; all other pages can be freed
     num_aliases: int
-    runs: tuple[CachedRun, ...]
+    runs: tuple[TreeRun, ...]
     is_whole: bool
     is_counted: bool
-    uses: tuple[CacheUse, ...] = ()  # the newest of the live ones first, then the last that ended
-    now: float = field(default=0.0, compare=False)  # when it was looked at, on the engine's clock
+    uses: tuple[CacheUse, ...] = ()  # live requests, the newest first; then those that ended, the last first
+    now: float = field(default=0.0, compare=False)  # when the picture was taken, on the engine's clock
 
     @classmethod
     def of(
@@ -71,7 +72,7 @@ class CacheTree:
             live: what the namespace's live requests use.
         """
         root = cache.tree.root(namespace)
-        runs: list[CachedRun] = []
+        runs: list[TreeRun] = []
         places: dict[int, int] = {}  # of nodes, by id
         num_runs = num_tokens = num_pages = num_used_pages = 0
         waiting: deque[tuple[Node, int | None]] = deque((child, None) for child in (root.children if root else ()))
@@ -82,7 +83,7 @@ class CacheTree:
             num_tokens += node.num_tokens
             num_pages += len(node.pages)
             num_users = cache.pool.num_users(node.pages[0])
-            if num_users:  # who owns a page owns all before it
+            if num_users:  # a sequence that owns a page owns all before it
                 num_used_pages += sum(cache.pool.num_users(page) > 0 for page in node.pages)
             if place < max_runs:
                 runs.append(_run_of(node, parent, num_users, now))
@@ -104,7 +105,7 @@ class CacheTree:
 
 @dataclass(frozen=True)
 class CacheCleared:
-    """What forgetting a namespace freed, and what live requests keep."""
+    """How many pages were freed when a namespace was forgotten, and how many live requests keep."""
 
     num_freed_pages: int
     num_kept_pages: int
@@ -121,8 +122,8 @@ def _placed(use: CacheUse, cache: PrefixCache, namespace: bytes, places: dict[in
     return use if node is None else replace(use, run=places.get(node.node_id))
 
 
-def _run_of(node: Node, parent: int | None, num_users: int, now: float) -> CachedRun:
-    return CachedRun(
+def _run_of(node: Node, parent: int | None, num_users: int, now: float) -> TreeRun:
+    return TreeRun(
         parent=parent,
         start=node.start * PAGE_SIZE,
         num_tokens=node.num_tokens,

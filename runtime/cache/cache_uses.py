@@ -1,7 +1,7 @@
-"""Remember what requests of a namespace found cached: those that run, and the last ones that ended.
+"""Remember what a namespace's last requests found in the cache.
 
-Values, and a bounded store of them. Knows counts, times and the page that a request ended in, so that it can be shown
-where in the tree that is; not its tokens, but for the few that say why no more was cached.
+Values, and a bounded store of them. Knows counts, times, and the page that a request ended in, by which the request is
+shown in the tree. Knows no tokens, except the few that say why no more was cached.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UseState = Literal["waiting", "running", "ended"]
 class PageMark:
     """Where a sequence's exact keys and values end: a page, what was in it, and the rows after it.
 
-    The page may be another's by the time that somebody looks: it is recognized by its tokens.
+    The page may belong to another run by the time that the mark is looked up: it is recognized by its tokens.
     """
 
     num_pages: int  # full ones, from the root on
@@ -45,7 +45,7 @@ class PageMark:
         return cls(num_pages, sequence.page_ids[num_pages - 1] if num_pages else None, key[:cut], key[cut:])
 
     def node(self, tree: RadixTree, namespace: bytes) -> Node | None:
-        """The run that holds the end, or as much before it as is still cached; None if that is nothing known."""
+        """The run that holds the mark, or the longest cached part before it; None if nothing of it is cached."""
         node = tree.root(namespace) if self.page_id is None else tree.node_of(self.page_id)
         if node is None:
             return None
@@ -62,14 +62,14 @@ class PageMark:
 
 @dataclass(frozen=True)
 class CacheUse:
-    """What one request found. `run` is the place in `CacheTree.runs` of the run that it ends in, if that is there."""
+    """What one request found. `run` is the index in `CacheTree.runs` of the run that it ends in, if that is listed."""
 
     request_id: str
     state: UseState
     num_prompt_tokens: int
-    tokens_by_kind: Mapping[str, int]  # cached ones, when it was admitted
+    tokens_by_kind: Mapping[str, int]  # found in the cache when it was admitted
     num_generated: int
-    arrived_at: float  # seconds on the engine's clock, as is
+    arrived_at: float  # seconds on the engine's clock, as `ended_at`
     ended_at: float | None
     finish_reason: str | None  # as its completion has it
     why_not_more: WhyNotMore | None
@@ -78,31 +78,31 @@ class CacheUse:
 
 
 class CacheUses:
-    """The requests that ended last, by namespace: a few of each, of the namespaces that were used last."""
+    """The last requests of each namespace, for the namespaces that were used last."""
 
     def __init__(self) -> None:
         self._ended: OrderedDict[bytes, deque[CacheUse]] = OrderedDict()
 
     def record(self, namespace: bytes, use: CacheUse) -> None:
-        """Note a request that ended; what is too old for the bounds is forgotten."""
+        """Remember a request that ended; beyond the bounds the oldest are forgotten."""
         self._ended.setdefault(namespace, deque(maxlen=MAX_ENDED)).append(use)
         self._ended.move_to_end(namespace)
         if len(self._ended) > MAX_NAMESPACES:
             self._ended.popitem(last=False)
 
     def ended(self, namespace: bytes) -> tuple[CacheUse, ...]:
-        """Those of a namespace, the last one first."""
+        """The requests of a namespace, the last one first."""
         return tuple(reversed(self._ended.get(namespace, ())))
 
     def forget(self, namespace: bytes | None) -> None:
-        """Drop those of a namespace, or all."""
+        """Forget the requests of a namespace, or of all."""
         if namespace is None:
             self._ended.clear()
         else:
             self._ended.pop(namespace, None)
 
     def forget_unused(self, since: float) -> None:
-        """Drop those that ended before then."""
+        """Forget the requests that ended before `since`."""
         for namespace, uses in list(self._ended.items()):
             while uses and (uses[0].ended_at or 0.0) < since:
                 uses.popleft()

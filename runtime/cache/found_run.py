@@ -1,6 +1,6 @@
 """Walk down from a root along wanted tokens, as far as the tree has them.
 
-Reads nodes and changes none; knows keys and pages, not who asks.
+Reads nodes and changes none. Knows keys and pages, not sequences.
 """
 
 from __future__ import annotations

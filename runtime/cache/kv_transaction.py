@@ -11,10 +11,12 @@ from array import array
 from types import TracebackType
 from typing import NamedTuple
 
+import numpy as np
+
 from ..artifact.manifest import PAGE_SIZE
 from ..errors import OutOfPages
 from ..kv_log.log import KVLog
-from ..model.batch import PageCopy, slots_of
+from ..model.batch import Batch, PageCopy, slots_of
 from .page_pool import PagePool
 from .radix_tree import RadixTree
 from .sequence import Sequence, num_pages_for
@@ -212,3 +214,29 @@ def take_pages(pool: PagePool, tree: RadixTree, num_pages: int) -> list[int]:
     if num_pages > num_free:
         tree.evict(num_pages - num_free)
     return pool.allocate(num_pages)
+
+
+def make_batch(
+    reservations: collections.abc.Sequence[Reservation], wants_logits: collections.abc.Sequence[bool]
+) -> Batch:
+    """The arrays of a step: sequences in the order given, each one's tokens in order of position.
+
+    `wants_logits` says of which reservations the last token's logits are needed.
+    """
+    # array("i") grows, and takes other arrays as they are: half of the time that NumPy's constructors need here
+    token_ids, positions, slots, row_of_token, page_table, kv_lengths, logit_rows = (array("i") for _ in range(7))
+    width = max(reservation.num_pages for reservation in reservations)
+    for row, (reservation, is_wanted) in enumerate(zip(reservations, wants_logits, strict=True)):
+        start, stop, rows, page_ids = reservation.start, reservation.stop, reservation.rows, reservation.page_ids
+        token_ids.extend(reservation.token_ids)
+        positions.extend(range(start, stop))
+        slots.extend(slots_of(page_ids, rows))
+        row_of_token.extend([row] * (stop - start))
+        page_table.extend(page_ids)
+        page_table.frombytes(bytes(page_table.itemsize * (width - len(page_ids))))
+        kv_lengths.extend(range(rows.start + 1, rows.stop + 1))
+        if is_wanted:
+            logit_rows.append(len(token_ids) - 1)
+    values = token_ids + positions + slots + row_of_token + page_table + kv_lengths + logit_rows
+    shape = (len(token_ids), len(reservations), width, len(logit_rows))
+    return Batch.packed(np.frombuffer(values, np.int32), shape)

@@ -1,12 +1,11 @@
-"""Know which node a page is in, and keep the pool told of the pages that nodes gain and lose.
+"""Hold the nodes of one tree by namespace, id and page, and tell the pool of the pages that they gain and lose.
 
-Knows the nodes of one tree by id and by page, and how they grow, split and go. Not what is looked for in them, and not
-when they go: the tree decides that.
+Knows how nodes grow, split and go. Not what is looked for in them, and not when they go: `eviction.py` decides that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,24 +16,35 @@ from .radix_node import PAGE_BYTES, TOKEN_BYTES, Node
 
 
 class NodeTable:
-    """The nodes below the roots of a tree; whoever changes a node's pages or place does it here.
+    """The nodes of a tree. A node's pages and its place change here only.
 
     Attributes:
-        nodes: by id, to be read.
+        roots: by namespace, to be read; each has a child, but for a new one.
+        nodes: those below the roots, by id, to be read.
         num_unused_rows: of tails, whose pages are not full.
+        version: rises when what can be found changes.
     """
 
     def __init__(self, pool: PagePool, kv_log: KVLog | None) -> None:
         self._pool = pool
         self._kv_log = kv_log
+        self.roots: dict[bytes, Node] = {}
         self.nodes: dict[int, Node] = {}
         self.num_unused_rows = 0
+        self.version = 0
         self._node_of_page = np.full(pool.num_pages, -1, np.int64)
         self._next_id = 0
 
     def node_of(self, page_id: int) -> Node | None:
         """The node that a page is in; None if it is in none."""
         return self.nodes.get(int(self._node_of_page[page_id]))
+
+    def root(self, namespace: bytes) -> Node:
+        """Where the namespace's runs begin; a new root, for a child to be added, if it has none."""
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = Node(-1, parent=None, start=0, namespace=namespace)
+        return root
 
     def end_of(self, page_ids: Sequence[int]) -> tuple[Node, int]:
         """The node that these pages, from a root down, end in, and how many of its pages they take."""
@@ -70,7 +80,7 @@ class NodeTable:
         return lower
 
     def remove(self, leaf: Node) -> Node:
-        """Take a leaf out with all its pages; what it was below."""
+        """Take out a leaf with all its pages; returns what it was below, perhaps a root without children now."""
         parent = leaf.parent
         assert parent is not None and not leaf.children
         parent.remove(leaf)
@@ -78,8 +88,14 @@ class NodeTable:
         del self.nodes[leaf.node_id]
         return parent
 
+    def remove_root(self, root: Node) -> None:
+        """Take out a root without children: the namespace has no run any more."""
+        assert not root.children
+        del self.roots[root.namespace]
+
     def drop_pages(self, node: Node, num_pages: int) -> None:
         """Give up the last pages of a leaf."""
+        self.version += 1
         left = len(node.pages) - num_pages
         page_ids = node.pages[left:]
         self.num_unused_rows -= num_pages * PAGE_SIZE - (len(node.generated) - left * PAGE_SIZE)
@@ -90,10 +106,11 @@ class NodeTable:
             self._kv_log.write("evict", pages=page_ids, free=[num_free, self._pool.num_free])
         del node.pages[left:], node.run[left * PAGE_BYTES :], node.generated[left * PAGE_SIZE :]
 
-    def check(self, roots: Iterable[Node]) -> None:
+    def check(self) -> None:
         """Raise AssertionError unless every node is whole, reachable, in order and known by its pages."""
+        assert all(root.children for root in self.roots.values()), "a root without runs"
         reached: dict[int, Node] = {}
-        stack = list(roots)
+        stack = list(self.roots.values())
         while stack:
             node = stack.pop()
             assert node.keys == sorted(set(node.keys)) == [child.key for child in node.children]
@@ -113,6 +130,7 @@ class NodeTable:
         assert int((self._node_of_page >= 0).sum()) == sum(len(node.pages) for node in reached.values())
 
     def _add_pages(self, page_ids: list[int]) -> None:
+        self.version += 1
         self._pool.add_to_tree(page_ids)
         if self._kv_log is not None:
             self._kv_log.write("keep", pages=page_ids)

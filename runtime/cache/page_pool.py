@@ -1,4 +1,4 @@
-"""Own the page ids: which are free, which only the tree keeps, which sequences use; and count owners.
+"""Own the page ids: count the owners of each page, and know which pages are free, cached or in use.
 
 Knows ids and counts. Not what the pages hold, nor which sequence or node an owner is.
 """
@@ -16,7 +16,7 @@ class PagePool:
     """`num_pages` pages, each free, cached (the tree is its one owner) or in use (a sequence owns it too).
 
     `num_free + num_cached + num_in_use == num_pages`, always. Owners are sequences, counted, and the tree, at
-    most once. A page is free when its last owner leaves, and nobody else ever frees one.
+    most once. A page becomes free when its last owner leaves, and in no other way.
 
     >>> pool = PagePool(num_pages=2)
     >>> pages = pool.allocate(2)
@@ -122,7 +122,7 @@ class PagePool:
         return bool(self._in_tree[page_id])
 
     def is_private(self, page_id: int) -> bool:
-        """Whether exactly one sequence and nobody else owns the page: only then may rows be written to it."""
+        """Whether one sequence is the only owner of the page: only then may rows be written to it."""
         return self._num_users[page_id] == 1 and not self._in_tree[page_id]
 
     def check(self, users: Iterable[Sequence[int]], tree_page_ids: Iterable[int]) -> None:

@@ -10,27 +10,20 @@ import collections.abc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from radixlm.tokenizer_fix import SpelledPrompt
 
 from ..artifact.manifest import PAGE_SIZE
-from ..errors import EmptyPrompt, OutOfPages, SparseSpanError, UnknownSequence
+from ..errors import OutOfPages, SparseSpanError, UnknownSequence
 from ..kv_log.log import KVLog
 from .cache_uses import CacheUses
-from .found_run import FoundRun
 from .kv_transaction import KVTransaction, take_pages
-from .match_kinds import ALIAS, EXACT, TEXT
 from .page_pool import PagePool
-from .prefix_match import MatchKind, PartialPage, PrefixMatch
+from .prefix_match import PrefixMatch, match_prompt
 from .radix_tree import RadixTree
 from .reply_alias import ReplyAliases
 from .sequence import Sequence, num_pages_for
 from .sparse_span import SparseSpan
-from .text_walk import TextWalk
-from .why_not_more import MAX_IDS_SHOWN, WhyKind, WhyNotMore
-
-__all__ = ["CacheStats", "MatchKind", "PartialPage", "PrefixCache", "PrefixMatch", "WhyNotMore"]
 
 
 @dataclass(frozen=True)
@@ -73,7 +66,6 @@ class PrefixCache:
         """Nothing is cached yet; `kv_log` is told of everything that happens to pages."""
         self.pool = pool
         self._kv_log = kv_log
-        self._clock = clock
         self.aliases = ReplyAliases(clock=clock)
         self.uses = CacheUses()
         self.tree = RadixTree(pool, clock=clock, kv_log=kv_log)
@@ -104,30 +96,14 @@ class PrefixCache:
         Raises:
             EmptyPrompt: there are no tokens.
         """
-        prompt = tuple(prompt_ids)
-        if not prompt:
-            raise EmptyPrompt("the prompt has 0 tokens; send at least one")
-        num_match = len(prompt) if num_match is None else num_match
-        limit = min(num_match, len(prompt) - 1)
-        found = self.tree.find(namespace, prompt[:limit])
-        kinds = bytes(found.num_tokens)
-        root = self.tree.root(namespace)
-        if namespace is not None and spelled is not None and root is not None and found.num_tokens < limit:
-            walked = TextWalk(root, spelled(), num_match, partial(self.aliases.find, namespace)).run()
-            if any(walked.kinds):
-                num_match += len(walked.ids) - len(prompt)
-                prompt, kinds = walked.ids, walked.kinds
-                limit = min(num_match, len(prompt) - 1)
-                found = self.tree.find(namespace, prompt[:limit])
-        return PrefixMatch(
-            prompt_ids=prompt,
+        return match_prompt(
+            self.tree,
+            self.aliases,
+            prompt_ids,
             num_match=num_match,
             namespace=namespace,
-            tokens_by_kind=_tokens_by_kind(kinds, found.num_tokens, num_known),
-            pages=tuple(found.pages),
-            partial=None if found.partial_page is None else PartialPage(found.partial_page, found.num_rows),
-            why_not_more=WhyNotMore("off", 0) if namespace is None else _why_not_more(found, prompt, limit),
-            version=self.tree.version,
+            num_known=num_known,
+            spelled=spelled,
         )
 
     def num_elsewhere(self, prompt_ids: collections.abc.Sequence[int], namespace: bytes) -> int:
@@ -273,11 +249,8 @@ class PrefixCache:
 
     def start_over(self) -> None:
         """Forget everything in whatever state it is, live sequences too: all pages are free, whoever had them."""
-        before = self.tree
         self.pool = PagePool(self.pool.num_pages)
-        self.tree = RadixTree(self.pool, clock=self._clock, kv_log=self._kv_log)
-        self.tree.version, self.tree.num_evicted_pages = before.version + 1, before.num_evicted_pages
-        self.tree.leaving = before.leaving
+        self.tree = self.tree.emptied(self.pool)
         self.aliases.forget(None)
         self._sequences.clear()
         if self._kv_log is not None:
@@ -290,10 +263,14 @@ class PrefixCache:
         return self.tree.drop_unused(since)
 
     @property
+    def sequences(self) -> list[Sequence]:
+        """Those that are live, in the order in which they were opened."""
+        return list(self._sequences.values())
+
+    @property
     def num_unused_request_rows(self) -> int:
         """Rows of live sequences' pages that no token is in, yet; from another thread about so many."""
-        sequences = list(self._sequences.values())
-        return sum(max(0, len(each.page_ids) * PAGE_SIZE - each.num_rows) for each in sequences)
+        return sum(max(0, len(each.page_ids) * PAGE_SIZE - each.num_rows) for each in self.sequences)
 
     def stats(self) -> CacheStats:
         """Counts for metrics and tests."""
@@ -405,25 +382,3 @@ class PrefixCache:
     def _require(self, sequence: Sequence) -> None:
         if self.get(sequence.seq_id) is not sequence:
             raise UnknownSequence(f"sequence {sequence.seq_id} is of another cache")
-
-
-def _tokens_by_kind(kinds: bytes, num_tokens: int, num_known: int) -> dict[MatchKind, int]:
-    """How many tokens were matched how, strongest first; what the tree had beyond a walk is like its last token."""
-    kinds = kinds[:num_tokens] + kinds[-1:] * (num_tokens - len(kinds))
-    num_seam = kinds[:num_known].count(EXACT)
-    counts: dict[MatchKind, int] = {
-        "exact": kinds.count(EXACT) - num_seam,
-        "seam": num_seam,
-        "text": kinds.count(TEXT),
-        "alias": kinds.count(ALIAS),
-    }
-    return {kind: count for kind, count in counts.items() if count}
-
-
-def _why_not_more(found: FoundRun, prompt: tuple[int, ...], limit: int) -> WhyNotMore:
-    position = found.num_tokens
-    if position >= limit:
-        return WhyNotMore("complete", position)
-    kind: WhyKind = "evicted" if found.was_evicted else "differs" if found.next_ids else "unseen"
-    wanted = prompt[position : position + MAX_IDS_SHOWN]
-    return WhyNotMore(kind, position, found.next_ids, wanted, found.is_next_generated)

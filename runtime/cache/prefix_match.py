@@ -1,15 +1,23 @@
 """Say what of a prompt is cached, by which kind of match, and why not more.
 
-Values only; `prefix_cache.py` makes them.
+Looks in the tree by ids, and by text where that finds more; changes nothing. Knows neither sequences nor requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
-from .why_not_more import WhyNotMore
+from radixlm.tokenizer_fix import SpelledPrompt
+
+from ..errors import EmptyPrompt
+from .found_run import FoundRun
+from .radix_tree import RadixTree
+from .reply_alias import ReplyAliases
+from .text_walk import ALIAS, EXACT, TEXT, TextWalk
+from .why_not_more import MAX_IDS_SHOWN, WhyKind, WhyNotMore
 
 # `off`: nothing is found for a request, and nothing is kept of it
 MatchPolicy = Literal["exact", "seam", "text", "off"]
@@ -36,7 +44,7 @@ class PrefixMatch:
 
     prompt_ids: tuple[int, ...]
     num_match: int
-    namespace: bytes | None  # None: nothing is shared with anybody
+    namespace: bytes | None  # None: nothing is shared
     tokens_by_kind: Mapping[MatchKind, int]
     pages: tuple[int, ...]
     partial: PartialPage | None
@@ -47,3 +55,67 @@ class PrefixMatch:
     def num_tokens(self) -> int:
         """Prompt tokens that need no forward."""
         return sum(self.tokens_by_kind.values())
+
+
+def match_prompt(
+    tree: RadixTree,
+    aliases: ReplyAliases,
+    prompt_ids: Sequence[int],
+    *,
+    num_match: int | None = None,
+    namespace: bytes | None = b"",
+    num_known: int = 0,
+    spelled: Callable[[], SpelledPrompt] | None = None,
+) -> PrefixMatch:
+    """What the tree has of a prompt; see `PrefixCache.match`.
+
+    Raises:
+        EmptyPrompt: there are no tokens.
+    """
+    prompt = tuple(prompt_ids)
+    if not prompt:
+        raise EmptyPrompt("the prompt has 0 tokens; send at least one")
+    num_match = len(prompt) if num_match is None else num_match
+    limit = min(num_match, len(prompt) - 1)
+    found = tree.find(namespace, prompt[:limit])
+    kinds = bytes(found.num_tokens)
+    root = tree.root(namespace)
+    if namespace is not None and spelled is not None and root is not None and found.num_tokens < limit:
+        walked = TextWalk(root, spelled(), num_match, partial(aliases.find, namespace)).run()
+        if any(walked.kinds):
+            num_match += len(walked.ids) - len(prompt)
+            prompt, kinds = walked.ids, walked.kinds
+            limit = min(num_match, len(prompt) - 1)
+            found = tree.find(namespace, prompt[:limit])
+    return PrefixMatch(
+        prompt_ids=prompt,
+        num_match=num_match,
+        namespace=namespace,
+        tokens_by_kind=_tokens_by_kind(kinds, found.num_tokens, num_known),
+        pages=tuple(found.pages),
+        partial=None if found.partial_page is None else PartialPage(found.partial_page, found.num_rows),
+        why_not_more=WhyNotMore("off", 0) if namespace is None else _why_not_more(found, prompt, limit),
+        version=tree.version,
+    )
+
+
+def _tokens_by_kind(kinds: bytes, num_tokens: int, num_known: int) -> dict[MatchKind, int]:
+    """How many tokens were matched how, strongest first; what the tree had beyond a walk is like its last token."""
+    kinds = kinds[:num_tokens] + kinds[-1:] * (num_tokens - len(kinds))
+    num_seam = kinds[:num_known].count(EXACT)
+    counts: dict[MatchKind, int] = {
+        "exact": kinds.count(EXACT) - num_seam,
+        "seam": num_seam,
+        "text": kinds.count(TEXT),
+        "alias": kinds.count(ALIAS),
+    }
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def _why_not_more(found: FoundRun, prompt: tuple[int, ...], limit: int) -> WhyNotMore:
+    position = found.num_tokens
+    if position >= limit:
+        return WhyNotMore("complete", position)
+    kind: WhyKind = "evicted" if found.was_evicted else "differs" if found.next_ids else "unseen"
+    wanted = prompt[position : position + MAX_IDS_SHOWN]
+    return WhyNotMore(kind, position, found.next_ids, wanted, found.is_next_generated)

@@ -95,7 +95,7 @@ class Node:
     children: list[Node] = field(default_factory=list)
     evicted: dict[bytes, None] = field(default_factory=dict)
     namespace: bytes = b""  # of a root
-    spelled: SpelledChildren[Node] | None = None  # once somebody looked for a text here
+    spelled: SpelledChildren[Node] | None = None  # made when a text is first looked for here
 
     @property
     def is_tail(self) -> bool:
@@ -126,7 +126,7 @@ class Node:
         )
 
     def tokens(self, start: int, most: int) -> tuple[int, ...]:
-        """At most `most` tokens from token `start` of the run on, and then of the child used last, if they are few."""
+        """At most `most` tokens from token `start` of the run on, continued in the child used last if needed."""
         stop = min(start + most, self.num_tokens)
         own = tuple(token_at(self.run, index) for index in range(start, stop))
         if len(own) == most or not 0 < len(self.children) <= MAX_CHILDREN_COMPARED:
@@ -199,18 +199,18 @@ class Node:
             self.spelled.remove(child)
 
     def remember_evicted(self, page: bytes) -> None:
-        """Note the first page of a continuation that is gone; beyond the limit the oldest is forgotten."""
+        """Remember the first page of a continuation that was evicted; beyond the limit the oldest is forgotten."""
         self.evicted.pop(page, None)
         self.evicted[page] = None
         if len(self.evicted) > MAX_EVICTED_REMEMBERED:
             del self.evicted[next(iter(self.evicted))]
 
     def had(self, page: Key, num_tokens: int) -> bool:
-        """Whether something that is gone had more than the first `num_tokens` tokens of `page` here."""
+        """Whether a continuation that was evicted here began with more than the first `num_tokens` tokens of `page`."""
         return any(num_common_tokens(gone, page) > num_tokens for gone in self.evicted)
 
     def mark_generated(self, offset: int, generated: bytes) -> None:
-        """Note that the model made these tokens, from token `offset` on, whoever wrote them first."""
+        """Mark tokens from token `offset` on that the model made, even if a client wrote them first."""
         if any(generated):
             old = self.generated[offset : offset + len(generated)]
             self.generated[offset : offset + len(generated)] = either(old, generated)

@@ -1,27 +1,23 @@
-"""Keep the runs of tokens whose KV is in pages, for live and finished sequences alike, and let the unused ones go.
+"""Keep the runs of tokens whose KV is in pages, for live and finished sequences alike.
 
-Knows token ids, page ids, and when each run was used last. Not what a token means, nor which sequence shares
-a page: the pool counts those.
+Knows token ids, page ids, and when each run was used last. Not what a token means, nor which sequence shares a page:
+the pool counts those; and not which run goes first: `eviction.py` decides that.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import takewhile
 
 import numpy as np
 
 from ..artifact.manifest import PAGE_SIZE
 from ..kv_log.log import KVLog
-from .eviction_queue import EvictionQueue
+from .eviction import Eviction, Leaving
 from .found_run import FoundRun
 from .node_table import NodeTable
 from .page_pool import PagePool
 from .radix_node import PAGE_BYTES, Node, either, encode_key, num_common_tokens
-
-Leaving = Callable[[Node, int], None]
-"""Told of a run and of how many of its last pages are about to make room for others; they still hold their rows."""
 
 
 class RadixTree:
@@ -33,27 +29,45 @@ class RadixTree:
                                  -> [page page tail)  a tail is a leaf of its own, of one partial page
 
     A page has one node. A node splits at page boundaries only, so that runs which differ inside a page are
-    siblings that begin with the same rows. The rows of a page in the tree never change; whoever wants to
-    write after them copies them first. Sequences that own a page own all pages above it, so what no sequence
-    owns can go, leaves first.
-
-    Attributes:
-        version: rises when what can be found changes.
-        leaving: called before `evict` frees pages; must not change the tree. None: nobody wants to know.
+    siblings that begin with the same rows. The rows of a page in the tree never change; to write after them, copy
+    them first. Sequences that own a page own all pages above it, so what no sequence owns can go, leaves first.
     """
 
     def __init__(
         self, pool: PagePool, *, clock: Callable[[], float] = time.monotonic, kv_log: KVLog | None = None
     ) -> None:
-        self._pool = pool
         self._now = clock
-        self._roots: dict[bytes, Node] = {}
+        self._kv_log = kv_log
         self._table = NodeTable(pool, kv_log)
-        self._leaves = EvictionQueue(self._table.nodes)
+        self._eviction = Eviction(pool, self._table)
         self._clock = 0
-        self.version = 0
-        self.leaving: Leaving | None = None
-        self.num_evicted_pages = 0
+
+    def emptied(self, pool: PagePool) -> RadixTree:
+        """A tree over another pool, without runs: what was found here is outdated there, and counts go on."""
+        tree = RadixTree(pool, clock=self._now, kv_log=self._kv_log)
+        tree._table.version = self.version + 1
+        tree.leaving = self.leaving
+        tree._eviction.num_evicted_pages = self.num_evicted_pages
+        return tree
+
+    @property
+    def version(self) -> int:
+        """Rises when what can be found changes."""
+        return self._table.version
+
+    @property
+    def leaving(self) -> Leaving | None:
+        """Called before `evict` frees pages; must not change the tree. None: nothing wants to know."""
+        return self._eviction.leaving
+
+    @leaving.setter
+    def leaving(self, leaving: Leaving | None) -> None:
+        self._eviction.leaving = leaving
+
+    @property
+    def num_evicted_pages(self) -> int:
+        """Pages that were freed so far because they were unused, one way or another."""
+        return self._eviction.num_evicted_pages
 
     @property
     def num_nodes(self) -> int:
@@ -68,18 +82,19 @@ class RadixTree:
     @property
     def namespaces(self) -> list[bytes]:
         """Those that have a run."""
-        return list(self._roots)
+        return list(self._table.roots)
 
     def num_pages(self, namespace: bytes) -> int:
         """Pages of a namespace; looks at all its runs."""
-        nodes = [*self._roots[namespace].children] if namespace in self._roots else []
+        root = self.root(namespace)
+        nodes = [] if root is None else [*root.children]
         for node in nodes:
             nodes += node.children
         return sum(len(node.pages) for node in nodes)
 
     def root(self, namespace: bytes | None) -> Node | None:
         """Where the namespace's runs begin, to be read; None if it has none."""
-        return None if namespace is None else self._roots.get(namespace)
+        return None if namespace is None else self._table.roots.get(namespace)
 
     def node_of(self, page_id: int) -> Node | None:
         """The run that a page is in, to be read; None if it is in none."""
@@ -151,7 +166,6 @@ class RadixTree:
         if longer is None:
             generated = self._supersede_tail(node, key, generated)
             longer = self._table.add_child(node, key, [page_id], generated)
-            self.version += 1
         else:
             longer.mark_generated(0, generated)
         self._touch(longer, 1)
@@ -163,33 +177,14 @@ class RadixTree:
 
     def evict(self, num_pages: int) -> None:
         """Free `num_pages` pages that no sequence owns: of the leaf used longest ago, its last page first."""
-        assert num_pages <= self._pool.num_cached, f"{num_pages} of {self._pool.num_cached} pages"
-        owned: list[Node] = []  # leaves whose last page a live sequence owns: at most one each
-        while num_pages > 0:
-            leaf = self._leaves.pop()
-            if self.leaving is not None and (num_leaving := self._num_unused(leaf, num_pages)):
-                self.leaving(leaf, num_leaving)
-            num_pages -= self._trim(leaf, num_pages)
-            if leaf.pages:
-                owned.append(leaf)
-        for leaf in owned:
-            self._leaves.push(leaf)
+        self._eviction.evict(num_pages)
 
     def drop_unused(self, since: float) -> int:
-        """Free the pages that no sequence owns of runs that were not used since then; how many they were."""
-        num_dropped = 0
-        owned: list[Node] = []
-        while (leaf := self._leaves.peek()) is not None and leaf.used_at < since:
-            self._leaves.pop()
-            num_dropped += self._trim(leaf, len(leaf.pages))
-            if leaf.pages:
-                owned.append(leaf)
-        for leaf in owned:
-            self._leaves.push(leaf)
-        return num_dropped
+        """Free the pages that no sequence owns of runs that were last used before `since`; returns how many."""
+        return self._eviction.drop_unused(since)
 
     def remove(self, page_ids: Sequence[int]) -> list[int]:
-        """Take pages that no sequence owns out, with everything that goes on from them; all that left.
+        """Take out pages that no sequence owns, with everything that goes on from them; returns all that left.
 
         Pages that are not in the tree, perhaps because one before them took them along, are passed over.
         """
@@ -201,8 +196,8 @@ class RadixTree:
         return removed
 
     def clear(self, namespace: bytes) -> int:
-        """Free the pages of a namespace that no sequence owns, and do not remember them; how many they were."""
-        root = self._roots.get(namespace)
+        """Free the pages of a namespace that no sequence owns, and do not remember them; returns how many."""
+        root = self.root(namespace)
         if root is None:
             return 0
         nodes, num_freed = [root], 0
@@ -210,14 +205,14 @@ class RadixTree:
             nodes += node.children
         for node in reversed(nodes[1:]):
             if not node.children:
-                num_freed += self._trim(node, len(node.pages))
+                num_freed += self._eviction.trim(node, len(node.pages))
         for node in nodes:
             node.evicted.clear()
         return num_freed
 
     def paths(self) -> Iterator[tuple[bytes, list[int], list[int]]]:
         """Namespace, tokens and pages from the root to each leaf; slow."""
-        for namespace, root in self._roots.items():
+        for namespace, root in self._table.roots.items():
             stack: list[tuple[Node, list[int], list[int]]] = [(root, [], [])]
             while stack:
                 node, token_ids, pages = stack.pop()
@@ -229,9 +224,8 @@ class RadixTree:
 
     def check(self) -> None:
         """Raise AssertionError unless every node is whole, reachable, in order and known by its pages."""
-        assert all(root.children for root in self._roots.values()), "a root without runs"
-        self._table.check(self._roots.values())
-        assert not self._leaves.missing(), "a leaf that could never be evicted"
+        self._table.check()
+        assert not self._eviction.leaves.missing(), "a leaf that could never be evicted"
 
     def page_ids(self) -> list[int]:
         """Every page that the tree owns."""
@@ -239,17 +233,11 @@ class RadixTree:
 
     def _end_of(self, namespace: bytes, above: Sequence[int]) -> tuple[Node, int]:
         """The node that the pages `above` end in, and how many of its pages they take."""
-        if above:
-            return self._table.end_of(above)
-        root = self._roots.get(namespace)
-        if root is None:
-            root = self._roots[namespace] = Node(-1, parent=None, start=0, namespace=namespace)
-        return root, 0
+        return self._table.end_of(above) if above else (self._table.root(namespace), 0)
 
     def _grow(self, node: Node, key: bytes, page_ids: list[int], generated: bytes) -> Node:
         """Put a run at the end of `node`: into it, if nothing else goes on there, or into a child."""
         generated = self._supersede_tail(node, key, generated)
-        self.version += 1
         if node.children or node.evicted or node.parent is None:
             return self._table.add_child(node, key, page_ids, generated)
         self._table.extend(node, key, page_ids, generated)
@@ -270,29 +258,10 @@ class RadixTree:
     def _split(self, node: Node, num_pages: int) -> None:
         lower = self._table.split(node, num_pages)
         if not lower.children:
-            self._leaves.push(lower)
-
-    def _trim(self, node: Node, num_pages: int) -> int:
-        """Free up to `num_pages` last pages of a leaf that no sequence owns; how many it were."""
-        num_trimmed = self._num_unused(node, num_pages)
-        if num_trimmed == 0:
-            return 0
-        start = (len(node.pages) - num_trimmed) * PAGE_BYTES
-        first_page = bytes(node.run[start : start + PAGE_BYTES])
-        if num_trimmed < len(node.pages):
-            self._table.drop_pages(node, num_trimmed)
-            node.evicted.clear()  # they went on from where the run ended before
-            node.remember_evicted(first_page)
-        else:
-            assert node.parent is not None
-            node.parent.remember_evicted(first_page)
-            self._settle(self._table.remove(node))
-        self.version += 1
-        self.num_evicted_pages += num_trimmed
-        return num_trimmed
+            self._eviction.leaves.push(lower)
 
     def _cut(self, node: Node, num_kept: int) -> list[int]:
-        """Take a run's pages from `num_kept` on and all that is below; which they were."""
+        """Take out a run's pages from `num_kept` on and all that is below; returns all that left."""
         below = [*node.children]
         for child in below:
             below += child.children
@@ -302,26 +271,10 @@ class RadixTree:
         node.evicted.clear()  # it was remembered of the run's end, which is another now
         if num_kept:
             self._table.drop_pages(node, len(node.pages) - num_kept)
-            self._leaves.push(node)
+            self._eviction.leaves.push(node)
         else:
-            self._settle(self._table.remove(node))
-        self.version += 1
+            self._eviction.remove(node)
         return removed
-
-    def _num_unused(self, leaf: Node, num_pages: int) -> int:
-        """How many of the last `num_pages` pages of a leaf no sequence owns."""
-        limit = min(num_pages, len(leaf.pages))
-        users = (self._pool.num_users(leaf.pages[-1 - index]) for index in range(limit))
-        return sum(1 for _ in takewhile(lambda num_users: num_users == 0, users))
-
-    def _settle(self, node: Node) -> None:
-        """After a child went: a run without children is a leaf to evict, a root without any goes too."""
-        if node.children:
-            return
-        if node.parent is None:
-            del self._roots[node.namespace]
-        else:
-            self._leaves.push(node)
 
     def _touch(self, node: Node, num_pages: int) -> None:
         """The first pages of a run are used now; what is below them keeps its own time."""
@@ -330,4 +283,4 @@ class RadixTree:
         self._clock += 1
         node.last_used, node.used_at = self._clock, self._now()
         if not node.children:
-            self._leaves.push(node)
+            self._eviction.leaves.push(node)

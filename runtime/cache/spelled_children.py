@@ -1,6 +1,6 @@
 """Sort a node's children by what their first page spells, to find those that go on as a text does.
 
-Made where a node has many children and a text is looked for; kept up to date from then on. Knows bytes, not tokens.
+Made when a text is first looked for below a node with many children, and kept up to date. Knows bytes, not tokens.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ class SpelledChildren(Generic[Child]):
     def like(self, text: bytes) -> Iterator[tuple[Child, int | None]]:
         """Children that may spell what `text` begins with, the likeliest last, and how many bytes of it at most.
 
-        None of those whose whole page it begins with; the others are the nearest to where `text` belongs.
+        The bound is None for children whose whole first page `text` begins with. Of the other children only the nearest
+        to where `text` belongs are tried.
         """
         place = self._place(text, len(self._entries))
         near = [*self._near(text, range(place - 1, -1, -1)), *self._near(text, range(place, len(self._entries)))]
         yield from sorted((entry for entry in near if entry[1]), key=lambda entry: entry[1])
-        # whoever begins `text` sorts before it; from one that does not, what they have in common says who may
+        # a page that `text` begins with sorts before it; what a page has in common with it says where the next may be
         while place > 0:
             spelled, _, _, child = self._entries[place - 1]
             common = _num_common(spelled, text)

@@ -10,24 +10,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 from radixlm.tokenizer_fix import SpelledPrompt
 
 from ..artifact.manifest import PAGE_SIZE
-from .match_kinds import AliasSpan, kinds_of
 from .prompt_cursor import PromptCursor, PromptText, tokens_of
 from .radix_node import TOKEN_BYTES, Node, encode_key
 from .reply_alias import ReplyAlias
 
+EXACT, TEXT, ALIAS = 0, 1, 2  # how an id of a prompt was found; weaker and weaker
 FEW_CHILDREN = 8  # so many are simply tried
 
 FindAliases = Callable[[int, Callable[[], bytes]], Sequence[ReplyAlias]]
 """Of the replies to a prompt of so many tokens, whose ids are made only if there may be any."""
 
 
+class AliasSpan(NamedTuple):
+    """The used ids `[start, stop)` stand for a rendered reply that ends at `offset` of the prompt's text."""
+
+    start: int
+    stop: int
+    offset: int
+
+
 @dataclass(frozen=True)
 class Walked:
-    """The ids to use for a prompt, of which the tree has the first `len(kinds)`; `kinds` says how each was found."""
+    """The ids to use for a prompt, of which the tree has the first `len(kinds)`; `kinds` has a byte for each."""
 
     ids: tuple[int, ...]
     kinds: bytes
@@ -101,7 +111,7 @@ class TextWalk:
         path, rest = tokens_of(place.key(), 0, place.num_tokens), cursor.rest()
         assert rest is not None
         ids = (*path, *rest)
-        return Walked(ids, kinds_of(self._prompt.spelled, ids, place.spans)[: len(ids) - 1])
+        return Walked(ids, _kinds_of(self._prompt.spelled, ids, place.spans)[: len(ids) - 1])
 
     def _follow(self, visit: _Visit) -> None:
         """Go along a run as far as it goes, then to what is below, or back to where the reply began."""
@@ -200,3 +210,25 @@ class TextWalk:
                     self._visit_children(above.node, cursor, None, spans)
                 else:
                     self._visits.append(_Visit(above.node, above.done, cursor, None, spans))
+
+
+def _kinds_of(prompt: SpelledPrompt, ids: Sequence[int], spans: Sequence[AliasSpan]) -> bytes:
+    """A byte an id: EXACT where the prompt has the same id at the same place of its text, else TEXT, or ALIAS."""
+    kinds = np.full(len(ids), TEXT, np.uint8)
+    start, offset = 0, 0
+    for span in (*spans, AliasSpan(len(ids), len(ids), 0)):
+        kinds[start : span.start][_are_canonical(prompt, ids[start : span.start], offset)] = EXACT
+        kinds[span.start : span.stop] = ALIAS
+        start, offset = span.stop, span.offset
+    return kinds.tobytes()
+
+
+def _are_canonical(prompt: SpelledPrompt, ids: Sequence[int], offset: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which of `ids`, spelling the text from `offset` on, are the prompt's at their place; bool[len(ids)]."""
+    lengths = np.fromiter(map(len, map(prompt.spell, ids)), np.int64, len(ids))
+    offsets = offset + np.cumsum(lengths) - lengths
+    starts = np.array(prompt.starts[:-1])
+    index = np.minimum(np.searchsorted(starts, offsets), len(starts) - 1)
+    are_at_place = np.equal(starts[index], offsets)
+    found: np.ndarray[Any, np.dtype[np.bool_]] = are_at_place & np.equal(np.array(prompt.ids)[index], ids)
+    return found

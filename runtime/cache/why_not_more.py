@@ -1,6 +1,6 @@
 """Say why a cached prefix ends where it does: what cache and prompt go on with from there, as ids and as text.
 
-Values only; `prefix_cache.py` finds the ids, whoever has a tokenizer adds the texts. Knows nothing of pages or nodes.
+Values only: `prefix_match.py` finds the ids, the engine adds their texts. Knows nothing of pages or nodes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class WhyNotMore:
     `not_generated`: the same, but a client wrote them, and what clients wrote is reused by its own encoding only.
     `evicted`: a run that began with the first of `wanted_ids` was cached and is dropped by now.
     `unseen`: nothing cached goes on here, as far as the cache remembers.
-    `namespace`: another namespace has more. Nobody is told so but who owns them all: see `radixlm explain-cache`.
+    `namespace`: another namespace has more. Only the owner of all namespaces is told: see `radixlm explain-cache`.
     `off`: the request's match is `off`, so that nothing was looked for.
 
     >>> why = WhyNotMore("differs", 40, cached_ids=(1, 2), wanted_ids=(3,), is_generated=True)
@@ -39,7 +39,7 @@ class WhyNotMore:
     cached_ids: tuple[int, ...] = ()
     wanted_ids: tuple[int, ...] = ()
     is_generated: bool = False  # whether the model made the first of `cached_ids`
-    cached_text: str | None = None  # None: nobody looked it up
+    cached_text: str | None = None  # None: not looked up
     wanted_text: str | None = None
 
     def spelled(self, spell: Callable[[int], bytes], special_ids: Container[int]) -> WhyNotMore:

@@ -446,6 +446,14 @@ class Engine:
             lambda core: CacheTree.of(core.cache, namespace, self._clock(), live=core.live_uses(namespace))
         )
 
+    def check(self) -> None:
+        """Raise AssertionError unless requests, sequences, pages and prefixes agree, after the step that runs; slow.
+
+        Raises:
+            EngineError: the engine is closed, or died.
+        """
+        self._loop.call(lambda core: core.check())
+
     def clear_cache(self, namespace: bytes = b"") -> CacheCleared:
         """Forget a namespace's prefixes and texts, but for what live requests use: that stays until it makes room.
 

@@ -13,10 +13,9 @@ from dataclasses import replace
 
 from ..cache.cache_tree import CacheCleared
 from ..cache.cache_uses import CacheUse
-from ..cache.kv_transaction import KVTransaction
+from ..cache.kv_transaction import KVTransaction, make_batch
 from ..cache.prefix_cache import PrefixCache
 from ..cache.sequence import num_pages_for
-from ..cache.step_batch import make_batch
 from ..errors import EngineError, InvalidParameter
 from ..model.batch import Float32Array, Forward
 from ..prefix.disk_tier import DiskTier

@@ -1,6 +1,6 @@
-"""The lines of a KV log as types, to be read: what each event has, and that it has it.
+"""The lines of a KV log as types: the fields of each event, checked when a line is read.
 
-Values only. `kv_log.py` says what they mean, `kv_replay.py` what may follow what.
+Values only. `log.py` says what they mean, `replay.py` what may follow what.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write down what happens to the KV of sequences, to be replayed when something is wrong: one JSON line an operation.
+"""Log what happens to the KV of sequences, one JSON line an operation; a log is replayed to find what went wrong.
 
 Knows ids, lengths and pages, never tokens. A line has the `time`, in seconds since 1970, an `event`, and the id of the
 `request` that it concerns: null where only the tree changes. Of a sequence it has the number as `seq`, its `length` and
@@ -13,7 +13,7 @@ how many of its tokens are `computed`, each before and after::
     open, fork, resume    `pages`: all that the sequence has now; `fork` has its `parent`. What is opened as `private`
                           shares pages with its forks alone
     open_pruned           likewise; `pruned`: of the tokens `[start, stop)` only so many have rows: [start, stop, rows].
-                          What is behind `start` is nobody else's, until a `pop` below `stop`, a `resume` that gains,
+                          What is behind `start` is not shared, until a `pop` below `stop`, a `resume` that gains,
                           or a `preempt` ends that
     reserve               `pages` taken to compute the tokens `reserved`; `copies` of rows: [source, target, rows]
     commit, drop          the end of that; after a commit, `pages` are the sequence's after its first `kept` ones
@@ -23,7 +23,7 @@ how many of its tokens are `computed`, each before and after::
     keep, evict           `pages` that the tree owns from now on, or no longer
     start_over            there is nothing any more
 
-Where pages are taken or given back, `free` are those that nobody owns, before and after. `kv_replay.py` does it again.
+Where pages are taken or given back, `free` counts the pages without an owner, before and after. `replay.py` reads it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LoggedSequence(Protocol):
 
 
 class KVLog:
-    """A file of operations. One that cannot be written is left alone: serving goes on.
+    """A file of operations. If it cannot be written, the log ends and serving goes on.
 
     Args:
         file: this object's own from here on.
@@ -73,7 +73,7 @@ class KVLog:
 
     @classmethod
     def open(cls, path: str | Path, max_bytes: int | None = None) -> KVLog:
-        """A log that goes on at the end of a file, which is renamed when it has `max_bytes`; see `rotating_file.py`.
+        """A log that continues a file, which is renamed when it has `max_bytes`; see `rotating_file.py`.
 
         Raises:
             OSError: the file cannot be written.
@@ -103,7 +103,7 @@ class KVLog:
         computed: int | None = None,
         **fields: object,
     ) -> None:
-        """Add a line. `length` and `computed` are those of the sequence before, where they were others."""
+        """Add a line. `length` and `computed` are the sequence's before the operation, where they differ from now."""
         if self._file is None:
             return
         line: dict[str, object] = {"event": event, "request": None}

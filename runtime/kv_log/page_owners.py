@@ -1,4 +1,4 @@
-"""Count who owns each page of a pool, and which are in the tree, for who replays what happened to them.
+"""Count the owners of each page of a pool, and know which pages are in the tree, while a KV log is replayed.
 
 Knows numbers of pages; not the sequences that own them.
 """
@@ -14,7 +14,7 @@ class KVLawBroken(Exception):
 
 
 class PageOwners:
-    """Pages that nobody owns, at first.
+    """Pages without owners, at first.
 
     >>> owners = PageOwners(3)
     >>> owners.take([2])
@@ -50,11 +50,11 @@ class PageOwners:
         """As `take`.
 
         Raises:
-            KVLawBroken: somebody owns one, or it is there twice.
+            KVLawBroken: one has an owner, or is listed twice.
         """
         before = self.num_free
         self.take(page_ids)
-        require(self.num_free == before - len(page_ids), "it takes a page that is somebody's")
+        require(self.num_free == before - len(page_ids), "it takes a page that has an owner")
 
     def keep(self, page_ids: Sequence[int]) -> None:
         """The tree owns the pages, too.

@@ -1,6 +1,6 @@
-"""Do again what a KV log says, and find the first line that cannot be.
+"""Replay a KV log, and find the first line that cannot be.
 
-Holds what is live, and never the log: a line is read, done, and gone.
+Holds what is live at a line, and never the log itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_SHOWN = 300  # characters of a line, in a message
 
 
 def replay(path: Path) -> KVReplay:
-    """A log, with what it was rotated into, as it stands at its end.
+    """What a log, with the files that it was rotated into, leads to at its end.
 
     Raises:
         KVLogBroken: a line breaks a law, or is none, or there is no line at all. One that was cut, because its process

@@ -1,7 +1,7 @@
 """One sequence of a KV log that is replayed: its length, its plain list of pages, and what each line may do to them.
 
-The slow, obvious version of `sequence.py` and `kv_transaction.py`. Knows its own lines and who owns pages; not the
-other sequences.
+The slow, obvious version of `sequence.py` and `kv_transaction.py`. Knows its own lines and the owners of pages; not
+the other sequences.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ReplayedSequence:
 
     @property
     def tainted(self) -> set[int]:
-        """Its pages that are nobody else's to find."""
+        """Its pages that must not be in the tree."""
         if self.pruned is None and not self.is_private:
             return set()
         start = 0 if self.pruned is None else self.pruned[0]
@@ -162,7 +162,7 @@ class ReplayedSequence:
         self.owners.require_shared(line.pages, self.pages)
         self._replace(line.pages, num_kept=line.kept)
         is_shared = self.owners.tree.issuperset(self.pages[: self.computed // PAGE_SIZE])
-        require(is_shared, "it has full pages that nobody can find")
+        require(is_shared, "it has full pages that cannot be found")
 
     def _pop(self, length: int) -> None:
         require(0 <= length <= self.length, f"it pops to {length} tokens of {self.length}")

@@ -12,11 +12,11 @@ NUM_OLDER = 4  # files that are kept beside the one that is written
 
 
 class RotatingFile:
-    """Lines are there as soon as they are written; `turn` is the caller's to call, at a place that is fit for it.
+    """Each line is in the file as soon as it is written. The caller calls `turn`, between two lines.
 
     Args:
-        max_bytes: the file is full with so many; None: it never is. Nor is a pipe or a device, which others use by its
-            name.
+        max_bytes: the file is full with so many; None: it never is. A pipe or a device is never full: its name is not
+            ours to change.
 
     Raises:
         OSError: the file cannot be written.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..cache.kv_transaction import make_batch
 from ..cache.prefix_cache import PrefixCache
-from ..cache.step_batch import make_batch
 from ..model.batch import Float32Array
 from ..prefix.loaded_rows import LoadedRows
 from .row_selection import MAX_LOOK_TOKENS

@@ -13,7 +13,7 @@ from typing import cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..cache.cache_tree import CachedRun
+from ..cache.cache_tree import TreeRun
 from ..cache.cache_uses import CacheUse
 from ..engine.completion import FinishReason
 from ..errors import InvalidParameter
@@ -61,7 +61,7 @@ class Cache:
                 raise InvalidParameter(f"there is no parameter {name!r:.80} here; use {' or '.join(PARAMETERS)}")
         return self.served.namespace(request, *(request.query_params.get(name) for name in PARAMETERS))
 
-    def _run(self, run: CachedRun) -> CachedRunReply:
+    def _run(self, run: TreeRun) -> CachedRunReply:
         return CachedRunReply(
             parent=run.parent,
             start=run.start,

@@ -124,7 +124,7 @@ def test_reset_and_errors_leave_a_conversation_that_goes_on(
     lines = iter(["Hi", "too long", "", "/help", "/fly", "/reset", "Bye", "/exit", "never"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
     conversation = Conversation(engine("x.radixlm"), SamplingParams(), "")  # type: ignore[arg-type]
-    chat._talk(conversation)
+    chat.talk(conversation)
     assert [len(messages) for messages, _ in engine.asked] == [1, 1]  # type: ignore[arg-type]
     output = capsys.readouterr()
     assert output.err == "Error: the prompt has 9999 tokens, the context 2048; send a shorter one\n"

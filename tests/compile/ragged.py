@@ -57,8 +57,8 @@ class Rows:
 
     def _logits(self, batch: Batch, start: int) -> np.ndarray:
         stop = min(start + self.max_num_logits, batch.shape[0])
-        arrays = batch.arrays._replace(logit_rows=np.arange(start, stop, dtype=np.int32))
-        return self.runner.forward(Batch(*arrays)).copy()
+        *arrays, _ = batch.arrays  # the last says which rows' logits are wanted
+        return self.runner.forward(Batch(*arrays, np.arange(start, stop, dtype=np.int32))).copy()
 
     def _batch(self, num_tokens: dict[int, int]) -> Batch:
         spans = [

@@ -76,7 +76,7 @@ def expected(config: ModelConfig, kv_dtype: KVDType, prefix: KVRows) -> np.ndarr
         return tuple(table[NUM_PREFIX:] for table in rope_table(config, NUM_PREFIX + num_positions))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference, "_attend", attend)
+        patch.setattr(reference, "attend", attend)
         patch.setattr(reference, "rope_table", later)
         weight = TINY_MODELS["llama3"].tensors.__getitem__
         new = TOKEN_IDS[NUM_PREFIX:]

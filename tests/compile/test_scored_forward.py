@@ -46,7 +46,7 @@ def expected_scores(config: ModelConfig, token_ids: np.ndarray, kv_dtype: KVDTyp
 
     weight = TINY_MODELS["llama3"].tensors.__getitem__
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference, "_attend", attend)
+        patch.setattr(reference, "attend", attend)
         reference.reference_logits(config, weight, token_ids, kv_dtype=kv_dtype, dtype=np.float64)
     heads = np.array(found).reshape(config.num_hidden_layers, config.num_key_value_heads, -1, len(token_ids))
     mass = np.zeros((*heads.shape[:2], NUM_PAGES, PAGE_SIZE))

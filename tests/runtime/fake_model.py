@@ -170,6 +170,7 @@ class Bench:
     make_model: Callable[[int, int], FakeModel] = FakeModel
     now: float = 0.0
     outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
     kv_log: KVLog | None = None
     open_tier: Callable[[PrefixCache, FakeModel], DiskTier] | None = None
 
@@ -212,6 +213,7 @@ class Bench:
     ) -> Request:
         request = self.request(name, ids, params, namespace, constraint)
         self.core.add(request)
+        self.requests[name] = request
         return request
 
     def step(self) -> None:

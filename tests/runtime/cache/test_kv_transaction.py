@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from radixlm.runtime.cache.kv_transaction import make_batch
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.sequence import Sequence
 from radixlm.runtime.cache.sparse_span import SparseSpan
-from radixlm.runtime.cache.step_batch import make_batch
 from radixlm.runtime.errors import OutOfPages, SparseSpanError
 from radixlm.runtime.model.batch import PageCopy
 

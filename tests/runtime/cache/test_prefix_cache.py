@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from radixlm.runtime.cache.eviction import LeafQueue
 from radixlm.runtime.cache.page_pool import PagePool
-from radixlm.runtime.cache.prefix_cache import PrefixCache, PrefixMatch
-from radixlm.runtime.cache.prefix_match import PartialPage
+from radixlm.runtime.cache.prefix_cache import PrefixCache
+from radixlm.runtime.cache.prefix_match import PartialPage, PrefixMatch
+from radixlm.runtime.cache.radix_node import Node
 from radixlm.runtime.cache.sequence import Sequence
 from radixlm.runtime.cache.why_not_more import WhyNotMore
 from radixlm.runtime.errors import EmptyPrompt
@@ -308,12 +310,16 @@ def test_eviction_order_equals_a_list_sorted_by_last_use(uses: list[int]) -> Non
         order = held
 
 
-def test_many_leaves_leave_no_stale_heap_behind() -> None:
-    cache = PrefixCache(PagePool(64))
-    for round_ in range(50):
-        for which in range(10):
-            serve(cache, [*conversation(which), round_])
-    assert len(cache.tree._leaves) <= 2 * cache.tree.num_nodes + 65
+def test_leaves_that_are_used_often_leave_no_stale_heap_behind() -> None:
+    leaves = {node_id: Node(node_id, parent=None, start=0) for node_id in range(10)}
+    queue = LeafQueue(leaves)
+    for now in range(500):
+        leaf = leaves[now % 10]
+        leaf.last_used = now
+        queue.push(leaf)
+        assert len(queue) <= 2 * len(leaves) + 65
+    assert not queue.missing()
+    assert [queue.pop().node_id for _ in leaves] == [*range(10)]
 
 
 def test_match_reports_the_same_as_open_takes() -> None:

@@ -108,16 +108,16 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
         stop = data.draw(st.integers(start + 1, max(start + 1, len(prompt))), label="stop")
         pruned_ids = (*prompt, *[2] * stop)[: stop - is_others] + (1,) * is_others
         pruned = SparseSpan(start, data.draw(st.integers(1, stop - start), label="rows"), tuple(pruned_ids))
-        counts, next_id = self.cache.stats(), self.cache._next_seq_id
+        before = self.cache.stats(), self.cache.sequences
         try:
             sequence = self.cache.open(match, sparse=pruned, context_length=CONTEXT_LENGTH)
         except SparseSpanError:
             assert start > match.num_tokens or stop >= len(prompt) or list(pruned_ids) != prompt[:stop]
-            assert (self.cache.stats(), self.cache._next_seq_id) == (counts, next_id)
+            assert (self.cache.stats(), self.cache.sequences) == before
             return
         except OutOfPages:
-            assert -(-(start + pruned.num_rows) // 16) > counts.num_free_pages
-            assert (self.cache.stats(), self.cache._next_seq_id) == (counts, next_id)
+            assert -(-(start + pruned.num_rows) // 16) > before[0].num_free_pages
+            assert (self.cache.stats(), self.cache.sequences) == before
             return
         assert start <= match.num_tokens and stop < len(prompt) and list(pruned_ids) == prompt[:stop]
         assert list(sequence.page_ids[: start // 16]) == list(match.pages[: start // 16])

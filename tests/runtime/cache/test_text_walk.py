@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from radixlm.runtime.cache.page_pool import PagePool
-from radixlm.runtime.cache.prefix_cache import PrefixCache, PrefixMatch
+from radixlm.runtime.cache.prefix_cache import PrefixCache
+from radixlm.runtime.cache.prefix_match import PrefixMatch
 from radixlm.runtime.cache.reply_alias import ReplyAlias
 from radixlm.runtime.cache.sequence import Sequence
 from radixlm.tokenizer_fix import SpelledPrompt

@@ -25,6 +25,7 @@ from radixlm.runtime.errors import (
     InvalidParameter,
     InvalidRequest,
 )
+from radixlm.tokenizer_fix.encoder import Encoder
 
 from ..fake_artifact import FakeArtifact, fake_artifact
 from ..fake_model import FakeModel, alone
@@ -340,8 +341,9 @@ def test_closing_cancels_what_runs_and_frees_the_model(artifact: FakeArtifact) -
 
 
 def test_forgotten_engine_ends_its_thread(artifact: FakeArtifact) -> None:
+    before = set(threading.enumerate())
     engine = open_engine(artifact)
-    thread = engine._loop._thread
+    [thread] = set(threading.enumerate()) - before
     forgotten = weakref.ref(engine)
     del engine
     gc.collect()
@@ -351,13 +353,13 @@ def test_forgotten_engine_ends_its_thread(artifact: FakeArtifact) -> None:
 def test_a_prompt_of_megabytes_is_refused_without_encoding_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was encoded first, for 16 s in which nothing else ran, and then remembered in place of everybody's texts."""
     engine.generate("and so it goes on " * 20, drawn(1, max_tokens=1), namespace=b"somebody")
-    encode, lengths = engine.tokenizer._encoder._encoded, []
+    real, lengths = Encoder.encode, []
 
-    def encoded(text: str, max_tokens: int | None) -> Any:
+    def encode(encoder: Encoder, text: str, max_tokens: int | None = None) -> Any:
         lengths.append(len(text))
-        return encode(text, max_tokens)
+        return real(encoder, text, max_tokens)
 
-    monkeypatch.setattr(engine.tokenizer._encoder, "_encoded", encoded)
+    monkeypatch.setattr(Encoder, "encode", encode)
     text = "1 b" * 2_000_000
     asks = (
         lambda: engine.generate(text, drawn(1)),
@@ -369,8 +371,7 @@ def test_a_prompt_of_megabytes_is_refused_without_encoding_it(engine: Engine, mo
         with pytest.raises(ContextLengthExceeded, match=r"maximum context length is 256 tokens.* has (at least )?\d+:"):
             ask()
     assert not lengths
-    seam = engine.tokenizer._seam
-    assert seam is not None and [namespace for namespace, _ in seam._used] == [b"somebody"]
+    assert engine.tokenizer.prepare_completion("and so it goes on " * 20, seam_of=b"somebody").num_known > 0
 
 
 def test_a_control_token_in_a_prompt_of_megabytes_changes_nothing(engine: Engine) -> None:

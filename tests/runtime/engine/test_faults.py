@@ -16,7 +16,7 @@ from radixlm.runtime.engine.engine_loop import EngineLoop
 from radixlm.runtime.engine.generation_stream import GenerationStream
 from radixlm.runtime.engine.request_output import RequestOutput
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.scheduler import SchedulerPolicy
+from radixlm.runtime.engine.scheduler import Scheduler, SchedulerPolicy
 from radixlm.runtime.errors import EngineError, RadixLMError, StepFailed
 
 from ..fake_model import Bench, alone
@@ -100,15 +100,13 @@ def test_copying_rows_fails_the_requests_of_the_step_alone(monkeypatch: pytest.M
 
 def test_accepting_a_token_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = bench_at_work()
-    request = next(r for r in bench.core._scheduler.requests() if r.request_id == "a")
-    monkeypatch.setattr(request, "accept", once(request.accept))
+    monkeypatch.setattr(bench.requests["a"], "accept", once(bench.requests["a"].accept))
     finish(bench, ["a"])
 
 
 def test_finishing_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = bench_at_work()
-    request = next(r for r in bench.core._scheduler.requests() if r.request_id == "b")
-    monkeypatch.setattr(request, "completion", once(request.completion))
+    monkeypatch.setattr(bench.requests["b"], "completion", once(bench.requests["b"].completion))
     finish(bench, ["b"])
 
 
@@ -150,8 +148,7 @@ def test_a_request_that_cannot_be_matched_fails_alone(monkeypatch: pytest.Monkey
         return match(ids, **kwargs)
 
     monkeypatch.setattr(bench.cache, "match", matching)
-    waiting = next(r for r in bench.core._scheduler.requests() if r.request_id == "waits")
-    waiting.candidate = None
+    bench.requests["waits"].candidate = None
     bench.step()
     while not bench.outputs.get("waits"):
         bench.step()
@@ -161,15 +158,17 @@ def test_a_request_that_cannot_be_matched_fails_alone(monkeypatch: pytest.Monkey
 
 def test_a_request_that_cannot_be_admitted_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = bench_at_work()
-    waiting = next(r for r in bench.core._scheduler.requests() if r.request_id == "waits")
+    waiting = bench.requests["waits"]
     monkeypatch.setattr(waiting, "admit", once(waiting.admit, after=True))
     finish(bench, ["waits"])
 
 
-def test_a_scheduler_that_fails_fails_everybody_and_the_next_request_works(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("after", [False, True])
+def test_a_scheduler_that_fails_fails_all_requests_and_the_next_one_works(
+    after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = bench_at_work()
-    scheduler = bench.core._scheduler
-    monkeypatch.setattr(scheduler, "_admit", once(scheduler._admit))
+    monkeypatch.setattr(Scheduler, "schedule", once(Scheduler.schedule, after=after))
     finish(bench, list(PROMPTS))
 
 

@@ -56,7 +56,7 @@ class Opened:
     def require_idle(self) -> None:
         """Nothing is left of any request: the thread is asked after all that it was told."""
         self.go_on.set()
-        self.engine._loop.call(lambda core: core.check())
+        self.engine.check()
         stats = self.engine.stats()
         assert stats.num_running == stats.num_waiting == stats.num_used_pages == 0
 

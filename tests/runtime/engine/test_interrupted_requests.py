@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from radixlm.runtime.engine.engine import Engine, SamplingParams
+from radixlm.runtime.engine.engine_loop import EngineLoop
 from radixlm.runtime.model.batch import Batch
 
 from ..server.real_server import WAIT_S, SlowModel, real_engine
@@ -68,7 +69,7 @@ def test_an_interrupt_while_a_reply_is_awaited_ends_the_request(
         with pytest.raises(interrupt):
             ask(engine)
         goes_on.set()
-        engine._loop.call(lambda core: core.check())
+        engine.check()
         stats = engine.stats()
         assert stats.finished_by_reason == {"cancelled": 1} and stats.num_running == stats.num_used_pages == 0
 
@@ -77,21 +78,21 @@ def test_an_interrupt_while_a_request_is_handed_over_ends_it(monkeypatch: pytest
     engine, model = real_engine()
     with engine:
         goes_on = threading.Event()
-        submit = engine._loop.submit
+        submit = EngineLoop.submit
 
         def before(batch: Batch) -> None:
             assert goes_on.wait(WAIT_S)
 
-        def submit_and_be_interrupted(request: Any, listener: Any) -> None:
-            submit(request, listener)
+        def submit_and_be_interrupted(loop: EngineLoop, request: Any, listener: Any) -> None:
+            submit(loop, request, listener)
             raise KeyboardInterrupt
 
         model.before = before
-        monkeypatch.setattr(engine._loop, "submit", submit_and_be_interrupted)
+        monkeypatch.setattr(EngineLoop, "submit", submit_and_be_interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.generate("once there was", ENDLESS)
         goes_on.set()
-        engine._loop.call(lambda core: core.check())
+        engine.check()
         assert engine.stats().finished_by_reason == {"cancelled": 1}
 
 

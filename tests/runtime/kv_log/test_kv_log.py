@@ -48,7 +48,7 @@ def replay(written: Written, cache: PrefixCache) -> KVReplay:
 def require_same(replayed: KVReplay, cache: PrefixCache) -> None:
     assert replayed.owners.tree == set(cache.tree.page_ids())
     assert replayed.owners.num_free == cache.pool.num_free
-    assert set(replayed.sequences) == set(cache._sequences)
+    assert set(replayed.sequences) == {live.seq_id for live in cache.sequences}
     for seq_id, sequence in replayed.sequences.items():
         live = cache.get(seq_id)
         assert (sequence.length, sequence.computed, sequence.pages) == (

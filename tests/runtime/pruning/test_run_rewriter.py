@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.cache.kv_transaction import make_batch
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
-from radixlm.runtime.cache.step_batch import make_batch
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.pruning import run_rewriter
 from radixlm.runtime.pruning.row_selection import scores_to_store

@@ -39,13 +39,13 @@ class FakeReplica:
             Route("/v1/cache", self._forget, methods=["DELETE"]),
             Route("/fails", self._fail),
         ]
-        self._app = Starlette(routes=routes)
+        self.app = Starlette(routes=routes)
 
     async def ask(self, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[list[Message]]:
         num_messages = 0
         json.dumps({**scope, "headers": None, "raw_path": None, "query_string": None})  # all of it can be sent
         try:
-            async with aclosing(answer_of(self._app, dict(scope), body)) as batches:
+            async with aclosing(answer_of(self.app, dict(scope), body)) as batches:
                 async for batch in batches:
                     for message in batch:
                         if self.dies_after == num_messages:
@@ -267,8 +267,7 @@ async def _overload() -> None:
         is_stopped.set()
 
     replicas = {"one": FakeReplica(), "two": FakeReplica()}
-    front = ReplicaFront(replicas, policy=RouterPolicy(max_lead=2))
-    app = front.app()
+    app = ReplicaFront(replicas, policy=RouterPolicy(max_lead=2)).app()
     body = json.dumps({"messages": [{"role": "user", "content": TALK}]}).encode()
     headers = [(b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers, "query_string": b""}
@@ -277,11 +276,16 @@ async def _overload() -> None:
         messages = [message async for batch in answer_of(app, dict(scope), body) for message in batch]
         return str(dict(messages[0]["headers"])[REPLICA_HEADER.encode()].decode())
 
+    async def loads() -> dict[str, int]:
+        asked = {**scope, "method": "GET", "path": "/health"}
+        body = b"".join([message.get("body", b"") async for batch in answer_of(app, asked, b"") for message in batch])
+        return {name: replica["num_requests"] for name, replica in json.loads(body)["replicas"].items()}
+
     holder = await place()
-    replicas[holder]._app = waits  # type: ignore[assignment]
+    replicas[holder].app = waits  # type: ignore[assignment]
     waiting = [answer_of(app, dict(scope), body) for _ in range(2)]
     reading = [asyncio.create_task(anext(one)) for one in waiting]
-    while front._loads[holder] < 2:
+    while (await loads())[holder] < 2:
         await asyncio.sleep(0)
     assert await place() != holder
     for task, one in zip(reading, waiting, strict=True):
@@ -289,7 +293,7 @@ async def _overload() -> None:
         await asyncio.gather(task, return_exceptions=True)
         await one.aclose()
     await asyncio.wait_for(is_stopped.wait(), 10)
-    assert front._loads == {"one": 0, "two": 0}
+    assert await loads() == {"one": 0, "two": 0}
     assert plain_scope({**scope, "app": object()}) == scope
 
 

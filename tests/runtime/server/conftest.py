@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from radixlm.runtime.cache.cache_namespace import CacheNamespaces, ModelIdentity
-from radixlm.runtime.cache.cache_tree import CacheCleared, CachedRun, CacheTree
+from radixlm.runtime.cache.cache_tree import CacheCleared, CacheTree, TreeRun
 from radixlm.runtime.cache.cache_uses import CacheUse
 from radixlm.runtime.cache.prefix_match import MatchPolicy
 from radixlm.runtime.cache.why_not_more import WhyNotMore
@@ -42,8 +42,8 @@ WHY = WhyNotMore("retokenized", 2, (0, 1), (2,), True, cached_text="Hello wörld
 TREE = CacheTree(
     *(3, 70, 5, 2, 1),
     runs=(
-        CachedRun(None, 0, 48, 16, 3, 1, 12.3456, (0, 1), 2),
-        CachedRun(0, 48, 16, 0, 1, 0, 0.5, (1,), 0),
+        TreeRun(None, 0, 48, 16, 3, 1, 12.3456, (0, 1), 2),
+        TreeRun(0, 48, 16, 0, 1, 0, 0.5, (1,), 0),
     ),
     is_whole=False,
     is_counted=True,
