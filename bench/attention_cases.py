@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from radixlm.compile.kernels.attention import attention, slots_floats, units_ints
-from radixlm.compile.kernels.attention_shape import AttentionShape
-from radixlm.compile.kernels.attention_units import AttentionLimits, find_units
-from radixlm.compile.targets import Target
+from radixlm.compile.codegen.targets import Target
+from radixlm.compile.kernels.attention import attention, slots_floats
+from radixlm.compile.kernels.attention_rows import AttentionShape
+from radixlm.compile.kernels.attention_units import AttentionLimits, find_units, units_ints
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayout
 
 from .kernel_case import Case, Work

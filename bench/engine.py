@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
-from radixlm.compile.targets import find_target
+from radixlm.compile.codegen.targets import find_target
 from radixlm.runtime.artifact import Artifact
 
 from . import figures

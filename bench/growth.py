@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from radixlm.compile.targets import find_target
+from radixlm.compile.codegen.targets import find_target
 from radixlm.runtime.artifact import Artifact
 
 from .figures import STREAM_PROMPT, STREAM_TOKENS

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from radixlm.compile.targets import Target
+from radixlm.compile.codegen.targets import Target
 
 from .limits import Limits
 from .native import Native, Value

@@ -14,7 +14,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from radixlm.compile.targets import Target, find_target
+from radixlm.compile.codegen.targets import Target, find_target
 
 from .attention_cases import attention_cases
 from .kernel_case import Case, compile_cases, measure

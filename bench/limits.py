@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
-from radixlm.compile.kernels.builder import SIZE, Kernel, parallel, registers, serial
+from radixlm.compile.codegen.builder import SIZE, Kernel, parallel, registers, serial
+from radixlm.compile.codegen.targets import Target, find_target
+from radixlm.compile.codegen.vector import LANES, const, fma, lanes, splat
 from radixlm.compile.kernels.integer_dot import dot_of
-from radixlm.compile.kernels.vector import LANES, const, fma, lanes, splat
-from radixlm.compile.targets import Target, find_target
 from tvm.script.ir_builder import tirx as T
 
 from .native import Native, aligned, num_threads
@@ -115,7 +115,7 @@ def _accumulators(target: Target) -> int:
 
 def _integer_chains(target: Target, bits: int) -> int:
     """Independent sums of 16 outputs that fit the accumulators."""
-    return _accumulators(target) // dot_of(target.integer_dot, bits).num_pieces
+    return _accumulators(target) // dot_of(target.integer_dot, (1 << bits) - 1).num_pieces
 
 
 def _float_chains(target: Target) -> int:
@@ -144,7 +144,7 @@ def _read() -> Any:
 
 def _integer_dots(target: Target, bits: int) -> Any:
     """`(out, turns, parts)`: chains of the target's dot product for such weights, 16 outputs times 4 inputs."""
-    dot, chains = dot_of(target.integer_dot, bits), _integer_chains(target, bits)
+    dot, chains = dot_of(target.integer_dot, (1 << bits) - 1), _integer_chains(target, bits)
     with Kernel() as k:
         out, turns, parts = k.arguments(out="int32", turns=SIZE, parts=SIZE)
         with parallel(parts) as part:

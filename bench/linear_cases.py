@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from radixlm.compile.codegen.targets import Target
 from radixlm.compile.kernels.float_linear import float_linear
 from radixlm.compile.kernels.integer_linear import integer_linear
-from radixlm.compile.kernels.layout import ALIGNMENT, LinearSpec, packed_shape, round_up
+from radixlm.compile.kernels.linear import LinearSpec
 from radixlm.compile.kernels.quantized_rows import quantized_bytes
-from radixlm.compile.quantization import (
+from radixlm.compile.weights.layout import ALIGNMENT, round_up
+from radixlm.compile.weights.packing import packed_shape
+from radixlm.compile.weights.quantization import (
     BF16,
     F16,
     F32,
@@ -25,7 +28,6 @@ from radixlm.compile.quantization import (
     Q8_MINIMUM,
     WeightKind,
 )
-from radixlm.compile.targets import Target
 
 from .kernel_case import Case, Work
 from .native import aligned

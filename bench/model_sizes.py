@@ -16,7 +16,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from radixlm.compile.targets import find_target
+from radixlm.compile.codegen.targets import find_target
 from radixlm.runtime.artifact import Artifact
 
 from .limits import LimitsMeter

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import tvm_ffi
-from radixlm.compile.kernels.layout import ALIGNMENT
-from radixlm.compile.targets import Target
-from radixlm.compile.tvm_build import build_library
+from radixlm.compile.codegen.library import build_library
+from radixlm.compile.codegen.targets import Target
+from radixlm.compile.weights.layout import ALIGNMENT
 from radixlm.runtime.artifact.cpu import default_num_threads
 from tvm.ir import Call, GlobalVar
 from tvm.script.ir_builder import IRBuilder

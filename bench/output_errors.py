@@ -15,8 +15,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 from radixlm.compile import reference
-from radixlm.compile.quantization import requantize
 from radixlm.compile.sources import Source
+from radixlm.compile.weights.quantization import requantize
 
 Float32 = NDArray[np.float32]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from radixlm.compile.kernels.pages import copy_rows, move_pages
+from radixlm.compile.kernels.kv_pool import copy_rows, move_pages
 from radixlm.runtime.artifact.manifest import KVLayout
 
 from .kernel_case import Case, Work

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.compile import compile_model
+from radixlm.compile.codegen.targets import find_target
 from radixlm.compile.sources import default_model
-from radixlm.compile.targets import find_target
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.cpu import default_num_threads
 from radixlm.tokenizer_fix import TokenizerProfile

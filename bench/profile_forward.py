@@ -22,11 +22,11 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 from radixlm.compile import compile_model
+from radixlm.compile.codegen.builder import SIZE, Kernel
 from radixlm.compile.kernels.activation import ActivationSpec
-from radixlm.compile.kernels.builder import SIZE, Kernel
-from radixlm.compile.kernels.layout import LinearSpec
+from radixlm.compile.kernels.linear import LinearSpec
 from radixlm.compile.module import build_module
-from radixlm.compile.program import Place, Program
+from radixlm.compile.ops.program import Place, Program
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.model import model_runner

@@ -22,10 +22,10 @@ from typing import get_args
 from unittest.mock import patch
 
 import numpy as np
-from radixlm.compile import compile_model, compiler
-from radixlm.compile.layers import Linear
+from radixlm.compile import compile_model, stored_weights
 from radixlm.compile.models import llama
-from radixlm.compile.sources import Source, open_source
+from radixlm.compile.ops.layers import Linear
+from radixlm.compile.sources import open_source
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType
 from radixlm.runtime.model.batch import Batch
@@ -56,7 +56,7 @@ def main() -> None:
         embedding = source.read("model.embed_tokens.weight").dequantize()
         artifact = Path(directory) / "smollm2.radixlm"
         with (
-            patch.object(compiler, "_modes", lambda source, _: _modes(source, MATRICES[chosen])),
+            patch.object(stored_weights, "_mode", lambda name, *_: _mode(name, MATRICES[chosen])),
             patch.object(llama, "Linear", _eight_bit_linear) if options.eight_bits else nullcontext(),
         ):
             compile_model("smollm2", artifact, kv_dtype=options.kv_dtype)
@@ -87,8 +87,8 @@ def _goldens() -> ModuleType:
     return sys.modules["smollm2_kl"]
 
 
-def _modes(source: Source, as_f32: tuple[str, ...]) -> dict[str, str | None]:
-    return {name: "f32" if any(part in name for part in as_f32) else None for name in source.tensors()}
+def _mode(name: str, as_f32: tuple[str, ...]) -> str | None:
+    return "f32" if any(part in name for part in as_f32) else None
 
 
 def _eight_bit_linear(

@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from radixlm.compile import compile_model
-from radixlm.compile.compiler import Quantize
 from radixlm.compile.sources import open_source
+from radixlm.compile.stored_weights import Quantize
 from radixlm.runtime.artifact import Artifact
 
 from .evaluators import our_log_probs, peer_log_probs

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from radixlm.compile.codegen.targets import Target
 from radixlm.compile.kernels.activation import ActivationSpec, Function, activation, gather_rows
 from radixlm.compile.kernels.embedding import embedding
-from radixlm.compile.kernels.layout import packed_shape
 from radixlm.compile.kernels.quantized_rows import quantized_bytes
 from radixlm.compile.kernels.rope import rope_angles, rope_append
 from radixlm.compile.kernels.top_k import num_maxima, top_k
-from radixlm.compile.quantization import WeightKind
-from radixlm.compile.targets import Target
+from radixlm.compile.weights.packing import packed_shape
+from radixlm.compile.weights.quantization import WeightKind
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, TOP_LOGITS, KVDType, KVLayout
 
 from .kernel_case import Case, Work

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from radixlm.compile.compiler import Quantize
+    from radixlm.compile.stored_weights import Quantize
     from radixlm.runtime.artifact.manifest import KVDType
 
 

@@ -19,13 +19,13 @@ from tvm.ir import GlobalVar
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from .kernels.layout import ROW_BLOCK, round_up
-from .kernels.pages import KV_DTYPES, copy_rows, move_pages
+from .codegen.library import build_library
+from .codegen.targets import Target
+from .kernels.kv_pool import KV_DTYPES, copy_rows, move_pages
 from .kernels.top_k import num_maxima, top_k
-from .program import Argument, Input, Place, Program, Size, Stored
-from .targets import Target
-from .tvm_build import build_library
-from .weight_plan import WeightPlan
+from .ops.program import Argument, Input, Place, Program, Size, Stored
+from .weights.layout import ROW_BLOCK, round_up
+from .weights.plan import WeightPlan
 
 ENTRY_POINTS = ("forward", "forward_scored", "top_logits", "copy_pages", "read_pages", "write_pages")
 

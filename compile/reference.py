@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from radixlm.runtime.artifact.manifest import KVDType, ModelConfig
 
-from .rope_frequencies import rope_frequencies
+from .ops.rope_frequencies import rope_frequencies
 
 Array = npt.NDArray[np.floating[Any]]
 Float32Array = npt.NDArray[np.float32]

@@ -14,7 +14,7 @@ from radixlm.runtime.errors import VerificationFailed
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.model.model_runner import ModelRunner
 
-from .models import weight_shapes
+from .models.registry import weight_shapes
 from .reference import reference_logits
 
 NUM_TOKENS = 20  # two pages, the second partly filled

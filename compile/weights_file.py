@@ -11,7 +11,7 @@ import math
 import os
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +21,12 @@ import numpy.typing as npt
 from radixlm.runtime.artifact.cpu import default_num_threads
 from radixlm.runtime.artifact.manifest import TensorKindInfo
 
-from .kernels.layout import ALIGNMENT, ROW_BLOCK, pack, packed_shape, round_up
-from .quantization import Float32, Mode, Weight, WeightKind, requantize, rounding_error
-from .rope_frequencies import ROPE_FREQUENCIES, rope_frequencies
-from .sources import Source
-from .weight_plan import Array, Matrix, Vector, WeightPlan
+from .ops.rope_frequencies import ROPE_FREQUENCIES, rope_frequencies
+from .stored_weights import StoredWeights
+from .weights.layout import ALIGNMENT, ROW_BLOCK, round_up
+from .weights.packing import pack, packed_shape
+from .weights.plan import Array, Matrix, Vector, WeightPlan
+from .weights.quantization import Float32, WeightKind, rounding_error
 
 _STRIP_NUMBERS = 1 << 21  # numbers of a matrix that a worker has in memory at once
 _MAX_WORKERS = 8  # they bound the memory, with the strips
@@ -59,10 +60,10 @@ class _Written:
 
 
 class WeightsWriter:
-    """Writes what `plan` asks for, stored as `modes` says; `kind_infos` afterwards says what each kind cost."""
+    """Writes the weights that `plan` asks for; `kind_infos` afterwards says what each kind costs."""
 
-    def __init__(self, source: Source, plan: WeightPlan, modes: Mapping[str, Mode | None]) -> None:
-        self._source, self._plan, self._modes = source, plan, modes
+    def __init__(self, weights: StoredWeights, plan: WeightPlan) -> None:
+        self._weights, self._source, self._plan = weights, weights.source, plan
         self._totals: dict[WeightKind, _KindTotals] = defaultdict(_KindTotals)
         self._types: dict[WeightKind, set[str]] = defaultdict(set)
 
@@ -138,7 +139,7 @@ class WeightsWriter:
 
     def _write_strip(self, strip: _Strip, file: int, base: int) -> _Written:
         matrix = strip.matrix
-        weight = stored_weight(self._source, strip.name, self._modes[strip.name], strip.rows)
+        weight = self._weights.read(strip.name, strip.rows)
         error, energy = rounding_error(self._source.read_float32(strip.name, strip.rows), weight)
         packed = pack(weight)
         arrays: dict[Array, npt.NDArray[np.generic] | None] = {
@@ -169,9 +170,3 @@ def _write_all(file: int, data: bytes, offset: int) -> int:
         count = os.pwrite(file, view, offset)
         view, offset = view[count:], offset + count
     return len(data)
-
-
-def stored_weight(source: Source, name: str, mode: Mode | None, rows: slice | None = None) -> Weight:
-    """The numbers that an artifact holds: the source's own, or `mode`'s rounding of them."""
-    weight = source.read(name, rows)
-    return weight if mode is None else requantize(weight, mode)

@@ -1,8 +1,8 @@
 """The design's one-way rules, read from the imports themselves.
 
 cli -> {compile, runtime}; compile -> {a few modules of runtime, tokenizer_fix}; runtime -> tokenizer_fix; and inside
-runtime, the folders in order. What only type checkers read counts, too, and what an import imports. Only compile/
-imports tvm, only model_runner imports tvm_ffi.
+runtime and compile, the folders in order. What only type checkers read counts, too, and what an import imports. Only
+compile/ imports tvm, only model_runner imports tvm_ffi.
 """
 
 from __future__ import annotations
@@ -35,11 +35,14 @@ RUNTIME_ORDER = (
     *("errors", "artifact", "model", "chat", "kv_log", "cache", "store"),
     *("prefix", "pruning", "engine", "server", "replicas"),
 )
+# The folders of compile/, in the same way: functions for a CPU, numbers of weights, kernels, operations on rows, model
+# families, file formats. The modules beside them, from `compiler` to `verification`, stand above all.
+COMPILE_ORDER = ("codegen", "weights", "kernels", "ops", "models", "sources")
 MAX_MODULES = 22  # of one folder
 # What does not keep the rules yet, and fails its test as soon as it does.
 NOT_YET = {
     *("runtime/prefix/disk_tier.py", "runtime/prefix/disk_turns.py", "runtime/prefix/disk_writer.py"),
-    *("runtime/prefix/page_saver.py", "compile/kernels", "runtime/engine", "runtime/store"),
+    *("runtime/prefix/page_saver.py", "runtime/engine", "runtime/store"),
 }
 
 
@@ -99,7 +102,20 @@ def test_every_folder_of_the_runtime_has_its_place() -> None:
 def test_a_folder_of_the_runtime_imports_only_what_stands_below_it(path: Path) -> None:
     place = RUNTIME_ORDER.index(path.relative_to(ROOT / "runtime").parts[0])
     above = set(RUNTIME_ORDER[place + 1 :])
-    assert [name for name in _reached(path) if name.split(".")[0] in above] == []
+    assert [name for name in _reached(path, ROOT / "runtime") if name.split(".")[0] in above] == []
+
+
+def test_every_folder_of_the_compiler_has_its_place() -> None:
+    assert {path.name for path in (ROOT / "compile").iterdir() if any(path.glob("*.py"))} == set(COMPILE_ORDER)
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if p.parent != ROOT / "compile" and ROOT / "compile" in p.parents], ids=_name
+)
+def test_a_folder_of_the_compiler_imports_only_what_stands_below_it(path: Path) -> None:
+    place = COMPILE_ORDER.index(path.relative_to(ROOT / "compile").parts[0])
+    reached = {name.split(".")[0] for name in _reached(path, ROOT / "compile")}
+    assert reached <= set(COMPILE_ORDER[: place + 1])
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -131,11 +147,11 @@ def _all_behind(path: Path) -> frozenset[Path]:
     return frozenset(behind)
 
 
-def _reached(path: Path) -> Iterator[str]:
-    """The modules of runtime/ behind `path`, as names: "cache.page_pool"."""
+def _reached(path: Path, top: Path) -> Iterator[str]:
+    """The modules of the folder `top` behind `path`, as names: "cache.page_pool"."""
     for module in sorted(_all_behind(path)):
-        if ROOT / "runtime" in module.parents:
-            yield ".".join(module.relative_to(ROOT / "runtime").with_suffix("").parts)
+        if top in module.parents:
+            yield ".".join(module.relative_to(top).with_suffix("").parts)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=_name)

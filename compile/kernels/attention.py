@@ -1,23 +1,25 @@
 """Attention of each token over its sequence's pages: a tile of tokens at a time, or one span of a single token.
 
-A row (a query head of a token) adds up the same numbers in the same order in both, so a token's output is the same
+Both add up the same numbers of a row (a query head of a token) in the same order, so a token's output has the same
 bits in every batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from tvm.script.ir_builder import tirx as T
 
-from .attention_shape import AttentionShape
-from .attention_tile import attend_tile
-from .attention_token import attend_token, merge_token
-from .attention_units import AttentionLimits, AttentionUnits
-from .builder import SIZE, Kernel, Memory, bound, either, parallel, serial
-from .kv_sequences import KVSequences
-from .pages import KV_DTYPES, PagedPool
-from .query_rows import QueryRows
+from ..codegen.builder import SIZE, Kernel, Memory, bound, either, parallel, registers, serial
+from ..codegen.vector import LANES, Expr, lanes
+from .attention_rows import AttentionShape, QueryRows, RowState
+from .attention_steps import AttentionSteps, MicroTile
+from .attention_units import MAX_TILE, AttentionLimits, AttentionUnit, AttentionUnits
+from .kv_pool import KV_DTYPES, PagedPool
+from .kv_spans import SPAN, KVSequences, KVSpan, LoadedSpan, StoredSpan
 
 
 def attention(shape: AttentionShape, y_stride: int, limits: AttentionLimits) -> Any:
@@ -25,7 +27,7 @@ def attention(shape: AttentionShape, y_stride: int, limits: AttentionLimits) -> 
     table_stride) -> 0`.
 
     `q` float32 `[M, num_heads * head_dim]`, `y` `[M, y_stride]`; token m sees `kv_lengths[m]` rows of the pages in row
-    `row_of_token[m]` of `page_table` int32 `[B, table_stride]`. `units` are what `find_units` found for the same
+    `row_of_token[m]` of `page_table` int32 `[B, table_stride]`. `units` is what `find_units` wrote for the same
     tokens, `slots` is scratch of `slots_floats`. `normalizers` float32 `[M, num_heads, 2]` get what `attention_mass`
     needs.
     """
@@ -59,12 +61,12 @@ def attention(shape: AttentionShape, y_stride: int, limits: AttentionLimits) -> 
                     next_item = bound(T.min(item + 1, units.num_units * heads - 1))
                     next_unit = units.unit(next_item // heads)
                     after = sequences.span(next_unit.first, bound(next_item % heads), next_unit.first_span)
-                    attend_token(rows, sequences, unit, head, after, slots)
+                    _attend_token(rows, sequences, unit, head, after, slots)
                 with several:
-                    attend_tile(rows, sequences, unit, head)
+                    _attend_tile(rows, sequences, unit, head)
 
         def merge(item: Any) -> None:
-            merge_token(rows, *units.merge(item // heads), bound(item % heads), slots)
+            _merge_token(rows, *units.merge(item // heads), bound(item % heads), slots)
 
         with either(units.num_merges == 1) as (one, other):
             with one, serial(heads) as item:
@@ -75,12 +77,143 @@ def attention(shape: AttentionShape, y_stride: int, limits: AttentionLimits) -> 
 
 
 def slots_floats(shape: AttentionShape, limits: AttentionLimits) -> int:
-    """float32 of all slots: each holds a token's state after one span, of all heads."""
+    """How many float32 all slots take; each holds the state of one token's query heads after one span."""
     nothing = Memory(None)
     state = QueryRows(shape, nothing, nothing, 0, nothing).state(1, nothing)
     return limits.num_slots * shape.layout.num_kv_heads * state.floats
 
 
-def units_ints(limits: AttentionLimits) -> int:
-    """int32 of `units`."""
-    return AttentionUnits(Memory(None), limits).num_ints
+# A tile: each span is converted once for all of its tokens.
+
+
+def _attend_tile(rows: QueryRows, sequences: KVSequences, unit: AttentionUnit, head: Expr) -> None:
+    """Attend to all spans of the unit's tokens, which may see different numbers of rows; store their rows of `y`."""
+    shape = rows.shape
+    scratch = rows.scratch(MAX_TILE, LoadedSpan.floats(shape.layout))
+    loaded = LoadedSpan(shape.layout, scratch.memory, scratch.floats)
+    steps = AttentionSteps(shape, scratch)
+    longest = registers(1, "int64")
+    longest[0] = T.int64(0)
+    with serial(unit.num_tokens) as j:
+        longest[0] = T.max(longest[0], sequences.length(unit.first + j))
+    rows.load(scratch, unit.first, unit.num_tokens, head, MAX_TILE)
+    with serial((longest[0] + (SPAN - 1)) // SPAN) as span:
+        stored = sequences.span(unit.first, head, span)
+        num_pages = bound((T.min(T.int64(SPAN), longest[0] - span * SPAN) + (PAGE_SIZE - 1)) // PAGE_SIZE)
+
+        def weigh(tile: MicroTile) -> None:
+            steps.scores(tile, loaded)
+            steps.weigh(tile, loaded)
+
+        def seen(m: Expr) -> Expr:
+            return sequences.seen(m, span)
+
+        loaded.load_keys(stored, num_pages)
+        each_micro_tile(rows, unit, seen, weigh)
+        loaded.load_values(stored, num_pages, shape.n)
+        each_micro_tile(rows, unit, seen, lambda tile: steps.join(tile, loaded))
+    rows.store(scratch, unit.first, unit.num_tokens, head, MAX_TILE)
+
+
+def each_micro_tile(
+    rows: QueryRows, unit: AttentionUnit, sees: Callable[[Expr], Expr], emit: Callable[[MicroTile], None]
+) -> None:
+    """Call `emit` for the unit's whole micro-tiles, then for the tokens that are left, one by one.
+
+    `sees(m)` is how many keys token m sees.
+    """
+    tokens = rows.shape.tokens
+
+    def part(index: Expr, start: Expr, size: int) -> None:
+        micro = bound(index * rows.num_micros(MAX_TILE))
+        with serial(unit.num_tokens // tokens) as i:
+            row = bound(rows.first_row(start, size, i * tokens, MAX_TILE))
+            seen = [bound(sees(unit.first + i * tokens + j)) for j in range(tokens)]
+            emit(MicroTile(bound(micro + i), row, size, seen))
+        if tokens > 1:
+            with serial(unit.num_tokens % tokens) as i:
+                token = bound(unit.num_tokens // tokens * tokens + i)
+                row = bound(rows.first_row(start, size, token, MAX_TILE))
+                seen = [bound(sees(unit.first + token))]
+                emit(MicroTile(bound(micro + unit.num_tokens // tokens + i), row, size, seen))
+
+    rows.shape.heads.each(part)
+
+
+# A single token: all its spans on one thread, or span by span on several threads, then merged.
+
+
+def _attend_token(
+    rows: QueryRows, sequences: KVSequences, unit: AttentionUnit, head: Expr, after: StoredSpan, slots: Memory
+) -> None:
+    """Attend to one span and store its state in a slot, or to all and store the token's row of `y`.
+
+    `after` is what the same thread reads next.
+    """
+    shape, layout = rows.shape, rows.shape.layout
+    scratch = rows.scratch(1, 0 if shape.converts_fast else LoadedSpan.floats(layout))
+    steps, loaded = AttentionSteps(shape, scratch), LoadedSpan(layout, scratch.memory, scratch.floats)
+    rows.load(scratch, unit.first, 1, head, 1)
+    num_spans = bound(T.Select(unit.is_whole, sequences.num_spans(unit.first), T.int64(1)))
+    with serial(num_spans) as i:
+        span = bound(unit.first_span + i)
+        stored = sequences.span(unit.first, head, span)
+        soon = replace(stored, following=_either_span(i + 1 < num_spans, stored.next(), after))
+        seen = bound(sequences.seen(unit.first, span))
+        num_pages = bound((seen + (PAGE_SIZE - 1)) // PAGE_SIZE)
+        kv: KVSpan = soon if shape.converts_fast else loaded
+
+        def weigh(part: Expr, start: Expr, size: int) -> None:
+            tile = MicroTile(part, start, size, [seen])
+            steps.scores(tile, kv)
+            steps.weigh(tile, kv)
+
+        def join(part: Expr, start: Expr, size: int) -> None:
+            steps.join(MicroTile(part, start, size, [seen]), kv)
+
+        if kv is loaded:
+            loaded.load_keys(stored, num_pages)
+        shape.heads.each(weigh)
+        if kv is loaded:
+            loaded.load_values(stored, num_pages, shape.n)
+        shape.heads.each(join)
+    with either(unit.is_whole) as (whole, split):
+        with whole:
+            rows.store(scratch, unit.first, 1, head, 1)
+        with split:
+            state, slot = scratch.state, _slot_state(rows, slots, unit.slot, head)
+            n = LANES if state.floats % LANES == 0 else 1
+            with serial(state.floats // n) as i:
+                slots[lanes(slot.base + i * n, n)] = state.memory[lanes(i * n, n)]
+
+
+def _merge_token(rows: QueryRows, m: Expr, num_spans: Expr, first_slot: Expr, head: Expr, slots: Memory) -> None:
+    """Join the spans of token m, which are in slots, and store its row of `y`."""
+    shape, scratch = rows.shape, rows.scratch(1)
+    steps, n = AttentionSteps(shape, scratch), shape.n
+    rows.load(scratch, m, 1, head, 1)
+    with serial(num_spans) as span:
+        slot = _slot_state(rows, slots, first_slot + span, head)
+
+        def part(index: Expr, start: Expr, size: int) -> None:
+            factors = steps.factors(index, slots[lanes(slot.maxima(index))])
+            for r in range(size):
+                row = bound(start + r)
+                with serial(shape.layout.head_dim // n) as i:
+                    outputs = slots[lanes(slot.output(row) + i * n, n)]
+                    steps.add(scratch.state.output(row) + i * n, outputs, factors, r, n)
+                steps.add(scratch.state.sums(row), slots[lanes(slot.sums(row))], factors, r, LANES)
+
+        shape.heads.each(part)
+    rows.store(scratch, m, 1, head, 1)
+
+
+def _slot_state(rows: QueryRows, slots: Memory, slot: Expr, head: Expr) -> RowState:
+    """The state in a slot: one token's query heads of one KV head, after one span."""
+    state = rows.state(1, slots)
+    return replace(state, base=bound((slot * rows.shape.layout.num_kv_heads + head) * state.floats))
+
+
+def _either_span(condition: Expr, a: StoredSpan, b: StoredSpan) -> StoredSpan:
+    names = ("first", "last", "head")
+    return replace(a, **{name: bound(T.Select(condition, getattr(a, name), getattr(b, name))) for name in names})

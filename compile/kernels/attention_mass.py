@@ -1,8 +1,8 @@
 """How much weight attention puts on each KV row of the pool, added up over the rows (query heads of tokens) of a step.
 
-A second look at the scores, after `attention.py` has found each row's normalizers. Sequences of a step may share pages:
-every page belongs to one of a few shards, and one thread adds up all of a shard, unit by unit in the order of tokens,
-so that sums are the same whatever the number of threads.
+Scores are computed a second time, after `attention.py` has found each row's normalizers. Sequences of a step may share
+pages. So every page belongs to one of a few shards, and one thread adds up all of a shard, unit by unit in the order of
+tokens: sums are the same whatever the number of threads.
 """
 
 from __future__ import annotations
@@ -13,18 +13,14 @@ from typing import Any
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from tvm.script.ir_builder import tirx as T
 
-from .attention_shape import AttentionShape
-from .attention_steps import AttentionSteps, MicroTile
-from .attention_tile import each_micro_tile
+from ..codegen.builder import SIZE, Kernel, Memory, bound, parallel, registers, serial, when
+from ..codegen.vector import LANES, Expr, const, lanes, splat
+from .attention import each_micro_tile
+from .attention_rows import AttentionShape, QueryRows
+from .attention_steps import AttentionSteps, MicroTile, exp2
 from .attention_units import MAX_TILE, AttentionLimits, AttentionUnit, AttentionUnits
-from .builder import SIZE, Kernel, Memory, bound, parallel, registers, serial, when
-from .kv_sequences import KVSequences
-from .kv_span import BLOCK_PAGES, SPAN_PAGES
-from .loaded_span import LoadedSpan
-from .pages import KV_DTYPES, PagedPool
-from .query_rows import QueryRows
-from .softmax import exp2
-from .vector import LANES, Expr, const, lanes, splat
+from .kv_pool import KV_DTYPES, PagedPool
+from .kv_spans import BLOCK_PAGES, SPAN_PAGES, KVSequences, LoadedSpan
 
 _SHARDS = 4  # of the pages, by their ids; a power of two
 
@@ -33,9 +29,9 @@ def attention_mass(shape: AttentionShape, limits: AttentionLimits) -> Any:
     """A PrimFunc `(q, pool, page_table, row_of_token, kv_lengths, units, normalizers, mass, layer, num_pages,
     table_stride) -> 0`.
 
-    All but `mass` are what `attention` got, or left. To `mass` float32 `[layers, kv_heads, num_pages, PAGE_SIZE]` it
-    adds, for each KV row of the layer, the softmax weights that the step's tokens and the query heads of the KV head's
-    group have on it. What nobody sees keeps its bits.
+    All but `mass` are the arguments and results of `attention`. For each KV row of the layer, it adds to `mass` float32
+    `[layers, kv_heads, num_pages, PAGE_SIZE]` the softmax weights that the step's tokens and the query heads of the KV
+    head's group have on it. Rows that no token sees keep their bits.
     """
     layout = shape.layout
     with Kernel() as k:
@@ -68,8 +64,8 @@ def attention_mass(shape: AttentionShape, limits: AttentionLimits) -> Any:
 
 
 def keep_queries(width: int, max_num_tokens: int) -> Any:
-    """A PrimFunc `(q, queries, layer, num_rows) -> 0`: `q` `[M, width]` to its layer of `queries` `[layers,
-    max_num_tokens, width]`, float32, for whoever wants to know which keys the step would look for."""
+    """A PrimFunc `(q, queries, layer, num_rows) -> 0`: copy `q` `[M, width]` to its layer of `queries` `[layers,
+    max_num_tokens, width]`, float32, so that the caller can rank keys by them."""
     with Kernel() as k:
         q, queries, layer, num_rows = k.arguments(q="float32", queries="float32", layer=SIZE, num_rows=SIZE)
         with serial(num_rows * width) as i:
@@ -78,7 +74,7 @@ def keep_queries(width: int, max_num_tokens: int) -> Any:
 
 
 class _UnitMass:
-    """Adds the weights of a unit's rows to `mass`, whose pages of this layer and head begin at page `first_page`."""
+    """Adds the weights of a unit's rows to `mass`; the pages of this layer and head begin at page `first_page`."""
 
     def __init__(self, rows: QueryRows, sequences: KVSequences, head: Expr, mass: Memory, first_page: Expr) -> None:
         layout, span_floats = rows.shape.layout, LoadedSpan.floats(rows.shape.layout)
@@ -91,7 +87,7 @@ class _UnitMass:
         self.pages = registers(2 * BLOCK_PAGES, "int64")  # those that are loaded, and the first key of each
 
     def add(self, unit: AttentionUnit, shard: Expr) -> None:
-        """Of the pages that are in a shard: a few at once, what is left one by one."""
+        """Add the weights on those pages that are in a shard: a few pages at once, what is left one by one."""
         sequences, counters = self.sequences, registers(2, "int64")
         longest, num_loaded = range(2)
         counters[longest] = counters[num_loaded] = T.int64(0)
@@ -116,7 +112,7 @@ class _UnitMass:
             self._add_pages(unit, [i])
 
     def _add_pages(self, unit: AttentionUnit, pages: Sequence[Expr]) -> None:
-        """The weights on loaded pages."""
+        """Add the weights on loaded pages."""
         totals = registers(len(pages) * LANES, "float32")
         for k in range(len(pages)):
             totals[lanes(k * LANES)] = const(0)
@@ -126,7 +122,7 @@ class _UnitMass:
             self.mass[where] = self.mass[where] + totals[lanes(k * LANES)]
 
     def _add_tile(self, tile: MicroTile, pages: Sequence[Expr], totals: Memory) -> None:
-        """Of a few rows, whose `seen` is all that they see of their sequence; keys beyond that may be NaN."""
+        """Add the weights of a few rows; their `seen` counts from the sequence's start, and keys beyond may be NaN."""
         scratch, memory, has_fma = self.scratch, self.scratch.memory, self.rows.shape.has_fma
         if len(pages) == 1:
             self.steps.scores_of(tile, [self.loaded.page(pages[0])], 0)

@@ -1,7 +1,7 @@
 """Attention of a micro-tile of rows to one span of KV, all sums in registers: scores, weights, weighted values.
 
-A row's result depends on the row and the span alone: each score adds along the head's elements, each output along the
-span's tokens, one after another, whatever rows are computed beside it. Spans join in order, by the rescaling of flash
+A row's result depends on the row and the span alone, whatever rows are computed beside it: a score adds along the
+head's elements, an output along the span's tokens, one after another. Spans join in order, by the rescaling of flash
 attention (Dao et al., 2022).
 """
 
@@ -15,20 +15,22 @@ from typing import Any
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from tvm.script.ir_builder import tirx as T
 
-from .attention_scratch import RowScratch
-from .attention_shape import AttentionShape
-from .builder import Memory, bound, registers, serial, when
-from .kv_span import BLOCK_PAGES, SPAN, KVPage, KVSpan
-from .lane_reductions import max_of_lanes
-from .softmax import LOWEST, exp2
-from .vector import LANES, Expr, const, fma, lanes, splat
+from ..codegen.builder import Memory, bound, registers, serial, when
+from ..codegen.lane_reductions import max_of_lanes
+from ..codegen.vector import LANES, Expr, const, fma, lanes, splat
+from .attention_rows import LOWEST, AttentionShape, RowScratch
+from .kv_spans import BLOCK_PAGES, SPAN, KVPage, KVSpan
+
+_ROUNDING = 1.5 * 2**23  # a float32 plus this is an integer plus this, which the low bits of its encoding hold
+# 2**r - 1 over r for |r| <= 1/2, largest relative error of 2**r 9e-8 (a least squares fit, reweighted until flat)
+_POWERS = (0.6931470036506653, 0.24022242426872253, 0.05550733581185341, 0.009671512991189957, 0.001326472731307149)
 
 
 @dataclass(frozen=True)
 class MicroTile:
     """Rows `[first, first + heads * len(seen))`: `heads` query heads of each of a few tokens.
 
-    `seen[j]` is how many tokens of the span token j sees, 0 to SPAN; `index` counts the micro-tiles.
+    `seen[j]` is how many of the span's tokens token j sees, 0 to SPAN. `index` counts the micro-tiles.
     """
 
     index: Expr
@@ -46,14 +48,14 @@ class MicroTile:
 
 
 class AttentionSteps:
-    """Emits the steps; `scratch` holds the queries, times the scale of scores over ln 2."""
+    """Emits the steps; `scratch` holds the queries times the scale of scores over ln 2."""
 
     def __init__(self, shape: AttentionShape, scratch: RowScratch) -> None:
         self.shape, self.scratch, self.memory, self.has_fma = shape, scratch, scratch.memory, shape.has_fma
         self.head_dim, self.n, self.has_scales = shape.layout.head_dim, shape.n, shape.layout.has_scales
 
     def scores(self, tile: MicroTile, kv: KVSpan) -> None:
-        """Products of queries and keys, for whole pages, as far as any row sees."""
+        """Multiply queries and keys, in whole pages, as far as any row sees."""
         pages = bound((reduce(T.max, tile.seen) + (PAGE_SIZE - 1)) // PAGE_SIZE)
         if len(tile.seen) == 1:  # too few chains of additions in one page: rather compute the last page again
             with serial((pages + (BLOCK_PAGES - 1)) // BLOCK_PAGES) as block:
@@ -74,7 +76,7 @@ class AttentionSteps:
         self.shape.chunks(tile.num_rows, BLOCK_PAGES).each(part)
 
     def scores_of(self, tile: MicroTile, pages: Sequence[KVPage], first_page: Expr) -> None:
-        """Products of queries and the keys of whole pages, which are the span's from `first_page` on."""
+        """Multiply queries and the keys of `pages`, which are the span's from `first_page` on."""
         acc = [registers(len(pages) * LANES, "float32") for _ in range(tile.num_rows)]
         queries = bound(self.scratch.query(tile.first))
         for sums in acc:
@@ -98,13 +100,13 @@ class AttentionSteps:
                 self.memory[self._weights(tile, r, first_page + i)] = score * scales[i] if scales else score
 
     def _weights(self, tile: MicroTile, r: int, p: Expr) -> Expr:
-        """The weights of a page's tokens."""
+        """Index of the weights of a page's tokens."""
         return lanes(self.scratch.weights(tile.first + r) + p * PAGE_SIZE)
 
     def weigh(self, tile: MicroTile, kv: KVSpan) -> None:
-        """Scores to 2 ** (score - the row's maximum), in place; what a row does not see weighs 0, to a page's end.
+        """Turn scores into weights `2 ** (score - the row's maximum)`, in place; unseen tokens of a page weigh 0.
 
-        Of int8 the weights are then multiplied by the scales of the values; their sums are not.
+        In an int8 pool the weights are then multiplied by the scales of the values; their sums are not.
         """
         for token in range(len(tile.seen)):
             self._weigh_token(tile, token, kv)
@@ -155,7 +157,7 @@ class AttentionSteps:
             self.memory[lanes(self.scratch.span_sums(tile.first + r))] = vectors[lanes(i * LANES)]
 
     def join(self, tile: MicroTile, kv: KVSpan) -> None:
-        """Weigh the values, and take the span into the state."""
+        """Add up the weighted values, and join the span to the state."""
         state = self.scratch.state
         factors = self.factors(tile.index, self.memory[lanes(self.scratch.span_maxima(tile.index))])
 
@@ -178,7 +180,7 @@ class AttentionSteps:
         self._each_row_that_sees(tile, sums)
 
     def factors(self, micro: Expr, span_maxima: Expr) -> Memory:
-        """What the state's outputs are multiplied by, of 16 rows, and what a span's; the state gets the new maxima."""
+        """The factors of the state's and of the span's outputs, 16 rows each; the state gets the new maxima."""
         where = bound(self.scratch.state.maxima(micro))
         old, new = bound(self.memory[lanes(where)]), bound(span_maxima)
         largest = bound(T.max(old, new))
@@ -189,12 +191,12 @@ class AttentionSteps:
         return factors
 
     def add(self, where: Expr, span: Expr, factors: Memory, r: int, n: int) -> None:
-        """Take `n` lanes of a span's result into the state, at index `where`."""
+        """Add `n` lanes of a span's result to the state, at index `where`."""
         added = span * splat(factors[LANES + r], n)
         self.memory[lanes(where, n)] = fma(self.memory[lanes(where, n)], splat(factors[r], n), added, self.has_fma, n)
 
     def _each_row_that_sees(self, tile: MicroTile, emit: Any) -> None:
-        """A token that sees nothing of the span leaves its rows as they are: even adding 0 would turn -0 into 0."""
+        """Skip tokens that see nothing of the span: even adding 0 would turn -0 into 0."""
         for token, seen in enumerate(tile.seen):
             if len(tile.seen) == 1:
                 for r in tile.rows_of(token):
@@ -207,7 +209,7 @@ class AttentionSteps:
     def _values_of(self, tile: MicroTile, kv: KVSpan, start: Expr, size: int) -> list[Memory]:
         """Vectors `[start, start + size)` of the weighted sums.
 
-        What a row does not see is left out, not weighed with 0: it may be a NaN.
+        Unseen values are left out, not multiplied by 0, because they may be NaN.
         """
         n = self.n
         acc = [registers(size * n, "float32") for _ in range(tile.num_rows)]
@@ -244,3 +246,20 @@ class AttentionSteps:
                 p = bound((common + i) // PAGE_SIZE)
                 token(kv.page(p), p, (common + i) % PAGE_SIZE, True)
         return acc
+
+
+def exp2(x: Expr, has_fma: bool) -> Expr:
+    """2 to the power of each of 16 lanes, none of them above 0, to 2e-7 relative.
+
+    0 gives exactly 1, NaN gives NaN, and what is below -126 counts as -126.
+    """
+    x = bound(T.Select(x < const(-126.0), const(-126.0), x))  # T.max would take -126 for NaN: a NaN would not show
+    memory = registers(LANES, "float32")  # because TVM takes x + c - c for x, if it sees both at once
+    memory[lanes(0)] = x + const(_ROUNDING)
+    rounded = memory[lanes(0)]
+    r = x - (rounded - const(_ROUNDING))
+    p = const(_POWERS[-1])
+    for c in (*_POWERS[-2::-1], 1.0):
+        p = fma(p, r, const(c), has_fma)
+    exponent = T.shift_left(T.reinterpret("int32x16", rounded), splat(T.int32(23)))
+    return T.reinterpret("float32x16", T.reinterpret("int32x16", p) + exponent)

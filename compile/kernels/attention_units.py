@@ -1,7 +1,7 @@
 """What one thread does at a time in attention: a tile of a sequence's tokens, or one span of a single token.
 
-Found once in a forward, from the rows that tokens belong to and the lengths that they see. How tokens are tiled and
-spans are split decides which thread computes what, and changes no bit of a result.
+The units are found once in a forward, from the rows that tokens belong to and the lengths that they see. They decide
+which thread computes what, and change no bit of a result.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from .builder import SIZE, Kernel, Memory, bound, either, registers, serial
-from .kv_span import SPAN
-from .vector import Expr
+from ..codegen.builder import SIZE, Kernel, Memory, bound, either, registers, serial
+from ..codegen.vector import Expr
+from .kv_spans import SPAN
 
 MAX_TILE = 32  # tokens
 SINGLE_TOKENS = 8  # up to so many tokens in a step are units of their own
@@ -25,25 +25,25 @@ _HEADER, _UNIT, _MERGE = 2, 4, 3  # numbers of each
 
 @dataclass(frozen=True)
 class AttentionLimits:
-    """The largest step, and slots for the results of single spans: for all spans of a few tokens of a full context."""
+    """The largest step, and the slots for results of single spans: enough for a few tokens of a full context."""
 
     num_tokens: int
     context_length: int
 
     @property
     def num_slots(self) -> int:
-        """How many results of one span of one token are kept at a time."""
+        """How many results of one token after one span are kept at a time."""
         return SINGLE_TOKENS * -(-self.context_length // SPAN)
 
     @property
     def num_units(self) -> int:
-        """At the most: the tokens, and a span for each slot."""
+        """The most units of a step: one for each token, and one for each slot."""
         return self.num_tokens + self.num_slots
 
 
 @dataclass(frozen=True)
 class AttentionUnit:
-    """`num_tokens` from `first` on; of a single token perhaps one span alone, whose result goes to a slot."""
+    """The tokens `[first, first + num_tokens)`; a single token may be cut into spans, whose results go to slots."""
 
     first: Expr
     num_tokens: Expr
@@ -52,75 +52,78 @@ class AttentionUnit:
 
     @property
     def is_whole(self) -> Expr:
-        """Whether it is all of the spans."""
+        """Whether the unit is all spans of its tokens."""
         return self.span < 0
 
     @property
     def first_span(self) -> Expr:
-        """The one span, or the first of all."""
+        """The unit's one span, or 0 for all."""
         return T.max(self.span, T.int64(0))
 
 
 @dataclass(frozen=True)
 class AttentionUnits:
-    """int32: how many units and merges there are; the units, as `AttentionUnit`; the order in which units are worked
-    on; the merges, each a token, how many spans it was split into and the first of its slots."""
+    """The units of a step, int32.
+
+    In memory: how many units and merges there are, the units as `AttentionUnit`, the order of work, and the merges.
+    A merge is a token, the number of spans that it was split into, and the first of its slots.
+    """
 
     memory: Memory
     limits: AttentionLimits
 
     @property
     def num_ints(self) -> int:
-        """int32 that it takes."""
+        """How many int32 it takes."""
         return int(self._merge(self.limits.num_tokens))
 
     @property
     def num_units(self) -> Expr:
-        """How many there are in this step."""
+        """How many units this step has."""
         return T.Cast("int64", self.memory[0])
 
     @property
     def num_merges(self) -> Expr:
-        """How many tokens of this step were split."""
+        """How many tokens of this step are split into spans."""
         return T.Cast("int64", self.memory[1])
 
     def unit(self, i: Expr) -> AttentionUnit:
-        """The i-th in the order of work."""
+        """The i-th unit in the order of work."""
         return self.found(self.memory[self._order(i)])
 
     def found(self, i: Expr) -> AttentionUnit:
-        """The i-th in the order of tokens."""
+        """The i-th unit in the order of tokens."""
         start = bound(self._unit(i))
         return AttentionUnit(*(bound(T.Cast("int64", self.memory[start + j])) for j in range(_UNIT)))
 
     def merge(self, i: Expr) -> tuple[Expr, Expr, Expr]:
-        """Token, number of spans and first slot."""
+        """Token, number of spans and first slot of the i-th merge."""
         start = self._merge(i)
         token, num_spans, slot = (bound(T.Cast("int64", self.memory[start + j])) for j in range(_MERGE))
         return token, num_spans, slot
 
     def write(self, start: Expr, *values: Expr) -> None:
-        """Numbers from index `start` on."""
+        """Write numbers from index `start` on."""
         for i, value in enumerate(values):
             self.memory[start + i] = T.Cast("int32", value)
 
     def write_unit(self, i: Expr, unit: AttentionUnit) -> None:
-        """The i-th that is found."""
+        """Write the i-th unit."""
         self.write(bound(self._unit(i)), unit.first, unit.num_tokens, unit.span, unit.slot)
 
     def write_num_tokens(self, i: Expr, num_tokens: Expr) -> None:
-        """Lengthen the i-th that was found."""
+        """Replace the number of tokens of the i-th unit."""
         self.write(self._unit(i) + 1, num_tokens)
 
     def write_merge(self, i: Expr, token: Expr, num_spans: Expr, slot: Expr) -> None:
-        """The i-th merge."""
+        """Write the i-th merge."""
         self.write(bound(self._merge(i)), token, num_spans, slot)
 
     def write_order(self, num_units: Expr, cost: Callable[[Expr], Expr]) -> None:
-        """An order in which every run of neighbours costs about as much as it is long, for threads take such runs.
+        """Write an order in which every run of neighbours costs about as much as it is long: a thread takes such a run.
 
-        From both ends, because later tiles of a prompt cost more: each time the one after which the costs so far are
-        closer to their share.
+        Later tiles of a prompt cost more, so units are taken from both ends: each time the one that brings the costs so
+        far closer to their share.
         """
         state = registers(4, "int64")
         low, high, so_far, total = range(4)
@@ -148,10 +151,16 @@ class AttentionUnits:
         return _HEADER + self.limits.num_units * (_UNIT + 1) + i * _MERGE
 
 
+def units_ints(limits: AttentionLimits) -> int:
+    """How many int32 `find_units` writes at the most."""
+    return AttentionUnits(Memory(None), limits).num_ints
+
+
 def find_units(limits: AttentionLimits, micro_tokens: int) -> Any:
     """A PrimFunc `(row_of_token, kv_lengths, units, num_rows) -> 0`, where `units` has room for `num_ints`.
 
-    Tiles are of tokens that follow each other in one row, a multiple of `micro_tokens` but for the last of a row.
+    A tile is of tokens that follow each other in one row. Their number is a multiple of `micro_tokens`, except for the
+    last tile of a row.
     """
     with Kernel() as k:
         row_of_token, kv_lengths, memory, num_rows = k.arguments(
@@ -167,7 +176,7 @@ def find_units(limits: AttentionLimits, micro_tokens: int) -> Any:
             return (T.Cast("int64", kv_lengths[m]) + (SPAN - 1)) // SPAN
 
         def cost(i: Expr) -> Expr:
-            """Of the i-th unit: products of queries and keys. A single token's take twice as long."""
+            """The i-th unit's products of queries and keys; those of a single token take twice as long."""
             first, num_tokens, span = (bound(T.Cast("int64", memory[units._unit(i) + j])) for j in range(3))
             length = T.Cast("int64", kv_lengths[first + num_tokens - 1])
             seen = T.Select(span < 0, length, T.int64(SPAN))

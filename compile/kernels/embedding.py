@@ -6,12 +6,13 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from ..quantization import WeightKind
-from .builder import SIZE, Kernel, Memory, for_each_row, serial
+from ..codegen.builder import SIZE, Kernel, Memory, for_each_row, serial
+from ..codegen.vector import Expr, lanes, splat, storage_type, to_f32, vector_type
+from ..weights.codes import CODES
+from ..weights.layout import GROUP, ROW_BLOCK
+from ..weights.packing import padded_inputs
+from ..weights.quantization import WeightKind
 from .float_linear import DTYPES
-from .integer_dot import CHUNK
-from .layout import GROUP, ROW_BLOCK, padded_inputs
-from .vector import Expr, lanes, splat, storage_type, to_f32, vector_type
 
 _NEIGHBOURS = 4  # inputs of a token that lie side by side
 
@@ -68,14 +69,9 @@ def _dequantized(
     inputs: int,
     n: int,
 ) -> Expr:
-    """Elements `i..i+n` of the row `lane` of a block (see `layout.py`): one, or all of a chunk."""
+    """Elements `[i, i + n)` of row `lane` of a block: one, or all of a chunk."""
     group, chunk, byte = block * (inputs // GROUP) + i // GROUP, i % GROUP // 4, lane * 4 + i % 4
-    integers = vector_type("int32", n)
-    if kind.name == "q4":
-        packed = T.Cast(integers, codes[lanes((group * 4 + chunk // 2) * CHUNK + byte, n)])
-        code = T.bitwise_and(T.shift_right(packed, splat(T.Cast("int32", chunk % 2 * 4), n)), splat(T.int32(15), n))
-    else:
-        code = T.Cast(integers, codes[lanes((group * 8 + chunk) * CHUNK + byte, n)])
+    code = CODES[kind.name].some(codes, group, chunk, byte, n)
     where = (block * (inputs // kind.group) + i // kind.group) * ROW_BLOCK + lane
     value = T.Cast(vector_type("float32", n), code - splat(T.int32(kind.zero), n))
     value = value * splat(to_f32(scales[where], "float16", 1), n)

@@ -11,11 +11,11 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from ..targets import IntegerDot, Target
-from .builder import SIZE, Kernel, Memory, parallel, prefetch, registers, serial, when
-from .layout import ROW_BLOCK, LinearSpec
-from .spans import Slabs, Spans, finish
-from .vector import Expr, const, fma, lanes, splat, storage_type, to_f32
+from ..codegen.builder import SIZE, Kernel, Memory, parallel, prefetch, registers, serial, when
+from ..codegen.targets import IntegerDot, Target
+from ..codegen.vector import Expr, const, fma, lanes, splat, storage_type, to_f32
+from ..weights.layout import ROW_BLOCK
+from .linear import LinearSpec, Slabs, Spans, finish
 
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 # Rows and blocks of a register tile: as many accumulators as leave room for weights, in 32 registers of 16 lanes,

@@ -1,7 +1,8 @@
 """Products of 8-bit integers, added in groups of four: `acc[n] += sum_b w[4n + b] * x[b]` for 16 outputs n.
 
 The one place that knows instruction sets. Every variant computes the same integers exactly. Weights are unsigned
-(0..255, or 0..15 in 4 bits), activations signed (-127..127, and the low bytes of wide ones -128..127).
+(0..255, or up to the largest code of their format), activations signed (-127..127, and the low bytes of wide ones
+-128..127).
 
 Where the target has no instruction for it, 8-bit weights are widened first, for vpmaddubsw adds two products into 16
 bits: 2 * 255 * 127 > 2**15. In 4 bits the products of a whole group fit: 32 / 2 * 15 * 128 = 30,720 < 2**15.
@@ -15,11 +16,11 @@ from typing import Literal
 import tvm
 from tvm.script import tirx as T
 
-from ..targets import IntegerDot
-from .vector import LANES, Expr, lanes, splat, vector_type
+from ..codegen.targets import IntegerDot
+from ..codegen.vector import LANES, Expr, splat, vector_type
+from ..weights.layout import CHUNK, GROUP
 
-CHUNK = 64  # bytes of weights for 16 outputs and 4 inputs
-# pairs512, pairs256: an accumulator holds two int16 for an output, of products with 4-bit weights
+# pairs512, pairs256: an accumulator holds two int16 for an output, of products with weights of a few bits
 Instruction = IntegerDot | Literal["pairs512", "pairs256"]
 
 
@@ -33,7 +34,7 @@ class Dot:
 
     @property
     def in_pairs(self) -> bool:
-        """Whether accumulators are int16, two for an output: room for one group, and not for more bits."""
+        """Whether accumulators are int16, two for an output: room for one group of small codes."""
         return self.instruction in ("pairs512", "pairs256")
 
     @property
@@ -100,28 +101,17 @@ def _portable(acc: Expr, weights: Expr, x: Expr) -> Expr:
     return acc
 
 
-def dot_of(instruction: IntegerDot, bits: int) -> Dot:
-    """How a target multiplies weights of so many bits."""
-    return _DOTS_OF_4_BITS.get(instruction, DOTS[instruction]) if bits == 4 else DOTS[instruction]
+def dot_of(instruction: IntegerDot, max_code: int) -> Dot:
+    """How a target multiplies weights whose codes are 0 to `max_code`."""
+    fits_pairs = GROUP // 2 * max_code * 128 < 1 << 15
+    return _PAIRS.get(instruction, _DOTS[instruction]) if fits_pairs else _DOTS[instruction]
 
 
-DOTS: dict[IntegerDot, Dot] = {
+_DOTS: dict[IntegerDot, Dot] = {
     "vnni512": Dot("vnni512", 1, 16),
     "vnni256": Dot("vnni256", 2, 8),
     "madd512": Dot("madd512", 2, 16),
     "madd256": Dot("madd256", 4, 8),
     "portable": Dot("portable", 1, 16),
 }
-_DOTS_OF_4_BITS: dict[IntegerDot, Dot] = {"madd512": Dot("pairs512", 1, 16), "madd256": Dot("pairs256", 2, 8)}
-
-
-def code_bytes(weights: Expr, start: Expr, chunk: int, piece: int, dot: Dot, bits: int) -> Expr:
-    """Codes of a chunk's piece as uint8, from a group's packed bytes that begin at `start` (see `layout.py`)."""
-    offset = piece * dot.piece_bytes
-    size = dot.piece_bytes
-    if bits == 8:
-        return weights[lanes(start + chunk * CHUNK + offset, size)]
-    packed = weights[lanes(start + chunk // 2 * CHUNK + offset, size)]
-    if chunk % 2 == 0:
-        return T.bitwise_and(packed, splat(T.uint8(15), size))
-    return T.shift_right(packed, splat(T.uint8(4), size))
+_PAIRS: dict[IntegerDot, Dot] = {"madd512": Dot("pairs512", 1, 16), "madd256": Dot("pairs256", 2, 8)}

@@ -1,4 +1,4 @@
-"""y = W x for weights in 4 or 8 bits and activations in 8: integers inside a group, floats across groups.
+"""y = W x for weights in integer codes and activations in 8 bits: integers inside a group, floats across groups.
 
 One row (decode) streams the weights; more rows share them in tiles. Both add the same numbers in the same order,
 groups along K one after another, so a row's result does not depend on the rows beside it.
@@ -12,13 +12,14 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from ..targets import Target
-from .builder import SIZE, Kernel, Memory, either, parallel, prefetch, registers, serial, when
-from .integer_dot import CHUNK, Instruction, code_bytes, dot_of
-from .layout import GROUP, ROW_BLOCK, LinearSpec
-from .quantized_rows import CHUNKS, QuantizedRows
-from .spans import Slabs, Spans, finish
-from .vector import Expr, const, fma, lanes, splat, to_f32
+from ..codegen.builder import SIZE, Kernel, Memory, either, parallel, prefetch, registers, serial, when
+from ..codegen.targets import Target
+from ..codegen.vector import Expr, const, fma, lanes, splat, to_f32
+from ..weights.codes import CODES
+from ..weights.layout import CHUNK, CHUNKS, GROUP, ROW_BLOCK
+from .integer_dot import Instruction, dot_of
+from .linear import LinearSpec, Slabs, Spans, finish
+from .quantized_rows import QuantizedRows
 
 UNPACKED = CHUNKS * CHUNK  # bytes of a group of a block, one for each code
 # Rows and blocks of a register tile: with 512 bits 12 integer and 12 float accumulators, of 32 registers.
@@ -39,7 +40,7 @@ DIRECT_TILES = 2
 def integer_linear(spec: LinearSpec, target: Target) -> Any:
     """A PrimFunc `(codes, scales, minima, bias, x_codes, x_scales, x_sums, y, num_rows) -> 0`.
 
-    Weights lie as `layout.py` says; `minima` and `bias` are read only if the spec has them. Activations lie as
+    Weights lie as `weights/layout.py` says; `minima` and `bias` are read only if the spec has them. Activations lie as
     `quantized_rows.py` says. Writes (or adds to, if `spec.add_to_output`) columns `[column, column + N)` of `y`,
     float32 `[num_rows, y_stride]`.
     """
@@ -77,12 +78,11 @@ class _IntegerMatrix:
     ) -> None:
         self.spec, self.kind, self.x, self.y = spec, spec.kind, x, y
         self.codes, self.scales, self.minima, self.bias = codes, scales, minima, bias
-        self.bits = 4 if spec.kind.name == "q4" else 8
-        self.dot, self.has_fma, self.has_f16c = dot_of(target.integer_dot, self.bits), target.has_fma, target.has_f16c
+        self.format = CODES[spec.kind.name]
+        self.dot, self.has_fma = dot_of(target.integer_dot, self.format.max_code), target.has_fma
+        self.has_f16c = target.has_f16c
         self.num_bytes = 2 if spec.wide else 1  # of an activation's code
-        self.zero = 0 if spec.kind.has_minimum else 1 << (self.bits - 1)
         self.groups, self.blocks = spec.num_inputs // GROUP, spec.num_outputs // ROW_BLOCK
-        self.group_bytes = ROW_BLOCK * GROUP * self.bits // 8
         # with a scale per 16 inputs the two halves of a group are scaled apart
         self.halves: tuple[int | None, ...] = (None,) if spec.kind.group == GROUP else (0, 1)
         self.tile_rows, self.tile_blocks = TILES[self.dot.instruction]
@@ -170,16 +170,16 @@ class _IntegerMatrix:
         A thread's blocks are neighbours, but a tile reads several side by side, which no hardware follows.
         """
         first = block * self.groups + step * num_groups
-        size = num_groups * self.group_bytes
-        prefetch(self.codes, first * self.group_bytes, size, 1)
+        size = num_groups * self.format.group_bytes
+        prefetch(self.codes, first * self.format.group_bytes, size, 1)
         scale_bytes = num_groups * len(self.halves) * ROW_BLOCK * 2
         prefetch(self.scales, first * len(self.halves) * ROW_BLOCK, scale_bytes, 2)
         if self.kind.has_minimum:
             prefetch(self.minima, first * len(self.halves) * ROW_BLOCK, scale_bytes, 2)
 
     def _stored(self, block: Expr, g: Expr, chunk: int, piece: int) -> Expr:
-        start = (block * self.groups + g) * self.group_bytes
-        return code_bytes(self.codes, start, chunk, piece, self.dot, self.bits)
+        start, size = (block * self.groups + g) * self.format.group_bytes, self.dot.piece_bytes
+        return self.format.piece(self.codes, start, chunk, piece * size, size)
 
     def _loose(self, unpacked: Memory, index: Expr, chunk: int, piece: int) -> Expr:
         size = self.dot.piece_bytes
@@ -208,8 +208,8 @@ class _IntegerMatrix:
     def _scaled(self, facc: Expr, total: Expr, block: Expr, g: Expr, row: Expr, half: int | None) -> Expr:
         """`facc + scale * x_scale * (total - zero * sum) + minimum * x_scale * sum`."""
         where = lanes(((block * self.groups + g) * len(self.halves) + (half or 0)) * ROW_BLOCK)
-        if self.zero:
-            total = total - splat(self.x.sum(g, row, half)) * splat(T.int32(self.zero))
+        if self.kind.zero:
+            total = total - splat(self.x.sum(g, row, half)) * splat(T.int32(self.kind.zero))
         scale = self._f32(self.scales[where]) * splat(self.x.scale(g, row))
         facc = fma(T.Cast("float32x16", total), scale, facc, self.has_fma)
         if self.kind.has_minimum:

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 
 from tvm.script.ir_builder import tirx as T
 
-from .builder import Memory
-from .layout import GROUP, round_up
-from .vector import Expr
+from ..codegen.builder import Memory
+from ..codegen.vector import Expr
+from ..weights.layout import CHUNKS, GROUP, round_up
 
 ROW_TILE = 4
-CHUNKS = GROUP // 4  # of 4 codes, in a group
 
 
 @dataclass(frozen=True)

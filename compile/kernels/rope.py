@@ -7,10 +7,9 @@ from typing import Any
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVLayout
 from tvm.script.ir_builder import tirx as T
 
-from .builder import SIZE, Kernel, for_each_row, serial
-from .kv_row import KVRow
-from .pages import KV_DTYPES, PagedPool
-from .vector import Expr, lanes
+from ..codegen.builder import SIZE, Kernel, for_each_row, serial
+from ..codegen.vector import Expr, lanes
+from .kv_pool import KV_DTYPES, KVRow, PagedPool
 
 
 def rope_angles(head_dim: int) -> Any:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from radixlm.runtime.artifact.manifest import ModelConfig
 
-from ..layers import Embedding, Linear, RMSNorm
+from ..ops.layers import Embedding, Linear, RMSNorm
 
 if TYPE_CHECKING:
-    from ..ops import Ops
-    from ..rows import Activation, Rows
+    from ..ops.ops import Ops
+    from ..ops.rows import Activation, Rows
 
 
 class LlamaAttention:
@@ -68,6 +69,22 @@ class LlamaForCausalLM:
     title: ClassVar[str] = "Llama 1, 2 and 3 (also SmolLM2, TinyLlama, Mistral)"
     huggingface_types: ClassVar[dict[str, str]] = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral"}
     gguf_permutes_rotary: ClassVar[bool] = True
+    gguf_layer_names: ClassVar[Mapping[str, str]] = {
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    }
+
+    @staticmethod
+    def settings(class_name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Only Mistral's `sliding_window` is used."""
+        return {"sliding_window": config.get("sliding_window") if class_name == "MistralForCausalLM" else None}
 
     def __init__(self, config: ModelConfig) -> None:
         self.embed_tokens = Embedding("model.embed_tokens.weight", config.vocab_size, config.hidden_size)

@@ -9,7 +9,7 @@ import msgspec
 from radixlm.runtime.artifact.manifest import ModelConfig
 from radixlm.runtime.errors import CorruptSource, UnsupportedArchitecture
 
-from ..models import SUPPORTED, weight_shapes
+from ..models.registry import SUPPORTED, weight_shapes
 from .source import TensorInfo
 
 # Texts of tokens that end a reply, whatever the metadata declares (llama.cpp's end-of-generation list).
@@ -60,3 +60,9 @@ def check_tensors(label: str, config: ModelConfig, tensors: Mapping[str, TensorI
             raise UnsupportedArchitecture(
                 f"{label}: {name} has no place in the {config.architecture} architecture; {SUPPORTED}"
             )
+
+
+def one_line(error: Exception) -> str:
+    """What a library's error says, in one line of at most 200 characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:197] + "..."

@@ -1,7 +1,7 @@
 """A GGUF file as a model source: llama.cpp's names, dimensions and row order turned into Hugging Face's.
 
-Knows how llama.cpp's converter renames and permutes; the bytes are `gguf_file.py`'s and `gguf_blocks.py`'s
-matter.
+Knows how llama.cpp's converter renames and permutes. `gguf_file.py` reads the file, `gguf_blocks.py` its blocks; what
+differs between model families is said in their files.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
 from numpy.typing import NDArray
 from radixlm.runtime.artifact.manifest import ModelConfig, SamplingDefaults, SourceInfo
 from radixlm.runtime.errors import CorruptSource, SourceError, UnsupportedArchitecture, UnsupportedTensor
 
-from ..models import MODELS, SUPPORTED
-from ..quantization import Float32, Weight
+from ..models.registry import MODELS, SUPPORTED
+from ..weights.quantization import Float32, Weight
 from .checkpoint import END_OF_REPLY, check_heads, check_tensors, checked
-from .gguf_blocks import BLOCK_TYPES, float32_from_blocks, weight_from_blocks
+from .gguf_blocks import BLOCK_TYPES, weight_from_blocks
 from .gguf_file import GGUFFile
 from .gguf_tokenizer import build_tokenizer_json, vocabulary_from_gguf
 from .source import TensorInfo
@@ -37,8 +39,11 @@ class GGUFSource:
         metadata = self._file.metadata
         _refuse_parts(path, metadata)
         self.name = name or path.stem
-        self._tensors = {_hugging_face_name(name): name for name in self._file.tensors if name != _ROPE_FREQS}
         self.config = _config(self._file)
+        layer_names = MODELS[self.config.architecture].gguf_layer_names
+        self._tensors = {
+            _hugging_face_name(name, layer_names): name for name in self._file.tensors if name != _ROPE_FREQS
+        }
         check_heads(str(path), self.config)
         check_tensors(str(path), self.config, self.tensors())
         self._check_types()
@@ -72,7 +77,8 @@ class GGUFSource:
         return weight
 
     def read_float32(self, name: str, rows: slice | None = None) -> Float32:
-        return float32_from_blocks(self._type_of(name), self._blocks(name, rows))
+        values: Float32 = dequantize(self._blocks(name, rows), GGMLQuantizationType[self._type_of(name)])
+        return values
 
     def close(self) -> None:
         self._file.close()
@@ -198,13 +204,13 @@ def _unpermuted_rows(num_rows: int, num_heads: int) -> NDArray[np.intp]:
     return np.arange(num_rows).reshape(num_heads, half, 2).swapaxes(1, 2).reshape(-1)
 
 
-def _hugging_face_name(name: str) -> str:
+def _hugging_face_name(name: str, layer_names: Mapping[str, str]) -> str:
     """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; unknown names stay as they are."""
     if name in _NAMES:
         return _NAMES[name]
     match name.split("."):
-        case ["blk", index, part, suffix] if part in _LAYER_NAMES:
-            return f"model.layers.{index}.{_LAYER_NAMES[part]}.{suffix}"
+        case ["blk", index, part, suffix] if part in layer_names:
+            return f"model.layers.{index}.{layer_names[part]}.{suffix}"
     return name
 
 
@@ -228,15 +234,4 @@ _NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
 }

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ..quantization import (
+from ..weights.quantization import (
     BF16,
     F16,
     F32,
@@ -45,21 +45,6 @@ def weight_from_blocks(type_name: str, data: Bytes) -> Weight:
     with np.errstate(over="ignore"):  # the caller refuses infinite scales, with the tensor's name
         half_minima = None if minima is None else minima.astype(np.float16)
         return Weight(kind, codes, scales.astype(np.float16), half_minima)
-
-
-def float32_from_blocks(type_name: str, data: Bytes) -> NDArray[np.float32]:
-    """The numbers that `data` stands for, nested scales not rounded: what `rounding_error` compares with."""
-    if type_name in _PLAIN:
-        return weight_from_blocks(type_name, data).dequantize()
-    kind, block_bytes, unpack = _BLOCKS[type_name]
-    codes, scales, minima = _unpack_rows(data, block_bytes, unpack)
-    values = codes.astype(np.float32)
-    groups = values.reshape(*scales.shape, kind.group)
-    groups -= np.float32(kind.zero)
-    groups *= scales.astype(np.float32)[..., None]
-    if minima is not None:
-        groups += minima.astype(np.float32)[..., None]
-    return values
 
 
 def _unpack_rows(data: Bytes, block_bytes: int, unpack: Callable[[Bytes], Parts]) -> Parts:

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.errors import CorruptSource, SourceError, SourceNotFound
 
+from .checkpoint import one_line
+
 MAX_STRINGS = 1 << 22  # in one array: the largest vocabulary that a manifest may have
 
 
@@ -33,7 +35,7 @@ class GGUFFile:
         except SourceError:
             raise
         except Exception as error:  # the parser throws whatever the bytes make it throw
-            raise CorruptSource(f"{path} is no valid GGUF file ({_one_line(error)}); fetch it again") from error
+            raise CorruptSource(f"{path} is no valid GGUF file ({one_line(error)}); fetch it again") from error
         self.path = path
         self.data: NDArray[np.uint8] = np.asarray(reader.data)
         self.header_bytes = int(reader.data_offset)
@@ -93,8 +95,3 @@ class _BoundedReader(gguf.GGUFReader):
                 raise EOFError(f"truncated: it has {end} bytes and needs {at} at least")
             strings.append(data[at - length : at])
         return at - start, strings
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else text[:197] + "..."

@@ -15,11 +15,11 @@ from typing import Any, Self
 from radixlm.runtime.artifact.manifest import SamplingDefaults, SourceInfo
 from radixlm.runtime.errors import CorruptSource, SourceNotFound, UnsupportedTensor
 
-from ..quantization import Float32, Weight, WeightKind
+from ..weights.quantization import Float32, Weight, WeightKind
 from .checkpoint import check_tensors, checked
 from .huggingface_config import model_config
 from .huggingface_tokenizer import HuggingFaceTokenizer
-from .safetensors_file import DTYPES, SafetensorsFile
+from .safetensors_file import SafetensorsFile
 from .source import TensorInfo
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -57,7 +57,7 @@ class HuggingFaceSource:
 
     def read(self, name: str, rows: slice | None = None) -> Weight:
         file = self._file_of[name]
-        return Weight(_KINDS[file.tensors[name].dtype], file.values(name)[rows or slice(None)])
+        return Weight(_KINDS[file.tensors[name].dtype], file.values(name, rows))
 
     def read_float32(self, name: str, rows: slice | None = None) -> Float32:
         return self.read(name, rows).dequantize()
@@ -76,9 +76,9 @@ class HuggingFaceSource:
 
     def _check_types(self, path: Path) -> None:
         for name, info in self.tensors().items():
-            if info.type not in DTYPES:
+            if info.type not in _KINDS:
                 raise UnsupportedTensor(
-                    f"{path}: {name} is stored as {info.type}, supported are {', '.join(DTYPES)}; "
+                    f"{path}: {name} is stored as {info.type}, supported are {', '.join(_KINDS)}; "
                     "take the original model, or a GGUF file"
                 )
 

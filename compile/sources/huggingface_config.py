@@ -1,6 +1,6 @@
 """A Hugging Face `config.json` as a ModelConfig.
 
-Knows the three classes that are supported and both spellings of RoPE's parameters; whatever would change the
+Knows the keys that all families share and both spellings of RoPE's parameters. A setting that would change the
 arithmetic and is not supported is refused by name.
 """
 
@@ -12,14 +12,14 @@ from typing import Any
 from radixlm.runtime.artifact.manifest import ModelConfig
 from radixlm.runtime.errors import UnsupportedArchitecture, UnsupportedTensor
 
-from ..models import MODELS, SUPPORTED
+from ..models.registry import MODELS, SUPPORTED
 from .checkpoint import check_heads, checked
 
 Json = Mapping[str, Any]
 
 _CLASSES = {name: key for key, model in MODELS.items() for name in model.huggingface_types}
 _CLASS_OF_TYPE = {type_: name for model in MODELS.values() for name, type_ in model.huggingface_types.items()}
-_ROPE_THETA = 10000.0  # what all three classes take where the configuration has none
+_ROPE_THETA = 10000.0  # what all classes take where the configuration has none
 
 
 def model_config(label: str, config: Json) -> ModelConfig:
@@ -46,9 +46,8 @@ def model_config(label: str, config: Json) -> ModelConfig:
             "rope_theta": rope.get("rope_theta") or config.get("rope_theta") or _ROPE_THETA,
             "rope_scaling": _rope_scaling(label, rope),
             "max_position_embeddings": config.get("max_position_embeddings"),
-            "sliding_window": _sliding_window(class_name, config),
             "tie_word_embeddings": config.get("tie_word_embeddings", False),
-            "attention_bias": class_name == "Qwen2ForCausalLM",
+            **MODELS[_CLASSES[class_name]].settings(class_name, config),
         },
         ModelConfig,
     )
@@ -65,7 +64,7 @@ def _class_name(label: str, config: Json) -> str:
 
 
 def _refuse_settings(label: str, config: Json) -> None:
-    for key in ("attention_bias", "mlp_bias"):  # Qwen2's bias on q, k and v is no setting
+    for key in ("attention_bias", "mlp_bias"):  # Qwen2's bias on q, k and v is no key
         if config.get(key):
             raise UnsupportedArchitecture(f"{label}: {key} is not supported; {SUPPORTED}")
     if config.get("hidden_act", "silu") != "silu":
@@ -96,10 +95,3 @@ def _rope_scaling(label: str, rope: Json) -> dict[str, Any] | None:
         keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
         return {"type": "llama3", **{key: rope.get(key) for key in keys}}
     raise UnsupportedArchitecture(f"{label}: RoPE scaling {kind!r} is not supported, only linear and llama3")
-
-
-def _sliding_window(class_name: str, config: Json) -> int | None:
-    if class_name == "MistralForCausalLM" or (class_name == "Qwen2ForCausalLM" and config.get("use_sliding_window")):
-        window: int | None = config.get("sliding_window")
-        return window
-    return None

@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 from radixlm.runtime.artifact.manifest import ModelConfig, SamplingDefaults, SourceInfo
 
-from ..quantization import Float32, Weight
+from ..weights.quantization import Float32, Weight
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from radixlm.compile.kernels.builder import SIZE, Kernel, serial
-from radixlm.compile.targets import Target, find_target
+from radixlm.compile.codegen.builder import SIZE, Kernel, serial
+from radixlm.compile.codegen.targets import Target, find_target
 
 from bench.attention_cases import attention_cases
 from bench.kernel_case import Case, Work, compile_cases, measure

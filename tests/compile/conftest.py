@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 from radixlm.compile import compile_model
-from radixlm.compile.models import weight_shapes
+from radixlm.compile.models.registry import weight_shapes
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import KVDType, ModelConfig
 

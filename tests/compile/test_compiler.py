@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 from radixlm.compile import Progress, compile_model, compiler
-from radixlm.compile.targets import TARGETS
+from radixlm.compile.codegen.targets import TARGETS
 from radixlm.compile.verification import NUM_DECODED
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine.engine import Engine

@@ -15,8 +15,8 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from radixlm.compile.quantization import Q8
 from radixlm.compile.sources import GGUFSource, open_source
+from radixlm.compile.weights.quantization import Q8
 from radixlm.runtime.artifact.manifest import RopeScaling
 from radixlm.runtime.errors import (
     CorruptSource,

@@ -213,12 +213,70 @@ def test_safetensors_cut_anywhere_are_corrupt(make_tiny: Make, write_huggingface
         assert "\n" not in str(caught.value)
 
 
-def test_a_header_that_overlaps_tensors_is_corrupt(make_tiny: Make, write_huggingface: Make) -> None:
+def overlapping(header: dict[str, Any], name: str) -> None:
+    start, stop = header[name]["data_offsets"]
+    header[name]["data_offsets"] = [start + 4, stop]
+
+
+def with_the_bytes_of_another(header: dict[str, Any], name: str) -> None:
+    header[name]["data_offsets"] = next(entry for key, entry in header.items() if key != name)["data_offsets"]
+
+
+def with_a_huge_shape(header: dict[str, Any], name: str) -> None:
+    header[name]["shape"] = [1 << 40, 1 << 40]
+
+
+def with_a_negative_shape(header: dict[str, Any], name: str) -> None:
+    header[name]["shape"] = [-1, -header[name]["shape"][0]]
+
+
+def with_a_name_of_two_lines(header: dict[str, Any], name: str) -> None:
+    header[f"{name}\nand more"] = header[name]
+    overlapping(header, f"{name}\nand more")
+
+
+def without_offsets(header: dict[str, Any], name: str) -> None:
+    del header[name]["data_offsets"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        overlapping,
+        with_the_bytes_of_another,
+        with_a_huge_shape,
+        with_a_negative_shape,
+        with_a_name_of_two_lines,
+        without_offsets,
+    ],
+)
+def test_a_header_that_disagrees_with_the_data_is_corrupt(
+    damage: Callable[[dict[str, Any], str], None], make_tiny: Make, write_huggingface: Make
+) -> None:
     path = write_huggingface(make_tiny()) / "model.safetensors"
     whole = path.read_bytes()
-    path.write_bytes(whole.replace(b'"data_offsets": [0, ', b'"data_offsets": [9, ', 1))
-    with pytest.raises(CorruptSource, match="begins at 9"):
+    length = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + length])
+    header.pop("__metadata__")
+    damage(header, "model.norm.weight")
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + length :])
+    with pytest.raises(CorruptSource) as caught:
         open_source(path.parent)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "start", [b"", b"\xff" * 8, (1 << 40).to_bytes(8, "little"), (4).to_bytes(8, "little") + b"[[[["]
+)
+def test_a_file_that_begins_with_something_else_is_corrupt(
+    start: bytes, make_tiny: Make, write_huggingface: Make
+) -> None:
+    path = write_huggingface(make_tiny()) / "model.safetensors"
+    path.write_bytes(start + path.read_bytes()[len(start) or 1 :])
+    with pytest.raises(CorruptSource) as caught:
+        open_source(path.parent)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_missing_shard_is_named(make_tiny: Make, write_huggingface: Make) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from gguf import GGMLQuantizationType as Type
 from radixlm.compile import compile_model
-from radixlm.compile.compiler import Quantize
+from radixlm.compile.stored_weights import Quantize
 
 
 @pytest.mark.parametrize("quantize", ["f32", "q8"])

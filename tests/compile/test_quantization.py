@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType as Type
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from radixlm.compile.quantization import (
+from radixlm.compile.weights.quantization import (
     F32,
     Q4,
     Q4_MINIMUM,

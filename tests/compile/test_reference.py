@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from radixlm.compile.ops.rope_frequencies import rope_frequencies
 from radixlm.compile.reference import (
     nothing_quantized,
     reference_logits,
     round_to_int8,
 )
-from radixlm.compile.rope_frequencies import rope_frequencies
 from radixlm.runtime.artifact.manifest import ModelConfig, RopeScaling
 
 from ..goldens.tiny_models import TINY_MODELS, TinyModel

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from radixlm.compile.kernels.attention import attention, slots_floats, units_ints
+from radixlm.compile.codegen.targets import Target
+from radixlm.compile.kernels.attention import attention, slots_floats
 from radixlm.compile.kernels.attention_mass import attention_mass
-from radixlm.compile.kernels.attention_shape import AttentionShape
-from radixlm.compile.kernels.attention_units import AttentionLimits, find_units
-from radixlm.compile.kernels.layout import ROW_BLOCK, round_up
-from radixlm.compile.targets import Target
+from radixlm.compile.kernels.attention_rows import AttentionShape
+from radixlm.compile.kernels.attention_units import AttentionLimits, find_units, units_ints
+from radixlm.compile.weights.layout import ROW_BLOCK, round_up
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType
 
 from .harness import built

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import tvm_ffi
 from hypothesis import HealthCheck, settings
-from radixlm.compile.kernels.layout import ALIGNMENT
-from radixlm.compile.targets import TARGETS, Target
-from radixlm.compile.tvm_build import build_library
+from radixlm.compile.codegen.library import build_library
+from radixlm.compile.codegen.targets import TARGETS, Target
+from radixlm.compile.weights.layout import ALIGNMENT
 from radixlm.runtime.artifact.cpu import cpu_features
 from tvm.ir import Call, GlobalVar
 from tvm.script.ir_builder import IRBuilder

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from radixlm.compile.codegen.targets import Target
 from radixlm.compile.kernels.activation import ActivationSpec, Function, activation, gather_rows
-from radixlm.compile.kernels.layout import GROUP, round_up
 from radixlm.compile.kernels.quantized_rows import ROW_TILE
-from radixlm.compile.targets import Target
+from radixlm.compile.weights.layout import GROUP, round_up
 
 from .harness import built, every_target, examples
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from radixlm.compile.codegen.targets import Target
 from radixlm.compile.kernels.attention_units import MAX_TILE
-from radixlm.compile.targets import Target
 from radixlm.runtime.artifact.manifest import KVDType
 
 from .attention_case import LAYER, LIMITS, AttentionCase, Tokens

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from radixlm.compile.kernels.attention import units_ints
-from radixlm.compile.kernels.attention_units import MAX_TILE, SINGLE_TOKENS, AttentionLimits, find_units
-from radixlm.compile.kernels.kv_span import SPAN
+from radixlm.compile.kernels.attention_units import MAX_TILE, SINGLE_TOKENS, AttentionLimits, find_units, units_ints
+from radixlm.compile.kernels.kv_spans import SPAN
 
 from .harness import built, examples, runnable
 

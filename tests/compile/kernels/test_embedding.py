@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from radixlm.compile.codegen.targets import Target
 from radixlm.compile.kernels.embedding import embedding
-from radixlm.compile.kernels.layout import pack
-from radixlm.compile.quantization import BF16, DTYPES, F16, F32, Weight, WeightKind
-from radixlm.compile.targets import Target
+from radixlm.compile.weights.packing import pack
+from radixlm.compile.weights.quantization import BF16, DTYPES, F16, F32, Weight, WeightKind
 
 from .harness import built, every_target
 from .test_integer_linear import KINDS, random_weight

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from radixlm.compile.codegen.targets import Target
 from radixlm.compile.kernels.float_linear import float_linear
-from radixlm.compile.kernels.layout import ROW_BLOCK, LinearSpec, pack, packed_shape, round_up
-from radixlm.compile.quantization import BF16, DTYPES, F16, F32, Weight, WeightKind
-from radixlm.compile.targets import Target
+from radixlm.compile.kernels.linear import LinearSpec
+from radixlm.compile.weights.layout import ROW_BLOCK, round_up
+from radixlm.compile.weights.packing import pack, packed_shape
+from radixlm.compile.weights.quantization import BF16, DTYPES, F16, F32, Weight, WeightKind
 
 from .harness import built, every_target, examples
 

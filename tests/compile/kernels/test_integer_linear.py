@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from radixlm.compile.codegen.targets import Target
 from radixlm.compile.kernels.integer_linear import integer_linear
-from radixlm.compile.kernels.layout import GROUP, ROW_BLOCK, LinearSpec, pack, packed_shape, round_up
+from radixlm.compile.kernels.linear import LinearSpec
 from radixlm.compile.kernels.quantized_rows import ROW_TILE
-from radixlm.compile.quantization import (
+from radixlm.compile.weights.layout import GROUP, ROW_BLOCK, round_up
+from radixlm.compile.weights.packing import pack, packed_shape
+from radixlm.compile.weights.quantization import (
     Q4,
     Q4_MINIMUM,
     Q8,
@@ -20,7 +23,6 @@ from radixlm.compile.quantization import (
     Weight,
     WeightKind,
 )
-from radixlm.compile.targets import Target
 
 from .harness import built, every_target, examples, runnable
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from radixlm.compile.kernels.builder import Kernel, registers
-from radixlm.compile.kernels.lane_reductions import reduce_each
-from radixlm.compile.kernels.vector import LANES, lanes
-from radixlm.compile.targets import Target
+from radixlm.compile.codegen.builder import Kernel, registers
+from radixlm.compile.codegen.lane_reductions import reduce_each
+from radixlm.compile.codegen.targets import Target
+from radixlm.compile.codegen.vector import LANES, lanes
 
 from .harness import built, every_target
 

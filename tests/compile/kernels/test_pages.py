@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from radixlm.compile.kernels.pages import copy_rows, move_pages
-from radixlm.compile.targets import Target
+from radixlm.compile.codegen.targets import Target
+from radixlm.compile.kernels.kv_pool import copy_rows, move_pages
 from radixlm.runtime.artifact.manifest import KVDType, KVLayout
 
 from .harness import built, every_target

@@ -6,8 +6,8 @@ import itertools
 
 import numpy as np
 import pytest
+from radixlm.compile.codegen.targets import Target
 from radixlm.compile.kernels.rope import rope_angles, rope_append
-from radixlm.compile.targets import Target
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType
 
 from .harness import built, every_target

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from radixlm.compile.kernels.builder import SIZE, Kernel, serial
-from radixlm.compile.kernels.vector import lanes, to_f32
-from radixlm.compile.targets import Target
+from radixlm.compile.codegen.builder import SIZE, Kernel, serial
+from radixlm.compile.codegen.targets import Target
+from radixlm.compile.codegen.vector import lanes, to_f32
 
 from .harness import built, every_target
 

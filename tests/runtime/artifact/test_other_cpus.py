@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from radixlm.compile import compile_model
-from radixlm.compile.targets import TARGETS, find_target
+from radixlm.compile.codegen.targets import TARGETS, find_target
 from radixlm.runtime.artifact import Artifact, cpu
 from radixlm.runtime.artifact.cpu import cpu_features
 from radixlm.runtime.errors import UnsupportedCPU
@@ -48,7 +48,7 @@ def test_an_artifact_for_a_better_cpu_names_what_is_missing_and_the_target_to_ch
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_native_is_the_best_target_that_the_machine_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixlm.compile.targets.cpu_features", lambda: frozenset(TARGETS[name].features))
+    monkeypatch.setattr("radixlm.compile.codegen.targets.cpu_features", lambda: frozenset(TARGETS[name].features))
     assert find_target("native").name == name
 
 

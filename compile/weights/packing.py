@@ -1,9 +1,4 @@
-"""How weights lie in memory for the kernels, and how to bring them there.
-
-A block is 16 outputs. Integer codes: `[block, K/32, chunk, 64]`, where a chunk's 64 bytes are 16 outputs times 4
-neighbouring inputs; in 4 bits, a byte holds chunk 2j in its low and chunk 2j+1 in its high half. Scales and minima:
-`[block, K/group, 16]`. Floats: `[block, K, 16]`. Outputs are padded to blocks and inputs to groups with zeros.
-"""
+"""Weights brought into kernel layout, and how many bytes they take there. Knows `layout.py`'s shapes, no files."""
 
 from __future__ import annotations
 
@@ -13,33 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..quantization import Weight, WeightKind
-
-ROW_BLOCK = 16
-GROUP = 32  # activations are quantized in groups of 32 inputs, whatever the weights' group
-ALIGNMENT = 64
-
-
-def round_up(n: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is at least `n`."""
-    return -(-n // multiple) * multiple
-
-
-@dataclass(frozen=True)
-class LinearSpec:
-    """All that a linear kernel is specialized to. Sizes are padded; `column` and `y_stride` place the output.
-
-    `wide` tells an integer kernel that activations come in 16 bits (see `quantized_rows.py`).
-    """
-
-    kind: WeightKind
-    num_outputs: int
-    num_inputs: int
-    y_stride: int
-    column: int = 0
-    has_bias: bool = False
-    add_to_output: bool = False
-    wide: bool = False
+from .codes import CODES
+from .layout import CHUNKS, GROUP, ROW_BLOCK, round_up
+from .quantization import DTYPES, Weight, WeightKind
 
 
 @dataclass(frozen=True)
@@ -60,8 +31,8 @@ def packed_shape(kind: WeightKind, num_outputs: int, num_inputs: int) -> PackedS
     """How many bytes a matrix takes in kernel layout."""
     outputs, inputs = round_up(num_outputs, ROW_BLOCK), padded_inputs(kind, num_inputs)
     if not kind.is_quantized:
-        return PackedShape(outputs * inputs * (4 if kind.name == "f32" else 2), 0, 0)
-    codes = outputs * inputs // (2 if kind.name == "q4" else 1)
+        return PackedShape(outputs * inputs * DTYPES[kind.name].itemsize, 0, 0)
+    codes = outputs // ROW_BLOCK * (inputs // GROUP) * CODES[kind.name].group_bytes
     scales = outputs * (inputs // kind.group) * 2
     return PackedShape(codes, scales, scales if kind.has_minimum else 0)
 
@@ -82,11 +53,9 @@ def pack(weight: Weight) -> PackedWeight:
     blocks, inputs = codes.shape[0] // ROW_BLOCK, codes.shape[1]
     if not kind.is_quantized:
         return PackedWeight(np.ascontiguousarray(codes.reshape(blocks, ROW_BLOCK, inputs).swapaxes(1, 2)), None, None)
-    chunks = codes.reshape(blocks, ROW_BLOCK, inputs // GROUP, 8, 4).transpose(0, 2, 3, 1, 4)
-    if kind.name == "q4":
-        chunks = chunks[:, :, 0::2] + chunks[:, :, 1::2] * np.uint8(16)
+    chunks = codes.reshape(blocks, ROW_BLOCK, inputs // GROUP, CHUNKS, GROUP // CHUNKS).transpose(0, 2, 3, 1, 4)
     return PackedWeight(
-        np.ascontiguousarray(chunks),
+        np.ascontiguousarray(CODES[kind.name].pack(chunks)),
         _pack_scales(weight.scales, inputs, kind),
         _pack_scales(weight.minima, inputs, kind),
     )

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from radixlm.runtime.artifact.manifest import KVLayout, ModelConfig
 
-from .attention_ops import AttentionOps
-from .kernels.activation import gather_rows
-from .kernels.embedding import embedding
-from .kernels.layout import ROW_BLOCK, round_up
+from ..codegen.targets import Target
+from ..kernels.activation import gather_rows
+from ..kernels.embedding import embedding
+from ..weights.layout import ROW_BLOCK, round_up
+from ..weights.plan import WeightPlan
+from .attention import AttentionOps
 from .layers import Embedding, Linear, RMSNorm
-from .linear_ops import LinearOps, arrays
+from .linear import LinearOps, arrays
 from .program import Input, Program, Size, Stored
 from .rope_frequencies import ROPE_FREQUENCIES
 from .rows import Activation, Limits, Rows
-from .targets import Target
-from .weight_plan import WeightPlan
 
 
 class Ops:

@@ -35,15 +35,19 @@ def check_linker() -> None:
 
 
 def export_library(library: Any, path: Path) -> None:
-    """Link the module into `path` with the system's C compiler."""
-    library.export_library(str(path))
+    """Link the module into `path` with the system's C compiler; raise CompileError where that fails."""
+    try:
+        library.export_library(str(path))
+    except (RuntimeError, OSError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        raise CompileError(f"the module cannot be linked ({reason}); is gcc installed?") from None
 
 
 def _name_the_device() -> Any:
-    """Say in each private function that scratch memory is the CPU's.
+    """Declare in each private function that scratch memory is the CPU's.
 
-    Exported functions learn it from their arguments. It cannot be said when the kernel is written: storage is planned
-    in between, and moves allocations out of such a scope.
+    Exported functions learn it from their arguments. A kernel cannot declare it while it is written: storage is
+    planned later, and moves allocations out of such a scope.
     """
 
     def name_the_device(function: Any, module: Any, context: Any) -> Any:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from .kernels.layout import ALIGNMENT, ROW_BLOCK, packed_shape, padded_inputs, round_up
+from .layout import ALIGNMENT, ROW_BLOCK, round_up
+from .packing import packed_shape, padded_inputs
 from .quantization import WeightKind
 
 Array = Literal["codes", "scales", "minima"]

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from radixlm.runtime.artifact.manifest import KVLayout, ModelConfig
 
-from .kernels.attention import attention, slots_floats, units_ints
-from .kernels.attention_mass import attention_mass, keep_queries
-from .kernels.attention_shape import AttentionShape
-from .kernels.attention_units import AttentionLimits, find_units
-from .kernels.rope import rope_angles, rope_append
+from ..codegen.targets import Target
+from ..kernels.attention import attention, slots_floats
+from ..kernels.attention_mass import attention_mass, keep_queries
+from ..kernels.attention_rows import AttentionShape
+from ..kernels.attention_units import AttentionLimits, find_units, units_ints
+from ..kernels.rope import rope_angles, rope_append
 from .program import Argument, Input, Place, Program, Size, Stored
 from .rows import Limits, Rows
-from .targets import Target
 
 
 class AttentionOps:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from .kernels.activation import Function
-from .kernels.layout import ROW_BLOCK, round_up
+from ..kernels.activation import Function
+from ..weights.layout import ROW_BLOCK, round_up
 from .program import Argument, Place, Program, Size
 
 
@@ -36,9 +36,9 @@ class Rows:
     def of_tokens(
         cls, program: Program, limits: Limits, role: Hashable, width: int, columns: tuple[int, ...] = (0,)
     ) -> Rows:
-        """A row for each token of the step, in the workspace's place for `role`."""
+        """A row for each token of the step, in the workspace's place for `role` and width."""
         stride, most = round_up(width, ROW_BLOCK), limits.num_tokens
-        return cls(program.place(role, most * stride * 4), stride, columns, Size("num_tokens"), most)
+        return cls(program.place((role, stride), most * stride * 4), stride, columns, Size("num_tokens"), most)
 
 
 @dataclass

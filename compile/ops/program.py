@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .kernels.layout import ALIGNMENT, round_up
+from ..weights.layout import ALIGNMENT, round_up
 
 
 @dataclass(frozen=True)

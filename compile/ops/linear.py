@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .kernels.activation import ActivationSpec, activation
-from .kernels.float_linear import float_linear
-from .kernels.integer_linear import integer_linear
-from .kernels.layout import ROW_BLOCK, LinearSpec, round_up
-from .kernels.quantized_rows import quantized_bytes
+from ..codegen.targets import Target
+from ..kernels.activation import ActivationSpec, activation
+from ..kernels.float_linear import float_linear
+from ..kernels.integer_linear import integer_linear
+from ..kernels.linear import LinearSpec
+from ..kernels.quantized_rows import quantized_bytes
+from ..weights.layout import ROW_BLOCK, round_up
+from ..weights.plan import WeightPlan
+from ..weights.quantization import WeightKind
 from .layers import Linear
 from .program import Argument, Place, Program, Stored
-from .quantization import WeightKind
 from .rows import Activation, Rows
-from .targets import Target
-from .weight_plan import WeightPlan
 
 
 class LinearOps:

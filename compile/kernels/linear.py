@@ -1,6 +1,7 @@
-"""A matrix cut into what one thread computes at once: spans of blocks of outputs, slabs of tiles of rows.
+"""What the kernels of all matrices share: their spec, how the work is cut for threads, and how an output ends.
 
-Knows how many there are and how an output ends, not how it is computed.
+A thread takes a span of blocks of outputs, and of many rows a slab of tiles. Knows nothing of how
+products are computed.
 """
 
 from __future__ import annotations
@@ -8,9 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .builder import Memory, either
-from .layout import ROW_BLOCK, LinearSpec
-from .vector import Expr, lanes
+from ..codegen.builder import Memory, either
+from ..codegen.vector import Expr, lanes
+from ..weights.layout import ROW_BLOCK
+from ..weights.quantization import WeightKind
+
+
+@dataclass(frozen=True)
+class LinearSpec:
+    """All that a linear kernel is specialized to. Sizes are padded; `column` and `y_stride` place the output.
+
+    `wide` tells an integer kernel that activations come in 16 bits (see `quantized_rows.py`).
+    """
+
+    kind: WeightKind
+    num_outputs: int
+    num_inputs: int
+    y_stride: int
+    column: int = 0
+    has_bias: bool = False
+    add_to_output: bool = False
+    wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,7 +61,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class Slabs:
-    """`num_tiles` tiles of rows in the fewest slabs of at most `most` tiles, as even as can be."""
+    """`num_tiles` tiles of rows in the fewest slabs of at most `most` tiles, all of about the same size."""
 
     num_tiles: Expr
     most: int
@@ -53,7 +72,7 @@ class Slabs:
         return (self.num_tiles + (self.most - 1)) // self.most
 
     def first_tile(self, slab: Expr) -> Expr:
-        """The tile that a slab begins with; a slab's tiles end where the next one's begin."""
+        """The first tile of a slab; its tiles end where those of the next slab begin."""
         return slab * self.num_tiles // self.count
 
     def tiles(self, slab: Expr) -> Expr:
@@ -62,7 +81,7 @@ class Slabs:
 
 
 def finish(spec: LinearSpec, value: Expr, bias: Memory, y: Memory, row: Expr, block: Expr) -> None:
-    """Add what the spec adds, and store a block of outputs of a row."""
+    """Store a block of outputs of a row, with the bias and what is in `y` added as the spec says."""
     where = lanes(row * spec.y_stride + spec.column + block * ROW_BLOCK)
     if spec.has_bias:
         value = value + bias[lanes(block * ROW_BLOCK)]

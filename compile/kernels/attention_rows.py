@@ -1,0 +1,276 @@
+"""The rows that attention works on: how many fit the registers, what is kept of each, queries in and outputs out.
+
+A row is one query head of one token. The rows of the query heads that share a KV head are computed together. A few
+rows whose sums fit the target's registers form a micro-tile. Knows nothing of pages, nor of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from radixlm.runtime.artifact.manifest import KVLayout
+from tvm.script.ir_builder import tirx as T
+
+from ..codegen.builder import Memory, bound, registers, serial
+from ..codegen.lane_reductions import sum_of_lanes
+from ..codegen.targets import Target
+from ..codegen.vector import LANES, Expr, const, lanes, splat
+from .kv_spans import SPAN
+
+LOWEST = -1e30  # below every score, and finite: it may be subtracted from itself
+_MOST_VECTORS = 4  # of keys or values at once
+_MOST_ROWS = 8
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """The heads, and how many rows and vectors the target's registers hold at once."""
+
+    layout: KVLayout
+    num_heads: int
+    num_registers: int  # of 16 lanes of float32
+    has_fma: bool
+    converts_fast: bool  # from what the pool stores to float32
+
+    @classmethod
+    def of(cls, layout: KVLayout, num_heads: int, target: Target) -> AttentionShape:
+        """The shape for a target: AVX-512 has 32 registers, older CPUs 16, of half or a quarter of the size."""
+        features = target.features
+        num_registers = 32 if "avx512f" in features else 8 if "avx2" in features else 4
+        converts_fast = layout.dtype != "f16" or "f16c" in features
+        return cls(layout, num_heads, num_registers, target.has_fma, converts_fast)
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.num_heads // self.layout.num_kv_heads
+
+    @property
+    def n(self) -> int:
+        """Lanes of a vector along a value: the most that divide a head."""
+        return next(n for n in (LANES, 8, 4, 2, 1) if self.layout.head_dim % n == 0)
+
+    @property
+    def heads(self) -> Parts:
+        """The group's heads, in parts that fit the registers."""
+        return Parts.of(self.group, min(_MOST_ROWS, max(1, self.num_registers - 2)))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-tile."""
+        rows = 6 if self.num_registers > 4 else 2
+        return max(1, rows // self.heads.width)
+
+    def chunks(self, num_rows: int, num_vectors: int) -> Parts:
+        """The vectors, in parts whose `num_rows` sums fit the registers beside the vectors and one factor."""
+        return Parts.of(num_vectors, max(1, min(_MOST_VECTORS, (self.num_registers - 1) // (num_rows + 1))))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """`total` things in parts of `width`; the last part may be smaller."""
+
+    total: int
+    width: int
+
+    @classmethod
+    def of(cls, total: int, most: int) -> Parts:
+        """The fewest parts of at most `most`, all of about the same size."""
+        return cls(total, -(-total // -(-total // most)))
+
+    @property
+    def number(self) -> int:
+        """How many parts."""
+        return -(-self.total // self.width)
+
+    def each(self, emit: Callable[[Expr, Expr, int], None]) -> None:
+        """Call `emit(index, start, size)` for every part; parts of the same size share the code."""
+        whole, rest = divmod(self.total, self.width)
+        with serial(whole) as i:
+            emit(i, i * self.width, self.width)
+        if rest:
+            emit(whole, whole * self.width, rest)
+
+
+@dataclass(frozen=True)
+class RowState:
+    """What rows have seen so far, from `memory[base]` on.
+
+    `[rows, head_dim]` outputs that are not yet divided, `[rows, 16]` sums of weights, lane by lane, and
+    `[micro-tiles, 16]` maxima, all float32.
+    """
+
+    head_dim: int
+    num_rows: int
+    num_micros: int
+    memory: Memory
+    base: Expr = 0
+
+    def output(self, row: Expr) -> Expr:
+        """Index of a row's output."""
+        return self.base + row * self.head_dim
+
+    def sums(self, row: Expr) -> Expr:
+        """Index of a row's 16 sums."""
+        return self.base + self.num_rows * self.head_dim + row * LANES
+
+    def maxima(self, micro: Expr) -> Expr:
+        """Index of the maxima of up to 16 rows of a micro-tile."""
+        return self.base + self.num_rows * (self.head_dim + LANES) + micro * LANES
+
+    @property
+    def floats(self) -> int:
+        """How many float32 it takes."""
+        return self.num_rows * (self.head_dim + LANES) + self.num_micros * LANES
+
+
+@dataclass(frozen=True)
+class RowScratch:
+    """The state, and behind it what is needed within one span.
+
+    `[rows, head_dim]` queries, `[rows, SPAN]` weights (first scores), `[rows, 16]` sums and `[micro-tiles, 16]` maxima
+    of the span. It is one piece of memory, because each that TVM's pool gives takes as long as a hundred
+    multiplications.
+    """
+
+    state: RowState
+
+    @property
+    def memory(self) -> Memory:
+        return self.state.memory
+
+    def query(self, row: Expr) -> Expr:
+        """Index of a row's query."""
+        return self.state.floats + row * self.state.head_dim
+
+    def weights(self, row: Expr) -> Expr:
+        """Index of a row's weights."""
+        return self.state.floats + self.state.num_rows * self.state.head_dim + row * SPAN
+
+    def span_sums(self, row: Expr) -> Expr:
+        """Index of the 16 sums of a row's weights."""
+        return self.weights(self.state.num_rows) + row * LANES
+
+    def span_maxima(self, micro: Expr) -> Expr:
+        """Index of the maxima of up to 16 rows of a micro-tile."""
+        return self.span_sums(self.state.num_rows) + micro * LANES
+
+    @property
+    def floats(self) -> int:
+        """How many float32 it takes."""
+        return int(self.span_maxima(self.state.num_micros))
+
+
+@dataclass(frozen=True)
+class QueryRows:
+    """`q` float32 `[M, num_heads * head_dim]`, `y` `[M, y_stride]`, `normalizers` `[M, num_heads, 2]`."""
+
+    shape: AttentionShape
+    q: Memory
+    y: Memory
+    y_stride: int
+    normalizers: Memory
+
+    def scratch(self, num_tokens: int, more_floats: int = 0) -> RowScratch:
+        """Memory for `num_tokens` tokens, and `more_floats` float32 behind it."""
+        size = RowScratch(self.state(num_tokens, Memory(None))).floats
+        return RowScratch(self.state(num_tokens, registers(size + more_floats, "float32")))
+
+    def state(self, num_tokens: int, memory: Memory) -> RowState:
+        """The state of `num_tokens` tokens, at the beginning of `memory`."""
+        num_micros = self.num_micros(num_tokens) * self.shape.heads.number
+        return RowState(self.shape.layout.head_dim, num_tokens * self.shape.group, num_micros, memory)
+
+    def num_micros(self, num_tokens: int) -> int:
+        """The most micro-tiles that a part of the heads can need: whole ones, then single tokens."""
+        return num_tokens // self.shape.tokens + self.shape.tokens - 1 if num_tokens > 1 else 1
+
+    def first_row(self, start: Expr, size: int, token: Expr, num_tokens: int) -> Expr:
+        """The row of a token's first head in a part of the group. Rows are ordered by part, and in a part by token."""
+        return start * num_tokens + token * size
+
+    def load(self, scratch: RowScratch, first: Expr, count: Expr, head: Expr, num_tokens: int) -> None:
+        """Load the queries of tokens `[first, first + count)`, scaled so that weights are powers of two, and clear the
+        state."""
+        state, memory, n, head_dim = scratch.state, scratch.memory, self.shape.n, self.shape.layout.head_dim
+
+        def row(m: Expr, g: Expr, to: Expr, _: Expr) -> None:
+            self._load_query(scratch, m, head, g, to)
+            output = bound(state.output(to))
+            with serial(head_dim // n) as i:
+                memory[lanes(output + i * n, n)] = const(0, n)
+            memory[lanes(state.sums(to))] = const(0)
+
+        self._each_row(first, count, num_tokens, row)
+        with serial(state.num_micros) as micro:
+            memory[lanes(state.maxima(micro))] = const(LOWEST)
+
+    def load_finished(
+        self, scratch: RowScratch, first: Expr, count: Expr, head: Expr, num_tokens: int, normalizers: Expr
+    ) -> None:
+        """Load the same queries after attention, without a state.
+
+        The two normalizers of each row go to the scratch, from index `normalizers` on.
+        """
+
+        def row(m: Expr, g: Expr, to: Expr, _: Expr) -> None:
+            self._load_query(scratch, m, head, g, to)
+            source = bound(self._normalizer(m, head, g))
+            for i in range(2):
+                scratch.memory[normalizers + to * 2 + i] = self.normalizers[source + i]
+
+        self._each_row(first, count, num_tokens, row)
+
+    def store(self, scratch: RowScratch, first: Expr, count: Expr, head: Expr, num_tokens: int) -> None:
+        """Store outputs divided by their sums of weights.
+
+        The normalizers are the largest score and one over the sum.
+        """
+        state, memory, n, head_dim = scratch.state, scratch.memory, self.shape.n, self.shape.layout.head_dim
+
+        def row(m: Expr, g: Expr, of: Expr, maximum: Expr) -> None:
+            share = bound(T.float32(1) / sum_of_lanes(memory[lanes(state.sums(of))]))
+            to, output = bound(m * self.y_stride + (head * self.shape.group + g) * head_dim), bound(state.output(of))
+            with serial(head_dim // n) as i:
+                self.y[lanes(to + i * n, n)] = memory[lanes(output + i * n, n)] * splat(share, n)
+            normalizer = bound(self._normalizer(m, head, g))
+            self.normalizers[normalizer] = memory[state.maxima(0) + maximum]
+            self.normalizers[normalizer + 1] = share
+
+        self._each_row(first, count, num_tokens, row)
+
+    def _normalizer(self, m: Expr, head: Expr, g: Expr) -> Expr:
+        """Index of the first of a row's two normalizers."""
+        return (m * self.shape.num_heads + head * self.shape.group + g) * 2
+
+    def _load_query(self, scratch: RowScratch, m: Expr, head: Expr, g: Expr, to: Expr) -> None:
+        n, head_dim = self.shape.n, self.shape.layout.head_dim
+        scale = head_dim**-0.5 / math.log(2)
+        source = bound((m * self.shape.num_heads + head * self.shape.group + g) * head_dim)
+        query = bound(scratch.query(to))
+        with serial(head_dim // n) as i:
+            scratch.memory[lanes(query + i * n, n)] = self.q[lanes(source + i * n, n)] * const(scale, n)
+
+    def _each_row(
+        self, first: Expr, count: Expr, num_tokens: int, emit: Callable[[Expr, Expr, Expr, Expr], None]
+    ) -> None:
+        """Call `emit(token, head of the group, row, its place among the maxima)` for every row."""
+        with serial(count) as j:
+
+            def part(index: Expr, start: Expr, size: int) -> None:
+                micro, first_of_micro = self._micro(j, count, size)
+                maximum = bound((index * self.num_micros(num_tokens) + micro) * LANES + first_of_micro)
+                with serial(size) as i:
+                    emit(first + j, start + i, bound(self.first_row(start, size, j, num_tokens) + i), maximum + i)
+
+            self.shape.heads.each(part)
+
+    def _micro(self, token: Expr, count: Expr, size: int) -> tuple[Expr, Expr]:
+        """The micro-tile of a part of the heads that a token is in, and where the token's rows begin there."""
+        tokens = self.shape.tokens
+        whole = count // tokens
+        is_left = token >= whole * tokens
+        micro = T.Select(is_left, token - whole * (tokens - 1), token // tokens)
+        return micro, T.Select(is_left, T.int64(0), token % tokens * size)

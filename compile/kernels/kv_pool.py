@@ -1,0 +1,197 @@
+"""Where keys and values lie in the KV pool, how a row is rounded on its way in, and how rows and pages are moved.
+
+Knows how numbers are stored, not where they come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, SCALE_BYTES, KVLayout
+from tvm.script.ir_builder import tirx as T
+
+from ..codegen.builder import SIZE, Kernel, Memory, bound, parallel, registers, serial
+from ..codegen.lane_reductions import max_of_lanes
+from ..codegen.vector import LANES, Expr, const, lanes, splat, to_f32, vector_type
+from ..weights.layout import round_up
+
+KV_DTYPES = {"f16": "float16", "f32": "float32", "int8": "int8"}
+_LIMIT = 127  # codes are in -_LIMIT.._LIMIT
+_LEAST = 1e-30  # the largest magnitude of a row counts as this at least, so that its inverse is finite
+_ROUNDING = 1.5 * 2**23  # a float32 plus this has the nearest integer (of ties the even one) in its low bits
+
+
+@dataclass(frozen=True)
+class PagedPool:
+    """One layer of the pool, which lies as `KVLayout` says."""
+
+    layout: KVLayout
+    pool: Memory
+    layer: Expr
+    num_pages: Expr
+
+    def keys(self, page: Expr, head: Expr) -> Expr:
+        """Index of the first key of a head: `[head_dim, PAGE_SIZE]`."""
+        return self._start(page, 0, head)
+
+    def values(self, page: Expr, head: Expr) -> Expr:
+        """Index of the first value of a head: `[PAGE_SIZE, head_dim]`."""
+        return self._start(page, 1, head)
+
+    def key(self, keys: Expr, d: Expr) -> Expr:
+        """Element `d` of 16 keys that begin at index `keys`, as float32; in an int8 pool the codes."""
+        return to_f32(self.pool[lanes(keys + d * PAGE_SIZE)], KV_DTYPES[self.layout.dtype])
+
+    def value(self, values: Expr, t: Expr, column: Expr, n: int) -> Expr:
+        """Columns `[column, column + n)` of token `t` of the values that begin at index `values`, as float32; in an
+        int8 pool the codes."""
+        where = values + t * self.layout.head_dim + column
+        return to_f32(self.pool[lanes(where, n)], KV_DTYPES[self.layout.dtype], n)
+
+    def scales(self, start: Expr) -> Expr:
+        """The scales of the 16 rows whose int8 codes begin at index `start`."""
+        return T.reinterpret(vector_type("float32"), self.pool[lanes(self.scale(start, 0), LANES * SCALE_BYTES)])
+
+    def scale(self, start: Expr, token: Expr) -> Expr:
+        """Index of the first of the bytes of a token's scale."""
+        return start - self.layout.num_scale_items + token * SCALE_BYTES
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.layout.itemsize
+
+    def _start(self, page: Expr, which: int, head: Expr) -> Expr:
+        heads = ((self.layer * self.num_pages + page) * 2 + which) * self.layout.num_kv_heads + head
+        return heads * self.layout.head_items + self.layout.num_scale_items
+
+
+@dataclass(frozen=True)
+class KVRow:
+    """A token's key or value of one head, among those of its page that begin at index `start`.
+
+    It is stored as float32, or rounded to float16, or to int8 with a scale.
+    """
+
+    paged: PagedPool
+    start: Expr
+    token: Expr
+    transposed: bool
+    floats: Memory | None
+
+    @classmethod
+    def of_key(cls, paged: PagedPool, start: Expr, token: Expr) -> Self:
+        """A row among the keys that begin at index `start`."""
+        return cls(paged, start, token, True, _scratch(paged))
+
+    @classmethod
+    def of_value(cls, paged: PagedPool, start: Expr, token: Expr) -> Self:
+        """A row among the values that begin at index `start`."""
+        return cls(paged, start, token, False, _scratch(paged))
+
+    def put(self, i: int, value: Expr, n: int) -> None:
+        """Put elements `[i, i + n)`, float32."""
+        if self.floats is not None:
+            self.floats[lanes(i, n)] = value
+            return
+        dtype = KV_DTYPES[self.paged.layout.dtype]
+        stored = value if dtype == "float32" else T.Cast(vector_type(dtype, n), value)
+        where, step = self._at(i), PAGE_SIZE if self.transposed else 1
+        self.paged.pool[T.ramp(where, step, n) if n > 1 else where] = stored
+
+    def finish(self) -> None:
+        """Store the row, once all its elements are put.
+
+        The scale of int8 is the largest magnitude over 127. A row that holds a NaN or an infinity gets such a scale,
+        so that every token that sees the row gets NaN.
+        """
+        if self.floats is None:
+            return
+        pool, head_dim = self.paged.pool, self.paged.layout.head_dim
+        largest = bound(_largest_magnitude(self.floats, head_dim))
+        inverse = bound(T.float32(_LIMIT) / largest)
+        scale = T.reinterpret(vector_type("int8", SCALE_BYTES), largest * T.float32(1 / _LIMIT))
+        pool[lanes(self.paged.scale(self.start, self.token), SCALE_BYTES)] = scale
+        codes = registers(round_up(head_dim, LANES), "int8")
+        for i in range(0, head_dim, LANES):
+            rounded = T.reinterpret("int32x16", self.floats[lanes(i)] * splat(inverse) + const(_ROUNDING))
+            codes[lanes(i)] = T.Cast("int8x16", rounded)
+        with serial(head_dim) as j:
+            pool[self._at(j)] = codes[j]
+
+    def _at(self, i: Expr) -> Expr:
+        if self.transposed:
+            return self.start + i * PAGE_SIZE + self.token
+        return self.start + self.token * self.paged.layout.head_dim + i
+
+
+def _scratch(paged: PagedPool) -> Memory | None:
+    """Memory for a row until its largest magnitude is known, with zeros behind it."""
+    if not paged.layout.has_scales:
+        return None
+    size = round_up(paged.layout.head_dim, LANES)
+    floats = registers(size, "float32")
+    floats[lanes(size - LANES)] = const(0)
+    return floats
+
+
+def _largest_magnitude(floats: Memory, head_dim: int) -> Expr:
+    """The largest magnitude of a row. Magnitudes are compared as integers: in that order infinity and NaN come last."""
+    largest = registers(LANES, "int32")
+    largest[lanes(0)] = splat(T.reinterpret("int32", T.float32(_LEAST)))
+    for i in range(0, head_dim, LANES):
+        magnitude = T.bitwise_and(T.reinterpret("int32x16", floats[lanes(i)]), splat(T.int32(0x7FFFFFFF)))
+        largest[lanes(0)] = T.max(largest[lanes(0)], magnitude)
+    return T.reinterpret("float32", max_of_lanes(largest[lanes(0)], "int32"))
+
+
+def copy_rows(layout: KVLayout) -> Any:
+    """A PrimFunc `(pool, source, destination, num_rows, num_pages, num_copies) -> 0`.
+
+    Copies the first `num_rows[i]` tokens of page `source[i]` to page `destination[i]`, in all layers.
+    """
+    dtype = KV_DTYPES[layout.dtype]
+    with Kernel() as k:
+        pool, source, destination, num_rows, num_pages, num_copies = k.arguments(
+            pool=dtype, source="int32", destination="int32", num_rows="int32", num_pages=SIZE, num_copies=SIZE
+        )
+        per_copy = layout.num_layers * layout.num_kv_heads
+        with parallel(num_copies * per_copy) as item:
+            i, layer, head = item // per_copy, item % per_copy // layout.num_kv_heads, item % layout.num_kv_heads
+            paged = PagedPool(layout, pool, layer, num_pages)
+            old, new = T.Cast("int64", source[i]), T.Cast("int64", destination[i])
+            tokens = T.Cast("int64", num_rows[i])
+            with serial(layout.head_dim) as d, serial(tokens) as t:
+                where = d * PAGE_SIZE + t
+                pool[paged.keys(new, head) + where] = pool[paged.keys(old, head) + where]
+            with serial(tokens * layout.head_dim) as j:
+                pool[paged.values(new, head) + j] = pool[paged.values(old, head) + j]
+            if layout.has_scales:
+                for start in (paged.keys, paged.values):
+                    with serial(tokens * SCALE_BYTES) as j:
+                        pool[paged.scale(start(new, head), 0) + j] = pool[paged.scale(start(old, head), 0) + j]
+    return k.function
+
+
+def move_pages(layout: KVLayout, *, into_pool: bool) -> Any:
+    """A PrimFunc `(pool, pages, buffer, num_pages, num_moved) -> 0`.
+
+    Copies pages of the pool to `buffer`, or back if `into_pool`. `buffer` holds whole pages, `[num_moved, layers,
+    2 * kv_heads * head_items]`.
+    """
+    dtype = KV_DTYPES[layout.dtype]
+    size = 2 * layout.num_kv_heads * layout.head_items
+    with Kernel() as k:
+        pool, pages, buffer, num_pages, num_moved = k.arguments(
+            pool=dtype, pages="int32", buffer=dtype, num_pages=SIZE, num_moved=SIZE
+        )
+        with parallel(num_moved * layout.num_layers) as item:
+            i, layer = item // layout.num_layers, item % layout.num_layers
+            inside = (layer * num_pages + T.Cast("int64", pages[i])) * size
+            with serial(size) as j:
+                if into_pool:
+                    pool[inside + j] = buffer[item * size + j]
+                else:
+                    buffer[item * size + j] = pool[inside + j]
+    return k.function

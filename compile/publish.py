@@ -1,0 +1,72 @@
+"""Write an artifact beside its destination, and put it there when it is done.
+
+Nothing appears at the destination before that. An artifact that was there is replaced; anything else is not.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from radixlm.runtime.artifact import MANIFEST
+from radixlm.runtime.errors import CompileError, InvalidParameter
+
+_OTHER_FILES_BYTES = 16 << 20  # about: library, tokenizer, manifest
+_ABANDONED_S = 24 * 3600.0  # a compile that takes longer than a day was killed
+
+
+def check_output(output: Path) -> None:
+    """Raise InvalidParameter where no artifact can be put."""
+    if output.exists() and not (output / MANIFEST).is_file():
+        raise InvalidParameter(f"{output} exists and is no artifact; choose another -o, or remove it")
+    if not output.parent.is_dir():
+        raise InvalidParameter(f"{output.parent} is no directory; make it first, or choose another -o")
+
+
+def check_space(directory: Path, weights_bytes: int) -> None:
+    """Raise CompileError where the disk is too full for an artifact with so many bytes of weights."""
+    needed, free = weights_bytes + _OTHER_FILES_BYTES, shutil.disk_usage(directory).free
+    if free < needed:
+        raise CompileError(
+            f"{directory} has {free / 1e6:,.0f} MB free, the artifact needs {needed / 1e6:,.0f} MB; "
+            "make room, or choose another -o"
+        )
+
+
+@contextmanager
+def unpublished(output: Path) -> Iterator[Path]:
+    """A directory beside `output`, on the same file system; gone afterwards unless it was published."""
+    directory = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".tmp", dir=output.parent))
+    directory.chmod(0o755)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def publish(directory: Path, output: Path) -> None:
+    """Rename `directory` to `output`; an artifact that was there is moved aside first and then removed."""
+    if output.exists():
+        with unpublished(output) as aside:
+            os.rename(output, aside / "replaced")
+            os.rename(directory, output)
+    else:
+        os.rename(directory, output)
+    _sweep(output)
+
+
+def _sweep(output: Path) -> None:
+    """Remove what compiles of the same output left beside it when they were killed, long ago."""
+    for directory in output.parent.glob(f".{glob.escape(output.name)}.????????.tmp"):
+        try:
+            abandoned = directory.stat().st_mtime < time.time() - _ABANDONED_S
+        except OSError:
+            continue  # another compile has just removed it
+        if abandoned:
+            shutil.rmtree(directory, ignore_errors=True)
