@@ -85,8 +85,8 @@ def engine_of(way: Way, artifact: Artifact, directory: Path, files: ThrottledFil
     store = open_store(artifact, place, files)
     with Engine(artifact, max_num_seqs=2, store=store, kv_budget=1.0) as engine:
         tier = _tier(engine)
-        tier._writer.max_bytes = 0  # nothing is saved
-        tier._saver.rewriter = None
+        tier.writer.max_bytes = 0  # nothing is saved
+        tier.chosen.used = lambda *_, **__: None
         if not way.decides:
             tier._loader._planner = AlwaysLoad()
             if way.kv_budget < 1:
@@ -102,10 +102,9 @@ def settle(engine: Engine) -> None:
     tier = _tier(engine)
 
     def is_busy() -> bool:
-        is_saving = tier._saver.has_pending and tier._writer.max_bytes > 0
-        rewriter = tier._saver.rewriter
+        is_saving = tier._saver.has_pending and tier.writer.max_bytes > 0
         is_learning = tier._parts is not None and bool(tier._parts._lessons)
-        return is_saving or is_learning or not tier._writer.is_idle or (rewriter is not None and rewriter.is_ready)
+        return is_saving or is_learning or not tier.writer.is_idle or (tier.chosen is not None and tier.chosen.is_ready)
 
     while engine._loop.call(lambda core: is_busy()):
         time.sleep(_POLL_S)

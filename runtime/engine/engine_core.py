@@ -19,9 +19,9 @@ from ..cache.sequence import num_pages_for
 from ..errors import EngineError, InvalidParameter
 from ..model.batch import Float32Array, Forward
 from ..prefix.disk_tier import DiskTier
-from ..prefix.disk_turns import DiskTurns
 from .completion import PrefillProgress
 from .core_counters import CoreCounters
+from .disk_turns import DiskTurns
 from .request import Request, RequestLimits
 from .request_ends import RequestEnds
 from .request_output import RequestOutput

@@ -21,6 +21,7 @@ from ..model.batch import Forward, PageIO
 from ..prefix.disk_tier import DiskTier
 from ..prefix.prefill_measure import measure_prefill
 from ..prefix.stored_prefill import StoredPrefill
+from ..pruning.pruning import Pruning
 from ..pruning.query_look import QueryLook
 from ..pruning.scored_runner import ScoredRunner, ScoringRunner
 from ..store import PageStore, StoreIdentity
@@ -104,8 +105,7 @@ class EngineParts:
                     cache,
                     _page_io(scored or runner),
                     clock=clock,
-                    importance=None if scored is None else scored.importance,
-                    look=None if scored is None else _look(artifact.manifest, cache, scored),
+                    choose_rows=None if scored is None else _choose_rows(artifact.manifest, cache, scored, clock),
                 )
                 unmeasured = None if stored.load(tier.planner) else stored
             opened.pop_all()
@@ -142,9 +142,12 @@ def _page_io(runner: Runner) -> PageIO:
     return runner
 
 
-def _look(manifest: Manifest, cache: PrefixCache, runner: ScoredRunner) -> QueryLook:
+def _choose_rows(
+    manifest: Manifest, cache: PrefixCache, runner: ScoredRunner, clock: Callable[[], float]
+) -> Callable[[DiskTier], Pruning]:
     group_size = manifest.model.num_attention_heads // manifest.kv.num_kv_heads
-    return QueryLook(cache, runner, max_num_tokens=manifest.module.max_num_tokens, group_size=group_size)
+    look = QueryLook(cache, runner, max_num_tokens=manifest.module.max_num_tokens, group_size=group_size)
+    return lambda tier: Pruning(tier, runner.importance, look, clock=clock)
 
 
 def _scoring(runner: Runner) -> ScoringRunner:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from ..cache.kv_transaction import KVTransaction
 from ..cache.prefix_cache import PrefixCache
 from ..errors import EngineError, InvalidRequest, OutOfPages, RadixLMError, StepFailed
-from ..prefix.disk_turns import DiskTurns
 from .completion import Delta
 from .core_counters import CoreCounters
+from .disk_turns import DiskTurns
 from .request import Request
 from .request_output import RequestOutput
 from .scheduler import Scheduler

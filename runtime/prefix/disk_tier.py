@@ -16,12 +16,9 @@ from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
 from ..cache.radix_node import Node
 from ..model.batch import PageIO
-from ..pruning.importance import Importance
-from ..pruning.partial_loader import PartialCounts, PartialLoader
-from ..pruning.query_look import QueryLook
-from ..pruning.run_rewriter import RunRewriter
 from ..store.page_key import NO_PARENT, PageKey
 from ..store.record import BLOCK, padded
+from .chosen_rows import ChosenRows
 from .disk_index import DiskIndex
 from .disk_reader import DiskReader
 from .disk_writer import DiskWriter, remaining_s
@@ -48,11 +45,11 @@ class DiskTier:
     """A store below a cache. `begin` says whether a request waits for the disk, `advance` who may go on.
 
     Args:
-        importance: of the rows of the cache's pages; what prompts find is then stored in its order, too.
         clock: seconds; the cache's own.
-        look: sees what a prompt looks for; with it, a part of a prefix is loaded for who says that it is enough.
+        choose_rows: makes what learns which rows matter, stores them in that order, and loads a share of them.
 
     Attributes:
+        store, cache, index, writer, reader: what the tier works with.
         planner: decides what is worth loading; told how long steps take.
         ends: loads the end of a prefix for who does not wait: he computes its beginning.
         wake: called in any thread when `advance` has something to do.
@@ -65,30 +62,26 @@ class DiskTier:
         io: PageIO,
         *,
         clock: Callable[[], float],
-        importance: Importance | None = None,
         queue_bytes: int = QUEUE_BYTES,
         planner: LoadPlanner | None = None,
-        look: QueryLook | None = None,
+        choose_rows: Callable[[DiskTier], ChosenRows] | None = None,
     ) -> None:
         self.planner = LoadPlanner() if planner is None else planner
         self.wake: Callable[[], None] = lambda: None
-        self._store, self._cache = store, cache
+        self.store, self.cache = store, cache
         page_bytes = store.identity.page_bytes
-        self._index = DiskIndex(store.stats().max_bytes // (BLOCK + padded(page_bytes)) + 1, clock=clock)
-        self._index.cache.aliases = cache.aliases  # what a reply is rendered as does not depend on where it lies
-        self._index.add(store.heads())
-        self._writer = DiskWriter(store, max_bytes=max(queue_bytes, page_bytes), notify=self._notify)
-        self._reader = DiskReader(store, page_bytes, notify=self._notify)
-        rewriter = None
-        if importance is not None:
-            rewriter = RunRewriter(cache, self._index, self._writer, importance, page_bytes)
-        self._saver = PageSaver(cache, self._index, self._writer, io, store.identity, store.touch, rewriter)
+        self.index = DiskIndex(store.stats().max_bytes // (BLOCK + padded(page_bytes)) + 1, clock=clock)
+        self.index.cache.aliases = cache.aliases  # what a reply is rendered as does not depend on where it lies
+        self.index.add(store.heads())
+        self.writer = DiskWriter(store, max_bytes=max(queue_bytes, page_bytes), notify=self._notify)
+        self.reader = DiskReader(store, page_bytes, notify=self._notify)
+        self._saver = PageSaver(cache, self.index, self.writer, io, store.identity, store.touch)
         inserter, counts = PageInserter(cache, io), LoadCounts()
-        self.ends = EndLoader(inserter, self._reader, self.planner, counts, page_bytes=page_bytes, lost=self._forget)
+        self.ends = EndLoader(inserter, self.reader, self.planner, counts, page_bytes=page_bytes, lost=self._forget)
         self._loader = PageLoader(
             inserter,
-            self._index,
-            self._reader,
+            self.index,
+            self.reader,
             self.ends,
             self.planner,
             counts,
@@ -96,11 +89,8 @@ class DiskTier:
             clock=clock,
             lost=self._forget,
         )
-        self._parts: PartialLoader | None = None
-        if look is not None:
-            self._parts = PartialLoader(
-                cache, self._index, store, self._reader, self.planner, look, page_bytes=page_bytes, clock=clock
-            )
+        self.chosen = None if choose_rows is None else choose_rows(self)
+        self._parts = None if self.chosen is None else self.chosen.parts
         self._num_waiting = 0
         self._is_closed = False
         cache.tree.leaving = self._save_leaving
@@ -111,7 +101,7 @@ class DiskTier:
         """Whether `advance` would get on with something now."""
         loaders = (self._loader, self._parts)
         is_read = any(loader.is_ready for loader in loaders if loader is not None)
-        return bool(self._writer.results or self.ends.names) or self._saver.is_ready or is_read
+        return bool(self.writer.results or self.ends.names) or self._saver.is_ready or self._rewrites or is_read
 
     @property
     def wait_s(self) -> float | None:
@@ -122,7 +112,7 @@ class DiskTier:
     @property
     def learns(self) -> bool:
         """Whether `used` is of any use: there is importance."""
-        return self._saver.rewriter is not None
+        return self.chosen is not None
 
     def begin(
         self, name: str, find: FindPrefix, *, num_tokens_ahead: int | None = None, kv_budget: float = 1.0
@@ -151,11 +141,13 @@ class DiskTier:
 
     def advance(self) -> list[str]:
         """Take in what was read and written, save a little more; the names of who may go on."""
-        while self._writer.results:
-            written = self._writer.results.popleft()
+        while self.writer.results:
+            written = self.writer.results.popleft()
             self._saver.settle(written)
-            self._index.remove(written.gone_keys)
-            self._index.add(head for head in written.heads if head.key in written.stored_keys)
+            if written.result is not None:
+                stored = frozenset(written.result.stored)
+                self.index.remove(written.result.evicted)
+                self.index.add(head for head in written.heads if head.key in stored)
         names = self._loader.advance()
         if self._parts is not None:
             ready, back = self._parts.advance()
@@ -166,9 +158,11 @@ class DiskTier:
         self._num_waiting -= len(names)
         try:
             self._saver.advance()
+            if self.chosen is not None and self._rewrites:
+                self.chosen.advance()
         except Exception:  # who was let go must learn of it; what is not saved is computed again
             _LOGGER.exception("what was computed could not be saved")
-            self._saver.forget()
+            self._forget_unsaved()
         return names
 
     def loaded(self, name: str) -> LoadedPrefix | None:
@@ -184,41 +178,42 @@ class DiskTier:
         self._saver.save(namespace, token_ids, generated)
 
     def used(self, namespace: bytes, token_ids: Sequence[int], *, num_reused: int) -> None:
-        """The prompt `token_ids` is computed, of which the first `num_reused` were found: with `importance` it is known
-        from here on where it looked, and what it found is stored in a better order when there is time.
+        """The prompt `token_ids` is computed, of which the first `num_reused` were found: what it found is stored in a
+        better order when there is time.
         """
         try:
-            self._saver.used(namespace, token_ids, num_reused=num_reused)
+            if self.chosen is not None:
+                self.chosen.used(namespace, token_ids, num_reused=num_reused)
         except Exception:  # it is no more than a hint
             _LOGGER.exception("what a prompt looked at could not be noted")
 
     def distrust(self, namespace: bytes, token_ids: Sequence[int]) -> None:
         """Take what was computed of these tokens off the disk, with all that goes on from it: it may be wrong."""
-        self._saver.forget()
+        self._forget_unsaved()
         self._end_loads()
         keys, parent_key = [], NO_PARENT
         for start in range(0, len(token_ids) - PAGE_SIZE + 1, PAGE_SIZE):
             page = token_ids[start : start + PAGE_SIZE]
-            parent_key = PageKey.of(self._store.identity, namespace, parent_key, page, bytes(PAGE_SIZE)).key
+            parent_key = PageKey.of(self.store.identity, namespace, parent_key, page, bytes(PAGE_SIZE)).key
             keys.append(parent_key)
         self._forget(keys)
 
     def discard(self, namespace: bytes) -> tuple[int, Future[None]]:
         """Take a namespace off the disk: how many pages nobody finds from here on, and when their bytes are gone."""
-        self._saver.forget(namespace)
+        self._forget_unsaved(namespace)
         self._end_loads(namespace)
-        keys = self._index.clear(namespace)
-        return len(keys), self._writer.discard(namespace)
+        keys = self.index.clear(namespace)
+        return len(keys), self.writer.discard(namespace)
 
     def drop_unused(self, since: float) -> None:
         """Take off the disk what nobody used since then, on the cache's clock; not before this process began."""
-        keys = self._index.drop_unused(since)
+        keys = self.index.drop_unused(since)
         if keys:
-            self._writer.drop(keys)
+            self.writer.drop(keys)
 
     def give_up(self) -> list[str]:
         """After a mistake of ours: end all loads, save nothing more of what waits; who may go on."""
-        self._saver.forget()
+        self._forget_unsaved()
         self._end_loads()
         names = self._loader.advance()
         if self._parts is not None:
@@ -229,7 +224,7 @@ class DiskTier:
 
     def start_over(self) -> None:
         """Forget all who wait and what waits to be saved, in whatever state that is; what is on disk stays."""
-        self._saver.forget()
+        self._forget_unsaved()
         self._loader.start_over()
         if self._parts is not None:
             self._parts.start_over()
@@ -237,11 +232,11 @@ class DiskTier:
 
     def stats(self) -> TierStats:
         """Counts as of now, from any thread."""
-        store, loads, saver = self._store.stats(), self._loader.counts, self._saver
-        parts = PartialCounts() if self._parts is None else self._parts.counts
+        store, loads, saver = self.store.stats(), self._loader.counts, self._saver
+        chosen, parts = self.chosen, None if self._parts is None else self._parts.counts
         return TierStats(
             off_because=store.off_because,
-            num_pages=len(self._index),
+            num_pages=len(self.index),
             num_bytes=store.num_bytes,
             max_bytes=store.max_bytes,
             num_waiting=self._num_waiting,
@@ -252,19 +247,19 @@ class DiskTier:
             num_loads_broken=loads.num_broken,
             num_loads_refused=loads.num_refused,
             num_loaded_pages=loads.num_pages,
-            num_parts=parts.num_pruned,
-            num_parts_refused=parts.num_refused,
-            num_parts_disagreed=parts.num_disagreed,
-            num_parts_broken=parts.num_broken,
-            num_parts_late=parts.num_late,
-            num_read_bytes=store.read_bytes + parts.num_read_bytes,
+            num_parts=0 if parts is None else parts.num_pruned,
+            num_parts_refused=0 if parts is None else parts.num_refused,
+            num_parts_disagreed=0 if parts is None else parts.num_disagreed,
+            num_parts_broken=0 if parts is None else parts.num_broken,
+            num_parts_late=0 if parts is None else parts.num_late,
+            num_read_bytes=store.read_bytes + (0 if parts is None else parts.num_read_bytes),
             num_saved_pages=saver.num_saved_pages,
             num_dropped_pages=saver.num_dropped_pages,
-            num_written_bytes=store.num_pages_written * self._store.identity.page_bytes,
-            num_queued_bytes=self._writer.queued_bytes,
+            num_written_bytes=store.num_pages_written * self.store.identity.page_bytes,
+            num_queued_bytes=self.writer.queued_bytes,
             num_evicted_pages=store.num_pages_evicted,
-            num_rewritten_runs=saver.num_rewritten_runs,
-            num_dropped_rewrites=saver.num_dropped_rewrites,
+            num_rewritten_runs=0 if chosen is None else chosen.num_rewritten,
+            num_dropped_rewrites=0 if chosen is None else chosen.num_dropped,
             disk_bytes_per_s=self.planner.disk_bytes_per_s,
             misses_by_kind={kind: count for kind, count in store.misses.items()},
         )
@@ -274,9 +269,9 @@ class DiskTier:
         if self._is_closed:
             return
         self._is_closed = True
-        self._cache.tree.leaving = None
+        self.cache.tree.leaving = None
         deadline = time.monotonic() + timeout_s
-        self._reader.close()
+        self.reader.close()
         if self._parts is not None:
             self._parts.close()
         try:
@@ -286,12 +281,12 @@ class DiskTier:
                 self._saver.advance()
         except Exception:
             _LOGGER.exception("what was computed last could not be saved")
-        self._writer.close(remaining_s(deadline))
-        self._store.close()
+        self.writer.close(remaining_s(deadline))
+        self.store.close()
 
     def check(self) -> None:
         """Raise AssertionError unless the index agrees with itself."""
-        self._index.check()
+        self.index.check()
 
     def _begins_in_full(self, name: str, find: FindPrefix, num_tokens_ahead: int | None) -> bool:
         """Whether who did not get a part waits for all of it; who cannot be looked up goes on, and fails alone."""
@@ -301,6 +296,17 @@ class DiskTier:
             _LOGGER.exception("what %s waits for could not be looked up", name)
             return False
 
+    @property
+    def _rewrites(self) -> bool:
+        """Whether a run is to be stored in a better order: nothing else is to be written."""
+        return self.chosen is not None and not self._saver.has_pending and self.chosen.is_ready
+
+    def _forget_unsaved(self, namespace: bytes | None = None) -> None:
+        """Drop what waits to be written, of a namespace or all."""
+        self._saver.forget(namespace)
+        if self.chosen is not None:
+            self.chosen.forget(namespace)
+
     def _end_loads(self, namespace: bytes | None = None) -> None:
         """All, or a namespace's; who waits goes on with the next `advance`."""
         self._loader.end(namespace)
@@ -309,7 +315,7 @@ class DiskTier:
 
     def _forget(self, keys: list[bytes]) -> None:
         """Take pages out of the index and the store, and what cannot be found without them."""
-        self._writer.drop([*keys, *self._index.remove(keys)])
+        self.writer.drop([*keys, *self.index.remove(keys)])
 
     def _save_leaving(self, node: Node, num_leaving: int) -> None:
         try:

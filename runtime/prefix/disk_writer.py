@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..model.batch import Float32Array, UInt8Array
-from ..pruning.row_selection import scores_to_store
-from ..store.rewriting import rewrite
+from ..model.batch import UInt8Array
+from ..store.store_state import PutResult
 
 if TYPE_CHECKING:
     from ..store import PageKey, PageStore
@@ -28,17 +27,15 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Written:
-    """What a job of the writer did: the pages it was to write, those of them on disk now, and pages that are gone."""
+    """A finished job of the writer: the pages that it was to write, and what became of them; None: it failed."""
 
-    heads: tuple[PageKey, ...] = ()
-    stored_keys: frozenset[bytes] = frozenset()
-    gone_keys: tuple[bytes, ...] = ()
-    num_rewritten: int = 0  # runs that are in the order of importance, too
+    heads: tuple[PageKey, ...]
+    result: PutResult | None
 
 
 @dataclass(frozen=True)
 class _Job:
-    work: Callable[[PageStore], Written]
+    work: Callable[[PageStore], PutResult]
     num_bytes: int = 0
     heads: tuple[PageKey, ...] = ()
     done: Future[None] = field(default_factory=Future)
@@ -86,44 +83,36 @@ class DiskWriter:
         """Take pages, uint8 `[len(heads), page_bytes]`, which nobody may change any more; False: there is no room."""
         taken = tuple(heads)
 
-        def put(store: PageStore) -> Written:
-            result = store.put(taken, pages)
-            return Written(taken, frozenset(result.stored), tuple(result.evicted))
-
         with self._wake:
             if self._is_closing or pages.nbytes > self.room_bytes:
                 return False
-            self._post(_Job(put, pages.nbytes, taken))
+            self._post(_Job(lambda store: store.put(taken, pages), pages.nbytes, taken))
         return True
 
-    def rewrite(
-        self, heads: Sequence[PageKey], scores: Float32Array, *, is_start: bool, probe_head: int
-    ) -> Future[None]:
-        """Store a run of pages that are on disk in the order of importance, too, after what is queued: by `scores`,
-        `[layers, kv_heads, tokens]`, as far as a part of it is read by them; whether it begins a prompt.
-        """
-        taken = tuple(heads)
-
-        def rewrite_run(store: PageStore) -> Written:
-            result = rewrite(store, taken, scores_to_store(scores, is_start=is_start), probe_head=probe_head)
-            return Written(gone_keys=result.evicted, num_rewritten=int(bool(result.stored)))
-
-        return self._enqueue(rewrite_run)
+    def submit(self, work: Callable[[PageStore], PutResult]) -> Future[None]:
+        """Change the store in another way, after what is queued; the future's result comes when that is done."""
+        job = _Job(work)
+        with self._wake:
+            if self._is_closing:
+                job.done.set_result(None)
+            else:
+                self._post(job)
+        return job.done
 
     def discard(self, namespace: bytes) -> Future[None]:
-        """Take a namespace off the disk, after what is queued; the result comes when that is done."""
-        return self._enqueue(lambda store: Written(gone_keys=tuple(store.discard(namespace))))
+        """Take a namespace off the disk, after what is queued; the future's result comes when that is done."""
+        return self.submit(lambda store: PutResult((), tuple(store.discard(namespace))))
 
     def drop(self, keys: Sequence[bytes]) -> Future[None]:
         """Take pages off the disk with all that goes on from them, after what is queued."""
         taken = tuple(keys)
 
-        def drop(store: PageStore) -> Written:
+        def drop(store: PageStore) -> PutResult:
             store.drop(taken)
             nothing = store.put((), np.empty((0, store.identity.page_bytes), np.uint8))  # which notes what is dropped
-            return Written(gone_keys=(*taken, *nothing.evicted))
+            return PutResult((), (*taken, *nothing.evicted))
 
-        return self._enqueue(drop)
+        return self.submit(drop)
 
     def close(self, timeout_s: float) -> None:
         """Write what is queued, for so long, then drop the rest. May be called twice."""
@@ -138,15 +127,6 @@ class DiskWriter:
             job.done.set_result(None)
         self._thread.join()  # what is being written is written whole
 
-    def _enqueue(self, work: Callable[[PageStore], Written]) -> Future[None]:
-        job = _Job(work)
-        with self._wake:
-            if self._is_closing:
-                job.done.set_result(None)
-            else:
-                self._post(job)
-        return job.done
-
     def _post(self, job: _Job) -> None:
         """The lock is held."""
         self._num_bytes += job.num_bytes
@@ -156,10 +136,10 @@ class DiskWriter:
     def _run(self) -> None:
         while (job := self._next()) is not None:
             try:
-                written = job.work(self._store)
+                written = Written(job.heads, job.work(self._store))
             except Exception:  # the store handles what disks do; this is a mistake of ours
                 _LOGGER.exception("writing to the store failed")
-                written = Written(job.heads)
+                written = Written(job.heads, None)
             self.results.append(written)
             with self._wake:
                 self._num_bytes -= job.num_bytes

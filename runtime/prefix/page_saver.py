@@ -1,7 +1,7 @@
 """Copy pages out of the pool to the disk: those of prompts and replies that are done, and those about to make room.
 
 Knows which pages are on disk, or on their way. A little is copied at a time, between two steps; no page is held for it:
-what makes room before its turn is copied then. When all is saved, runs may be rewritten in a better order.
+what makes room before its turn is copied then.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
 from ..cache.radix_node import Node, tokens_of
 from ..model.batch import PageIO
-from ..pruning.run_rewriter import RunRewriter
 from ..store.page_key import NO_PARENT, PageKey, StoreIdentity
 from .disk_index import DiskIndex
 from .disk_writer import DiskWriter, Written
@@ -60,7 +59,6 @@ class PageSaver:
 
     Args:
         touched: told of the keys of pages that are on disk and were used in memory.
-        rewriter: has runs rewritten when nothing waits to be saved; None: nobody does.
     """
 
     cache: PrefixCache
@@ -69,7 +67,6 @@ class PageSaver:
     io: PageIO
     identity: StoreIdentity
     touched: Callable[[Sequence[bytes]], None]
-    rewriter: RunRewriter | None = None
     num_saved_pages: int = 0
     num_dropped_pages: int = 0
     _chains: deque[_Chain] = field(default_factory=deque)
@@ -83,19 +80,7 @@ class PageSaver:
     @property
     def is_ready(self) -> bool:
         """Whether `advance` would get on: something waits, and the writer takes it."""
-        if not self._chains:
-            return self.rewriter is not None and self.rewriter.is_ready
-        return self.writer.room_bytes >= self._portion_pages * self.identity.page_bytes
-
-    @property
-    def num_rewritten_runs(self) -> int:
-        """Stored in the order of importance, too."""
-        return 0 if self.rewriter is None else self.rewriter.num_rewritten
-
-    @property
-    def num_dropped_rewrites(self) -> int:
-        """Were to be, and too many waited."""
-        return 0 if self.rewriter is None else self.rewriter.num_dropped
+        return self.has_pending and self.writer.room_bytes >= self._portion_pages * self.identity.page_bytes
 
     def save(self, namespace: bytes, token_ids: Sequence[int], generated: bytes) -> None:
         """Have the full pages of these tokens saved, which are in the tree; when there is time."""
@@ -106,11 +91,6 @@ class PageSaver:
             dropped = self._chains.popleft()
             self.num_dropped_pages += dropped.num_pages - dropped.num_done
         self._chains.append(chain)
-
-    def used(self, namespace: bytes, token_ids: Sequence[int], *, num_reused: int) -> None:
-        """A prompt is computed, of which the first tokens were found."""
-        if self.rewriter is not None:
-            self.rewriter.used(namespace, token_ids, num_reused=num_reused)
 
     def save_leaving(self, node: Node, num_leaving: int) -> None:
         """Save now what is about to make room, as much of it as the writer takes: a `Leaving` of the tree."""
@@ -126,12 +106,8 @@ class PageSaver:
             self.num_dropped_pages += min(num_leaving, chain.num_pages - chain.num_done)
 
     def advance(self) -> None:
-        """Save the next portion, if the writer takes it; or have a run rewritten."""
+        """Save the next portion, if the writer takes it."""
         if not self.is_ready:
-            return
-        if not self._chains:
-            if self.rewriter is not None:
-                self.rewriter.advance()
             return
         chain = self._chains[0]
         self._skip(chain)
@@ -145,13 +121,9 @@ class PageSaver:
     def settle(self, written: Written) -> None:
         """The writer is done with pages: they are not on their way any more."""
         self._on_their_way.difference_update(head.key for head in written.heads)
-        if self.rewriter is not None:
-            self.rewriter.num_rewritten += written.num_rewritten
 
     def forget(self, namespace: bytes | None = None) -> None:
         """Drop what waits, of a namespace or all."""
-        if self.rewriter is not None:
-            self.rewriter.forget(namespace)
         self._chains = deque(c for c in self._chains if namespace is not None and c.namespace != namespace)
 
     @property

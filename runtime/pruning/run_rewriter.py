@@ -19,7 +19,11 @@ from ..model.batch import Float32Array
 from ..prefix.disk_index import DiskIndex
 from ..prefix.disk_writer import DiskWriter
 from ..store.page_key import PageKey
+from ..store.page_store import PageStore
+from ..store.rewriting import rewrite
+from ..store.store_state import PutResult
 from .importance import Importance
+from .row_selection import scores_to_store
 
 MIN_PAGES = 4  # of a node; fewer are read whole as quickly
 RUN_BYTES = 64 << 20  # of a run's pages: a few copies are in memory while it is ordered. Longer nodes have more runs
@@ -94,8 +98,7 @@ class RunRewriter:
                 uses.next_at = 2 * uses.count
         if self._runs:
             run = self._runs.popleft()
-            probe_head = min(PROBE_HEAD, run.scores.shape[1] - 1)
-            self.writer.rewrite(run.heads, run.scores, is_start=run.is_start, probe_head=probe_head)
+            self.writer.submit(lambda store: self._rewrite(store, run))
 
     def forget(self, namespace: bytes | None = None) -> None:
         """Drop what waits, of a namespace or all."""
@@ -106,6 +109,14 @@ class RunRewriter:
                 self._uses.pop(key, None)
             else:
                 self._waiting.append((key, node))
+
+    def _rewrite(self, store: PageStore, run: _Run) -> PutResult:
+        """In the writer's thread: store a run that is on disk in the order of its scores, too."""
+        probe_head = min(PROBE_HEAD, run.scores.shape[1] - 1)
+        scores = scores_to_store(run.scores, is_start=run.is_start)
+        result = rewrite(store, run.heads, scores, probe_head=probe_head)
+        self.num_rewritten += bool(result.stored)
+        return result
 
     def _nodes_of(self, pages: Sequence[int]) -> Iterator[Node]:
         """The nodes that these pages, from a root down, are in."""

@@ -54,7 +54,7 @@ def test_a_disk_is_read_from_only_if_it_is_faster_than_the_model(
 
 
 def test_a_disk_that_turns_out_slow_is_given_up_while_it_is_read_from(warm: Served) -> None:
-    warm.tier._reader.piece_pages = 1
+    warm.tier.reader.piece_pages = 1
     warm.tier.planner.disk_bytes_per_s = 1e12
     real = warm.tier.planner.observe_read
     warm.tier.planner.observe_read = lambda *, num_bytes, seconds: real(  # type: ignore[method-assign]

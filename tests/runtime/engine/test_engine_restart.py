@@ -13,6 +13,7 @@ from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.radix_tree import RadixTree
 from radixlm.runtime.engine import engine_core
+from radixlm.runtime.engine.disk_turns import DiskTurns
 from radixlm.runtime.engine.engine_loop import EngineLoop
 from radixlm.runtime.engine.generation_stream import GenerationStream
 from radixlm.runtime.engine.request import Request
@@ -23,7 +24,6 @@ from radixlm.runtime.errors import EngineDied
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.prefix.disk_reader import DiskReader
 from radixlm.runtime.prefix.disk_tier import DiskTier
-from radixlm.runtime.prefix.disk_turns import DiskTurns
 from radixlm.runtime.prefix.load_planner import LoadPlan, LoadPlanner
 from radixlm.runtime.prefix.page_inserter import PageInserter
 from radixlm.runtime.prefix.page_loader import PageLoader

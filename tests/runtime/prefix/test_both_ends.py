@@ -70,7 +70,7 @@ def know(served: Served) -> None:
 
 def read(served: Served, num_pages: int) -> None:
     """Let the disk go on by so many pages, which are pieces of their own here."""
-    reader, turns = served.tier._reader, served.store.may_read
+    reader, turns = served.tier.reader, served.store.may_read
     assert isinstance(turns, Turns)
     wanted = len(reader.results) + num_pages
     turns.let(num_pages)

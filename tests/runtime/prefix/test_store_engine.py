@@ -115,7 +115,7 @@ def test_the_engine_sleeps_while_it_waits_for_the_disk(open_engine: Open, monkey
     engine = open_engine()
     cold = engine.generate(PROMPT, PARAMS)
     engine = open_engine()
-    store = engine._core.tier._store  # type: ignore[union-attr]
+    store = engine._core.tier.store  # type: ignore[union-attr]
     read, may_read = store.read, threading.Event()
     monkeypatch.setattr(store, "read", lambda heads, out: read(heads, out) if may_read.wait(60) else 0)
     with engine.stream(PROMPT, PARAMS) as stream:
@@ -132,7 +132,7 @@ def test_the_engine_sleeps_while_it_waits_for_the_disk(open_engine: Open, monkey
 def _directory(engine: Engine) -> Path:
     tier = engine._core.tier
     assert tier is not None
-    return tier._store.directory
+    return tier.store.directory
 
 
 def test_an_engine_that_cannot_be_opened_lets_go_of_its_store(tiny_artifact: Path, tmp_path: Path) -> None:

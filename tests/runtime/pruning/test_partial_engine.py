@@ -245,7 +245,7 @@ def test_many_who_ask_at_once_have_few_files_open(open_engine: Open) -> None:
 
     def ask(tier: DiskTier, parts: PartialLoader) -> None:
         may_read = threading.Event()
-        tier._reader.submit_work(lambda: may_read.wait(WAIT_S))
+        tier.reader.submit_work(lambda: may_read.wait(WAIT_S))
         begun = [parts.begin(str(number), find, 0.1) for number in range(partial_loader.MAX_WAITERS + 3)]
         assert begun == [True] * partial_loader.MAX_WAITERS + [False] * 3
         parts.abandon("0")
@@ -288,7 +288,7 @@ def test_a_cache_is_cleared_while_one_waits_and_what_another_left_was_just_read(
 
     def clear(tier: DiskTier, parts: PartialLoader) -> None:
         may_read = threading.Event()
-        tier._reader.submit_work(lambda: may_read.wait(WAIT_S))
+        tier.reader.submit_work(lambda: may_read.wait(WAIT_S))
         assert parts.begin("left", find, 0.5) and parts.begin("waits", find, 0.5)
         parts.abandon("left")
         may_read.set()
@@ -351,7 +351,7 @@ def test_nothing_of_a_namespace_is_noted_after_it_was_forgotten(open_engine: Ope
         parts.end(b"")
         assert parts._known.num_bytes == 0
         may_read = threading.Event()
-        tier._reader.submit_work(lambda: may_read.wait(WAIT_S))
+        tier.reader.submit_work(lambda: may_read.wait(WAIT_S))
         assert parts.begin("two", find, 0.5)
         waiter = parts._waiters["two"]
         parts.end(b"")
@@ -383,7 +383,7 @@ def test_between_two_steps_there_is_one_look_at_most(open_engine: Open, monkeypa
 
         monkeypatch.setattr(parts, "_choose", count)
         while len(ready) < 3:
-            before, queued = num_looks, tier._reader.submit_work(lambda: True)
+            before, queued = num_looks, tier.reader.submit_work(lambda: True)
             while not queued.is_done:
                 time.sleep(0.001)
             ready += parts.advance()[0]  # all that was asked of the reader is done

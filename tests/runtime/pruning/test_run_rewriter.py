@@ -15,6 +15,7 @@ from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.pruning import run_rewriter
+from radixlm.runtime.pruning.pruning import Pruning
 from radixlm.runtime.pruning.row_selection import scores_to_store
 from radixlm.runtime.pruning.scored_runner import ScoredRunner
 from radixlm.runtime.store import PageKey, PageStore
@@ -37,7 +38,13 @@ class Asked:
         self.store = PageStore.open(directory, IDENTITY, max_bytes=4 << 20)
         self.runner = ScoredRunner(FakeScoredModel(num_pages))
         self.cache = PrefixCache(PagePool(num_pages))
-        self.tier = DiskTier(self.store, self.cache, self.runner, clock=lambda: 0.0, importance=self.runner.importance)
+        self.tier = DiskTier(
+            self.store,
+            self.cache,
+            self.runner,
+            clock=lambda: 0.0,
+            choose_rows=lambda tier: Pruning(tier, self.runner.importance, None, clock=lambda: 0.0),
+        )
 
     def ask(self, ids: Sequence[int], namespace: bytes = b"") -> None:
         """Compute what is not there of a prompt, and write what is to be written."""
@@ -56,14 +63,14 @@ class Asked:
     def settle(self) -> None:
         """Until nothing is left to be done."""
         deadline = time.monotonic() + WAIT_S
-        while self.tier.is_ready or not self.tier._writer.is_idle:
+        while self.tier.is_ready or not self.tier.writer.is_idle:
             self.tier.advance()
             time.sleep(0.0005)
             assert time.monotonic() < deadline, "writing does not end"
 
     def heads(self, ids: Sequence[int], namespace: bytes = b"") -> tuple[PageKey, ...]:
         num_pages = len(ids) // PAGE_SIZE
-        heads = self.tier._index.run(namespace, tuple(ids), 0, num_pages)
+        heads = self.tier.index.run(namespace, tuple(ids), 0, num_pages)
         assert heads is not None
         return heads
 
@@ -158,7 +165,7 @@ def test_pages_are_written_before_any_run(asked: Asked, monkeypatch: pytest.Monk
     asked.tier.used(b"", [*SYSTEM, 2], num_reused=len(SYSTEM))
     for _ in range(5):
         asked.tier.advance()
-    assert asked.tier._writer.queued_bytes and not order and not asked.tier.is_ready
+    assert asked.tier.writer.queued_bytes and not order and not asked.tier.is_ready
     may_put.set()
     asked.settle()
     assert order == ["pages", "run"]

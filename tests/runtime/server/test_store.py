@@ -57,7 +57,7 @@ def test_a_store_that_failed_is_said_to_be_off_and_the_server_goes_on(tmp_path: 
     with real_server(store=tmp_path) as server:
         tier = server.engine._core.tier
         assert tier is not None
-        tier._store._turn_off(OSError(28, "No space left on device"))
+        tier.store._turn_off(OSError(28, "No space left on device"))
         health = server.get("/health")
         assert health.status_code == 200 and health.json()["status"] == "degraded"
         assert "No space left" in health.json()["reason"] and "store is off" in health.json()["reason"]

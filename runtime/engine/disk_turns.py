@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 from ..cache.prefix_cache import PrefixCache
-from ..engine.request import Request
-from ..engine.scheduler import find_prefix
-from ..engine.step_plan import ScheduledRequest
-from .disk_tier import DiskTier
+from ..prefix.disk_tier import DiskTier
+from .request import Request
+from .scheduler import find_prefix
+from .step_plan import ScheduledRequest
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -1,0 +1,120 @@
+"""What the disk tier asks of the part that knows which rows of a prefix matter; `pruning/` is that part.
+
+Without it the tier loads and saves whole pages. Protocols and values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..cache.prefix_match import PrefixMatch
+from .disk_index import StoredPrefix
+
+if TYPE_CHECKING:
+    from .page_loader import FindPrefix
+
+
+@dataclass(frozen=True)
+class WantedRows:
+    """A prompt of which the disk has more than memory, and the share of its rows that is enough for the request."""
+
+    match: PrefixMatch  # what the disk has of the prompt
+    prefix: StoredPrefix
+    num_in_memory: int  # pages of the prefix
+    share: float  # of the rows, above 0 and below 1
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A read of a row source. `run` is called in the reader's thread, and returns whether what it read is right."""
+
+    run: Callable[[], bool]
+    num_bytes: int = 0  # that it reads, about
+
+
+class RowSource(Protocol):
+    """Reads chosen rows of a stored prefix for one request, stage by stage.
+
+    A transfer asks for a stage, has the reader thread run it, and asks for the next one when it has ended and was
+    right. `next_stage` and `run` are never called at once. Whatever raises or is not right ends the transfer, and the
+    request is served from exact pages.
+    """
+
+    def next_stage(self) -> Stage | None:
+        """What to read next; None: all is read. Called in the engine's thread, between two steps.
+
+        Raises:
+            TransferRefused: exact pages are as quick.
+        """
+        ...
+
+    def rows(self) -> Any:
+        """What was read, for the engine to open the request's sequence with; asked once, after the last stage."""
+        ...
+
+    def close(self) -> None:
+        """Close files. The transfer has ended, and the reader thread is done with its last stage."""
+        ...
+
+
+class TransferRefused(Exception):
+    """A row source's transfer ends, because exact pages are as quick."""
+
+
+class PartLoads(Protocol):
+    """Loads chosen rows for requests that wait; replaced by transfers that run a `RowSource`."""
+
+    counts: Any
+
+    @property
+    def is_ready(self) -> bool: ...
+    @property
+    def wait_s(self) -> float | None: ...
+    def begin(self, name: str, find: FindPrefix, budget: float, *, num_tokens_ahead: int | None = None) -> bool: ...
+    def advance(self) -> tuple[list[str], dict[str, tuple[FindPrefix, int | None]]]: ...
+    def loaded(self, name: str) -> Any: ...
+    def abandon(self, name: str) -> None: ...
+    def end(self, namespace: bytes | None = None) -> None: ...
+    def start_over(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class ChosenRows(Protocol):
+    """Learns which rows matter, stores runs of pages ordered by that, and loads rows that are chosen.
+
+    All methods are called in the engine's thread.
+    """
+
+    @property
+    def parts(self) -> PartLoads | None:
+        """Loads chosen rows; None: no row is chosen, and all are loaded."""
+        ...
+
+    @property
+    def num_rewritten(self) -> int:
+        """Runs that were stored in the order of importance."""
+        ...
+
+    @property
+    def num_dropped(self) -> int:
+        """Runs that were not, because too many waited."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `advance` has a run to store, and the writer is idle."""
+        ...
+
+    def advance(self) -> None:
+        """Have the writer store the next run. Called when no page waits to be saved."""
+        ...
+
+    def used(self, namespace: bytes, token_ids: Sequence[int], *, num_reused: int) -> None:
+        """Note that a prompt is computed, of which the first `num_reused` tokens were found."""
+        ...
+
+    def forget(self, namespace: bytes | None = None) -> None:
+        """Drop the runs that wait to be stored, of one namespace or all."""
+        ...
