@@ -17,13 +17,13 @@ import numpy.typing as npt
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.engine.engine import Engine
-from radixlm.runtime.prefix.load_planner import LoadPlanner
+from radixlm.runtime.prefix.rates import Rates
 from radixlm.runtime.store import NO_PARENT, PageKey, PageStore, StoreIdentity
 from radixlm.runtime.store.ordered_reader import OpenRun
 from radixlm.runtime.store.ordered_run import RunOrder
 from radixlm.runtime.store.rewriting import rewrite
 
-from .store_disks import AlwaysLoad, open_store
+from .store_disks import load_always, open_store
 from .throttled_files import ThrottledFiles
 
 _FOREVER_S = 3600.0
@@ -59,18 +59,17 @@ WAYS: Mapping[str, Way] = {
 }
 
 
-class AlwaysPart(LoadPlanner):
-    """Reads a part whenever somebody asks for one, and waits for it."""
+class PatientRates(Rates):
+    """Computing takes so long that every load is waited for."""
 
     def compute_s(self, start: int, stop: int) -> float | None:
         """Longer than any part takes."""
         return _FOREVER_S
 
-    def plan_partial(
-        self, start: int, stop: int, *, num_bytes: int, full_bytes: int, num_query_tokens: int, queued_bytes: int = 0
-    ) -> float | None:
-        """Always."""
-        return _FOREVER_S
+
+def choose_always(*_: object, **__: int) -> float:
+    """Read chosen rows whenever a request asks for them, and wait for them."""
+    return _FOREVER_S
 
 
 @contextmanager
@@ -88,9 +87,9 @@ def engine_of(way: Way, artifact: Artifact, directory: Path, files: ThrottledFil
         tier.writer.max_bytes = 0  # nothing is saved
         tier.chosen.used = lambda *_, **__: None
         if not way.decides:
-            tier._loader._planner = AlwaysLoad()
+            tier._loader.plan = load_always
             if way.kv_budget < 1:
-                tier._parts._planner = AlwaysPart()
+                tier._parts.plan, tier._parts._rates = choose_always, PatientRates()
         if orders is not None:
             tier._parts._store = _StoreInText(store, orders)
         yield engine

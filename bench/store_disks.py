@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.prefix.load_planner import LoadPlan, LoadPlanner, SplitPlan
+from radixlm.runtime.prefix.prefix_plan import LoadBudget, PrefixPlan
+from radixlm.runtime.prefix.rates import Rates
 from radixlm.runtime.store import PageStore, StoreIdentity
 from radixlm.runtime.store.files import OSFiles
 
@@ -17,25 +18,9 @@ DISKS_MB_PER_S: Mapping[str, float | None] = {"25": 25.0, "50": 50.0, "100": 100
 STORE_BYTES = 1 << 30
 
 
-class AlwaysLoad(LoadPlanner):
-    """Loads whatever there is, however long it takes, and nothing is computed meanwhile."""
-
-    def plan(self, start: int, stop: int, *, num_bytes: int, queued_bytes: int = 0) -> LoadPlan | None:
-        """A plan without an end."""
-        return LoadPlan(None, 3600.0)
-
-    def plan_split(
-        self,
-        start: int,
-        stop: int,
-        *,
-        num_bytes: int,
-        max_bytes: int,
-        queued_bytes: int = 0,
-        num_tokens_ahead: int = 0,
-    ) -> SplitPlan | None:
-        """Not both at once."""
-        return None
+def load_always(num_in_memory: int, num_on_disk: int, rates: Rates, budget: LoadBudget) -> PrefixPlan:
+    """Load whatever there is, however long it takes, and compute nothing meanwhile."""
+    return PrefixPlan.of((0, num_in_memory, "memory"), (num_in_memory, num_on_disk, "front"), deadline_s=3600.0)
 
 
 def disk_files(disk: str) -> ThrottledFiles:

@@ -23,7 +23,7 @@ from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
 
 from .prompts import Prompts
 from .results import read_results, write_results
-from .store_disks import DISKS_MB_PER_S, AlwaysLoad, device_bytes, disk_files, drop_page_cache, open_store
+from .store_disks import DISKS_MB_PER_S, device_bytes, disk_files, drop_page_cache, load_always, open_store
 from .throttled_files import ThrottledFiles
 
 PARAMS = SamplingParams(max_tokens=1, temperature=0.0, logprobs=5)
@@ -111,7 +111,7 @@ def _ask(
 def _load_always(engine: Engine) -> None:
     tier = engine._core.tier
     assert tier is not None
-    tier._loader._planner = AlwaysLoad()
+    tier._loader.plan = load_always
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ class DiskTurns:
         if num_tokens < _PREFILL_PER_DECODE * (len(scheduled) - len(prefill)) or not num_tokens:
             return
         positions = sum(item.num_tokens * (item.start + item.stop) / 2 for item in prefill)
-        self.tier.planner.observe_compute(num_tokens=num_tokens, position=positions / num_tokens, seconds=seconds)
+        self.tier.rates.observe_compute(num_tokens=num_tokens, position=positions / num_tokens, seconds=seconds)
 
     def start_over(self) -> None:
         """Forget all who wait, in whatever state their loads are; what is on disk stays."""

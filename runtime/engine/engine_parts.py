@@ -107,7 +107,7 @@ class EngineParts:
                     clock=clock,
                     choose_rows=None if scored is None else _choose_rows(artifact.manifest, cache, scored, clock),
                 )
-                unmeasured = None if stored.load(tier.planner) else stored
+                unmeasured = None if stored.load(tier.rates) else stored
             opened.pop_all()
         return cls(scored or runner, cache, tier, log, None if store is None else store.secret, unmeasured)
 
@@ -119,9 +119,9 @@ class EngineParts:
         """
         if self.tier is None or self.unmeasured is None or not self.tier.stats().num_pages:
             return
-        planner, sizes = self.tier.planner, {"context_length": context_length, "max_num_tokens": max_num_tokens}
-        if (yield from measure_prefill(self.runner, self.cache, planner, **sizes, clock=clock)):
-            self.unmeasured.save(planner)  # now: short requests teach the planner nothing of far tokens
+        rates, sizes = self.tier.rates, {"context_length": context_length, "max_num_tokens": max_num_tokens}
+        if (yield from measure_prefill(self.runner, self.cache, rates, **sizes, clock=clock)):
+            self.unmeasured.save(rates)  # now: short requests teach the rates nothing of far tokens
 
     def drop_unused(self, since: float) -> None:
         """Forget the prefixes that nobody used since then, on the clock of the cache."""

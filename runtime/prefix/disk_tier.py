@@ -24,12 +24,12 @@ from .disk_reader import DiskReader
 from .disk_writer import DiskWriter, remaining_s
 from .end_loader import EndLoader
 from .load_counts import LoadCounts
-from .load_planner import LoadPlanner
 from .loaded_prefix import LoadedPrefix
 from .loaded_rows import LoadedRows
 from .page_inserter import PageInserter
 from .page_loader import FindPrefix, PageLoader
 from .page_saver import PageSaver
+from .rates import Rates
 from .tier_stats import TierStats
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class DiskTier:
 
     Attributes:
         store, cache, index, writer, reader: what the tier works with.
-        planner: decides what is worth loading; told how long steps take.
+        rates: told how long steps take.
         ends: loads the end of a prefix for who does not wait: he computes its beginning.
         wake: called in any thread when `advance` has something to do.
     """
@@ -63,10 +63,9 @@ class DiskTier:
         *,
         clock: Callable[[], float],
         queue_bytes: int = QUEUE_BYTES,
-        planner: LoadPlanner | None = None,
         choose_rows: Callable[[DiskTier], ChosenRows] | None = None,
     ) -> None:
-        self.planner = LoadPlanner() if planner is None else planner
+        self.rates = Rates()
         self.wake: Callable[[], None] = lambda: None
         self.store, self.cache = store, cache
         page_bytes = store.identity.page_bytes
@@ -77,13 +76,13 @@ class DiskTier:
         self.reader = DiskReader(store, page_bytes, notify=self._notify)
         self._saver = PageSaver(cache, self.index, self.writer, io, store.identity, store.touch)
         inserter, counts = PageInserter(cache, io), LoadCounts()
-        self.ends = EndLoader(inserter, self.reader, self.planner, counts, page_bytes=page_bytes, lost=self._forget)
+        self.ends = EndLoader(inserter, self.reader, self.rates, counts, page_bytes=page_bytes, lost=self._forget)
         self._loader = PageLoader(
             inserter,
             self.index,
             self.reader,
             self.ends,
-            self.planner,
+            self.rates,
             counts,
             page_bytes=page_bytes,
             clock=clock,
@@ -260,7 +259,7 @@ class DiskTier:
             num_evicted_pages=store.num_pages_evicted,
             num_rewritten_runs=0 if chosen is None else chosen.num_rewritten,
             num_dropped_rewrites=0 if chosen is None else chosen.num_dropped,
-            disk_bytes_per_s=self.planner.disk_bytes_per_s,
+            disk_bytes_per_s=self.rates.disk_bytes_per_s,
             misses_by_kind={kind: count for kind, count in store.misses.items()},
         )
 

@@ -16,9 +16,10 @@ from ..cache.prefix_match import MatchKind, PrefixMatch
 from .disk_index import StoredPrefix
 from .disk_reader import DiskReader, ReadJob, ReadPiece
 from .load_counts import LoadCounts
-from .load_planner import LoadPlanner
 from .loaded_prefix import LoadedPrefix
 from .page_inserter import PageInserter
+from .prefix_plan import meet
+from .rates import Rates
 
 STAGED_BYTES = 128 << 20  # read and not yet in the tree, of all loads together
 _MIN_COMPUTED = 4 * PAGE_SIZE  # tokens of a step that is cut short because the disk has the rest: fewer are dear
@@ -67,7 +68,7 @@ class EndLoader:
         self,
         inserter: PageInserter,
         reader: DiskReader,
-        planner: LoadPlanner,
+        rates: Rates,
         counts: LoadCounts,
         *,
         page_bytes: int,
@@ -78,7 +79,7 @@ class EndLoader:
         Args:
             lost: told of the keys of pages that are on disk no more, and of all behind them.
         """
-        self._inserter, self._reader, self._planner, self._counts = inserter, reader, planner, counts
+        self._inserter, self._reader, self._rates, self._counts = inserter, reader, rates, counts
         self._page_bytes, self._lost = page_bytes, lost
         self._loads: dict[ReadJob, _EndLoad] = {}
         self._loaded: list[LoadedEnd] = []
@@ -102,7 +103,7 @@ class EndLoader:
         first = max(start, len(prefix.heads) - self.room_bytes // self._page_bytes)
         heads = prefix.heads[first:]
         assert heads, "there is no room to read into"
-        rate = self._planner.disk_bytes_per_s
+        rate = self._rates.disk_bytes_per_s
         piece_pages = 1 if rate is None else max(1, int(rate * _PIECE_S) // self._page_bytes)
         room = np.empty((len(heads), self._page_bytes), np.uint8)
         job = ReadJob(heads, into=room, piece_pages=piece_pages)
@@ -154,9 +155,9 @@ class EndLoader:
         stops: dict[str, int] = {}
         for load in self._loads.values():
             start, stop = load.there * PAGE_SIZE, load.read * PAGE_SIZE
-            meet = self._planner.meet(start, stop, token_bytes=self._page_bytes / PAGE_SIZE)
-            meet = min(max(meet, load.first * PAGE_SIZE, start + _MIN_COMPUTED), stop)
-            stops |= dict.fromkeys(load.followers, meet)
+            met = meet(start, stop, self._rates, token_bytes=self._page_bytes / PAGE_SIZE)
+            met = min(max(met, load.first * PAGE_SIZE, start + _MIN_COMPUTED), stop)
+            stops |= dict.fromkeys(load.followers, met)
         return stops
 
     def abandon(self, name: str) -> None:

@@ -19,9 +19,10 @@ from .disk_index import DiskIndex, StoredPrefix
 from .disk_reader import DiskReader, ReadJob
 from .end_loader import EndLoader
 from .load_counts import LoadCounts
-from .load_planner import LoadPlanner
 from .loaded_prefix import LoadedPrefix
 from .page_inserter import PageInserter
+from .prefix_plan import LoadBudget, PrefixPlan, plan
+from .rates import Rates
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -55,7 +56,13 @@ class _Load:
 
 
 class PageLoader:
-    """`begin` a load for whoever would gain by it; `advance` says who may go on."""
+    """`begin` a load for whoever would gain by it; `advance` says who may go on.
+
+    Attributes:
+        plan: decides where a prefix comes from.
+    """
+
+    plan = staticmethod(plan)
 
     def __init__(
         self,
@@ -63,7 +70,7 @@ class PageLoader:
         index: DiskIndex,
         reader: DiskReader,
         ends: EndLoader,
-        planner: LoadPlanner,
+        rates: Rates,
         counts: LoadCounts,
         *,
         page_bytes: int,
@@ -76,7 +83,7 @@ class PageLoader:
             ends: loads the end of a prefix for who does not wait.
             lost: told of the keys of pages that are on disk no more, and of all behind them.
         """
-        self._inserter, self._index, self._reader, self._planner = inserter, index, reader, planner
+        self._inserter, self._index, self._reader, self._rates = inserter, index, reader, rates
         self._cache, self._ends, self.counts = inserter.cache, ends, counts
         self._page_bytes, self._clock, self._lost = page_bytes, clock, lost
         self._loads: dict[ReadJob, _Load] = {}
@@ -109,7 +116,7 @@ class PageLoader:
         while self._reader.results:
             piece = self._reader.results.popleft()
             try:
-                self._planner.observe_read(num_bytes=piece.pages.nbytes, seconds=piece.seconds)
+                self._rates.observe_read(num_bytes=piece.pages.nbytes, seconds=piece.seconds)
                 load = self._loads.get(piece.job)
                 if load is not None:
                     self._take(load, piece.start, piece.pages, piece.num_right)
@@ -190,21 +197,18 @@ class PageLoader:
         has_same_ids = memory.prompt_ids == disk.prompt_ids  # or what is computed might be of other ids
         if has_same_ids and self._ends.join(waiter.name, prefix, memory, disk):
             return False
-        num_bytes = (stop - start) * self._page_bytes
         now, queued = self._clock(), self._reader.queued_bytes
-        plan = self._planner.plan(start * PAGE_SIZE, stop * PAGE_SIZE, num_bytes=num_bytes, queued_bytes=queued)
-        # beside others the processor is theirs: nothing is computed that can as well be loaded
-        is_computed = num_tokens_ahead == 0 or (num_tokens_ahead is not None and plan is None)
-        if has_same_ids and is_computed and self._is_to_be_split(start, stop, num_tokens_ahead or 0):
+        planned = self._plan(start, stop, queued, num_tokens_ahead if has_same_ids else None)
+        if planned.load is not None and planned.load.source == "back":
             self._ends.begin(waiter.name, prefix, start, memory, disk)
             return False
-        if plan is None:
+        if planned.load is None:
             self.counts.num_refused += 1
             if not queued and now - self._probed_at > _PROBE_EVERY_S:
                 self.probe()
             return False
         job = ReadJob(prefix.heads[start:])
-        self._loads[job] = _Load(prefix, start, job, now + plan.deadline_s, start, [waiter])
+        self._loads[job] = _Load(prefix, start, job, now + planned.deadline_s, start, [waiter])
         self._reader.submit(job)
         self.counts.num_loads += 1
         return True
@@ -223,25 +227,19 @@ class PageLoader:
             self._end(load)
         elif load.done == stop:
             self._end(load)
-        elif not self._is_worth_it(load.done, stop):
+        elif self._plan(load.done, stop, 0, None).load is None:  # the rest is not worth it any more
             self.counts.num_cut += 1
             self._end(load)
 
-    def _is_to_be_split(self, start: int, stop: int, num_tokens_ahead: int) -> bool:
-        """Whether to compute the beginning of pages `[start, stop)` while the end is read."""
-        plan = self._planner.plan_split(
-            start * PAGE_SIZE,
-            stop * PAGE_SIZE,
-            num_bytes=(stop - start) * self._page_bytes,
-            max_bytes=self._ends.room_bytes,
-            queued_bytes=self._reader.queued_bytes,
+    def _plan(self, start: int, stop: int, queued_bytes: int, num_tokens_ahead: int | None) -> PrefixPlan:
+        """Where the pages `[0, stop)` come from, of which memory has the first `start`."""
+        budget = LoadBudget(
+            token_bytes=self._page_bytes / PAGE_SIZE,
+            queued_bytes=queued_bytes,
+            room_bytes=self._ends.room_bytes,
             num_tokens_ahead=num_tokens_ahead,
         )
-        return plan is not None and plan.meet < stop * PAGE_SIZE
-
-    def _is_worth_it(self, start: int, stop: int) -> bool:
-        num_bytes = (stop - start) * self._page_bytes
-        return self._planner.plan(start * PAGE_SIZE, stop * PAGE_SIZE, num_bytes=num_bytes) is not None
+        return self.plan(start * PAGE_SIZE, stop * PAGE_SIZE, self._rates, budget)
 
     def _end(self, load: _Load) -> None:
         load.job.is_cancelled = True

@@ -14,7 +14,7 @@ from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
 from ..errors import OutOfPages
 from ..model.batch import Batch, Forward
-from .load_planner import LoadPlanner
+from .rates import Rates
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -26,13 +26,13 @@ _MEASURED_TOKENS = 128  # at 8,000 tokens SmolLM2 takes 1.70 ms for each, 2.00 f
 def measure_prefill(
     forward: Forward,
     cache: PrefixCache,
-    planner: LoadPlanner,
+    rates: Rates,
     *,
     context_length: int,
     max_num_tokens: int,
     clock: Callable[[], float],
 ) -> Generator[None, None, bool]:
-    """Compute a few tokens of no request, at the beginning of a context and far behind that, and tell `planner` how
+    """Compute a few tokens of no request, at the beginning of a context and far behind that, and tell `rates` how
     long they took: a step for each `next`. Free pages are written to; where there are too few it ends, for then
     requests were computed and have told more.
 
@@ -57,7 +57,7 @@ def measure_prefill(
                 _LOGGER.exception("prefill could not be measured")
                 return False
             if is_warm:
-                planner.observe_compute(num_tokens=num_tokens, position=start + num_tokens / 2, seconds=seconds)
+                rates.observe_compute(num_tokens=num_tokens, position=start + num_tokens / 2, seconds=seconds)
             yield
     return True
 

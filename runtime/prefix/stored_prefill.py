@@ -17,7 +17,7 @@ import msgspec
 from ..artifact.cpu import cpu_features, cpu_name, default_num_threads
 from ..store import StoreIdentity
 from ..store.record import BLOCK, CHECKSUM_BYTES, is_sealed, sealed
-from .load_planner import ComputeSums, LinearRate, LoadPlanner
+from .rates import ComputeSums, LinearRate, Rates
 
 _LOGGER = logging.getLogger(__name__)
 NAME: Final = "PREFILL"
@@ -51,19 +51,19 @@ class StoredPrefill:
         machine = f"{cpu_name()}; {' '.join(sorted(cpu_features()))}; {threads} threads; {way}"
         return cls(directory, identity.digest.hex(), machine)
 
-    def load(self, planner: LoadPlanner) -> bool:
-        """Have a planner that measured nothing begin with it; False if there is none that is right."""
+    def load(self, rates: Rates) -> bool:
+        """Have rates that measured nothing begin with it; False if there is none that is right."""
         sums = self._read()
         if sums is None:
             return False
-        planner.begin_with(sums)
+        rates.begin_with(sums)
         return True
 
-    def save(self, planner: LoadPlanner) -> None:
-        """Write what a planner knows now, if it knows anything; a disk that fails is no trouble."""
-        if planner.compute_sums is None:
+    def save(self, rates: Rates) -> None:
+        """Write what the rates say of computing, if it was measured; a disk that fails is no trouble."""
+        if rates.compute_sums is None:
             return
-        record = _Record(1, self.identity, self.machine, planner.compute_sums)
+        record = _Record(1, self.identity, self.machine, rates.compute_sums)
         unnamed = self.directory / f"{NAME}.new"
         try:
             unnamed.unlink(missing_ok=True)

@@ -18,9 +18,10 @@ from ..cache.prefix_cache import PrefixCache
 from ..errors import OutOfPages, SparseSpanError
 from ..prefix.disk_index import DiskIndex
 from ..prefix.disk_reader import DiskReader
-from ..prefix.load_planner import LoadPlanner
 from ..prefix.loaded_rows import LoadedRows
 from ..prefix.page_loader import FindPrefix
+from ..prefix.prefix_plan import plan_chosen
+from ..prefix.rates import Rates
 from ..store.chunk_cache import ChunkCache
 from .key_lessons import KeyLessons
 from .partial_prefix import PartialPrefix
@@ -53,7 +54,13 @@ class PartialCounts:
 
 
 class PartialLoader:
-    """`begin` for whoever would gain by a part; `advance` says who may go on, and who is to be served exactly."""
+    """`begin` for whoever would gain by a part; `advance` says who may go on, and who is to be served exactly.
+
+    Attributes:
+        plan: decides whether chosen rows are worth it.
+    """
+
+    plan = staticmethod(plan_chosen)
 
     def __init__(
         self,
@@ -61,14 +68,14 @@ class PartialLoader:
         index: DiskIndex,
         store: PageStore,
         reader: DiskReader,
-        planner: LoadPlanner,
+        rates: Rates,
         look: QueryLook,
         *,
         page_bytes: int,
         clock: Callable[[], float],
     ) -> None:
         self._cache, self._index, self._store, self._reader = cache, index, store, reader
-        self._planner, self._look, self._page_bytes, self._clock = planner, look, page_bytes, clock
+        self._rates, self._look, self._page_bytes, self._clock = rates, look, page_bytes, clock
         self._known = RunCache(chunks=ChunkCache(CHUNK_CACHE_BYTES))
         self._waiters: dict[str, PartialWaiter] = {}
         self._ended: list[PartialWaiter] = []  # whose file the reader may have in use
@@ -108,7 +115,7 @@ class PartialLoader:
         staged = sum(waiter.num_bytes for waiter in self._waiters.values())
         staged += sum(load.pages.nbytes for load in self._staged.values())
         has_room = staged + num_bytes <= MAX_STAGED_BYTES and len(self._waiters) + len(self._ended) < MAX_WAITERS
-        compute_s = self._planner.compute_s(start * PAGE_SIZE, stop * PAGE_SIZE)
+        compute_s = self._rates.compute_s(start * PAGE_SIZE, stop * PAGE_SIZE)
         if num_query > self._look.max_num_tokens or not has_room or compute_s is None:
             self.counts.num_refused += 1
             return False
@@ -139,7 +146,7 @@ class PartialLoader:
             self.counts.num_late += 1
             if waiter.stage is not Stage.OPENING:  # so that the next is not planned as if it had come in time
                 seconds = max(waiter.expected_s, waiter.deadline - waiter.planned_at)  # as long at least
-                self._planner.observe_partial(expected_s=waiter.expected_s, seconds=seconds)
+                self._rates.observe_chosen(expected_s=waiter.expected_s, seconds=seconds)
             self._send_back(waiter)
         back, self._back = self._back, {}
         return ready, back
@@ -229,14 +236,18 @@ class PartialLoader:
         if waiter.num_query_tokens > self._look.max_num_tokens:
             return None
         waiter.planned_at = self._clock()
-        return self._planner.plan_partial(
+        expected_s = self.plan(
             start * PAGE_SIZE,
             stop * PAGE_SIZE,
+            self._rates,
             num_bytes=waiter.opened.bytes_to_read - (waiter.opened.bytes_to_learn if is_learned else 0),
             full_bytes=(stop - start) * self._page_bytes,
             num_query_tokens=waiter.num_query_tokens,
             queued_bytes=self._reader.queued_bytes,
         )
+        if expected_s is None:
+            self._rates.forget_chosen()
+        return expected_s
 
     def _choose(self, waiter: PartialWaiter) -> None:
         """Look, and have the rest read."""
@@ -249,7 +260,7 @@ class PartialLoader:
         assert waiter.choice is not None
         load = waiter.load(self._look.runner, waiter.choice.dropped_mass)
         self._loaded[waiter.name] = self._staged[waiter.name] = load
-        self._planner.observe_partial(expected_s=waiter.expected_s, seconds=self._clock() - waiter.planned_at)
+        self._rates.observe_chosen(expected_s=waiter.expected_s, seconds=self._clock() - waiter.planned_at)
         self.counts.num_pruned += 1
         self._end(waiter)
 

@@ -33,7 +33,7 @@ class Pruning:
                 tier.index,
                 tier.store,
                 tier.reader,
-                tier.planner,
+                tier.rates,
                 look,
                 page_bytes=page_bytes,
                 clock=clock,

@@ -15,8 +15,8 @@ import pytest
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.model.batch import UInt8Array
-from radixlm.runtime.prefix.load_planner import LoadPlan, LoadPlanner
 
+from ..runtime.eager_loads import load_always
 from ..runtime.fake_artifact import FakeArtifact
 from .conftest import LoadArtifact
 from .scripted_talk import CountingRunner, Said, ScriptedTalk
@@ -65,7 +65,7 @@ class StoringTalk(ScriptedTalk):
 def test_a_reply_that_a_template_trims_is_found_on_disk_after_a_restart(
     load_artifact: LoadArtifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LoadPlanner, "plan", lambda *args, **sizes: LoadPlan(None, 60.0))
+    load_always(monkeypatch)
     artifact = replace(load_artifact("smollm2"), chat_template=TRIMMING)
     with StoringTalk(artifact, tmp_path / "one") as talk:
         without = talk.go_on(talk.begin())

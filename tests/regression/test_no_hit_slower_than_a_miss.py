@@ -28,10 +28,10 @@ def warm(tmp_path: Path) -> Iterator[Served]:
     first.run()
     first.close()
     served = Served(tmp_path / "store")
-    while served.tier.planner.disk_bytes_per_s is None:  # it is measured as soon as it is opened
+    while served.tier.rates.disk_bytes_per_s is None:  # it is measured as soon as it is opened
         served.bench.step()
         time.sleep(0.0005)  # for the thread that does
-    served.tier.planner.observe_compute(num_tokens=512, position=256, seconds=512 * PREFILL_S)
+    served.tier.rates.observe_compute(num_tokens=512, position=256, seconds=512 * PREFILL_S)
     yield served
     served.close()
 
@@ -48,16 +48,16 @@ def test_a_disk_is_read_from_only_if_it_is_faster_than_the_model(
     warm: Served, times_as_fast: float, num_loaded: int
 ) -> None:
     page_s = 16 * PREFILL_S / times_as_fast
-    warm.tier.planner.disk_bytes_per_s = FAKE_PAGE_BYTES / page_s
+    warm.tier.rates.disk_bytes_per_s = FAKE_PAGE_BYTES / page_s
     assert ask(warm) == num_loaded
     assert warm.tier.stats().num_loads_refused == (num_loaded == 0)
 
 
 def test_a_disk_that_turns_out_slow_is_given_up_while_it_is_read_from(warm: Served) -> None:
     warm.tier.reader.piece_pages = 1
-    warm.tier.planner.disk_bytes_per_s = 1e12
-    real = warm.tier.planner.observe_read
-    warm.tier.planner.observe_read = lambda *, num_bytes, seconds: real(  # type: ignore[method-assign]
+    warm.tier.rates.disk_bytes_per_s = 1e12
+    real = warm.tier.rates.observe_read
+    warm.tier.rates.observe_read = lambda *, num_bytes, seconds: real(  # type: ignore[method-assign]
         num_bytes=num_bytes, seconds=num_bytes / FAKE_PAGE_BYTES
     )  # a second for each page
     assert ask(warm) == 16, "the first page came, and with it the measurement"

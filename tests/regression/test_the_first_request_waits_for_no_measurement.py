@@ -67,7 +67,7 @@ class Server:
     def measured(self) -> tuple[float, ...] | None:
         tier = self.engine._core.tier
         assert tier is not None
-        return tier.planner.compute_sums
+        return tier.rates.compute_sums
 
 
 Start = Callable[[], Server]

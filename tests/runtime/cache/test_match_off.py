@@ -12,8 +12,8 @@ from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import SchedulerPolicy
-from radixlm.runtime.prefix.load_planner import LoadPlan, LoadPlanner
 
+from ..eager_loads import load_always
 from ..fake_model import EOS, Bench, alone
 
 ROOMY = SchedulerPolicy(max_num_seqs=8, max_num_batched_tokens=200)
@@ -141,7 +141,7 @@ LETTERS = replace(drawn(3, 40), temperature=1.0, logit_bias={ord(letter) + 3: 30
 @pytest.fixture
 def open_engine(tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Opens an engine over one store, and closes the one before it. Loads are always worth it: this model is tiny."""
-    monkeypatch.setattr(LoadPlanner, "plan", lambda *args, **sizes: LoadPlan(None, 60.0))
+    load_always(monkeypatch)
     opened: list[Engine] = []
 
     def open_again(**options: object) -> Engine:

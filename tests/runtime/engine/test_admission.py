@@ -11,8 +11,8 @@ from radixlm.runtime.engine.admission import AdmissionPolicy
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import SchedulerPolicy
 from radixlm.runtime.errors import InvalidParameter
-from radixlm.runtime.prefix.load_planner import LoadPlan, LoadPlanner
 
+from ..eager_loads import load_always
 from ..fake_model import Bench, alone
 from ..fake_tier import Served, processes
 from ..server.real_server import real_engine
@@ -96,7 +96,7 @@ def test_nobody_is_preempted_whatever_comes(seed: int) -> None:
 
 
 def test_nobody_is_preempted_while_prefixes_come_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LoadPlanner, "plan", lambda *args, **sizes: LoadPlan(None, 60.0))
+    load_always(monkeypatch)
     policy = SchedulerPolicy(max_num_seqs=8, max_num_batched_tokens=24, admission="conservative")
     asked = {f"r{i}": ([i % 5] * (20 + i), params(max_tokens=5 + i, seed=i)) for i in range(20)}
 

@@ -24,11 +24,11 @@ from radixlm.runtime.errors import EngineDied
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.prefix.disk_reader import DiskReader
 from radixlm.runtime.prefix.disk_tier import DiskTier
-from radixlm.runtime.prefix.load_planner import LoadPlan, LoadPlanner
 from radixlm.runtime.prefix.page_inserter import PageInserter
 from radixlm.runtime.prefix.page_loader import PageLoader
 from radixlm.runtime.prefix.page_saver import PageSaver
 
+from ..eager_loads import load_always
 from ..fake_model import Bench, alone
 from ..fake_tier import processes
 
@@ -220,7 +220,7 @@ def test_a_call_that_kills_the_thread_raises_what_it_raised_and_the_next_is_done
 def test_what_waits_for_the_disk_is_told_and_what_is_stored_is_found(
     tmp_path: Path, reads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LoadPlanner, "plan", lambda *args, **sizes: LoadPlan(None, WAIT_S))
+    load_always(monkeypatch, WAIT_S)
     ids = [7] * 70
     with processes(tmp_path) as open_again:
         served = open_again()
@@ -263,7 +263,7 @@ def test_what_waits_for_the_disk_is_told_and_what_is_stored_is_found(
 def test_wherever_loading_and_saving_die_what_is_stored_is_found_again(
     owner: type, method: str, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LoadPlanner, "plan", lambda *args, **sizes: LoadPlan(None, WAIT_S))
+    load_always(monkeypatch, WAIT_S)
     ids = [7] * 70
     with processes(tmp_path) as open_again:
         served = open_again()

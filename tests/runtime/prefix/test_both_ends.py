@@ -58,14 +58,14 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
 
 
 def know(served: Served) -> None:
-    """Let the planner know disk and model, and learn nothing else: a page takes as long to read as to compute."""
-    planner = served.tier.planner
-    while planner.disk_bytes_per_s is None:  # it is measured as soon as it is opened
+    """Let the rates know disk and model, and learn nothing else: a page takes as long to read as to compute."""
+    rates = served.tier.rates
+    while rates.disk_bytes_per_s is None:  # it is measured as soon as it is opened
         served.bench.step()
         time.sleep(0.0005)  # for the thread that does
-    planner.observe_compute(num_tokens=512, position=256, seconds=512 * TOKEN_S)
-    planner.disk_bytes_per_s = FAKE_PAGE_BYTES / (PAGE_SIZE * TOKEN_S)
-    planner.observe_read = lambda **measured: None  # type: ignore[method-assign]
+    rates.observe_compute(num_tokens=512, position=256, seconds=512 * TOKEN_S)
+    rates.disk_bytes_per_s = FAKE_PAGE_BYTES / (PAGE_SIZE * TOKEN_S)
+    rates.observe_read = lambda **measured: None  # type: ignore[method-assign]
 
 
 def read(served: Served, num_pages: int) -> None:
@@ -283,8 +283,8 @@ def test_beside_others_both_ends_are_for_what_would_be_computed(
     served = serve()
     served.bench.add("beside", [1, 2, 3], GREEDY)
     served.bench.step()
-    assert served.tier.planner.disk_bytes_per_s is not None
-    served.tier.planner.disk_bytes_per_s *= times_as_fast
+    assert served.tier.rates.disk_bytes_per_s is not None
+    served.tier.rates.disk_bytes_per_s *= times_as_fast
     served.bench.add("warm", PROMPT, GREEDY)
     stats = served.tier.stats()
     assert (stats.num_loads, stats.num_loads_from_end) == (1, num_from_end)

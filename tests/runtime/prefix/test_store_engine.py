@@ -13,7 +13,8 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.cache.cache_namespace import CacheScope
 from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
 from radixlm.runtime.errors import InvalidParameter, StoreError
-from radixlm.runtime.prefix.load_planner import LoadPlan, LoadPlanner
+
+from ..eager_loads import load_always
 
 PARAMS = SamplingParams(temperature=1.0, seed=3, max_tokens=24, logprobs=3, ignore_eos=True)
 PROMPT = [5 + i * i % 200 for i in range(150)]  # nine full pages and six tokens
@@ -26,7 +27,7 @@ Open = Callable[..., Engine]
 @pytest.fixture
 def open_engine(tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Opens an engine over one store, and closes the one before it. Loads are always worth it: this model is tiny."""
-    monkeypatch.setattr(LoadPlanner, "plan", lambda *args, **sizes: LoadPlan(None, 60.0))
+    load_always(monkeypatch)
     opened: list[Engine] = []
 
     def open_again(**options: object) -> Engine:

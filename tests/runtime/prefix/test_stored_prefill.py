@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from radixlm.runtime.prefix.load_planner import LoadPlanner
+from radixlm.runtime.prefix.rates import Rates
 from radixlm.runtime.prefix.stored_prefill import NAME, StoredPrefill
 from radixlm.runtime.store.record import BLOCK, sealed
 
@@ -21,11 +21,11 @@ def of(directory: Path, identity: object = IDENTITY, num_threads: int = 2) -> St
     return StoredPrefill.of(directory, chosen, num_threads=num_threads, learns_importance=False)
 
 
-def measured() -> LoadPlanner:
-    planner = LoadPlanner()
-    planner.observe_compute(num_tokens=128, position=64, seconds=0.128)
-    planner.observe_compute(num_tokens=128, position=4032, seconds=0.256)
-    return planner
+def measured() -> Rates:
+    rates = Rates()
+    rates.observe_compute(num_tokens=128, position=64, seconds=0.128)
+    rates.observe_compute(num_tokens=128, position=4032, seconds=0.256)
+    return rates
 
 
 @pytest.fixture
@@ -34,19 +34,19 @@ def stored(tmp_path: Path) -> StoredPrefill:
     return of(tmp_path)
 
 
-def test_a_planner_begins_with_what_the_one_before_it_knew(stored: StoredPrefill) -> None:
-    planner = LoadPlanner()
-    assert stored.load(planner)
+def test_rates_begin_with_what_the_one_before_it_knew(stored: StoredPrefill) -> None:
+    rates = Rates()
+    assert stored.load(rates)
     for start, stop in ((0, 128), (3000, 4000)):
-        assert planner.compute_s(start, stop) == measured().compute_s(start, stop)
+        assert rates.compute_s(start, stop) == measured().compute_s(start, stop)
     assert stat.S_IMODE((stored.directory / NAME).stat().st_mode) == 0o600
 
 
 def test_what_was_measured_for_another_artifact_or_machine_is_not_used(stored: StoredPrefill) -> None:
     directory = stored.directory
     for other in (of(directory, OTHER), of(directory, num_threads=3), replace(stored, machine="another")):
-        planner = LoadPlanner()
-        assert not other.load(planner) and planner.compute_sums is None
+        rates = Rates()
+        assert not other.load(rates) and rates.compute_sums is None
 
 
 def test_a_file_that_broke_anywhere_is_not_used(stored: StoredPrefill) -> None:
@@ -55,7 +55,7 @@ def test_a_file_that_broke_anywhere_is_not_used(stored: StoredPrefill) -> None:
     broken = [b"", whole[:-1], whole + b"\0", bytes(BLOCK), *(flipped(whole, at) for at in range(0, BLOCK, 97))]
     for content in broken:
         path.write_bytes(content)
-        assert not stored.load(LoadPlanner())
+        assert not stored.load(Rates())
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_file_that_broke_anywhere_is_not_used(stored: StoredPrefill) -> None:
 def test_numbers_that_were_never_measured_are_not_used(stored: StoredPrefill, sums: tuple[float, ...]) -> None:
     record = {"version": 1, "identity": stored.identity, "machine": stored.machine, "sums": sums}
     (stored.directory / NAME).write_bytes(sealed(msgspec.json.encode(record), BLOCK))
-    assert not stored.load(LoadPlanner())
+    assert not stored.load(Rates())
 
 
 def test_a_directory_that_cannot_be_written_is_no_trouble(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

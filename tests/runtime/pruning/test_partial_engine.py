@@ -16,11 +16,13 @@ from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
 from radixlm.runtime.engine.engine_core import EngineCore
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.prefix.disk_tier import DiskTier
-from radixlm.runtime.prefix.load_planner import LoadPlan, LoadPlanner
 from radixlm.runtime.prefix.loaded_rows import LoadedRows
+from radixlm.runtime.prefix.rates import Rates
 from radixlm.runtime.prefix.tier_stats import TierStats
 from radixlm.runtime.pruning import partial_loader, partial_prefix
 from radixlm.runtime.pruning.partial_loader import PartialLoader
+
+from ..eager_loads import choose_always
 
 WAIT_S = 30.0  # only a hang takes that long
 PREFIX = [5 + i * i % 200 for i in range(192)]  # twelve pages
@@ -36,10 +38,7 @@ def asked(number: int) -> list[int]:
 @pytest.fixture
 def open_engine(tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Opens an engine over one store, and closes the one before it. Loads are always worth it, and parts more so."""
-    monkeypatch.setattr(LoadPlanner, "plan", lambda *args, **sizes: LoadPlan(None, 60.0))
-    monkeypatch.setattr(LoadPlanner, "plan_partial", lambda *args, **sizes: 1.0)
-    monkeypatch.setattr(LoadPlanner, "compute_s", lambda *args: 60.0)
-    monkeypatch.setattr(LoadPlanner, "plan_split", lambda *args, **sizes: None)
+    choose_always(monkeypatch)
     monkeypatch.setattr(partial_prefix, "MAX_DROPPED_MASS", 1.0)  # random weights look everywhere
     opened: list[Engine] = []
 
@@ -160,7 +159,7 @@ def test_whatever_fails_is_served_exactly(
     if fault == "disagrees":
         monkeypatch.setattr(partial_prefix, "MAX_DROPPED_MASS", -1.0)
     if fault == "late":
-        monkeypatch.setattr(LoadPlanner, "compute_s", lambda *args: -1.0)
+        monkeypatch.setattr(Rates, "compute_s", lambda *args: -1.0)
     engine = open_engine()
     reply = engine.generate(asked(7), PARAMS)
     assert reply.usage.pruning is None and bits(reply) == bits(exact(engine, asked(7)))
@@ -324,7 +323,7 @@ def test_what_came_too_late_makes_the_next_plan_more_careful(
 ) -> None:
     learn(open_engine())
     seen: list[float] = []
-    monkeypatch.setattr(LoadPlanner, "observe_partial", lambda self, *, expected_s, seconds: seen.append(seconds))
+    monkeypatch.setattr(Rates, "observe_chosen", lambda self, *, expected_s, seconds: seen.append(seconds))
 
     def ask(tier: DiskTier, parts: PartialLoader) -> None:
         assert parts.begin("late", find, 0.5)

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from radixlm.runtime.engine.engine import Engine, SamplingParams
-from radixlm.runtime.prefix.load_planner import LoadPlan, LoadPlanner
+from radixlm.runtime.prefix.rates import Rates
 from radixlm.runtime.pruning import partial_prefix
+
+from ..eager_loads import choose_always
 
 WAIT_S = 30.0  # only a hang takes that long
 PREFIX = [5 + i * i % 200 for i in range(192)]  # twelve pages
@@ -38,14 +40,11 @@ def test_keys_that_nobody_waits_for_are_there_for_the_next(
 ) -> None:
     planned: list[int] = []
 
-    def plan_partial(planner: LoadPlanner, start: int, stop: int, *, num_bytes: int, **sizes: int) -> float | None:
+    def plan_chosen(start: int, stop: int, rates: Rates, *, num_bytes: int, **sizes: int) -> float | None:
         planned.append(num_bytes)
         return 1.0 if num_bytes < max(planned) else None  # with keys that are there
 
-    monkeypatch.setattr(LoadPlanner, "plan", lambda *args, **sizes: LoadPlan(None, 60.0))
-    monkeypatch.setattr(LoadPlanner, "compute_s", lambda *args: 60.0)
-    monkeypatch.setattr(LoadPlanner, "plan_split", lambda *args, **sizes: None)
-    monkeypatch.setattr(LoadPlanner, "plan_partial", plan_partial)
+    choose_always(monkeypatch, plan_chosen)
     monkeypatch.setattr(partial_prefix, "MAX_DROPPED_MASS", 1.0)  # random weights look everywhere
     settings = {"kv_cache_bytes": 1 << 20, "max_num_seqs": 2, "store": tmp_path / "store", "kv_budget": 1.0}
     with Engine(tiny_artifact, **settings) as engine:  # type: ignore[arg-type]

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from radixlm.runtime.engine.engine import Engine
-from radixlm.runtime.prefix.load_planner import LoadPlan, LoadPlanner
 from radixlm.runtime.pruning import partial_prefix
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
+
+from ..eager_loads import choose_always
 
 WAIT_S = 30.0  # only a hang takes that long
 LONG = {"role": "system", "content": "he in the tree " * 12}
@@ -22,11 +23,8 @@ LONG = {"role": "system", "content": "he in the tree " * 12}
 
 @pytest.fixture(autouse=True)
 def read_whatever_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it is worth it says `test_load_planner.py`."""
-    monkeypatch.setattr(LoadPlanner, "plan", lambda *args, **sizes: LoadPlan(None, 60.0))
-    monkeypatch.setattr(LoadPlanner, "plan_partial", lambda *args, **sizes: 1.0)
-    monkeypatch.setattr(LoadPlanner, "compute_s", lambda *args: 60.0)
-    monkeypatch.setattr(LoadPlanner, "plan_split", lambda *args, **sizes: None)
+    """Whether it is worth it says `test_prefix_plan.py`."""
+    choose_always(monkeypatch)
     monkeypatch.setattr(partial_prefix, "MAX_DROPPED_MASS", 1.0)  # random weights look everywhere
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from radixlm.runtime.prefix.load_planner import LoadPlan, LoadPlanner
 
+from ..eager_loads import load_always
 from .real_server import RealServer, real_server
 from .test_metrics import read
 
@@ -15,8 +15,8 @@ HISTORY = [{"role": "user", "content": "once there was a tree, and in the tree t
 
 @pytest.fixture(autouse=True)
 def load_whatever_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it is worth it says `test_load_planner.py`."""
-    monkeypatch.setattr(LoadPlanner, "plan", lambda *args, **sizes: LoadPlan(None, 60.0))
+    """Whether it is worth it says `test_prefix_plan.py`."""
+    load_always(monkeypatch)
 
 
 def details(server: RealServer) -> dict[str, object]:

@@ -1,0 +1,196 @@
+"""Plan where each token of a prompt's beginning comes from: memory, the disk, or the model.
+
+Pure functions of what matched, measured rates and a budget; they know no pages, threads or requests. A hit that is
+slower than a miss is no hit (SGLang issue 26305).
+
+A token costs more to compute the further back it looks, and the same to load wherever it is. So to load a part of a
+range from its front is never better than the better of all and nothing. To do both at once may be: the front is
+computed while the disk reads from the back, until they meet.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Literal
+
+from ..artifact.manifest import PAGE_SIZE
+from .rates import Rates
+
+Source = Literal["memory", "front", "back", "computed"]
+"""`front`: the disk reads from the segment's first page on while the request waits; `back`: from its last page on while
+the model computes what is before it."""
+
+_MIN_GAIN = 1.15  # computing must take so much longer than loading: it is measured by a tenth too slow, and scatters
+_MIN_SPLIT_GAIN = 1.15  # what both at once must be quicker than the better of the two: they share processor and memory
+_SPLIT_S = 0.04  # that both at once take longer than that: 900 and 2,500 tokens, at 25 to 100 MB/s (bench/LOG.md)
+_MAX_CHOSEN = 0.9  # of what all rows of a prefix take, for some of them to be worth what is lost
+_SLACK_S = 0.05  # for the threads to get their turn
+_PATIENCE = 2.0  # times what was planned, before a load is late
+_UNKNOWN_S = 1.0  # to wait for a load of which nothing is known
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Where the tokens `[start, stop)` come from."""
+
+    start: int
+    stop: int
+    source: Source
+
+
+@dataclass(frozen=True)
+class LoadBudget:
+    """What a load may use, and what comes before it.
+
+    Attributes:
+        token_bytes: that a token takes on disk.
+        queued_bytes: that the disk reads before.
+        room_bytes: that may be read from the back before it is met.
+        num_tokens_ahead: that the model computes before, if the request does not wait. None: not known, so that
+            nothing is computed that can be loaded.
+    """
+
+    token_bytes: float
+    queued_bytes: int = 0
+    room_bytes: int = 0
+    num_tokens_ahead: int | None = None
+
+
+@dataclass(frozen=True)
+class PrefixPlan:
+    """The source of each token of a prefix, in order and without gaps::
+
+        [0, 512) memory | [512, 2048) front                          the request waits for the disk
+        [0, 512) memory | [512, 1280) computed | [1280, 2048) back   it computes, and meets the disk
+        [0, 512) memory | [512, 2048) computed                       that is as quick
+
+    Attributes:
+        expected_s: until all is there. None: the disk was never measured, or nothing is loaded.
+        deadline_s: after so many seconds a request waits no longer for the load; 0.0 if it does not wait.
+    """
+
+    segments: tuple[Segment, ...]
+    expected_s: float | None = None
+    deadline_s: float = 0.0
+
+    @classmethod
+    def of(
+        cls, *segments: tuple[int, int, Source], expected_s: float | None = None, deadline_s: float = 0.0
+    ) -> PrefixPlan:
+        """A plan of `(start, stop, source)`; empty segments are left out."""
+        kept = tuple(Segment(start, stop, source) for start, stop, source in segments if start < stop)
+        return cls(kept, expected_s, deadline_s)
+
+    @property
+    def load(self) -> Segment | None:
+        """The segment that comes from disk; None: none does."""
+        return next((segment for segment in self.segments if segment.source in ("front", "back")), None)
+
+
+def plan(num_in_memory: int, num_on_disk: int, rates: Rates, budget: LoadBudget) -> PrefixPlan:
+    """Where the tokens `[0, num_on_disk)` come from, all of which the disk has, and memory the first `num_in_memory`.
+
+    A rate that was never measured is taken for better than it may be, within limits.
+
+    >>> rates = Rates(disk_bytes_per_s=50e6)
+    >>> rates.observe_compute(num_tokens=500, position=250, seconds=0.25)
+    >>> plan(0, 1000, rates, LoadBudget(token_bytes=10_000))  # to load takes 0.2 s, to compute 0.5 s
+    PrefixPlan(segments=(Segment(start=0, stop=1000, source='front'),), expected_s=0.2, deadline_s=0.45)
+    >>> plan(0, 1000, rates, LoadBudget(token_bytes=40_000)).segments  # 0.8 s
+    (Segment(start=0, stop=1000, source='computed'),)
+    """
+    start, stop, ahead = num_in_memory, num_on_disk, budget.num_tokens_ahead
+    loaded = _plan_front(start, stop, rates, budget)
+    # while other requests compute, nothing is computed that can as well be loaded
+    if ahead == 0 or (ahead is not None and loaded is None):
+        split = _plan_split(start, stop, rates, budget, ahead)
+        if split is not None:
+            return split
+    return loaded or PrefixPlan.of((0, start, "memory"), (start, stop, "computed"))
+
+
+def meet(start: int, stop: int, rates: Rates, *, token_bytes: float, lead_s: float = 0.0) -> int:
+    """Up to where `[start, stop)` is computed by the time that the rest of it is loaded from its back.
+
+    Both rates must have been measured.
+
+    Args:
+        lead_s: how much later the disk begins.
+
+    Returns:
+        The end of a page, unless it is `stop`.
+    """
+
+    def is_behind(position: int) -> bool:
+        """Whether the disk has `[position, stop)` before the model has `[start, position)`."""
+        load_s = rates.load_s(token_bytes * (stop - position))
+        assert load_s is not None
+        return (rates.compute_s(start, position) or 0.0) >= lead_s + load_s
+
+    position = bisect_left(range(start, stop), True, key=is_behind) + start
+    return min(-(-position // PAGE_SIZE) * PAGE_SIZE, stop)
+
+
+def plan_chosen(
+    start: int,
+    stop: int,
+    rates: Rates,
+    *,
+    num_bytes: int,
+    full_bytes: int,
+    num_query_tokens: int,
+    queued_bytes: int = 0,
+) -> float | None:
+    """Seconds to read chosen rows of the tokens `[start, stop)`, and to run the query behind them once more to choose.
+
+    None: to load all rows, to compute them, or to do both at once is as quick, or a rate was never measured.
+
+    Args:
+        num_bytes: of the chosen rows.
+        full_bytes: of all rows.
+        queued_bytes: that the disk reads before.
+    """
+    compute_s, probe_s = rates.compute_s(start, stop), rates.compute_s(stop, stop + num_query_tokens)
+    queued_s, load_s, read_s = rates.load_s(queued_bytes), rates.load_s(full_bytes), rates.load_s(num_bytes)
+    if compute_s is None or probe_s is None or queued_s is None or load_s is None or read_s is None:
+        return None
+    chosen_s = queued_s + read_s + probe_s + rates.chosen_extra_s
+    both_s = load_s * compute_s / max(load_s + compute_s, 1e-9) + _SPLIT_S  # they meet where both took as long
+    return chosen_s if chosen_s < _MAX_CHOSEN * min(queued_s + min(load_s, both_s), compute_s) else None
+
+
+def _plan_front(start: int, stop: int, rates: Rates, budget: LoadBudget) -> PrefixPlan | None:
+    """Load `[start, stop)` while the request waits; None: to compute it is as quick."""
+    compute_s = rates.compute_s(start, stop)
+    expected_s = rates.load_s(budget.token_bytes * (stop - start) + budget.queued_bytes)
+    if expected_s is None:
+        deadline_s = _UNKNOWN_S if compute_s is None else compute_s / 2 + _SLACK_S
+    else:
+        deadline_s = _PATIENCE * expected_s + _SLACK_S
+        if compute_s is None:
+            deadline_s += _UNKNOWN_S
+        elif expected_s * _MIN_GAIN > compute_s:
+            return None
+        else:
+            deadline_s = min(deadline_s, compute_s + _SLACK_S)
+    return PrefixPlan.of((0, start, "memory"), (start, stop, "front"), expected_s=expected_s, deadline_s=deadline_s)
+
+
+def _plan_split(start: int, stop: int, rates: Rates, budget: LoadBudget, ahead: int) -> PrefixPlan | None:
+    """Compute the beginning of `[start, stop)` while its end is loaded; None: either alone is as quick."""
+    compute_s, queued_s = rates.compute_s(start, stop), rates.load_s(budget.queued_bytes)
+    load_s = rates.load_s(budget.token_bytes * (stop - start))
+    if compute_s is None or queued_s is None or load_s is None:
+        return None
+    ahead_s = ahead * compute_s / (stop - start)
+    met = meet(start, stop, rates, token_bytes=budget.token_bytes, lead_s=queued_s - ahead_s)
+    met = max(met, stop - int(budget.room_bytes / budget.token_bytes) // PAGE_SIZE * PAGE_SIZE)
+    computed_s, loaded_s = rates.compute_s(start, met), rates.load_s(budget.token_bytes * (stop - met))
+    assert computed_s is not None and loaded_s is not None
+    expected_s = max(ahead_s + computed_s, queued_s + loaded_s)
+    either_s = min(ahead_s + compute_s, queued_s + load_s)
+    if met == stop or expected_s * _MIN_SPLIT_GAIN > either_s or either_s - expected_s < _SPLIT_S + _SLACK_S:
+        return None
+    segments: tuple[tuple[int, int, Source], ...] = (start, met, "computed"), (met, stop, "back")
+    return PrefixPlan.of((0, start, "memory"), *segments, expected_s=expected_s)

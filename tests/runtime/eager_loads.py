@@ -1,0 +1,28 @@
+"""Loads that are always worth it: test models compute in no time. Whether it is worth it says `test_prefix_plan.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from radixlm.runtime.prefix.page_loader import PageLoader
+from radixlm.runtime.prefix.prefix_plan import LoadBudget, PrefixPlan
+from radixlm.runtime.prefix.rates import Rates
+from radixlm.runtime.pruning.partial_loader import PartialLoader
+
+
+def load_always(monkeypatch: pytest.MonkeyPatch, deadline_s: float = 60.0) -> None:
+    """Have requests wait for whatever the disk has, for so long."""
+
+    def always(num_in_memory: int, num_on_disk: int, rates: Rates, budget: LoadBudget) -> PrefixPlan:
+        segments = (0, num_in_memory, "memory"), (num_in_memory, num_on_disk, "front")
+        return PrefixPlan.of(*segments, deadline_s=deadline_s)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PageLoader, "plan", staticmethod(always))
+
+
+def choose_always(monkeypatch: pytest.MonkeyPatch, plan: Callable[..., float | None] = lambda *_, **__: 1.0) -> None:
+    """Have requests wait for chosen rows where they said that those are enough, or as `plan` says; else for all."""
+    load_always(monkeypatch)
+    monkeypatch.setattr(PartialLoader, "plan", staticmethod(plan))
+    monkeypatch.setattr(Rates, "compute_s", lambda *_: 60.0)
