@@ -6,10 +6,12 @@ shown in the tree. Knows no tokens, except the few that say why no more was cach
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from cachetools import LRUCache
 
 from ..artifact.manifest import PAGE_SIZE
 from .radix_node import PAGE_BYTES, Node, encode_key
@@ -81,14 +83,11 @@ class CacheUses:
     """The last requests of each namespace, for the namespaces that were used last."""
 
     def __init__(self) -> None:
-        self._ended: OrderedDict[bytes, deque[CacheUse]] = OrderedDict()
+        self._ended: LRUCache[bytes, deque[CacheUse]] = LRUCache(MAX_NAMESPACES)
 
     def record(self, namespace: bytes, use: CacheUse) -> None:
         """Remember a request that ended; beyond the bounds the oldest are forgotten."""
         self._ended.setdefault(namespace, deque(maxlen=MAX_ENDED)).append(use)
-        self._ended.move_to_end(namespace)
-        if len(self._ended) > MAX_NAMESPACES:
-            self._ended.popitem(last=False)
 
     def ended(self, namespace: bytes) -> tuple[CacheUse, ...]:
         """The requests of a namespace, the last one first."""

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
 import llguidance
+from cachetools import LRUCache
 
 from ..errors import EngineClosed, GrammarsOverloaded, InvalidGrammar
 from .fair_turns import FairTurns
@@ -90,12 +90,11 @@ class Grammars:
     ) -> None:
         self._open_vocabulary = open_vocabulary
         self._eos_token_ids = eos_token_ids
-        self._max_grammars = max_grammars
         self._time_limit_s = time_limit_s
         self._limits = limits_of(LIMITS)
         self._answer_limit_s = answer_limit_s
-        self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
-        self._refused: OrderedDict[Grammar, InvalidGrammar] = OrderedDict()  # apart, lest they drive out the good ones
+        self._compiled: LRUCache[Grammar, CompiledGrammar] = LRUCache(max_grammars)
+        self._refused: LRUCache[Grammar, InvalidGrammar] = LRUCache(MAX_REFUSED)  # apart: they drive out no good ones
         self._lock = threading.Lock()  # guards the grammars,
         self._opening = threading.Lock()  # and this the first use of the tokenizer
         self._is_open = self._is_closed = False
@@ -168,27 +167,20 @@ class Grammars:
     def _find(self, grammar: Grammar) -> CompiledGrammar | None:
         """A grammar that is known to be good; of one that is known to be wrong, raise why."""
         with self._lock:
-            if grammar in self._refused:
-                self._refused.move_to_end(grammar)
-                refused = self._refused[grammar]
-                raise InvalidGrammar(str(refused), line=refused.line)  # one for each, as a traceback grows
-            if grammar in self._compiled:
-                self._compiled.move_to_end(grammar)
+            refused = self._refused.get(grammar)
+            if refused is not None:
+                raise InvalidGrammar(str(refused), line=refused.line)  # a new one each time: a traceback grows
             return self._compiled.get(grammar)
 
     def _keep(self, grammar: Grammar, tried: str) -> CompiledGrammar:
         compiled = CompiledGrammar(lambda: self._matcher(tried), self._tokenizer.vocab_size)
         with self._lock:
             self._compiled[grammar] = compiled
-            while len(self._compiled) > self._max_grammars:
-                self._compiled.popitem(last=False)
         return compiled
 
     def _refuse(self, grammar: Grammar, error: InvalidGrammar) -> None:
         with self._lock:
             self._refused[grammar] = InvalidGrammar(str(error), line=error.line)
-            while len(self._refused) > MAX_REFUSED:
-                self._refused.popitem(last=False)
 
     def _matcher(self, tried: str) -> llguidance.LLMatcher:
         return llguidance.LLMatcher(self._tokenizer, tried, log_level=0, limits=self._limits)

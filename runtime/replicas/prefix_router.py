@@ -6,11 +6,12 @@ are asked. What a replica holds is what was sent to it, remembered by digests of
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import takewhile
+
+from cachetools import LRUCache
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class RouterPolicy:
     """How texts are remembered, and how much busier than others the holder of a prefix may be.
 
     A text is cut in blocks of `block_bytes`, of which the first `max_blocks_of_text` count; of each replica the
-    `max_blocks` used last are remembered, 100 bytes of memory each. A replica is overloaded when it has `max_lead`
+    `max_blocks` used last are remembered, 190 bytes of memory each. A replica is overloaded when it has `max_lead`
     requests more than the one that has fewest.
     """
 
@@ -42,7 +43,7 @@ class PrefixRouter:
 
     def __init__(self, replicas: Iterable[str], policy: RouterPolicy | None = None) -> None:
         self._policy = policy or RouterPolicy()
-        self._held: dict[str, OrderedDict[bytes, bytes]] = {name: OrderedDict() for name in replicas}  # and namespaces
+        self._held = {name: self._nothing() for name in replicas}
 
     @property
     def max_text_bytes(self) -> int:
@@ -67,9 +68,6 @@ class PrefixRouter:
         held = self._held[replica]
         for block in reversed(self._blocks(namespace, text)):  # the first ones are forgotten last
             held[block] = namespace
-            held.move_to_end(block)
-        while len(held) > self._policy.max_blocks:
-            held.popitem(last=False)
 
     def num_held_bytes(self, replica: str, namespace: bytes, text: bytes) -> int:
         """How much of the text the replica was sent before, in whole blocks."""
@@ -77,13 +75,17 @@ class PrefixRouter:
 
     def forget(self, replica: str) -> None:
         """The replica holds nothing any more: it was started anew."""
-        self._held[replica].clear()
+        self._held[replica] = self._nothing()
 
     def forget_namespace(self, namespace: bytes) -> None:
         """No replica holds anything of the namespace any more."""
         for held in self._held.values():
             for block in [block for block, owner in held.items() if owner == namespace]:
                 del held[block]
+
+    def _nothing(self) -> LRUCache[bytes, bytes]:
+        """What a new replica holds: no digests of blocks, and so no namespaces that they belong to."""
+        return LRUCache(self._policy.max_blocks)
 
     def _num_held(self, replica: str, blocks: Sequence[bytes]) -> int:
         return sum(1 for _ in takewhile(self._held[replica].__contains__, blocks))
