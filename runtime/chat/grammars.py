@@ -8,23 +8,24 @@ Hence each new grammar is tried by `grammar_trial.py` first: shortly, and those 
 another process and queue, so that nobody waits for the slow ones who is not slow himself. (One process and queue with
 half a second for each were worse: behind 70 hostile schemas a good one waited 32 s; bench/LOG.md has more.)
 
-Knows nothing of requests and HTTP; `compile` waits, so call it neither on an event loop nor on the engine's thread.
+Knows nothing of requests and HTTP. `compile` waits: call it neither on an event loop nor on the engine's thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import cast
 
 import llguidance
 from cachetools import LRUCache
 
 from ..errors import EngineClosed, GrammarsOverloaded, InvalidGrammar
-from .fair_turns import FairTurns
+from .fair_lock import FairLock
 from .grammar import Grammar
 from .grammar_constraint import GrammarConstraint
 from .grammar_trial import GrammarTrial, OutOfTime
@@ -62,10 +63,19 @@ class CompiledGrammar:
 
 @dataclass(frozen=True)
 class _Lane:
-    """A process that tries grammars, and the queue in front of it."""
+    """A process that tries grammars, and the lock that its callers take turns with."""
 
     trial: GrammarTrial
-    turns: FairTurns
+    lock: FairLock
+
+
+@dataclass
+class _Attempt:
+    """One grammar on its way through the lanes."""
+
+    grammar: Grammar
+    began_at: float  # seconds of `time.monotonic()`
+    met_busy_machine: bool = False  # when it ran out of time last
 
 
 class Grammars:
@@ -100,20 +110,22 @@ class Grammars:
         self._is_open = self._is_closed = False
 
     def warm_up(self) -> None:
-        """Make ready what the first grammar would wait for.
+        """Make ready what the first grammar would wait for; done once.
 
         Raises:
             EngineError: a process that tries grammars does not start.
         """
         with self._opening:
-            self._is_open = True
+            if self._is_open:
+                return
             for lane in self._lanes:
                 lane.trial.start()
             matcher = self._matcher(llguidance.LLMatcher.grammar_from_regex("(.|\\n)*"))
             GrammarConstraint(matcher, self._tokenizer.vocab_size).mask()
+            self._is_open = True
 
     def compile(self, grammar: Grammar, *, client: str = "") -> CompiledGrammar:
-        """A grammar ready to be followed. One that is known is there at once; others are tried, of each client in turn.
+        """A grammar that replies can follow. A known one is there at once; clients take turns to have others tried.
 
         Raises:
             InvalidGrammar: it is wrong, or too much work.
@@ -121,18 +133,40 @@ class Grammars:
             EngineError: a process that tries grammars could not be used.
         """
         found = self._find(grammar)
-        if found is None:
-            self._require_open()
-            found = self._tried(grammar, client)
-        return found
+        if found is not None:
+            return found
+        self._require_open()
+        self.warm_up()
+        attempt = _Attempt(grammar, time.monotonic())
+        for lane in self._lanes:
+            with lane.lock.turn(client, deadline=attempt.began_at + self._answer_limit_s / 2):
+                found = self._try(attempt, lane)
+            if found is not None:
+                return found
+        raise self._failure(attempt)
+
+    async def compile_on_loop(self, grammar: Grammar, *, client: str = "") -> CompiledGrammar:
+        """As `compile`, for an event loop. A task that is cancelled leaves the queue at once."""
+        found = self._find(grammar)
+        if found is not None:
+            return found
+        self._require_open()
+        if not self._is_open:
+            await asyncio.to_thread(self.warm_up)
+        attempt = _Attempt(grammar, time.monotonic())
+        for lane in self._lanes:
+            work, deadline = partial(self._try, attempt, lane), attempt.began_at + self._answer_limit_s / 2
+            found = await lane.lock.run_in_thread(client, work, deadline=deadline)
+            if found is not None:
+                return found
+        raise self._failure(attempt)
 
     def close(self) -> None:
         """End the processes that try grammars; new ones raise EngineClosed from now on."""
         self._is_closed = True
-        if self._is_open:
-            with self._opening:
-                for lane in self._lanes:
-                    lane.trial.close()
+        with self._opening:
+            for lane in self._lanes if "_lanes" in vars(self) else ():
+                lane.trial.close()
 
     def __len__(self) -> int:
         return len(self._compiled)
@@ -140,29 +174,29 @@ class Grammars:
     def _require_open(self) -> None:
         if self._is_closed:
             raise EngineClosed("the engine was closed; open it again")
-        if not self._is_open:
-            self.warm_up()
 
-    def _tried(self, grammar: Grammar, client: str) -> CompiledGrammar:
-        now, is_busy = time.monotonic(), False
-        for lane in self._lanes:
-            with lane.turns.turn(client, deadline=now + self._answer_limit_s / 2):
-                found = self._find(grammar)  # of those before, one may have asked for the same
-                if found is not None:
-                    return found
-                try:
-                    left_s = now + self._answer_limit_s - time.monotonic()
-                    return self._keep(grammar, lane.trial.compiled(grammar, real_limit_s=left_s))
-                except OutOfTime as error:
-                    is_busy = error.is_busy
-                except InvalidGrammar as error:
-                    self._refuse(grammar, error)
-                    raise
-        if is_busy:
-            raise _refusal(self._lanes[-1].turns.num_waiting)
-        reason = f"the {grammar.noun} cannot be used: it takes more than {self._time_limit_s:g} s to compile"
-        self._refuse(grammar, InvalidGrammar(reason))
-        raise InvalidGrammar(reason)
+    def _try(self, attempt: _Attempt, lane: _Lane) -> CompiledGrammar | None:
+        """Try a grammar in a lane whose turn the caller has; None if there was too little time."""
+        found = self._find(attempt.grammar)  # a request before this one may have asked for the same
+        if found is not None:
+            return found
+        left_s = attempt.began_at + self._answer_limit_s - time.monotonic()
+        try:
+            return self._keep(attempt.grammar, lane.trial.compiled(attempt.grammar, real_limit_s=left_s))
+        except OutOfTime as error:
+            attempt.met_busy_machine = error.is_busy
+            return None
+        except InvalidGrammar as error:
+            self._refuse(attempt.grammar, error)
+            raise
+
+    def _failure(self, attempt: _Attempt) -> GrammarsOverloaded | InvalidGrammar:
+        """The error for a grammar that no lane had enough time for."""
+        if attempt.met_busy_machine:
+            return _refusal(self._lanes[-1].lock.num_waiting)
+        reason = f"the {attempt.grammar.noun} cannot be used: it takes more than {self._time_limit_s:g} s to compile"
+        self._refuse(attempt.grammar, InvalidGrammar(reason))
+        return InvalidGrammar(reason)
 
     def _find(self, grammar: Grammar) -> CompiledGrammar | None:
         """A grammar that is known to be good; of one that is known to be wrong, raise why."""
@@ -212,7 +246,7 @@ class Grammars:
             time_limit_s=time_limit_s,
             niceness=niceness,
         )
-        return _Lane(trial, FairTurns(max_waiting=lambda: MAX_WAITING, refusal=_refusal))
+        return _Lane(trial, FairLock(max_waiting=lambda: MAX_WAITING, refusal=_refusal))
 
 
 def _refusal(num_waiting: int) -> GrammarsOverloaded:

@@ -24,15 +24,37 @@ Where no function helps, reply in words."""
 def for_template(
     messages: Sequence[Message], tools: Sequence[Message], format: ToolFormat
 ) -> tuple[list[Message], Sequence[Message]]:
-    """Messages and tools as the template of a format is to get them.
+    """Messages and tools as the template of a format wants them; each message's content is one text.
 
     Raises:
-        InvalidRequest: the arguments of a call are not a JSON object.
+        InvalidRequest: the arguments of a call are not a JSON object, or a part of a content is not a text.
     """
+    messages = [_with_one_text(message) for message in messages]
     if format.is_native:
         return [_with_parsed_calls(message) for message in messages], tools
     told = [_in_words(message, _names(messages), format) for message in messages]
     return _with_instructions(_merged(told), tools, format), ()
+
+
+def _with_one_text(message: Message) -> Message:
+    """A message whose parts of text are joined.
+
+    Templates join them, too, and two parts that are harmless alone may make a control token together: what a client
+    typed is looked through for these before it is rendered.
+    """
+    content = message.get("content")
+    if not isinstance(content, list | tuple):
+        return message
+    texts = [
+        part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else None
+        for part in content
+    ]
+    for part, text in zip(content, texts, strict=True):
+        if not isinstance(text, str):
+            raise InvalidRequest(
+                f'a part of a content is {part!r:.60}; send {{"type": "text", "text": ...}}, or one text'
+            )
+    return {**message, "content": "".join(map(str, texts))}
 
 
 def _with_parsed_calls(message: Message) -> Message:

@@ -533,6 +533,7 @@ class Engine:
             on_ready=on_ready,
             name=request.name,
             with_progress=with_progress,
+            num_swallowed=request.num_swallowed,
         )
 
 

@@ -28,7 +28,10 @@ class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
     Attributes:
         request_id: the caller's own name of the request, or the engine's.
         progress: how far the prompt is, for any thread to look at; None: the request waits for its turn.
+        num_swallowed: as `Completion.num_swallowed`, which comes with the end.
     """
+
+    num_swallowed = 0
 
     def __init__(
         self,
@@ -39,16 +42,19 @@ class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
         on_ready: Callable[[], None] | None = None,
         name: str | None = None,
         with_progress: bool = False,
+        num_swallowed: int = 0,
     ) -> None:
         """A stream for `deliver` to fill; the engine makes it.
 
         Args:
             name: the caller's own name of the request, beside the id that `cancel` knows it by.
             with_progress: there are deltas that tell of the prompt, too.
+            num_swallowed: as `Completion.num_swallowed`.
         """
         self.request_id = request_id if name is None else name
         self._engine_id = request_id
         self.prompt_token_ids = prompt_token_ids
+        self.num_swallowed = num_swallowed
         self._cancel = cancel
         self.progress: PrefillProgress | None = None
         self._on_ready = on_ready

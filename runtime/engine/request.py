@@ -173,6 +173,11 @@ class Request:
         return len(self.sequence) - len(self.prompt.ids) if self.sequence else 0
 
     @property
+    def num_swallowed(self) -> int:
+        """Characters that the reply's ids begin with, and that end the prompt's text."""
+        return int(self.prompt.space_id is not None)
+
+    @property
     def token_ids(self) -> tuple[int, ...]:
         """Tokens of the reply so far, the stop token included."""
         return tuple(self.sequence.token_ids[len(self.prompt.ids) :]) if self.sequence else ()
@@ -308,7 +313,7 @@ class Request:
             cache_match=self._cache_match(),
             stop_reason=self._stop_reason(),
             request_id=self.name,
-            num_swallowed=int(self.prompt.space_id is not None),
+            num_swallowed=self.num_swallowed,
         )
 
     def _longest(self, num_prompt_tokens: int, context_length: int) -> int:

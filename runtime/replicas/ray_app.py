@@ -1,9 +1,9 @@
-"""Several engines as a Ray Serve application, with the server's API: `pip install radixlm[ray]`.
+"""Several engines as a Ray Serve application with the server's API: `pip install radixlm[ray]`.
 
     serve run radixlm.runtime.replicas.ray_app:app artifact=/models/smollm2.radixlm num_replicas=4
 
-Each engine is a deployment of one replica, so that the front decides by itself which one is asked; Serve places them,
-watches their health and starts them anew. Knows Ray; what goes where is `replica_front.py`'s.
+Each engine is a deployment of one replica, so that the front itself decides which engine gets a request. Serve places
+the replicas, watches their health and starts dead ones anew. Knows Ray; `replica_front.py` knows where requests go.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from starlette.types import ASGIApp, Message
 
+from ..cache.prefix_match import MatchPolicy
 from ..errors import EngineError
 from ..server.http.origins import LOCAL_HOSTS
 from ..server.malloc_arenas import share_one_arena
+from ..server.truncation import Truncation
 from .asgi_messages import answer_of
 from .prefix_router import RouterPolicy
 from .replica_front import ReplicaFront, ReplicaGone
@@ -36,15 +38,22 @@ MAX_ONGOING_REQUESTS = 10_000  # of a replica: its engine has a queue of its own
 MAX_QUEUE = 256  # of a replica, as `radixlm serve` has it
 MAX_STALL_S = 60.0
 _LISTS = frozenset({"api_keys", "hosts", "cors_origins"})  # arguments that have several values
+_KNOWN = _LISTS | {
+    *("artifact", "num_replicas", "num_cpus", "threads", "kv_cache_gb", "max_num_seqs", "max_queue"),
+    *("match", "truncation"),
+}
 
 OpenEngine = Callable[[], "Engine"]
 """Opens a replica's engine in the replica's process; it is sent there by cloudpickle."""
 
 
 def app(arguments: Mapping[str, str]) -> Application:
-    """What `serve run` calls. `artifact` must be given; `num_replicas`, `threads`, `kv_cache_gb`, `max_num_seqs`,
-    `max_queue`, `num_cpus` (for Ray's books, of each replica), and with commas between them `api_keys`, `cors_origins`
-    and `hosts`, names that requests may be sent to (`*`: any), may be.
+    """The application that `serve run` starts.
+
+    `artifact` must be given. These may be given, as `radixlm serve` has them: `threads`, `kv_cache_gb`, `max_num_seqs`,
+    `max_queue`, `match` and `truncation`. So may `num_replicas`; `num_cpus`, which Ray reserves for each replica; and
+    with commas between their values `api_keys`, `cors_origins` and `hosts`, the names that requests may be sent to
+    (`*`: any).
 
     Raises:
         ValueError: as `engine_options` and `front_options`.
@@ -60,21 +69,25 @@ def app(arguments: Mapping[str, str]) -> Application:
     return build_app(
         open_engine,
         num_replicas=int(arguments.get("num_replicas", 2)),
+        match=options["match"],
+        truncation=_one_of(arguments, "truncation", "none", get_args(Truncation)),
         num_cpus=float(arguments.get("num_cpus", 1)),
         **front_options(arguments),
     )
 
 
 def engine_options(arguments: Mapping[str, str]) -> dict[str, Any]:
-    """Each replica's engine's, of what `app` gets.
+    """The options of each replica's engine, from the arguments of `app`.
 
     Raises:
-        ValueError: an argument is missing, unknown, or no number where one is needed.
+        ValueError: an argument is missing or unknown, or its value is none of those allowed.
     """
-    known = {"artifact", "num_replicas", "threads", "kv_cache_gb", "max_num_seqs", "max_queue", "num_cpus", *_LISTS}
-    if "artifact" not in arguments or not set(arguments) <= known:
-        raise ValueError(f"got {', '.join(sorted(arguments)) or 'nothing'}; give artifact=, and only {sorted(known)}")
-    options: dict[str, Any] = {"max_queue": int(arguments.get("max_queue", MAX_QUEUE))}
+    if "artifact" not in arguments or not set(arguments) <= _KNOWN:
+        raise ValueError(f"got {', '.join(sorted(arguments)) or 'nothing'}; give artifact=, and only {sorted(_KNOWN)}")
+    options: dict[str, Any] = {
+        "max_queue": int(arguments.get("max_queue", MAX_QUEUE)),
+        "match": _one_of(arguments, "match", "text", get_args(MatchPolicy)),
+    }
     if "max_num_seqs" in arguments:
         options["max_num_seqs"] = int(arguments["max_num_seqs"])
     if "threads" in arguments:
@@ -85,10 +98,10 @@ def engine_options(arguments: Mapping[str, str]) -> dict[str, Any]:
 
 
 def front_options(arguments: Mapping[str, str]) -> dict[str, Any]:
-    """The front's, of what `app` gets: whom it answers.
+    """The options of the front that say which clients it answers, from the arguments of `app`.
 
     Raises:
-        ValueError: a list has nothing in it, or between two commas.
+        ValueError: a list is empty, or has an empty value.
     """
     options: dict[str, Any] = {}
     for name in _LISTS & set(arguments):
@@ -100,6 +113,13 @@ def front_options(arguments: Mapping[str, str]) -> dict[str, Any]:
     return options
 
 
+def _one_of(arguments: Mapping[str, str], name: str, default: str, allowed: Sequence[str]) -> Any:
+    value = arguments.get(name, default)
+    if value not in allowed:
+        raise ValueError(f"{name}= is {value!r}; use one of {', '.join(allowed)}")
+    return value
+
+
 def build_app(
     open_engine: OpenEngine,
     *,
@@ -109,12 +129,16 @@ def build_app(
     cors_origins: Sequence[str] = (),
     policy: RouterPolicy | None = None,
     num_cpus: float = 1,
+    match: MatchPolicy = "text",
+    truncation: Truncation = "none",
 ) -> Application:
     """A front and `num_replicas` engines behind it, for `serve.run`.
 
     Args:
         hosts: names that requests may be sent to; none: any; None: this machine's own, or any where there are keys.
             Ray may listen on addresses that others reach: they must be told to use a key, or a name that is given here.
+        match: that of the engines. With `off` the front remembers no prompt, either.
+        truncation: as `create_app` has it.
     """
     if hosts is None:
         hosts = () if api_keys else LOCAL_HOSTS
@@ -126,7 +150,7 @@ def build_app(
             num_replicas=1,
             max_ongoing_requests=MAX_ONGOING_REQUESTS,
             ray_actor_options={"num_cpus": num_cpus},
-        ).bind(open_engine, tuple(api_keys))
+        ).bind(open_engine, tuple(api_keys), truncation)
         for name in names
     ]
 
@@ -134,7 +158,8 @@ def build_app(
         """Made in the front's process, where the engines' handles are to be had."""
         of = serve.get_replica_context().app_name
         replicas = {name: _RayReplica(serve.get_deployment_handle(name, app_name=of)) for name in names}
-        return ReplicaFront(replicas, policy=policy).app(api_keys, hosts=hosts, cors_origins=cors_origins)
+        front = ReplicaFront(replicas, policy=policy, match=match)
+        return front.app(api_keys, hosts=hosts, cors_origins=cors_origins)
 
     front = serve.deployment(
         serve.ingress(front_app)(),
@@ -149,12 +174,12 @@ def build_app(
 class _EngineReplica:
     """An engine and its whole server, without a socket."""
 
-    def __init__(self, open_engine: OpenEngine, api_keys: Sequence[str]) -> None:
+    def __init__(self, open_engine: OpenEngine, api_keys: Sequence[str], truncation: Truncation = "none") -> None:
         from ..server import create_app
 
         share_one_arena()
         self._engine = open_engine()
-        self._app = create_app(self._engine, api_keys=api_keys, tells_cached_text=bool(api_keys))
+        self._app = create_app(self._engine, api_keys=api_keys, tells_cached_text=bool(api_keys), truncation=truncation)
 
     async def answer(self, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[list[Message]]:
         """An empty batch at once, to say that the request was taken; then the answer's messages."""

@@ -24,6 +24,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from ..cache.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
+from ..cache.prefix_match import MatchPolicy
 from ..errors import RadixLMError
 from ..server.cache import PARAMETERS
 from ..server.errors import HTTPError, answer, describe
@@ -71,11 +72,13 @@ class ReplicaFront:
         *,
         policy: RouterPolicy | None = None,
         max_body_bytes: int = 16 << 20,
+        match: MatchPolicy = "text",
     ) -> None:
         self._replicas = replicas
         self._router = PrefixRouter(replicas, policy)
         self._namespaces = CacheNamespaces(ModelIdentity())
         self._max_body_bytes = max_body_bytes
+        self._match = match  # the engines', for requests that do not say
         self._loads = dict.fromkeys(replicas, 0)
         self._returning: dict[str, asyncio.Task[None]] = {}  # dead ones, until they take requests again
 
@@ -131,7 +134,8 @@ class ReplicaFront:
 
     async def _forward(self, request: Request) -> Response:
         body = bytes(await read_body(request, max_bytes=self._max_body_bytes))
-        read = partial(RoutedPrompt.of, body, api_key_of(request), self._namespaces, self._router.max_text_bytes)
+        api_key, most = api_key_of(request), self._router.max_text_bytes
+        read = partial(RoutedPrompt.of, body, api_key, self._namespaces, most, match=self._match)
         prompt = read() if len(body) <= MAX_BYTES_AT_ONCE else await run_in_threadpool(read)
         return _Forwarded(self, _forwarded_scope(request), body, prompt, request.headers.get(REPLICA_HEADER))
 

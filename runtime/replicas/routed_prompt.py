@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from ..cache.cache_namespace import CacheNamespaces, CacheScope
+from ..cache.prefix_match import MatchPolicy
 from ..errors import InvalidParameter
 
 MAX_BODY_BYTES = 4 << 20  # more text than any context has room for; what is longer may go anywhere
@@ -27,14 +28,24 @@ class RoutedPrompt:
 
     @classmethod
     def of(
-        cls, body: bytes, api_key: str | None, namespaces: CacheNamespaces, max_bytes: int = 1 << 20
+        cls,
+        body: bytes,
+        api_key: str | None,
+        namespaces: CacheNamespaces,
+        max_bytes: int = 1 << 20,
+        *,
+        match: MatchPolicy = "text",
     ) -> RoutedPrompt:
-        """With the first `max_bytes` of the text. Never raises: what cannot be read may go anywhere."""
+        """The prompt of a body, with the first `max_bytes` of its text. Never raises: a bad body may go anywhere.
+
+        Args:
+            match: that of requests which do not say.
+        """
         if len(body) > MAX_BODY_BYTES:
             return cls()
         try:
             fields = msgspec.json.decode(body)
-            if not isinstance(fields, dict) or fields.get("cache_match") == "off":
+            if not isinstance(fields, dict) or (fields.get("cache_match") or match) == "off":
                 return cls()
             scope = CacheScope(api_key, *(_text(fields.get(name)) for name in ("cache_salt", "prompt_cache_key")))
             return cls(namespaces.of(scope), _first(max_bytes, _parts(fields)))

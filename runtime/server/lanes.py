@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-import anyio
 from starlette.requests import Request
 
-from ..chat.fair_turns import FairTurns, Refusal
+from ..chat.fair_lock import FairLock, Refusal
 from ..errors import WorkOverloaded
 from .http.api_keys import client_of
+from .http.disconnect import while_connected
 from .http.request_body import num_body_bytes_of
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class Lane:
     ) -> None:
         self._at_once_bytes = at_once_bytes
         # One end for both queues: with one each, a client that filled its own had the other's clients refused.
-        self._short = FairTurns(num_turns=NUM_SHORT, max_waiting=max_waiting, refusal=refusal)
-        self._long = FairTurns(num_turns=num_long, max_waiting=max_waiting, refusal=refusal, beside=self._short)
+        self._short = FairLock(num_turns=NUM_SHORT, max_waiting=max_waiting, refusal=refusal)
+        self._long = FairLock(num_turns=num_long, max_waiting=max_waiting, refusal=refusal, beside=self._short)
 
     @property
     def num_waiting(self) -> int:
@@ -61,9 +61,8 @@ class Lane:
         num_bytes = num_body_bytes_of(request)
         if num_bytes < self._at_once_bytes:
             return work()
-        turns = self._long if num_bytes > LONG_BODY_BYTES else self._short
-        async with turns.turn_of_task(client_of(request)):
-            return await anyio.to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1))  # the turn is the limit
+        lock = self._long if num_bytes > LONG_BODY_BYTES else self._short
+        return await while_connected(request.receive, lock.run_in_thread(client_of(request), work))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from .request_log import RequestRecord
 CANCELLING_S = 1.0  # for the step that runs; what a request was until then is only for the log
 Submit = Callable[[Callable[[], None]], GenerationStream]
 """Hands a request to the engine; gets the callback for `on_ready`."""
-Run = Callable[[Callable[[], GenerationStream]], Awaitable[GenerationStream]]
+Run = Callable[[Callable[[], None]], Awaitable[None]]
 """Does this in a thread: tokenizing a long prompt takes a while."""
 
 
@@ -47,7 +47,14 @@ class ReplyStream:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(ready.set)
 
-        return cls(await run(lambda: submit(wake)), ready, record)
+        submitted: list[GenerationStream] = []
+        try:
+            await run(lambda: submitted.append(submit(wake)))
+        except BaseException:  # the client left while a thread handed the request over
+            for stream in submitted:
+                stream.cancel()
+            raise
+        return cls(submitted[0], ready, record)
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         """The deltas, each as soon as it is there.
@@ -59,6 +66,11 @@ class ReplyStream:
             if delta.finish_reason == "cancelled":
                 raise EngineClosed("the server is stopping; send the request again later")
             yield delta
+
+    @property
+    def num_swallowed(self) -> int:
+        """How many characters the reply's tokens begin with that are not in its text."""
+        return self._stream.num_swallowed
 
     async def result(self) -> Completion:
         """Wait for the end; after iterating, it is there at once."""

@@ -13,15 +13,17 @@ def test_an_artifact_is_enough() -> None:
 
 def test_every_option_of_the_engines_can_be_given() -> None:
     options = {"threads": "1", "kv_cache_gb": "0.5", "max_num_seqs": "8", "max_queue": "16", "num_cpus": "0.5"}
+    options |= {"match": "off", "truncation": "middle"}
     assert isinstance(
         app({"artifact": "a.radixlm", "num_replicas": "3", "api_keys": "one,two", **options}), Application
     )
 
 
 def test_a_queue_has_an_end_unless_asked_otherwise() -> None:
-    assert engine_options({"artifact": "a"}) == {"max_queue": 256}
-    assert engine_options({"artifact": "a", "max_queue": "9", "kv_cache_gb": "0.5"}) == {
+    assert engine_options({"artifact": "a"}) == {"max_queue": 256, "match": "text"}
+    assert engine_options({"artifact": "a", "max_queue": "9", "kv_cache_gb": "0.5", "match": "exact"}) == {
         "max_queue": 9,
+        "match": "exact",
         "kv_cache_bytes": 500_000_000,
     }
 
@@ -51,3 +53,9 @@ def test_what_is_missing_or_unknown_is_said(arguments: dict[str, str]) -> None:
 def test_a_number_that_is_none_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="many"):
         app({"artifact": "a", "max_num_seqs": "many"})
+
+
+@pytest.mark.parametrize(("name", "allowed"), [("match", "exact, seam, text, off"), ("truncation", "none, middle")])
+def test_a_word_that_is_none_of_those_known_is_refused_with_them(name: str, allowed: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}= is 'on'; use one of {allowed}"):
+        app({"artifact": "a", name: "on"})

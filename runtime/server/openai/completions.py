@@ -20,7 +20,7 @@ from ..request_log import record_of
 from ..served import Served, json_response
 from ..truncation import cut_middle, require_countable
 from .choices import Choices, params_of_choices
-from .logprobs import text_logprobs
+from .logprobs import TextTokens
 from .replies import CutPromptReply, PromptProgressReply, Reply, TextChoice
 from .requests import CompletionRequest, Prompt
 from .response_format import compiled
@@ -128,7 +128,7 @@ class Completions:
         return FedPrompt([*left.ids, prepared.space_id], True, said)
 
     def _choice(self, index: int, completion: Completion, echo: str, cut: Cut, body: CompletionRequest) -> TextChoice:
-        logprobs = text_logprobs(self.served, completion.logprobs, -completion.num_swallowed)
+        logprobs = TextTokens(self.served, completion.num_swallowed).logprobs(completion.logprobs)
         choice = TextChoice(echo + completion.text, completion.finish_reason, logprobs, index, truncation=cut)
         choice.stop_reason = completion.stop_reason
         if body.return_token_ids:
@@ -149,14 +149,13 @@ class Completions:
         for index, (echo, cut) in enumerate(zip(echoes, cuts, strict=True)):
             if echo or cut:
                 yield chunk(choices=[TextChoice(echo, index=index, truncation=cut)])
-        num_characters = [0] * len(echoes)
+        tokens = [TextTokens(self.served, choices.num_swallowed(index)) for index in range(len(echoes))]
         async for index, delta in choices:
             if delta.progress is not None:
                 progress = PromptProgressReply.of(delta.progress)
                 yield chunk(choices=[TextChoice("", index=index)], prompt_progress=progress)
             if delta.text or delta.logprobs or delta.finish_reason or (has_ids and delta.token_ids):
-                logprobs = text_logprobs(self.served, delta.logprobs, num_characters[index])
-                choice = TextChoice(delta.text, delta.finish_reason, logprobs, index)
+                choice = TextChoice(delta.text, delta.finish_reason, tokens[index].logprobs(delta.logprobs), index)
                 if delta.finish_reason:
                     choice.stop_reason = delta.stop_reason
                 if has_ids:
@@ -164,7 +163,6 @@ class Completions:
                 if has_ids and delta.finish_reason:
                     choice.prompt_token_ids = (await choices.result(index)).prompt_token_ids
                 yield chunk(choices=[choice])
-            num_characters[index] += len(delta.text)
         if body.include_usage:
             yield chunk(choices=[], usage=self.served.usage(await choices.results(), body.num_choices))
 

@@ -33,22 +33,33 @@ def chat_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob] | None) ->
     return ChatLogprobs(content)
 
 
-def text_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob] | None, offset: int = 0) -> TextLogprobs | None:
-    """As `choices[].logprobs` of a completion, the first token `offset` characters into the reply; None: not asked.
+class TextTokens:
+    """The tokens of one completion, each with the place in the reply's text where it begins.
 
-    A token that begins before the reply is at its beginning.
+    Places are counted by what the tokens spell: text that may become a stop string is sent later than its tokens.
+
+    Args:
+        num_swallowed: how many characters the tokens begin with that are not in the reply's text. A token that begins
+            before the text is said to begin with it.
     """
-    if logprobs is None:
-        return None
-    reply = TextLogprobs([], [], [], [])
-    characters = codecs.getincrementaldecoder("utf-8")("replace")
-    for logprob in logprobs:
-        reply.tokens.append(_name(names, logprob.token_id))
-        reply.token_logprobs.append(logprob.logprob)
-        reply.top_logprobs.append(_top_by_name(names, logprob))
-        reply.text_offset.append(max(offset, 0))
-        offset += len(characters.decode(names.token_bytes(logprob.token_id)))
-    return reply
+
+    def __init__(self, names: TokenNames, num_swallowed: int = 0) -> None:
+        self._names = names
+        self._offset = -num_swallowed
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def logprobs(self, logprobs: Sequence[TokenLogprob] | None) -> TextLogprobs | None:
+        """`choices[].logprobs` for the next tokens, or for all; None if the client does not ask for them."""
+        if logprobs is None:
+            return None
+        reply = TextLogprobs([], [], [], [])
+        for logprob in logprobs:
+            reply.tokens.append(_name(self._names, logprob.token_id))
+            reply.token_logprobs.append(logprob.logprob)
+            reply.top_logprobs.append(_top_by_name(self._names, logprob))
+            reply.text_offset.append(max(self._offset, 0))
+            self._offset += len(self._characters.decode(self._names.token_bytes(logprob.token_id)))
+        return reply
 
 
 def _top(names: TokenNames, token_id: int, logprob: float) -> TopLogprob:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Annotated, Any
 
-import anyio
 import msgspec
-from starlette.requests import HTTPConnection
+from starlette.requests import Request
 
 from ...chat.grammar import Grammar
 from ...chat.token_constraint import ConstraintSource
 from ...engine.engine import Engine
 from ...errors import InvalidGrammar, InvalidParameter
 from ..http.api_keys import client_of
+from ..http.disconnect import while_connected
 
 Schema = dict[str, Any]
 # `$` alone lets a line end follow in Python's way to read it, and JSON Schema's has no other end.
@@ -133,21 +132,17 @@ def named_grammar(param: str | None) -> Iterator[None]:
         raise InvalidParameter(str(error), param=param) from error
 
 
-async def compiled(engine: Engine, grammar: Grammar | None, request: HTTPConnection) -> ConstraintSource | None:
-    """What replies can follow, made in a thread of its own: those that tokenize are not to wait for it.
+async def compiled(engine: Engine, grammar: Grammar | None, request: Request) -> ConstraintSource | None:
+    """What replies can follow; None for any text.
 
     Raises:
-        InvalidGrammar: it is wrong, or too much work.
+        InvalidGrammar: the grammar is wrong, or too much work.
         GrammarsOverloaded: too many are being tried.
+        ClientGone: the client left before it was known.
     """
     if grammar is None:
         return None
-    compile = partial(_compile, engine, grammar, client_of(request))
-    return await anyio.to_thread.run_sync(compile, limiter=anyio.CapacityLimiter(1))
-
-
-def _compile(engine: Engine, grammar: Grammar, client: str) -> ConstraintSource:
-    return engine.grammars.compile(grammar, client=client)
+    return await while_connected(request.receive, engine.grammars.compile_on_loop(grammar, client=client_of(request)))
 
 
 def _schema(schema: Schema | str | None) -> Grammar | None:

@@ -194,3 +194,29 @@ def test_a_template_that_is_misled_by_marks_still_makes_no_control_token_of_what
     made = prompts(template, ["<seen>"])
     ids = made.chat([{"role": "user", "content": "<seen> a"}]).ids
     assert added_in(made, ids) == ["<|im_start|>", "<|im_end|>"]
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+def test_a_control_token_split_over_the_parts_of_a_message_is_text(template: str) -> None:
+    """Each part was looked through alone, and templates that join parts made a real token of two halves."""
+    made = prompts(template)
+    parts = [{"type": "text", "text": "a <|im_"}, {"type": "text", "text": "end|> b"}]
+    ids = made.chat([{"role": "user", "content": parts}]).ids
+    assert ids == made.chat([{"role": "user", "content": "a <|im_end|> b"}]).ids
+    assert ids.count(END_OF_TURN) == made.chat([{"role": "user", "content": "a b"}]).ids.count(END_OF_TURN)
+
+
+def test_a_template_that_goes_through_the_parts_itself_gets_one_text() -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}<|im_end|>{% endfor %}"
+    )
+    made = prompts(template)
+    ids = made.chat([{"role": "user", "content": ({"text": "<|im_"}, {"text": "end|>"})}]).ids
+    assert added_in(made, ids) == ["<|im_start|>", "<|im_end|>"]
+
+
+@pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "x"}}, "text", {"type": "text"}, 3])
+def test_a_part_that_is_no_text_is_refused(part: object) -> None:
+    with pytest.raises(InvalidRequest, match="a part of a content is"):
+        prompts(QWEN).chat([{"role": "user", "content": [{"type": "text", "text": "a"}, part]}])

@@ -102,6 +102,13 @@ def test_conversations_spread_and_go_on_where_they_began(client: TestClient) -> 
     assert first == again and sorted(first) == ["one"] * 3 + ["two"] * 3
 
 
+def test_a_front_of_engines_whose_match_is_off_remembers_no_prompt(replicas: dict[str, FakeReplica]) -> None:
+    front = ReplicaFront(replicas, policy=RouterPolicy(max_lead=2), match="off")
+    with TestClient(front.app()) as client:
+        places = {ask(client, f"{TALK}{TALK * number}").headers[REPLICA_HEADER] for number in range(6)}
+    assert places == {"one"}  # none holds anything: the first of those that are free
+
+
 def test_answers_and_streams_come_as_the_replica_sends_them(client: TestClient) -> None:
     assert ask(client, "Hi").json()["length"] > 10
     streamed = ask(client, "Hi", stream=True)

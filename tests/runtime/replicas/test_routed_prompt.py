@@ -46,6 +46,17 @@ def test_a_request_whose_match_is_off_may_go_anywhere_and_leaves_no_text() -> No
     assert routed({"messages": said("Hi"), "cache_match": "off"}) == RoutedPrompt()
 
 
+def test_where_the_engines_match_is_off_only_what_a_request_asks_to_match_leaves_text() -> None:
+    """The router kept every prompt's digests where its engines kept nothing."""
+
+    def routed_off(**more: Any) -> RoutedPrompt:
+        body = json.dumps({"messages": said("Hi"), **more}).encode()
+        return RoutedPrompt.of(body, None, NAMESPACES, match="off")
+
+    assert routed_off() == routed_off(cache_match=None) == RoutedPrompt()
+    assert routed_off(cache_match="text") == routed({"messages": said("Hi")})
+
+
 def test_roles_and_borders_of_messages_do() -> None:
     texts = {routed({"messages": said(*told)}).text for told in (("ab", "c"), ("a", "bc"), ("abc",))}
     assert len(texts | {routed({"prompt": "abc"}).text}) == 4

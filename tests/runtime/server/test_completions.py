@@ -115,3 +115,14 @@ def test_streamed_offsets_are_those_of_the_whole(client: TestClient) -> None:
     choices = [json.loads(line)["choices"][0] for line in lines if line and line != "[DONE]"]
     offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
     assert offsets == [0, 5, 11]
+
+
+def test_streamed_offsets_do_not_wait_for_text_that_is_held_back(client: TestClient, engine: FakeEngine) -> None:
+    """Text that may become a stop string comes later than its tokens, which were all said to begin where it was cut."""
+    engine.words = ["", "", "Hello wörld"]
+    engine.bytes_of_tokens = [b"Hello", b" w\xc3", b"\xb6rld"]
+    lines = [line.removeprefix("data: ") for line in ask(client, stream=True, logprobs=0).text.split("\n\n")]
+    choices = [json.loads(line)["choices"][0] for line in lines if line and line != "[DONE]"]
+    offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
+    assert offsets == [0, 5, 7]
+    assert ask(client, logprobs=0).json()["choices"][0]["logprobs"]["text_offset"] == offsets

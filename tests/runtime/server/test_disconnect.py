@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import uvicorn
 from radixlm.runtime.server import create_app
+from radixlm.runtime.server.http.http_protocol import HTTPProtocol
 from radixlm.runtime.server.http.listener import listen
 
-if TYPE_CHECKING:
-    from .conftest import FakeEngine
+from .conftest import FakeEngine
+from .real_server import wait_until
+
+
+@contextmanager
+def serve(engine: FakeEngine) -> Iterator[tuple[str, int]]:
+    """A real server over a fake engine, while the block runs."""
+    listener = listen("127.0.0.1", 0)
+    app = create_app(engine)  # type: ignore[arg-type]
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", http=HTTPProtocol))
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    try:
+        yield listener.getsockname()
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listener.close()
 
 
 @pytest.fixture
 def address(engine: FakeEngine) -> Iterator[tuple[str, int]]:
-    """A real server over the fake engine."""
-    listener = listen("127.0.0.1", 0)
-    app = create_app(engine)  # type: ignore[arg-type]
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
-    yield listener.getsockname()
-    server.should_exit = True
-    thread.join(10)
-    listener.close()
+    with serve(engine) as address:
+        yield address
 
 
 def send(address: tuple[str, int], **body: object) -> socket.socket:
@@ -88,3 +99,85 @@ def test_a_client_that_stays_gets_everything_and_can_ask_again(address: tuple[st
             while b"[DONE]" not in received:
                 received += connection.recv(4096)
         assert len(engine.streams) == number + 1
+
+
+class StandingEngine(FakeEngine):
+    """Stands still over every prompt until `let_go`; begins a reply to each that it was given then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.max_num_requests = self.room = 1
+        self.begun = 0
+        self.let_go = threading.Event()
+
+    def stream(self, *arguments: Any, **options: Any) -> Any:
+        self.begun += 1
+        assert self.let_go.wait(10)
+        return super().stream(*arguments, **options)
+
+
+LONG = [{"role": "user", "content": "once there was " * 10_000}]
+
+
+def test_leaving_the_queue_for_a_thread_makes_room_for_another_request() -> None:
+    engine = StandingEngine()
+    with serve(engine) as address:
+        working = [send(address, messages=LONG) for _ in range(2)]
+        wait_until(lambda: engine.begun == 2)
+        waiting = send(address, messages=LONG)
+        time.sleep(0.1)
+        with send(address, messages=LONG) as connection:
+            assert b" 429 " in connection.recv(4096)  # one waits, and there is room for one
+        waiting.close()
+
+        def takes_another() -> bool:
+            nonlocal waiting
+            waiting = send(address, messages=LONG)
+            waiting.settimeout(0.2)
+            try:
+                waiting.recv(4096)
+            except TimeoutError:
+                return True
+            return False
+
+        wait_until(takes_another)
+        engine.let_go.set()
+        for connection in [*working, waiting]:
+            connection.settimeout(10)
+            assert b" 200 " in connection.recv(4096)
+    assert len(engine.streams) == 3  # and never the one whose client left
+
+
+def test_leaving_while_a_thread_hands_the_request_over_cancels_it() -> None:
+    engine = StandingEngine()
+    engine.go_on.clear()
+    with serve(engine) as address:
+        connection = send(address, messages=LONG)
+        wait_until(lambda: engine.begun == 1)
+        connection.close()
+        time.sleep(0.1)
+        engine.let_go.set()
+        assert wait_for_stream(engine).wait(10)
+
+
+def test_leaving_while_a_grammar_is_compiled_gives_up_its_place() -> None:
+    engine = FakeEngine()
+    waits, has_left = threading.Event(), threading.Event()
+
+    class Grammars:
+        async def compile_on_loop(self, grammar: object, *, client: str) -> object:
+            waits.set()
+            try:
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                has_left.set()
+                raise
+            raise AssertionError("the client was not heard")
+
+    engine.grammars = Grammars()  # type: ignore[attr-defined]
+    with serve(engine) as address:
+        connection = send(address, guided_regex="a+")
+        assert waits.wait(10)
+        connection.close()
+        assert has_left.wait(5)
+    assert engine.streams == []

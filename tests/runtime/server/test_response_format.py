@@ -172,7 +172,7 @@ def test_a_bomb_stops_neither_the_event_loop_nor_the_engine(engine: Engine) -> N
     bomb = {"type": "integer", "multipleOf": 1000033}
     order: list[str] = []
     started = threading.Event()
-    compile = engine.grammars.compile
+    compile = engine.grammars.compile_on_loop
 
     def compile_late(grammar: Any, **options: Any) -> Any:
         started.set()
@@ -198,11 +198,11 @@ def test_a_bomb_stops_neither_the_event_loop_nor_the_engine(engine: Engine) -> N
 
             await asyncio.gather(hostile(), friendly())
 
-    engine.grammars.compile = compile_late  # type: ignore[method-assign]
+    engine.grammars.compile_on_loop = compile_late  # type: ignore[method-assign]
     try:
         asyncio.run(both())
     finally:
-        engine.grammars.compile = compile  # type: ignore[method-assign]
+        engine.grammars.compile_on_loop = compile  # type: ignore[method-assign]
     assert order == ["reply", "bomb"]
 
 
@@ -212,13 +212,13 @@ def test_trials_are_taken_by_key_or_by_address_whatever_the_salt(
 ) -> None:
     """A client makes namespaces as it likes with its salts, and took more than its turn."""
     clients: list[str] = []
-    compile = engine.grammars.compile
+    compile = engine.grammars.compile_on_loop
 
     def compile_for(grammar: Any, *, client: str) -> Any:
         clients.append(client)
         return compile(grammar, client=client)
 
-    monkeypatch.setattr(engine.grammars, "compile", compile_for)
+    monkeypatch.setattr(engine.grammars, "compile_on_loop", compile_for)
     form = {"type": "json_schema", "name": "n", "schema": {"const": 1}}
     wish = {"text": {"format": form}} if path == "/v1/responses" else {"guided_json": {"const": 1}}
     body = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}

@@ -1,6 +1,6 @@
-"""So many at a time, and those that wait by client in turn: a client's hundred delay another by one, not by a hundred.
+"""A lock that clients get in turn: a hundred requests of one client delay another client by one request, not by all.
 
-Knows threads, event loops and names of clients, not what is waited for.
+Knows threads, event loops and names of clients, not what the lock is for.
 """
 
 from __future__ import annotations
@@ -10,36 +10,39 @@ import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ..errors import EngineOverloaded
 
+T = TypeVar("T")
 Refusal = Callable[[int], EngineOverloaded]
-"""Makes the error of what is refused, of the number of those that wait. It must not wait for a turn."""
+"""Makes the error for a caller that is refused, from the number of those that wait. It must not wait for a lock."""
 
 
 @dataclass(eq=False)
 class _Waiter:
-    """A thread or a task that waits until it is woken, and then has its turn, or was refused one."""
+    """A thread or a task in the queue. Once it is woken it has its turn, or was refused one."""
 
     wake: Callable[[], object]
     has_turn: bool = False
 
 
-class FairTurns:
-    """A semaphore that clients get in turn, each its own requests in the order in which they came.
+class FairLock:
+    """A lock, or a semaphore of `num_turns`. Clients take turns; the requests of one client keep their order.
 
-    >>> turns = FairTurns(max_waiting=lambda: 8, refusal=lambda num_waiting: EngineOverloaded(num_waiting, 8, 1))
-    >>> with turns.turn("a client", deadline=time.monotonic() + 0.5):
-    ...     turns.num_waiting
+    >>> lock = FairLock(max_waiting=lambda: 8, refusal=lambda num_waiting: EngineOverloaded(num_waiting, 8, 1))
+    >>> with lock.turn("a client", deadline=time.monotonic() + 0.5):
+    ...     lock.num_waiting
     0
 
     Args:
-        num_turns: that may be had at a time.
-        max_waiting: says how many may wait now. Where one too many comes, the latest of the client that has most is
-            refused.
-        beside: other turns; those that wait there and here are counted together.
+        num_turns: how many callers may hold the lock at a time.
+        max_waiting: returns how many may wait now. When one too many arrives, the client that has most in the queue
+            loses its latest request.
+        beside: another lock; the callers that wait there and here are counted together.
     """
 
     def __init__(
@@ -48,28 +51,29 @@ class FairTurns:
         num_turns: int = 1,
         max_waiting: Callable[[], int],
         refusal: Refusal,
-        beside: FairTurns | None = None,
+        beside: FairLock | None = None,
     ) -> None:
         self._num_free = num_turns
         self._max_waiting = max_waiting
         self._refusal = refusal
         self._lock: threading.Lock = threading.Lock() if beside is None else beside._lock
-        self._together: list[FairTurns] = [] if beside is None else beside._together
+        self._together: list[FairLock] = [] if beside is None else beside._together
         self._together.append(self)
-        self._waiting: OrderedDict[str, deque[_Waiter]] = OrderedDict()  # the client whose turn is next is first
+        self._waiting: OrderedDict[str, deque[_Waiter]] = OrderedDict()  # the client whose turn is next comes first
         self._num_waiting = 0
+        self._threads = ThreadPoolExecutor(num_turns, thread_name_prefix="radixlm-turn")
 
     @property
     def num_waiting(self) -> int:
-        """Threads and tasks that wait for their turn."""
+        """How many threads and tasks wait for their turn."""
         return self._num_waiting
 
     @contextmanager
     def turn(self, client: str, *, deadline: float) -> Iterator[None]:
-        """Wait for a turn, at most until `deadline` by `time.monotonic()`, and have it.
+        """Hold the lock; wait for it at most until `deadline`, in seconds of `time.monotonic()`.
 
         Raises:
-            EngineOverloaded: the refusal: it did not come in time, or too many wait.
+            EngineOverloaded: made by `refusal`. The turn did not come in time, or too many wait.
         """
         called = threading.Event()
         waiter = self._enter(client, called.set)
@@ -82,24 +86,48 @@ class FairTurns:
             self._leave(client, waiter)
 
     @asynccontextmanager
-    async def turn_of_task(self, client: str) -> AsyncIterator[None]:
-        """As `turn`, for a task, however long it takes; no thread waits. A task that is cancelled waits no longer.
+    async def turn_of_task(self, client: str, *, deadline: float | None = None) -> AsyncIterator[None]:
+        """As `turn`, for a task; no thread waits. Without a `deadline` the task waits as long as it takes.
+
+        A task that is cancelled leaves the queue at once.
 
         Raises:
-            EngineOverloaded: the refusal: too many wait.
+            EngineOverloaded: as `turn`.
         """
         loop, called = asyncio.get_running_loop(), asyncio.Event()
         waiter = self._enter(client, lambda: loop.call_soon_threadsafe(called.set))
         try:
             if not waiter.has_turn:
-                await called.wait()
+                left_s = None if deadline is None else deadline - time.monotonic()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left_s):
+                        await called.wait()
             self._require_turn(client, waiter)
             yield
         finally:
             self._leave(client, waiter)
 
+    async def run_in_thread(self, client: str, work: Callable[[], T], *, deadline: float | None = None) -> T:
+        """What `work` returns or raises, done in a thread once the client has its turn.
+
+        A task that is cancelled while it waits for its turn leaves the queue at once. One that is cancelled while
+        `work` runs waits for its end, as the turn lasts as long as the work.
+
+        Raises:
+            EngineOverloaded: as `turn`.
+        """
+        async with self.turn_of_task(client, deadline=deadline):
+            working = asyncio.get_running_loop().run_in_executor(self._threads, work)
+            try:
+                return await asyncio.shield(working)
+            except asyncio.CancelledError:
+                await asyncio.wait([working])
+                if not working.cancelled():
+                    working.exception()  # looked at, or asyncio would complain that it never was
+                raise
+
     def check(self) -> None:
-        """Assert that nothing waits for what is free, and that whatever waits can be found."""
+        """Assert that no caller waits for a lock that is free, and that every waiting caller is in the queue."""
         assert not (self._num_free and self._waiting)
         assert all(self._waiting.values())
         assert self._num_waiting == sum(map(len, self._waiting.values()))
@@ -115,15 +143,15 @@ class FairTurns:
         return waiter
 
     def _queue(self, client: str, waiter: _Waiter) -> None:
-        num_waiting = sum(turns._num_waiting for turns in self._together)
+        num_waiting = sum(lock._num_waiting for lock in self._together)
         if num_waiting >= self._max_waiting():
             by_client = Counter[str]()
-            for turns in self._together:
-                by_client.update({name: len(waiters) for name, waiters in turns._waiting.items()})
+            for lock in self._together:
+                by_client.update({name: len(waiters) for name, waiters in lock._waiting.items()})
             greediest = max(by_client, key=by_client.__getitem__, default=client)
             if by_client[greediest] <= by_client[client] + 1:
                 raise self._refusal(num_waiting)
-            longest = max(self._together, key=lambda turns: len(turns._waiting.get(greediest, ())))
+            longest = max(self._together, key=lambda lock: len(lock._waiting.get(greediest, ())))
             latest = longest._waiting[greediest][-1]
             longest._remove(greediest, latest)
             latest.wake()
@@ -134,7 +162,7 @@ class FairTurns:
         with self._lock:
             if not waiter.has_turn:
                 self._remove(client, waiter)
-                raise self._refusal(sum(turns._num_waiting for turns in self._together))
+                raise self._refusal(sum(lock._num_waiting for lock in self._together))
 
     def _leave(self, client: str, waiter: _Waiter) -> None:
         with self._lock:
@@ -155,7 +183,7 @@ class FairTurns:
         waiter.wake()
 
     def _remove(self, client: str, waiter: _Waiter) -> None:
-        """Let it wait no longer, if it does."""
+        """Take a caller out of the queue, if it is still there."""
         waiters = self._waiting.get(client, deque())
         if waiter in waiters:
             waiters.remove(waiter)

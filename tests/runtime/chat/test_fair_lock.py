@@ -9,12 +9,12 @@ import time
 from collections import Counter
 
 import pytest
-from radixlm.runtime.chat.fair_turns import FairTurns
+from radixlm.runtime.chat.fair_lock import FairLock
 from radixlm.runtime.errors import GrammarsOverloaded
 
 
-def fair_turns(max_waiting: int, num_turns: int = 1) -> FairTurns:
-    return FairTurns(
+def fair_lock(max_waiting: int, num_turns: int = 1) -> FairLock:
+    return FairLock(
         num_turns=num_turns,
         max_waiting=lambda: max_waiting,
         refusal=lambda num_waiting: GrammarsOverloaded(num_waiting, retry_after_s=1),
@@ -22,7 +22,7 @@ def fair_turns(max_waiting: int, num_turns: int = 1) -> FairTurns:
 
 
 def test_clients_take_turns_and_each_ones_requests_stay_in_order() -> None:
-    turns, order = fair_turns(16), []
+    turns, order = fair_lock(16), []
     threads = []
 
     def take(client: str, number: int) -> None:
@@ -43,7 +43,7 @@ def test_clients_take_turns_and_each_ones_requests_stay_in_order() -> None:
 
 
 def test_a_turn_ends_also_by_an_error_and_a_refused_one_leaves_nothing() -> None:
-    turns = fair_turns(1)
+    turns = fair_lock(1)
     with pytest.raises(ZeroDivisionError), turns.turn("a", deadline=0.0):
         _ = 1 / 0
     with turns.turn("a", deadline=0.0), pytest.raises(GrammarsOverloaded), turns.turn("b", deadline=0.0):
@@ -54,7 +54,7 @@ def test_a_turn_ends_also_by_an_error_and_a_refused_one_leaves_nothing() -> None
 
 
 def test_random_clients_are_served_or_told_and_never_two_at_once() -> None:
-    turns, inside, counts = fair_turns(4), threading.Lock(), Counter[str]()
+    turns, inside, counts = fair_lock(4), threading.Lock(), Counter[str]()
 
     def run(seed: int) -> None:
         chance = random.Random(seed)
@@ -79,7 +79,7 @@ def test_random_clients_are_served_or_told_and_never_two_at_once() -> None:
 
 
 def test_tasks_take_turns_as_threads_do_and_a_cancelled_one_leaves_nothing() -> None:
-    turns, order = fair_turns(8, num_turns=2), []
+    turns, order = fair_lock(8, num_turns=2), []
 
     async def take(client: str, number: int) -> None:
         async with turns.turn_of_task(client):
@@ -104,7 +104,7 @@ def test_tasks_take_turns_as_threads_do_and_a_cancelled_one_leaves_nothing() -> 
 
 
 def test_a_task_that_is_cancelled_when_it_is_called_passes_its_turn_on() -> None:
-    turns, order = fair_turns(8), []
+    turns, order = fair_lock(8), []
 
     async def take(client: str) -> None:
         async with turns.turn_of_task(client):
@@ -123,7 +123,7 @@ def test_a_task_that_is_cancelled_when_it_is_called_passes_its_turn_on() -> None
 
 
 def test_of_a_full_queue_the_client_that_has_most_loses_its_latest() -> None:
-    turns, told = fair_turns(3), []
+    turns, told = fair_lock(3), []
 
     async def take(client: str, number: int) -> None:
         try:
@@ -144,3 +144,59 @@ def test_of_a_full_queue_the_client_that_has_most_loses_its_latest() -> None:
 
     asyncio.run(run())
     turns.check()
+
+
+def test_a_task_that_waits_no_longer_than_its_deadline_is_refused() -> None:
+    lock = fair_lock(8)
+
+    async def run() -> None:
+        async with lock.turn_of_task("x"):
+            with pytest.raises(GrammarsOverloaded):
+                async with lock.turn_of_task("a", deadline=time.monotonic() + 0.01):
+                    raise AssertionError("it has no turn")
+        async with lock.turn_of_task("a", deadline=time.monotonic()):  # the lock is free: nothing is waited for
+            pass
+
+    asyncio.run(run())
+    assert lock.num_waiting == 0
+    lock.check()
+
+
+def test_work_in_a_thread_keeps_its_turn_until_it_ends_though_its_task_is_cancelled() -> None:
+    lock, began, may_end = fair_lock(8), threading.Event(), threading.Event()
+
+    def work() -> None:
+        began.set()
+        assert may_end.wait(30)
+
+    async def run() -> None:
+        working = asyncio.create_task(lock.run_in_thread("a", work))
+        assert await asyncio.to_thread(began.wait, 30)
+        next_one = asyncio.create_task(lock.run_in_thread("b", lambda: may_end.is_set()))
+        left = asyncio.create_task(lock.run_in_thread("c", lambda: "never run"))
+        while lock.num_waiting < 2:
+            await asyncio.sleep(0.001)
+        left.cancel()
+        working.cancel()
+        while lock.num_waiting > 1:
+            await asyncio.sleep(0.001)
+        assert not next_one.done() and not working.done()
+        may_end.set()
+        assert await next_one
+        with pytest.raises(asyncio.CancelledError):
+            await working
+
+    asyncio.run(run())
+    lock.check()
+
+
+def test_what_work_in_a_thread_raises_is_raised_and_ends_the_turn() -> None:
+    lock = fair_lock(8)
+
+    async def run() -> None:
+        with pytest.raises(ZeroDivisionError):
+            await lock.run_in_thread("a", lambda: 1 // 0)
+        assert await lock.run_in_thread("a", lambda: 7) == 7
+
+    asyncio.run(run())
+    lock.check()
