@@ -48,8 +48,7 @@ class ChatTemplate:
         self._special_tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._sandbox = _sandbox()
         try:
-            self._literals = self._sandbox.texts_of(source)
-            self._template = self._sandbox.from_string(source)
+            self._template, self._literals = self._sandbox.compiled(source)
         except Exception as error:  # Python's own, too: too deep for its parser, say
             raise InvalidRequest(f"the model's chat template is not valid Jinja: {_reason(error)}") from error
 

@@ -1,8 +1,10 @@
-"""Jinja's immutable sandbox, in which everything that a template does is paid.
+"""Jinja's immutable sandbox, in which a template pays for everything that it does.
 
-The sandbox lets operators and calls be intercepted. What it does not (loops, `~`, literals, slices, text that is
-written) becomes a filter here. What filters make is paid as well; some whose time grows faster than their text refuse
-to be called. Knows Jinja, not chats.
+The sandbox lets operators and calls be intercepted. Loops, `~`, literals, slices and the text that is written cannot be:
+here they go through filters of ours. What Jinja's filters make is paid, too; some filters, whose time grows faster than
+their text, refuse to be called. Knows Jinja, not chats.
+
+A process with limits, as grammars have one, would replace the accounting, but every chat would pay for it: bench/LOG.md.
 """
 
 from __future__ import annotations
@@ -13,19 +15,20 @@ from collections.abc import Callable, Iterator, Mapping
 from types import GeneratorType
 from typing import Any
 
-from jinja2 import nodes, pass_context
-from jinja2.environment import Template
+from jinja2 import Template, nodes, pass_context
 from jinja2.ext import Extension
-from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace, _PassArg
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from .render_budget import RenderBudget, TooCostly
 
-_BUDGET = "radixlm.budget"  # a variable, with a dot that names in templates have not
+# Names with a blank in them: no template can write them.
+_BUDGET = "the budget"  # a variable
+_EACH, _JOINED, _VALUE, _PART, _TEXT = "pay each", "pay joined", "pay value", "pay part", "pay text"  # filters
+_PLAIN = "plain {}"  # Jinja's own filter of a name
 _SLOW = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 _NO_TEXT = ("encode", "decode", "to_bytes", "from_bytes")  # some codecs need the square of a text's length
 _SPLITTING = frozenset({"list", "sort", "unique", "title"})  # a text into its characters or words
@@ -33,11 +36,10 @@ _WRITING = frozenset({"center", "format", "indent", "replace", "string"})
 _COUNTING = frozenset({"batch", "round", "slice"})
 _WORD = re.compile(r"\w+")
 _NONCHARACTER = re.compile(r"\\\\|\\u(?P<code>fdd[0-9a-f])")  # in JSON; or a backslash
-_EACH, _JOINED, _VALUE, _PART, _TEXT = (f"radixlm.{name}" for name in ("each", "joined", "value", "part", "text"))
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """The environment that `transformers` renders chat templates in, but for what is paid."""
+    """The environment that `transformers` renders chat templates in, with a price for everything."""
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
@@ -45,9 +47,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
         del self.globals["lipsum"]
         self.globals["namespace"] = _Namespace
-        self.filters: dict[str, Callable[..., Any]] = {
-            name: _refused(name) if name in _SLOW else _paid(name, FILTERS[name]) for name in FILTERS
-        }
+        plain: dict[str, Callable[..., Any]] = self.filters
+        self.filters = {_PLAIN.format(name): filter for name, filter in plain.items()}
+        self.filters |= {name: _refused(name) if name in _SLOW else _paid(name) for name in plain}
         self.filters |= {
             _EACH: pass_context(lambda context, items: _budget(context).each(items)),
             _JOINED: pass_context(_joined),
@@ -59,29 +61,26 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             "wordcount": pass_context(_num_words),
         }
 
-    def texts_of(self, source: str) -> tuple[str, ...]:
-        """The texts that stand in a template: those that it writes, and those that it compares with.
+    def compiled(self, source: str) -> tuple[Template, tuple[str, ...]]:
+        """A template that pays, and the texts that stand in it: those that it writes, and those that it compares with.
 
         Raises:
             TemplateSyntaxError: it is not valid Jinja.
         """
         parsed = self.parse(source)
-        constants = (constant.value for constant in parsed.find_all(nodes.Const))
-        written = (data.data for data in parsed.find_all(nodes.TemplateData))
-        return (*written, *(text for text in constants if isinstance(text, str)))
+        constants = [constant.value for constant in parsed.find_all(nodes.Const)]
+        written = [data.data for data in parsed.find_all(nodes.TemplateData)]
+        paid = _Paid().visit(parsed)
+        paid.set_environment(self)
+        return self.from_string(paid), (*written, *(text for text in constants if isinstance(text, str)))
 
     def render_pieces(self, template: Template, variables: Mapping[str, object], budget: RenderBudget) -> Iterator[str]:
         """The text piece by piece, paid from `budget`.
 
         Raises:
-            TooCostly: there is too little of it.
+            TooCostly: the budget is spent.
         """
         return template.generate({**variables, _BUDGET: budget})
-
-    def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
-        paid = _Paid().visit(source)
-        paid.set_environment(self)
-        return super()._generate(paid, *args, **kwargs)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Whether a template may use it."""
@@ -183,15 +182,8 @@ def _refused(name: str) -> Callable[..., Any]:
     return refused
 
 
-def _paid(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter; what it does to a text is paid as methods of texts are, and what it makes as everything is."""
-    passed = _PassArg.from_obj(filter)
-    given: Mapping[_PassArg | None, Callable[[Context], tuple[object, ...]]] = {
-        None: lambda context: (),
-        _PassArg.context: lambda context: (context,),
-        _PassArg.eval_context: lambda context: (context.eval_ctx,),
-        _PassArg.environment: lambda context: (context.environment,),
-    }
+def _paid(name: str) -> Callable[..., Any]:
+    """Jinja's filter; what it does to a text is paid as methods of texts are, and what it makes as everything is."""
 
     @pass_context
     def paid(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -207,12 +199,16 @@ def _paid(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
             _require_small((*args, *kwargs.values()))
         elif isinstance(value, str):
             budget.method(value, "characters" if name in _SPLITTING else name, args, kwargs)
-        result = filter(*given[passed](context), value, *args, **kwargs)
+        result = _call_plain(context, name, value, *args, **kwargs)
         if result is value:  # as `default` often does
             return result
         return map(budget.value, result) if isinstance(result, GeneratorType) else budget.value(result)
 
     return paid
+
+
+def _call_plain(context: Context, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+    return context.environment.call_filter(_PLAIN.format(name), value, args, kwargs, context=context)
 
 
 def _to_json(
@@ -246,7 +242,8 @@ def _sum(context: Context, items: Any, attribute: str | int | None = None, start
     if isinstance(start, str):
         raise TypeError("sum() can't sum strings")
     total = start
-    for item in _budget(context).each(items if attribute is None else map(make_attrgetter(sandbox, attribute), items)):
+    summands = items if attribute is None else _call_plain(context, "map", items, attribute=attribute)
+    for item in _budget(context).each(summands):
         total = sandbox.call_binop(context, "+", total, item)
     return total
 
