@@ -1,10 +1,8 @@
 """Jinja's immutable sandbox, in which a template pays for everything that it does.
 
-The sandbox lets operators and calls be intercepted. Loops, `~`, literals, slices and the text that is written cannot be:
-here they go through filters of ours. What Jinja's filters make is paid, too; some filters, whose time grows faster than
+The sandbox lets operators and calls be intercepted. Loops, `~`, literals, slices and the text that is written go
+through filters of ours instead. What Jinja's filters make is paid, too; some of them, whose time grows faster than
 their text, refuse to be called. Knows Jinja, not chats.
-
-A process with limits, as grammars have one, would replace the accounting, but every chat would pay for it: bench/LOG.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How a model writes that it calls a tool, recognised by its chat template.
 
-A format is a few literal texts around the arguments. Knows texts and grammars, not requests; `server/tool_calls.py`
-reads replies back.
+A format is a few literal texts around the arguments. Knows texts and grammars, not requests; `tool_calls.py` reads
+replies back.
 """
 
 from __future__ import annotations

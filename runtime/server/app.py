@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from ..errors import RadixLMError
 from .about import About
+from .app_state import KEEP_ALIVE_S, AppState
 from .cache import Cache
 from .errors import answer
 from .health import MAX_STALL_S, Health
@@ -34,7 +35,6 @@ from .openai.tokenize import Tokenization
 from .openapi import OpenAPI
 from .page import page_routes
 from .request_log import RequestLog
-from .served import KEEP_ALIVE_S, Served
 from .truncation import Truncation
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def create_app(
     """
     model_id = model_id or engine.manifest.name
     created, lanes = int(time.time()), Lanes.of(engine)
-    served = Served(engine, lanes, model_id, created, max_body_bytes, tells_cached_text, keep_alive_s, truncation)
+    served = AppState(engine, lanes, model_id, created, max_body_bytes, tells_cached_text, keep_alive_s, truncation)
     about, tokenization = About(served), Tokenization(served)
     routes = [
         Route("/v1/chat/completions", ChatCompletions(served).create, methods=["POST"]),

@@ -1,24 +1,26 @@
 """`/v1/cache`: what is cached for the caller's namespace, and forgetting it.
 
-Never of another namespace, not even that there is one.
+Says nothing of other namespaces, not even that there are any.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2s
 from typing import cast
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..cache.cache_tree import TreeRun
 from ..cache.cache_uses import CacheUse
+from ..cache.why_not_more import WhyNotMore
 from ..engine.completion import FinishReason
 from ..errors import InvalidParameter
-from .openai.replies import CachedRunReply, CacheReply, CacheUseReply, ClearedReply, WhyNotMoreReply
-from .served import Served, json_response
+from .app_state import AppState, json_response
 
 PARAMETERS = ("cache_salt", "prompt_cache_key")  # as in the body of a completion
 
@@ -27,7 +29,7 @@ PARAMETERS = ("cache_salt", "prompt_cache_key")  # as in the body of a completio
 class Cache:
     """The endpoint for one served model."""
 
-    served: Served
+    state: AppState
 
     async def answer(self, request: Request) -> Response:
         """`GET /v1/cache`: sums and runs. `DELETE /v1/cache`: what no running request uses is forgotten.
@@ -35,7 +37,7 @@ class Cache:
         Both wait for the step that runs.
         """
         namespace = self._namespace(request)
-        engine, run = self.served.engine, self.served.lanes.cache.run
+        engine, run = self.state.engine, self.state.lanes.cache.run
         if request.method == "DELETE":
             cleared = await run(request, partial(engine.clear_cache, namespace))
             numbers = cleared.num_freed_pages, cleared.num_kept_pages, cleared.num_discarded_pages
@@ -59,7 +61,7 @@ class Cache:
         for name in request.query_params:
             if name not in PARAMETERS:
                 raise InvalidParameter(f"there is no parameter {name!r:.80} here; use {' or '.join(PARAMETERS)}")
-        return self.served.namespace(request, *(request.query_params.get(name) for name in PARAMETERS))
+        return self.state.namespace(request, *(request.query_params.get(name) for name in PARAMETERS))
 
     def _run(self, run: TreeRun) -> CachedRunReply:
         return CachedRunReply(
@@ -71,12 +73,12 @@ class Cache:
             num_users=run.num_users,
             num_children=run.num_children,
             unused_s=round(run.unused_s, 3),
-            begins=self.served.text(run.first_ids) if self.served.tells_cached_text else None,
+            begins=self.state.text(run.first_ids) if self.state.tells_cached_text else None,
         )
 
     def _use(self, use: CacheUse, now: float, namespace: bytes) -> CacheUseReply:
         ended_at = now if use.ended_at is None else use.ended_at
-        # the engine's ids count everybody's requests, which is nobody's business
+        # the engine's ids count the requests of all clients, which no client needs to know
         name = blake2s(use.request_id.encode(), key=namespace[:32], digest_size=4).hexdigest()
         return CacheUseReply(
             id=name,
@@ -89,5 +91,74 @@ class Cache:
             running_s=round(ended_at - use.arrived_at, 3),
             ended_s=None if use.ended_at is None else round(now - use.ended_at, 3),
             finish_reason=cast("FinishReason | None", use.finish_reason),  # the cache does not know which there are
-            why_not_more=WhyNotMoreReply.told(use.why_not_more, tells_cached_text=self.served.tells_cached_text),
+            why_not_more=WhyNotMoreReply.told(use.why_not_more, tells_cached_text=self.state.tells_cached_text),
         )
+
+
+class WhyNotMoreReply(msgspec.Struct):
+    kind: str
+    position: int
+    wanted_ids: tuple[int, ...]
+    wanted_text: str | None
+    cached_ids: tuple[int, ...]
+    cached_text: str | None
+    message: str
+
+    @classmethod
+    def of(cls, why: WhyNotMore) -> WhyNotMoreReply:
+        """All that is known of it, with a line for humans."""
+        texts = why.wanted_ids, why.wanted_text, why.cached_ids, why.cached_text
+        return cls(why.kind, why.position, *texts, message=str(why))
+
+    @classmethod
+    def told(cls, why: WhyNotMore | None, *, tells_cached_text: bool) -> WhyNotMoreReply | None:
+        """What a client may know of it; None if all that may be reused was."""
+        if why is None or why.kind == "complete":
+            return None
+        return cls.of(why if tells_cached_text else why.withheld())
+
+
+class CachedRunReply(msgspec.Struct, kw_only=True):
+    parent: int | None  # the place in `runs` of what it goes on from
+    start: int  # tokens before it
+    num_tokens: int
+    num_generated: int  # tokens that the model made
+    num_pages: int
+    num_users: int  # running requests that use it
+    num_children: int
+    unused_s: float
+    begins: str | None  # a few tokens
+
+
+class CacheUseReply(msgspec.Struct, kw_only=True):
+    id: str
+    state: str  # waiting, running or ended
+    run: int | None  # the place in `runs` of what its keys and values end in, if that is there
+    num_prompt_tokens: int
+    num_cached_tokens: int  # of these, found when it was admitted
+    cached_tokens_by_kind: Mapping[str, int]
+    num_generated_tokens: int
+    running_s: float  # since it arrived, until it ended
+    ended_s: float | None  # since it ended
+    finish_reason: FinishReason | None
+    why_not_more: WhyNotMoreReply | None
+
+
+class CacheReply(msgspec.Struct, kw_only=True):
+    num_runs: int
+    num_tokens: int
+    num_pages: int
+    num_used_pages: int
+    num_aliases: int
+    runs: list[CachedRunReply]
+    is_whole: bool  # all runs are there
+    is_counted: bool  # all runs are in the sums
+    requests: list[CacheUseReply]  # those that run, and the last that ended; the newest first
+    object: str = "cache"
+
+
+class ClearedReply(msgspec.Struct):
+    num_freed_pages: int
+    num_kept_pages: int  # running requests use them
+    num_discarded_pages: int = 0  # taken off the disk
+    object: str = "cache.cleared"

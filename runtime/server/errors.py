@@ -1,6 +1,6 @@
-"""Every error as OpenAI's clients expect it: a status, and `{"error": {"message", "type", "param", "code"}}`.
+"""Every error as a status and OpenAI's body: `{"error": {"message", "type", "param", "code"}}`.
 
-Knows which error is whose mistake. Bad input is 400, never 422; what is ours is 500 or 503.
+Knows which errors are the client's mistake: bad input is 400, never 422. The server's own are 500 or 503.
 """
 
 from __future__ import annotations
@@ -25,10 +25,20 @@ from ..errors import (
     InvalidRequest,
     RadixLMError,
 )
-from .openai.replies import ErrorBody, ErrorReply
 
 _log = logging.getLogger(__name__)
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class ErrorBody(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorReply(msgspec.Struct):
+    error: ErrorBody
 
 
 class HTTPError(RadixLMError):
@@ -51,7 +61,7 @@ class HTTPError(RadixLMError):
 
 
 def describe(error: Exception) -> tuple[int, ErrorReply]:
-    """Status and body for `error`; one that nobody foresaw is logged, and its text kept from the client."""
+    """Status and body for `error`. An unforeseen one is logged, and its text is kept from the client."""
     match error:
         case HTTPError():
             return error.status, _reply(error.status, str(error), error.param, error.code)

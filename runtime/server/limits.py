@@ -1,12 +1,17 @@
-"""The most that one request may ask for, whatever the model: what is refused before any of it is worked on.
+"""The most that one request may ask for, whatever the model; and its parameters' ranges, for the API's description.
 
-Ranges of single sampling parameters are `sampling_params.py`'s, the length of a body is `create_app`'s.
+What exceeds a count here is refused before any of it is worked on. The ranges are only described here: `SamplingParams`
+holds requests to them, and has better words for what is wrong. The length of a body is an argument of `create_app`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sized
+from typing import Annotated
 
+import msgspec
+
+from ..engine.sampling_params import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from ..errors import InvalidParameter
 
 MAX_CHOICES = 128  # of one request: prompts times n
@@ -21,3 +26,26 @@ def require_at_most(name: str, values: Sized | None, most: int) -> None:
     """Raise InvalidParameter if there are more than `most` of `values`."""
     if values is not None and len(values) > most:
         raise InvalidParameter(f"{name} has {len(values)} entries; at most {most} are allowed", param=name)
+
+
+def said(**schema: int | float) -> msgspec.Meta:
+    """Keywords of JSON Schema that stand in the API's description; the decoder does not check them."""
+    return msgspec.Meta(extra_json_schema=schema)
+
+
+MaxTokens = Annotated[int, said(minimum=1)]
+MinTokens = Annotated[int, said(minimum=0)]
+Temperature = Annotated[float, said(minimum=0, maximum=100)]
+TopP = Annotated[float, said(minimum=0, maximum=1)]
+TopK = Annotated[int, said(minimum=-1)]  # vLLM's -1 is 0: all
+MinP = Annotated[float, said(minimum=0, maximum=1)]
+KVShare = Annotated[float, said(exclusiveMinimum=0, maximum=1)]
+RepetitionPenalty = Annotated[float, said(minimum=0.01, maximum=100)]
+Penalty = Annotated[float, said(minimum=-2, maximum=2)]
+Seed = Annotated[int, said(minimum=-(2**63), maximum=2**64 - 1)]
+NumLogprobs = Annotated[int, said(minimum=0, maximum=MAX_LOGPROBS)]
+NumChoices = Annotated[int, said(minimum=1, maximum=MAX_CHOICES)]
+StopString = Annotated[str, said(minLength=1, maxLength=MAX_STOP_LENGTH)]
+StopStrings = Annotated[list[StopString], said(maxItems=MAX_STOP_STRINGS)]
+StopTokenIds = Annotated[list[int], said(maxItems=MAX_STOP_TOKEN_IDS)]
+LogitBias = Annotated[dict[int, Annotated[float, said(minimum=-100, maximum=100)]], said(maxProperties=MAX_LOGIT_BIAS)]

@@ -14,21 +14,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .openai.replies import (
-    CacheReply,
-    ChatReply,
-    ClearedReply,
-    DetokenizeReply,
-    ErrorReply,
-    ModelList,
-    ModelReply,
-    TextReply,
-    TokenizeReply,
-    VersionReply,
-)
-from .openai.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .about import ModelList, ModelReply, VersionReply
+from .cache import CacheReply, ClearedReply
+from .errors import ErrorReply
+from .openai.replies import ChatReply, TextReply
+from .openai.requests import ChatRequest, CompletionRequest
 from .openai.response_replies import ResponseReply
 from .openai.response_requests import ResponseRequest
+from .openai.tokenize import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
 
 Schema = dict[str, Any]
 _REF = "#/components/schemas/{name}"

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.flow_control import CLOSE_HEADER, FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from ..openai.replies import ErrorBody, ErrorReply
+from ..errors import ErrorBody, ErrorReply
 from .corked_transport import CorkedTransport
 from .step_reader import StepReader
 

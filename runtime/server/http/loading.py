@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..openai.replies import ErrorBody, ErrorReply
+from ..errors import ErrorBody, ErrorReply
 
 RETRY_AFTER_S = 2
 _MESSAGE = f"the model is loading; send the request again in {RETRY_AFTER_S} s"

@@ -12,41 +12,48 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...chat.tool_calls import ToolCallReader, read_whole
+from ...chat.tool_use import ToolUse
 from ...engine.completion import Completion
 from ...engine.sampling_params import SamplingParams
+from ..app_state import AppState, json_response
+from ..choices import Choices, params_of_choices
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream
 from ..request_log import record_of
-from ..served import Served, json_response
-from ..truncation import drop_middle
-from .choices import Choices, params_of_choices
-from .logprobs import chat_logprobs
-from .replies import ChatChoice, ChatChunkChoice, ChatDelta, PromptProgressReply, Reply, ReplyMessage, TruncationReply
+from .replies import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatDelta,
+    PromptProgressReply,
+    Reply,
+    ReplyMessage,
+    TruncationReply,
+    UsageReply,
+)
+from .reply_parts import chat_logprobs, deltas_of, finish_reason_of, message_of, usage_of
 from .requests import ChatRequest
-from .response_format import compiled
-from .tool_calls import ToolCallReader, read_whole
-from .tool_replies import deltas_of, finish_reason_of, message_of
-from .tools import ToolUse
+from .tools import parameters_field
 
 
 @dataclass(frozen=True)
 class ChatCompletions:
     """The endpoint for one served model."""
 
-    served: Served
+    state: AppState
 
     async def create(self, request: Request) -> Response:
         """Answer one request; every error it raises is one of `errors.describe`."""
-        body = await self.served.read(request, ChatRequest)
-        self.served.check_model(body.model)
-        engine = self.served.engine
+        body = await self.state.read(request, ChatRequest)
+        self.state.check_model(body.model)
+        engine = self.state.engine
         params = body.sampling_params(engine.default_params)
-        namespace = self.served.namespace(request, body.cache_salt, body.prompt_cache_key)
+        namespace = self.state.namespace(request, body.cache_salt, body.prompt_cache_key)
         use = body.tool_use()
         with body.naming():
             grammar = use.grammar(engine.tool_format, body.grammar())
-            with use.naming(grammar):
-                constraint = await compiled(engine, grammar, request)
+            with use.naming(grammar, parameters_field):
+                constraint = await self.state.constraint(request, grammar)
         history, truncation = await self._history(request, body, params, use)
         ask = partial(
             engine.stream_chat,
@@ -60,14 +67,12 @@ class ChatCompletions:
             with_progress=bool(body.return_progress),
         )
         wishes = params_of_choices(params, body.num_choices)
-        asks = [partial(ask, wish) for wish in wishes]
-        run = partial(self.served.lanes.submission.run, request)
-        choices = await Choices.open(asks, run, record_of(request), most=engine.max_num_requests)
+        choices = await self.state.open(request, [partial(ask, wish) for wish in wishes])
         new_id = f"chatcmpl-{uuid.uuid4().hex}"
-        start = partial(Reply, id=new_id, created=int(time.time()), model=self.served.model_id)
+        start = partial(Reply, id=new_id, created=int(time.time()), model=self.state.model_id)
         if body.stream:
             chunks = self._chunks(choices, start, body, use, truncation)
-            return EventStream(chunks, choices, keep_alive_s=self.served.keep_alive_s)
+            return EventStream(chunks, choices, keep_alive_s=self.state.keep_alive_s)
         async with choices:
             completions = await while_connected(request.receive, choices.results())
         whole = self._whole(start, completions, use, bool(body.return_token_ids))
@@ -78,26 +83,17 @@ class ChatCompletions:
         self, request: Request, body: ChatRequest, params: SamplingParams, use: ToolUse
     ) -> tuple[Sequence[Mapping[str, object]], TruncationReply | msgspec.UnsetType]:
         """The messages as templates know them, without those that may go, and which these are."""
-        engine = self.served.engine
         messages = [message.to_template() for message in body.messages]
-        if not self.served.truncates(body.truncation):
+        if not self.state.truncates(body.truncation):
             return messages, msgspec.UNSET
-        truncate = partial(
-            drop_middle,
-            messages,
-            use.tools,
-            count=lambda messages, tools: len(engine.encode_chat(messages, tools)),
-            context_length=engine.context_length,
-            max_tokens=params.max_tokens,
-        )
-        left = await self.served.lanes.truncation.run(request, truncate)
+        left = await self.state.truncated(request, messages, use.tools, max_tokens=params.max_tokens)
         return left.messages, TruncationReply("middle", tuple(left.dropped), left.num_dropped_tokens)
 
     def _whole(self, start: partial[Reply], completions: Sequence[Completion], use: ToolUse, has_ids: bool) -> Reply:
         return start(
             object="chat.completion",
             choices=[self._choice(index, completion, use, has_ids) for index, completion in enumerate(completions)],
-            usage=self.served.usage(completions, len(completions)),
+            usage=self._usage(completions, len(completions)),
             prompt_token_ids=completions[0].prompt_token_ids if has_ids else msgspec.UNSET,
         )
 
@@ -106,7 +102,7 @@ class ChatCompletions:
         return ChatChoice(
             ReplyMessage(completion.text) if reader is None else message_of(read_whole(completion.text, reader)),
             finish_reason_of(completion.finish_reason, reader),
-            chat_logprobs(self.served, completion.logprobs),
+            chat_logprobs(self.state, completion.logprobs),
             index,
             token_ids=completion.token_ids if has_ids else msgspec.UNSET,
             stop_reason=completion.stop_reason,
@@ -135,7 +131,7 @@ class ChatCompletions:
             said = deltas_of(delta, readers[index])
             if said or delta.logprobs or (has_ids and delta.token_ids):
                 delta_said, *others = said or [ChatDelta(content="")]
-                choice = ChatChunkChoice(delta_said, logprobs=chat_logprobs(self.served, delta.logprobs), index=index)
+                choice = ChatChunkChoice(delta_said, logprobs=chat_logprobs(self.state, delta.logprobs), index=index)
                 if has_ids:
                     choice.token_ids = delta.token_ids
                 yield chunk(choices=[choice])
@@ -147,7 +143,10 @@ class ChatCompletions:
                 choice = ChatChunkChoice(ChatDelta(), reason, index=index, stop_reason=delta.stop_reason)
                 yield chunk(choices=[choice], prompt_token_ids=prompt_ids)
         if body.include_usage:
-            yield chunk(choices=[], usage=self.served.usage(await choices.results(), body.num_choices))
+            yield chunk(choices=[], usage=self._usage(await choices.results(), body.num_choices))
 
     def _reader(self, use: ToolUse) -> ToolCallReader | None:
-        return use.reader(self.served.engine.tool_format)
+        return use.reader(self.state.engine.tool_format)
+
+    def _usage(self, completions: Sequence[Completion], num_choices: int) -> UsageReply:
+        return usage_of(completions, num_choices, tells_cached_text=self.state.tells_cached_text)

@@ -14,16 +14,15 @@ from starlette.responses import Response
 
 from ...engine.completion import Completion
 from ...engine.sampling_params import SamplingParams
+from ..app_state import AppState, json_response
+from ..choices import Choices, params_of_choices
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream
 from ..request_log import record_of
-from ..served import Served, json_response
 from ..truncation import cut_middle, require_countable
-from .choices import Choices, params_of_choices
-from .logprobs import TextTokens
-from .replies import CutPromptReply, PromptProgressReply, Reply, TextChoice
+from .replies import CutPromptReply, PromptProgressReply, Reply, TextChoice, UsageReply
+from .reply_parts import TextTokens, usage_of
 from .requests import CompletionRequest, Prompt
-from .response_format import compiled
 
 Cut = CutPromptReply | msgspec.UnsetType
 """What a prompt lost; unset: nothing of it may go."""
@@ -42,24 +41,24 @@ class FedPrompt:
 class Completions:
     """The endpoint for one served model."""
 
-    served: Served
+    state: AppState
 
     async def create(self, request: Request) -> Response:
         """Answer one request; every error it raises is one of `errors.describe`."""
-        body = await self.served.read(request, CompletionRequest)
-        self.served.check_model(body.model)
-        params = body.sampling_params(self.served.engine.default_params)
+        body = await self.state.read(request, CompletionRequest)
+        self.state.check_model(body.model)
+        params = body.sampling_params(self.state.engine.default_params)
         asked = body.prompts
         prompts = [prompt for prompt in asked for _ in range(body.num_choices)]
         wishes = params_of_choices(params, body.num_choices) * len(asked)
-        namespace = self.served.namespace(request, body.cache_salt, body.prompt_cache_key)
+        namespace = self.state.namespace(request, body.cache_salt, body.prompt_cache_key)
         with body.naming():
-            constraint = await compiled(self.served.engine, body.grammar(), request)
+            constraint = await self.state.constraint(request, body.grammar())
         strip_suffix = body.strip_suffix if constraint is None else False
         fed = await self._fed(request, body, asked, params, strip_suffix)
         cuts = [each.cut for each in fed]
         ask = partial(
-            self.served.engine.stream,
+            self.state.engine.stream,
             namespace=namespace,
             cache_match=body.cache_match,
             kv_budget=body.kv_budget,
@@ -71,16 +70,13 @@ class Completions:
             partial(ask, each.prompt, wish, strip_suffix=each.strip_suffix)
             for each, wish in zip(fed, wishes, strict=True)
         ]
-        run = partial(self.served.lanes.submission.run, request)
-        choices = await Choices.open(submits, run, record_of(request), most=self.served.engine.max_num_requests)
+        choices = await self.state.open(request, submits)
         new_id = f"cmpl-{uuid.uuid4().hex}"
-        start = partial(
-            Reply, id=new_id, object="text_completion", created=int(time.time()), model=self.served.model_id
-        )
+        start = partial(Reply, id=new_id, object="text_completion", created=int(time.time()), model=self.state.model_id)
         echoes = [self._text(prompt) if body.echo else "" for prompt in prompts]
         if body.stream:
             chunks = self._chunks(choices, start, body, echoes, cuts)
-            return EventStream(chunks, choices, keep_alive_s=self.served.keep_alive_s)
+            return EventStream(chunks, choices, keep_alive_s=self.state.keep_alive_s)
         async with choices:
             completions = await while_connected(request.receive, choices.results())
         return json_response(
@@ -89,7 +85,7 @@ class Completions:
                     self._choice(index, completion, echo, cut, body)
                     for index, (completion, echo, cut) in enumerate(zip(completions, echoes, cuts, strict=True))
                 ],
-                usage=self.served.usage(completions, body.num_choices),
+                usage=self._usage(completions, body.num_choices),
             )
         )
 
@@ -103,20 +99,20 @@ class Completions:
     ) -> list[FedPrompt]:
         """Of each choice the prompt as the engine gets it, without what may go."""
         whole = [FedPrompt(prompt, strip_suffix) for prompt in prompts]
-        if self.served.truncates(body.truncation):
+        if self.state.truncates(body.truncation):
             cut = partial(self._cut, max_tokens=params.max_tokens)
-            whole = await self.served.lanes.truncation.run(request, lambda: [cut(each) for each in whole])
+            whole = await self.state.lanes.truncation.run(request, lambda: [cut(each) for each in whole])
         return [each for each in whole for _ in range(body.num_choices)]
 
     def _cut(self, whole: FedPrompt, *, max_tokens: int | None) -> FedPrompt:
         """A prompt that fits is itself, and one that does not is ids, which lose the token that it would lose."""
-        engine, prompt = self.served.engine, whole.prompt
+        engine, prompt = self.state.engine, whole.prompt
         if isinstance(prompt, str):
             require_countable("prompt", len(prompt.encode(errors="replace")))
         prepared = engine.prompts.completion(prompt, strip_suffix=whole.strip_suffix)
         left = cut_middle(
             list(prepared.ids),
-            begins_character=self.served.begins_character,
+            begins_character=self.state.begins_character,
             context_length=engine.context_length,
             max_tokens=max_tokens,
         )
@@ -128,7 +124,7 @@ class Completions:
         return FedPrompt([*left.ids, prepared.space_id], True, said)
 
     def _choice(self, index: int, completion: Completion, echo: str, cut: Cut, body: CompletionRequest) -> TextChoice:
-        logprobs = TextTokens(self.served, completion.num_swallowed).logprobs(completion.logprobs)
+        logprobs = TextTokens(self.state, completion.num_swallowed).logprobs(completion.logprobs)
         choice = TextChoice(echo + completion.text, completion.finish_reason, logprobs, index, truncation=cut)
         choice.stop_reason = completion.stop_reason
         if body.return_token_ids:
@@ -149,7 +145,7 @@ class Completions:
         for index, (echo, cut) in enumerate(zip(echoes, cuts, strict=True)):
             if echo or cut:
                 yield chunk(choices=[TextChoice(echo, index=index, truncation=cut)])
-        tokens = [TextTokens(self.served, choices.num_swallowed(index)) for index in range(len(echoes))]
+        tokens = [TextTokens(self.state, choices.num_swallowed(index)) for index in range(len(echoes))]
         async for index, delta in choices:
             if delta.progress is not None:
                 progress = PromptProgressReply.of(delta.progress)
@@ -164,7 +160,10 @@ class Completions:
                     choice.prompt_token_ids = (await choices.result(index)).prompt_token_ids
                 yield chunk(choices=[choice])
         if body.include_usage:
-            yield chunk(choices=[], usage=self.served.usage(await choices.results(), body.num_choices))
+            yield chunk(choices=[], usage=self._usage(await choices.results(), body.num_choices))
 
     def _text(self, prompt: Prompt) -> str:
-        return prompt if isinstance(prompt, str) else self.served.text(prompt)
+        return prompt if isinstance(prompt, str) else self.state.text(prompt)
+
+    def _usage(self, completions: Sequence[Completion], num_choices: int) -> UsageReply:
+        return usage_of(completions, num_choices, tells_cached_text=self.state.tells_cached_text)

@@ -1,4 +1,4 @@
-"""What clients get, as types: OpenAI's replies, chunks and errors, and the fields that are ours.
+"""OpenAI's completions as types, whole and as chunks of a stream, with fields of vLLM's and of ours.
 
 Knows shapes, not how they are filled.
 """
@@ -10,42 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from ...cache.why_not_more import WhyNotMore
 from ...engine.completion import FinishReason, PrefillProgress, StopReason
-
-
-class ErrorBody(msgspec.Struct):
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
-class ErrorReply(msgspec.Struct):
-    error: ErrorBody
-
-
-class WhyNotMoreReply(msgspec.Struct):
-    kind: str
-    position: int
-    wanted_ids: tuple[int, ...]
-    wanted_text: str | None
-    cached_ids: tuple[int, ...]
-    cached_text: str | None
-    message: str
-
-    @classmethod
-    def of(cls, why: WhyNotMore) -> WhyNotMoreReply:
-        """The same, with the line that a human wants."""
-        texts = why.wanted_ids, why.wanted_text, why.cached_ids, why.cached_text
-        return cls(why.kind, why.position, *texts, message=str(why))
-
-    @classmethod
-    def told(cls, why: WhyNotMore | None, *, tells_cached_text: bool) -> WhyNotMoreReply | None:
-        """What a client may know of it; None if all that may be reused was."""
-        if why is None or why.kind == "complete":
-            return None
-        return cls.of(why if tells_cached_text else why.withheld())
+from ..cache import WhyNotMoreReply
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -231,77 +197,3 @@ class TextReply(Reply, kw_only=True):
     """A completion, whole or a chunk of one."""
 
     choices: list[TextChoice]
-
-
-class CachedRunReply(msgspec.Struct, kw_only=True):
-    parent: int | None  # the place in `runs` of what it goes on from
-    start: int  # tokens before it
-    num_tokens: int
-    num_generated: int  # tokens that the model made
-    num_pages: int
-    num_users: int  # running requests that use it
-    num_children: int
-    unused_s: float
-    begins: str | None  # a few tokens
-
-
-class CacheUseReply(msgspec.Struct, kw_only=True):
-    id: str
-    state: str  # waiting, running or ended
-    run: int | None  # the place in `runs` of what its keys and values end in, if that is there
-    num_prompt_tokens: int
-    num_cached_tokens: int  # of these, found when it was admitted
-    cached_tokens_by_kind: Mapping[str, int]
-    num_generated_tokens: int
-    running_s: float  # since it arrived, until it ended
-    ended_s: float | None  # since it ended
-    finish_reason: FinishReason | None
-    why_not_more: WhyNotMoreReply | None
-
-
-class CacheReply(msgspec.Struct, kw_only=True):
-    num_runs: int
-    num_tokens: int
-    num_pages: int
-    num_used_pages: int
-    num_aliases: int
-    runs: list[CachedRunReply]
-    is_whole: bool  # all runs are there
-    is_counted: bool  # all runs are in the sums
-    requests: list[CacheUseReply]  # those that run, and the last that ended; the newest first
-    object: str = "cache"
-
-
-class ClearedReply(msgspec.Struct):
-    num_freed_pages: int
-    num_kept_pages: int  # running requests use them
-    num_discarded_pages: int = 0  # taken off the disk
-    object: str = "cache.cleared"
-
-
-class ModelReply(msgspec.Struct):
-    id: str
-    created: int
-    object: str = "model"
-    owned_by: str = "radixlm"
-    max_model_len: int | msgspec.UnsetType = msgspec.UNSET  # vLLM's: tokens of prompt and reply together
-
-
-class ModelList(msgspec.Struct):
-    data: list[ModelReply]
-    object: str = "list"
-
-
-class TokenizeReply(msgspec.Struct):
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | msgspec.UnsetType = msgspec.UNSET  # unset: nobody asked for them
-
-
-class DetokenizeReply(msgspec.Struct):
-    prompt: str
-
-
-class VersionReply(msgspec.Struct):
-    version: str

@@ -15,10 +15,14 @@ import msgspec
 from ...cache.cache_namespace import MAX_LENGTH
 from ...cache.prefix_match import MatchPolicy
 from ...chat.tool_format import ToolChoice
+from ...chat.tool_use import ToolUse
 from ...engine.sampling_params import SamplingParams
 from ...errors import InvalidParameter
-from ..limits import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID, require_at_most
-from ..ranges import (
+from ..limits import (
+    MAX_CHOICES,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOKEN_ID,
     KVShare,
     LogitBias,
     MaxTokens,
@@ -35,11 +39,12 @@ from ..ranges import (
     Temperature,
     TopK,
     TopP,
+    require_at_most,
 )
 from ..truncation import Truncation
 from .messages import Conversation
 from .response_format import GuidedRequest
-from .tools import FunctionTool, NamedChoice, ToolUse, tool_use
+from .tools import FunctionTool, NamedChoice, tool_use
 
 Prompt = str | list[int]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
@@ -274,20 +279,3 @@ class CompletionRequest(SamplingRequest, kw_only=True):
                 "echo and logprobs are both set; send one of them: a prompt has no logprobs here", param="echo"
             )
         return {"logprobs": self.logprobs}
-
-
-class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of `POST /tokenize`: a text, or a conversation."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Conversation | None = None
-    add_special_tokens: bool = True  # the beginning-of-sequence token, of a text whose model has one
-    return_token_strs: bool = False
-
-
-class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of `POST /detokenize`."""
-
-    model: str | None = None
-    tokens: list[TokenId]

@@ -10,14 +10,9 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
-from starlette.requests import Request
 
 from ...chat.grammar import Grammar
-from ...chat.token_constraint import ConstraintSource
-from ...engine.engine import Engine
 from ...errors import InvalidGrammar, InvalidParameter
-from ..http.api_keys import client_of
-from ..http.disconnect import while_connected
 
 Schema = dict[str, Any]
 # `$` alone lets a line end follow in Python's way to read it, and JSON Schema's has no other end.
@@ -130,19 +125,6 @@ def named_grammar(param: str | None) -> Iterator[None]:
         yield
     except InvalidGrammar as error:
         raise InvalidParameter(str(error), param=param) from error
-
-
-async def compiled(engine: Engine, grammar: Grammar | None, request: Request) -> ConstraintSource | None:
-    """What replies can follow; None for any text.
-
-    Raises:
-        InvalidGrammar: the grammar is wrong, or too much work.
-        GrammarsOverloaded: too many are being tried.
-        ClientGone: the client left before it was known.
-    """
-    if grammar is None:
-        return None
-    return await while_connected(request.receive, engine.grammars.compile_on_loop(grammar, client=client_of(request)))
 
 
 def _schema(schema: Schema | str | None) -> Grammar | None:

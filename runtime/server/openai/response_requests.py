@@ -14,8 +14,7 @@ from ...cache.prefix_match import MatchPolicy
 from ...chat.grammar import Grammar
 from ...engine.sampling_params import SamplingParams
 from ...errors import InvalidParameter
-from ..limits import MAX_MESSAGES
-from ..ranges import KVShare, MaxTokens, MinP, MinTokens, NumLogprobs, Seed, Temperature, TopK, TopP
+from ..limits import MAX_MESSAGES, KVShare, MaxTokens, MinP, MinTokens, NumLogprobs, Seed, Temperature, TopK, TopP
 from .requests import CacheText, ReturnProgress, require_stream_for_progress, wished
 from .response_format import Schema, SchemaName
 

@@ -19,16 +19,16 @@ from starlette.responses import Response
 
 from ...engine.completion import Completion, TokenLogprob
 from ...engine.sampling_params import SamplingParams
+from ..app_state import AppState, json_response
+from ..choices import Choices
 from ..errors import HTTPError, describe
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream, named_event
-from ..reply_stream import ReplyStream
 from ..request_log import RequestRecord, record_of
-from ..served import Served, json_response
-from ..truncation import Truncation, drop_middle
-from .logprobs import chat_logprobs
+from ..truncation import Truncation
 from .replies import ChatLogprob, PromptProgressReply, TruncationReply
-from .response_format import compiled, named_grammar
+from .reply_parts import chat_logprobs, usage_of
+from .response_format import named_grammar
 from .response_replies import (
     IncompleteDetails,
     OutputMessage,
@@ -48,22 +48,22 @@ _TRUNCATION: Mapping[str | None, Truncation | None] = {"auto": "middle", "disabl
 class Responses:
     """The endpoint for one served model."""
 
-    served: Served
+    state: AppState
 
     async def create(self, request: Request) -> Response:
         """Answer one request; every error it raises is one of `errors.describe`."""
-        body = await self.served.read(request, ResponseRequest)
-        self.served.check_model(body.model)
+        body = await self.state.read(request, ResponseRequest)
+        self.state.check_model(body.model)
         if body.previous_response_id is not None:
             message = "previous_response_id is set, and nothing is stored here; send the whole conversation as input"
             raise HTTPError(400, message, param="previous_response_id", code="previous_response_not_found")
-        params = body.sampling_params(self.served.engine.default_params)
-        namespace = self.served.namespace(request, body.cache_salt, body.prompt_cache_key)
+        params = body.sampling_params(self.state.engine.default_params)
+        namespace = self.state.namespace(request, body.cache_salt, body.prompt_cache_key)
         with named_grammar("text.format.schema"):
-            constraint = await compiled(self.served.engine, body.grammar(), request)
+            constraint = await self.state.constraint(request, body.grammar())
         messages, truncated = await self._history(request, body, params)
         ask = partial(
-            self.served.engine.stream_chat,
+            self.state.engine.stream_chat,
             messages,
             params,
             namespace=namespace,
@@ -73,32 +73,24 @@ class Responses:
             request_id=record_of(request).request_id or None,
             with_progress=bool(body.return_progress),
         )
-        run = partial(self.served.lanes.submission.run, request)
-        reply = await ReplyStream.open(lambda wake: ask(on_ready=wake), run, record_of(request))
-        response = _Response(self.served, body, params, truncated)
+        choices = await self.state.open(request, [ask])
+        response = _Response(self.state, body, params, truncated)
         if body.stream:
-            keep_alive_s = self.served.keep_alive_s
-            events = response.events(reply, record_of(request))
-            return EventStream(events, reply, encode=named_event, done=b"", keep_alive_s=keep_alive_s)
-        async with reply:
-            completion = await while_connected(request.receive, reply.result())
+            keep_alive_s = self.state.keep_alive_s
+            events = response.events(choices, record_of(request))
+            return EventStream(events, choices, encode=named_event, done=b"", keep_alive_s=keep_alive_s)
+        async with choices:
+            completion = await while_connected(request.receive, choices.result(0))
         return json_response(response.ended(completion))
 
     async def _history(
         self, request: Request, body: ResponseRequest, params: SamplingParams
     ) -> tuple[Sequence[Mapping[str, object]], TruncationReply | msgspec.UnsetType]:
         """The messages as templates know them, without those that may go, and which these are."""
-        engine, messages = self.served.engine, body.messages()
-        if not self.served.truncates(_TRUNCATION[body.truncation]):
+        messages = body.messages()
+        if not self.state.truncates(_TRUNCATION[body.truncation]):
             return messages, msgspec.UNSET
-        truncate = partial(
-            drop_middle,
-            messages,
-            count=lambda messages, tools: len(engine.encode_chat(messages, tools)),
-            context_length=engine.context_length,
-            max_tokens=params.max_tokens,
-        )
-        left = await self.served.lanes.truncation.run(request, truncate)
+        left = await self.state.truncated(request, messages, max_tokens=params.max_tokens)
         num_before = len(messages) - body.num_messages  # the instructions, which stay
         dropped = tuple(place - num_before for place in left.dropped)
         return left.messages, TruncationReply("middle", dropped, left.num_dropped_tokens)
@@ -109,12 +101,12 @@ class _Response:
 
     def __init__(
         self,
-        served: Served,
+        state: AppState,
         body: ResponseRequest,
         params: SamplingParams,
         truncated: TruncationReply | msgspec.UnsetType,
     ) -> None:
-        self._served = served
+        self._state = state
         self._item_id = f"msg_{uuid.uuid4().hex}"
         self._logprobs: list[ChatLogprob] = []
         self._texts: list[str] = []
@@ -122,7 +114,7 @@ class _Response:
             ResponseReply,
             id=f"resp_{uuid.uuid4().hex}",
             created_at=int(time.time()),
-            model=served.model_id,
+            model=state.model_id,
             instructions=body.instructions,
             max_output_tokens=body.max_output_tokens,
             temperature=params.temperature,
@@ -151,7 +143,7 @@ class _Response:
             incomplete_details=IncompleteDetails("max_output_tokens") if is_cut else None,
         )
 
-    async def events(self, reply: ReplyStream, record: RequestRecord) -> AsyncGenerator[msgspec.Struct]:
+    async def events(self, choices: Choices, record: RequestRecord) -> AsyncGenerator[msgspec.Struct]:
         """OpenAI's events, numbered; one that says what failed is the last, and `record` is told."""
         numbers = itertools.count()
 
@@ -165,7 +157,7 @@ class _Response:
         try:
             yield event("output_item.added", output_index=0, item=OutputMessage(self._item_id, "in_progress", []))
             yield event("content_part.added", **place, part=OutputTextPart(""))
-            async for delta in reply:
+            async for _, delta in choices:
                 if delta.progress is not None:
                     progress = PromptProgressReply.of(delta.progress)
                     yield event("in_progress", response=msgspec.structs.replace(begun, prompt_progress=progress))
@@ -174,7 +166,7 @@ class _Response:
                 self._logprobs += logprobs
                 if delta.text or logprobs:
                     yield event("output_text.delta", **place, delta=delta.text, logprobs=logprobs)
-            ended = self.ended(await reply.result())
+            ended = self.ended(await choices.result(0))
             [item] = ended.output
             [part] = item.content
             yield event("output_text.done", **place, text=part.text, logprobs=part.logprobs)
@@ -195,11 +187,11 @@ class _Response:
         )
 
     def _named(self, logprobs: Sequence[TokenLogprob] | None) -> list[ChatLogprob]:
-        named = chat_logprobs(self._served, logprobs)
+        named = chat_logprobs(self._state, logprobs)
         return [] if named is None else named.content
 
     def _usage(self, completion: Completion) -> ResponseUsage:
-        usage = self._served.usage([completion])
+        usage = usage_of([completion], tells_cached_text=self._state.tells_cached_text)
         return ResponseUsage(
             usage.prompt_tokens,
             usage.completion_tokens,

@@ -13,39 +13,67 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...errors import InvalidParameter
-from ..served import Served, json_response
-from .replies import DetokenizeReply, TokenizeReply
-from .requests import DetokenizeRequest, TokenizeRequest
+from ..app_state import AppState, json_response
+from .messages import Conversation
+from .requests import TokenId
 
 MAX_BODY_BYTES = 4 << 20  # no context ends these texts: a million tokens, which take some seconds
+
+
+class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /tokenize`: a text, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Conversation | None = None
+    add_special_tokens: bool = True  # the beginning-of-sequence token, of a text whose model has one
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+class TokenizeReply(msgspec.Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | msgspec.UnsetType = msgspec.UNSET  # unset: nobody asked for them
+
+
+class DetokenizeReply(msgspec.Struct):
+    prompt: str
 
 
 @dataclass(frozen=True)
 class Tokenization:
     """Both endpoints for one served model."""
 
-    served: Served
+    state: AppState
 
     async def tokenize(self, request: Request) -> Response:
         """`POST /tokenize`: the ids of `prompt`, or of `messages` with the generation prompt behind them."""
-        body = await self.served.read(request, TokenizeRequest, max_bytes=MAX_BODY_BYTES)
-        self.served.check_model(body.model)
-        return await self.served.lanes.tokenization.run(request, partial(self._tokenized, body))
+        body = await self.state.read(request, TokenizeRequest, max_bytes=MAX_BODY_BYTES)
+        self.state.check_model(body.model)
+        return await self.state.lanes.tokenization.run(request, partial(self._tokenized, body))
 
     async def detokenize(self, request: Request) -> Response:
         """`POST /detokenize`: the text of `tokens`, special tokens included."""
-        body = await self.served.read(request, DetokenizeRequest, max_bytes=MAX_BODY_BYTES)
-        self.served.check_model(body.model)
-        decode = partial(self.served.engine.decode, body.tokens)
-        return json_response(DetokenizeReply(await self.served.lanes.tokenization.run(request, decode)))
+        body = await self.state.read(request, DetokenizeRequest, max_bytes=MAX_BODY_BYTES)
+        self.state.check_model(body.model)
+        decode = partial(self.state.engine.decode, body.tokens)
+        return json_response(DetokenizeReply(await self.state.lanes.tokenization.run(request, decode)))
 
     def _tokenized(self, body: TokenizeRequest) -> Response:
         ids = self._encode(body)
-        texts = [self.served.token_text(token_id) for token_id in ids] if body.return_token_strs else msgspec.UNSET
-        return json_response(TokenizeReply(len(ids), self.served.engine.context_length, ids, texts))
+        texts = [self.state.token_text(token_id) for token_id in ids] if body.return_token_strs else msgspec.UNSET
+        return json_response(TokenizeReply(len(ids), self.state.engine.context_length, ids, texts))
 
     def _encode(self, body: TokenizeRequest) -> list[int]:
-        engine = self.served.engine
+        engine = self.state.engine
         if (body.prompt is None) == (body.messages is None):
             raise InvalidParameter("send either prompt, a text, or messages, a conversation")
         if body.prompt is not None:

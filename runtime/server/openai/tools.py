@@ -1,23 +1,20 @@
-"""The tools that a client offers a model, and how it is to choose among them: OpenAI's fields as types.
+"""The tools that a client offers a model, and how the model is to choose among them: OpenAI's fields as types.
 
-Knows fields; how a model writes a call is `tool_format.py`'s, and `tool_calls.py` reads it.
+Knows fields; `chat/tool_format.py` knows how a model writes a call.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ...chat.grammar import Grammar
-from ...chat.tool_format import Tool, ToolChoice, ToolFormat, tool_at
-from ...errors import InvalidGrammar, InvalidParameter
+from ...chat.tool_format import Tool, ToolChoice
+from ...chat.tool_use import ToolUse
+from ...errors import InvalidParameter
 from ..limits import require_at_most
-from .tool_calls import ToolCallReader
 
 MAX_TOOLS = 128
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -71,53 +68,6 @@ class CallOfMessage(msgspec.Struct, forbid_unknown_fields=True):
         return {"id": self.id, "type": self.type, "function": function}
 
 
-@dataclass(frozen=True)
-class ToolUse:
-    """Tools that the model is told of, and those of them that it may call."""
-
-    tools: tuple[Tool, ...]
-    callable: tuple[Tool, ...]
-    choice: ToolChoice
-    is_parallel: bool
-
-    def grammar(self, format: ToolFormat, content: Grammar | None) -> Grammar | None:
-        """What the reply must keep to, where what is no call must keep to `content`.
-
-        Raises:
-            InvalidParameter: `content` is of another kind than a JSON schema, and there are tools.
-            InvalidGrammar: `content` is not a JSON object, and there are tools.
-        """
-        if not self.tools:
-            return content
-        if content is not None and content.kind != "json_schema":
-            raise InvalidParameter(f"tools and a {content.noun} for the reply are both set; send one of them")
-        return format.grammar(self.callable, self.choice, is_parallel=self.is_parallel, content=content)
-
-    @contextmanager
-    def naming(self, grammar: Grammar | None) -> Iterator[None]:
-        """Say of an error of what `grammar` returned in which field it is.
-
-        Raises:
-            InvalidParameter: a tool's parameters cannot be used.
-        """
-        try:
-            yield
-        except InvalidGrammar as error:
-            if grammar is None or grammar.kind != "lark":
-                raise
-            number = None if error.line is None else tool_at(grammar, error.line)
-            if number is not None:
-                param = _parameters_of(self.tools.index(self.callable[number]))
-                raise InvalidParameter(f"{param}: {error}", param=param) from error
-            if error.line is not None:  # the reply's own
-                raise
-            raise InvalidParameter(f"tools: {error}", param="tools") from error
-
-    def reader(self, format: ToolFormat) -> ToolCallReader | None:
-        """Finds the calls in a reply; None where none can be."""
-        return ToolCallReader(format, [tool.name for tool in self.callable]) if self.callable else None
-
-
 def tool_use(
     asked: Sequence[FunctionTool] | None, tool_choice: ToolChoice | NamedChoice | None, *, is_parallel: bool
 ) -> ToolUse:
@@ -132,7 +82,7 @@ def tool_use(
     for index, tool in enumerate(tools):
         kind = tool.parameters.get("type", "object")
         if kind not in ("object", ["object"]):
-            param = _parameters_of(index)
+            param = parameters_field(index)
             message = f'{param} has the type {json.dumps(kind):.80}; arguments are an object: send "object", or no type'
             raise InvalidParameter(message, param=param)
     names = [tool.name for tool in tools]
@@ -150,5 +100,6 @@ def tool_use(
     return ToolUse(tools, chosen, "required", is_parallel=False)
 
 
-def _parameters_of(index: int) -> str:
+def parameters_field(index: int) -> str:
+    """The name of the field that has a tool's parameters."""
     return f"tools[{index}].function.parameters"

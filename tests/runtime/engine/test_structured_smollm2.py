@@ -9,9 +9,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 from radixlm.runtime.chat.grammar import Grammar
+from radixlm.runtime.chat.tool_calls import ToolCallReader, read_whole
 from radixlm.runtime.chat.tool_format import PLAIN, Tool
 from radixlm.runtime.engine.engine import Engine, SamplingParams
-from radixlm.runtime.server.openai.tool_calls import ToolCallReader, read_whole
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 ASK = [{"role": "user", "content": "Write JSON with name, city and year: Ada Lovelace, London, 1815."}]

@@ -14,8 +14,8 @@ from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.errors import EmptyPrompt, StepFailed
 from radixlm.runtime.server import create_app
-from radixlm.runtime.server.openai.choices import params_of_choices
-from radixlm.runtime.server.openai.usage import usage_of
+from radixlm.runtime.server.choices import params_of_choices
+from radixlm.runtime.server.openai.reply_parts import usage_of
 from starlette.testclient import TestClient
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 from random import Random
 from typing import Any
 
-from radixlm.runtime.server.http.json_size import JSONSize
+from radixlm.runtime.server.http.request_body import JSONSize
 
 
 def num_borders(value: Any) -> int:

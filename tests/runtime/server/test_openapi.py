@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from radixlm.runtime.server import create_app
-from radixlm.runtime.server.openai.replies import ChatReply, TextReply, TokenizeReply
+from radixlm.runtime.server.openai.replies import ChatReply, TextReply
+from radixlm.runtime.server.openai.tokenize import TokenizeReply
 from radixlm.runtime.server.openai.response_replies import ResponseReply
 from radixlm.runtime.server.page import page_routes
 from starlette.routing import Route

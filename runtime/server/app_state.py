@@ -1,9 +1,13 @@
-"""What every endpoint serves."""
+"""The model that all endpoints serve, and what they share: limits, lanes, the caller's namespace, texts of tokens.
+
+Knows no API's shapes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -12,15 +16,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..cache.cache_namespace import CacheScope
-from ..engine.completion import Completion
+from ..chat.grammar import Grammar
+from ..chat.token_constraint import ConstraintSource
+from ..chat.tool_format import Tool
+from .choices import Ask, Choices
 from .errors import HTTPError
-from .http.api_keys import api_key_of
+from .http.api_keys import api_key_of, client_of
+from .http.disconnect import while_connected
 from .http.request_body import read_json
 from .lanes import Lanes
-from .openai.replies import UsageReply
-from .openai.usage import usage_of
 from .request_log import record_of
-from .truncation import Truncation
+from .truncation import Message, Truncated, Truncation, drop_middle
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -31,7 +37,7 @@ KEEP_ALIVE_S = 15.0  # proxies close what was silent for a minute, some for half
 
 
 @dataclass(frozen=True)
-class Served:
+class AppState:
     """One model behind the endpoints, and their limits.
 
     `tells_cached_text` says whether clients of a namespace may see a few tokens of what others in it sent.
@@ -66,6 +72,48 @@ class Served:
         record_of(request).namespace = namespace
         return namespace
 
+    async def constraint(self, request: Request, grammar: Grammar | None) -> ConstraintSource | None:
+        """What replies can follow; None for any text.
+
+        Raises:
+            InvalidGrammar: the grammar is wrong, or too much work.
+            GrammarsOverloaded: too many are being tried.
+            ClientGone: the client left before it was known.
+        """
+        if grammar is None:
+            return None
+        compiling = self.engine.grammars.compile_on_loop(grammar, client=client_of(request))
+        return await while_connected(request.receive, compiling)
+
+    async def truncated(
+        self, request: Request, messages: Sequence[Message], tools: Sequence[Tool] = (), *, max_tokens: int | None
+    ) -> Truncated:
+        """A history without the turns that have no room; see `drop_middle`.
+
+        Raises:
+            ContextLengthExceeded: what cannot be dropped has no room, either.
+            EngineOverloaded: too many histories wait.
+            ClientGone: the client left while its history waited.
+        """
+        truncate = partial(
+            drop_middle,
+            messages,
+            tools,
+            count=lambda messages, tools: len(self.engine.encode_chat(messages, tools)),
+            context_length=self.engine.context_length,
+            max_tokens=max_tokens,
+        )
+        return await self.lanes.truncation.run(request, truncate)
+
+    async def open(self, request: Request, asks: Sequence[Ask]) -> Choices:
+        """Hand the engine one request for each reply; see `Choices.open`.
+
+        Raises:
+            ClientGone: the client left while its request waited.
+        """
+        run = partial(self.lanes.submission.run, request)
+        return await Choices.open(asks, run, record_of(request), most=self.engine.max_num_requests)
+
     async def read(self, request: Request, type: type[T], *, max_bytes: int | None = None) -> T:
         """The request's body as `type`; see `read_json`. `max_bytes` is a bound of its own, below everybody's."""
         most = self.max_body_bytes if max_bytes is None else min(max_bytes, self.max_body_bytes)
@@ -86,10 +134,6 @@ class Served:
         except TokenizerError:
             return True
         return not spelled or spelled[0] & 0xC0 != 0x80
-
-    def usage(self, completions: Sequence[Completion], num_choices: int = 1) -> UsageReply:
-        """Tokens of a request's completions, where they came from, and why not more were cached; see `usage_of`."""
-        return usage_of(completions, num_choices, tells_cached_text=self.tells_cached_text)
 
     def text(self, token_ids: Sequence[int]) -> str:
         """What ids spell; a character that is cut is U+FFFD."""

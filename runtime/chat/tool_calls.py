@@ -10,12 +10,12 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ...chat.tool_format import ToolFormat
+from .tool_format import ToolFormat
 
 
 @dataclass(frozen=True)
 class Content:
-    """A piece of text for whoever asked."""
+    """A piece of text that is no call."""
 
     text: str
 
@@ -51,7 +51,7 @@ class ToolCall:
 
 @dataclass
 class ReadReply:
-    """What a reply says, and whom it calls."""
+    """What a reply says, and which tools it calls."""
 
     content: str = ""
     calls: list[ToolCall] = field(default_factory=list)

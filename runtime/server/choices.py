@@ -12,12 +12,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
 
-from ...engine.completion import Completion, Delta
-from ...engine.engine import GenerationStream
-from ...engine.sampling_params import SamplingParams
-from ...errors import InvalidParameter
-from ..reply_stream import ReplyStream, Run
-from ..request_log import RequestRecord
+from ..engine.completion import Completion, Delta
+from ..engine.engine import GenerationStream
+from ..engine.sampling_params import SamplingParams
+from ..errors import InvalidParameter
+from .reply_stream import ReplyStream, Run
+from .request_log import RequestRecord
 
 _NUM_SEEDS = 2**64
 

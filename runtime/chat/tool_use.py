@@ -1,0 +1,65 @@
+"""The tools that a request offers the model, and those of them that it may call.
+
+Knows tools, not the fields of any API: a caller says what its field for a tool's parameters is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ..errors import InvalidGrammar, InvalidParameter
+from .grammar import Grammar
+from .tool_calls import ToolCallReader
+from .tool_format import Tool, ToolChoice, ToolFormat, tool_at
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """Tools that the model is told of, and those of them that it may call."""
+
+    tools: tuple[Tool, ...]
+    callable: tuple[Tool, ...]
+    choice: ToolChoice
+    is_parallel: bool
+
+    def grammar(self, format: ToolFormat, content: Grammar | None) -> Grammar | None:
+        """What the reply must keep to, where what is no call must keep to `content`.
+
+        Raises:
+            InvalidParameter: `content` is of another kind than a JSON schema, and there are tools.
+            InvalidGrammar: `content` is not a JSON object, and there are tools.
+        """
+        if not self.tools:
+            return content
+        if content is not None and content.kind != "json_schema":
+            raise InvalidParameter(f"tools and a {content.noun} for the reply are both set; send one of them")
+        return format.grammar(self.callable, self.choice, is_parallel=self.is_parallel, content=content)
+
+    @contextmanager
+    def naming(self, grammar: Grammar | None, param_of: Callable[[int], str]) -> Iterator[None]:
+        """Name the field in an error of what `grammar` returned.
+
+        Args:
+            param_of: the name of the field that has the parameters of the tool at a place in `tools`.
+
+        Raises:
+            InvalidParameter: a tool's parameters cannot be used.
+        """
+        try:
+            yield
+        except InvalidGrammar as error:
+            if grammar is None or grammar.kind != "lark":
+                raise
+            number = None if error.line is None else tool_at(grammar, error.line)
+            if number is not None:
+                param = param_of(self.tools.index(self.callable[number]))
+                raise InvalidParameter(f"{param}: {error}", param=param) from error
+            if error.line is not None:  # the reply's own
+                raise
+            raise InvalidParameter(f"tools: {error}", param="tools") from error
+
+    def reader(self, format: ToolFormat) -> ToolCallReader | None:
+        """Finds the calls in a reply; None where none can be."""
+        return ToolCallReader(format, [tool.name for tool in self.callable]) if self.callable else None

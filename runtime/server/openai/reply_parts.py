@@ -1,0 +1,183 @@
+"""The parts of OpenAI's replies, made of what the engine and the reader of tool calls return: usage, tokens, calls.
+
+Knows values, not endpoints or streams.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol, get_args
+
+from ...cache.prefix_match import MatchKind
+from ...chat.tool_calls import Arguments, CallStart, Content, Piece, ReadReply, ToolCallReader
+from ...engine.completion import Completion, Delta, FinishReason, TokenLogprob
+from ..cache import WhyNotMoreReply
+from .replies import (
+    ChatDelta,
+    ChatFinishReason,
+    ChatLogprob,
+    ChatLogprobs,
+    FunctionCallDelta,
+    FunctionCallReply,
+    PromptTokensDetails,
+    ReplyMessage,
+    TextLogprobs,
+    ToolCallDelta,
+    ToolCallReply,
+    TopLogprob,
+    UsageReply,
+)
+
+_WEAKER_AND_WEAKER: tuple[str, ...] = get_args(MatchKind)
+
+
+def usage_of(completions: Sequence[Completion], num_choices: int = 1, *, tells_cached_text: bool) -> UsageReply:
+    """The usage of all `completions`: `num_choices` of the first prompt, then as many of the next.
+
+    A prompt counts once, as at OpenAI's. Of its choices, the one that found least cached computed what the others
+    reused: its figures are the prompt's. `cache_match` is the weakest kind that any prompt used, and `why_not_more`
+    the first prompt's that has one. Where prefixes were loaded in part, the labels are the worst prompt's.
+    """
+    groups = [completions[start : start + num_choices] for start in range(0, len(completions), num_choices)]
+    prompts = [min(group, key=lambda completion: completion.usage.cached_tokens) for group in groups]
+    prompt_tokens = sum(prompt.usage.prompt_tokens for prompt in prompts)
+    completion_tokens = sum(completion.usage.completion_tokens for completion in completions)
+    return UsageReply(
+        prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, _details(prompts, tells_cached_text)
+    )
+
+
+def _details(prompts: Sequence[Completion], tells_cached_text: bool) -> PromptTokensDetails:
+    by_kind: Counter[str] = Counter()
+    num_from_disk = 0
+    for prompt in prompts:
+        by_kind.update(prompt.usage.tokens_by_kind)
+        num_from_disk += sum(prompt.usage.disk_tokens_by_kind.values())
+    by_tier = {"memory": by_kind.total() - num_from_disk, "disk": num_from_disk}
+    whys = (
+        WhyNotMoreReply.told(prompt.cache_match.why_not_more, tells_cached_text=tells_cached_text) for prompt in prompts
+    )
+    kinds = [prompt.cache_match.kind for prompt in prompts if prompt.cache_match.kind is not None]
+    details = PromptTokensDetails(
+        cached_tokens=sum(prompt.usage.cached_tokens for prompt in prompts),
+        cached_tokens_by_kind=dict(by_kind),
+        cached_tokens_by_tier={tier: count for tier, count in by_tier.items() if count},
+        cache_match=max(kinds, key=_WEAKER_AND_WEAKER.index, default=None),
+        why_not_more=next((why for why in whys if why is not None), None),
+    )
+    prunings = [prompt.usage.pruning for prompt in prompts if prompt.usage.pruning is not None]
+    if prunings:
+        details.kv_loaded = round(min(pruning.loaded for pruning in prunings), 4)
+        details.kv_dropped_mass = round(max(pruning.dropped_mass for pruning in prunings), 4)
+    return details
+
+
+class TokenNames(Protocol):
+    """What tokens spell, each by itself; `AppState` is one."""
+
+    def token_text(self, token_id: int) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+
+def chat_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
+    """As `choices[].logprobs` of a chat; None if nobody asked."""
+    if logprobs is None:
+        return None
+    content = []
+    for logprob in logprobs:
+        top = [_top(names, token_id, value) for token_id, value in logprob.top]
+        own = _top(names, logprob.token_id, logprob.logprob)
+        content.append(ChatLogprob(own.token, own.logprob, own.bytes, top))
+    return ChatLogprobs(content)
+
+
+class TextTokens:
+    """The tokens of one completion, each with the place in the reply's text where it begins.
+
+    Places are counted by what the tokens spell: text that may become a stop string is sent later than its tokens.
+
+    Args:
+        num_swallowed: how many characters the tokens begin with that are not in the reply's text. A token that begins
+            before the text is said to begin with it.
+    """
+
+    def __init__(self, names: TokenNames, num_swallowed: int = 0) -> None:
+        self._names = names
+        self._offset = -num_swallowed
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def logprobs(self, logprobs: Sequence[TokenLogprob] | None) -> TextLogprobs | None:
+        """`choices[].logprobs` for the next tokens, or for all; None if the client does not ask for them."""
+        if logprobs is None:
+            return None
+        reply = TextLogprobs([], [], [], [])
+        for logprob in logprobs:
+            reply.tokens.append(_name(self._names, logprob.token_id))
+            reply.token_logprobs.append(logprob.logprob)
+            reply.top_logprobs.append(_top_by_name(self._names, logprob))
+            reply.text_offset.append(max(self._offset, 0))
+            self._offset += len(self._characters.decode(self._names.token_bytes(logprob.token_id)))
+        return reply
+
+
+def _top(names: TokenNames, token_id: int, logprob: float) -> TopLogprob:
+    return TopLogprob(names.token_text(token_id), logprob, list(names.token_bytes(token_id)))
+
+
+def _top_by_name(names: TokenNames, logprob: TokenLogprob) -> dict[str, float]:
+    """The most likely tokens; one whose name another one has, as bytes and letters may, is `token_id:ID`, as in vLLM.
+
+    The generated token keeps its name, by which clients look for it here.
+    """
+    id_of = {_name(names, logprob.token_id): logprob.token_id}
+    top: dict[str, float] = {}
+    for token_id, value in logprob.top:
+        name = _name(names, token_id)
+        top[name if id_of.setdefault(name, token_id) == token_id else f"token_id:{token_id}"] = value
+    return top
+
+
+def _name(names: TokenNames, token_id: int) -> str:
+    """A token's text, or OpenAI's `bytes:\\xf0\\x9f` for a part of a character: names must differ."""
+    try:
+        names.token_bytes(token_id).decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in names.token_bytes(token_id))
+    return names.token_text(token_id)
+
+
+def message_of(reply: ReadReply) -> ReplyMessage:
+    """A whole reply; one that only calls has no content."""
+    if not reply.calls:
+        return ReplyMessage(reply.content)
+    calls = [ToolCallReply(call.call_id, FunctionCallReply(call.name, call.arguments)) for call in reply.calls]
+    return ReplyMessage(reply.content or None, tool_calls=calls)
+
+
+def deltas_of(delta: Delta, reader: ToolCallReader | None) -> list[ChatDelta]:
+    """What a step of the engine adds to a stream; nothing while it is not certain what it is."""
+    if reader is None:
+        return [ChatDelta(content=delta.text)] if delta.text else []
+    pieces = reader.push(delta.text)
+    if delta.finish_reason:
+        pieces += reader.finish()
+    return [_delta_of(piece) for piece in pieces]
+
+
+def finish_reason_of(reason: FinishReason, reader: ToolCallReader | None) -> ChatFinishReason:
+    """Why a reply ended, in OpenAI's words: one that calls says so, unless it was cut, be it by a stop string."""
+    return "tool_calls" if reason == "stop" and reader is not None and reader.has_whole_calls else reason
+
+
+def _delta_of(piece: Piece) -> ChatDelta:
+    match piece:
+        case Content(text):
+            return ChatDelta(content=text)
+        case CallStart(index, call_id, name):
+            call = ToolCallDelta(index, FunctionCallDelta("", name), call_id, "function")
+        case Arguments(index, text):
+            call = ToolCallDelta(index, FunctionCallDelta(text))
+    return ChatDelta(tool_calls=[call])
