@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from radixlm.runtime.server import create_app
 from radixlm.runtime.server.openai.replies import ChatReply, TextReply
-from radixlm.runtime.server.openai.tokenize import TokenizeReply
 from radixlm.runtime.server.openai.response_replies import ResponseReply
+from radixlm.runtime.server.openai.tokenize import TokenizeReply
 from radixlm.runtime.server.page import page_routes
 from starlette.routing import Route
 from starlette.testclient import TestClient
