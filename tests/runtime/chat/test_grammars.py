@@ -352,7 +352,7 @@ class Held:
         self._go_on.set()
 
     def _num_asked(self, client: str) -> int:
-        return len(self.quick.turns._waiting.get(client, ())) + len(self.tried)
+        return len(self.quick.lock._waiting.get(client, ())) + len(self.tried)
 
     def _wait(self, grammar: Grammar, *, real_limit_s: float) -> str:
         self.tried.append(grammar.text)
@@ -504,7 +504,7 @@ def test_closing_ends_a_trial_and_tells_who_waits(small: Bench) -> None:
     grammars = small.open(time_limit_s=1.0)
     grammars.warm_up()
     bombs = [Grammar.json_schema({"type": "integer", "multipleOf": 1000081 + 2 * i}) for i in range(3)]
-    turns = grammars._lanes[1].turns
+    turns = grammars._lanes[1].lock
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(grammars.compile, bomb) for bomb in bombs]
         while turns.num_waiting < 2:

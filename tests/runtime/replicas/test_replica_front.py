@@ -205,7 +205,7 @@ def test_a_long_body_is_read_beside_the_loop(
 ) -> None:
     threads: list[bool] = []
 
-    def of(*arguments: Any) -> RoutedPrompt:
+    def of(*arguments: Any, **options: Any) -> RoutedPrompt:
         try:
             asyncio.get_running_loop()
             threads.append(False)
