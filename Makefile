@@ -12,7 +12,7 @@ COMPILER := $(shell find compile tokenizer_fix -name '*.py') runtime/artifact/ma
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-browser test-clients test-ray bench bench-cache bench-peers bench-ladder bench-growth bench-replay bench-load bench-store bench-partial goldens lock clean
+.PHONY: run test test-browser test-clients test-ray bench bench-cache bench-peers bench-ladder bench-growth bench-replay bench-load bench-store bench-partial bench-quality goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -45,13 +45,13 @@ CLIENTS := .venv-clients/bin/python
 bench: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.kernels
 	$(BIN)/python -m bench.engine $(ARTIFACT)
-	$(BIN)/python -m bench.request_cost $(ARTIFACT) $(if $(wildcard $(CLIENTS)),--openai $(CLIENTS))
+	$(BIN)/python -m bench.engine.request_cost $(ARTIFACT) $(if $(wildcard $(CLIENTS)),--openai $(CLIENTS))
 	$(BIN)/python -m bench.report
 
 # What the prefix cache costs, in ten seconds; and with MOONCAKE=conversation_trace.jsonl.gz what it finds, in a minute.
 bench-cache: $(VENV)/.bench
-	$(BIN)/python -m bench.match_cost
-	$(if $(MOONCAKE),$(BIN)/python -m bench.mooncake $(MOONCAKE))
+	$(BIN)/python -m bench.cache.match_cost
+	$(if $(MOONCAKE),$(BIN)/python -m bench.cache.mooncake $(MOONCAKE))
 	$(BIN)/python -m bench.report
 
 # radixlm beside llama.cpp, which is built for this machine once, on two models (0.5 GB to fetch), or on any:
@@ -62,20 +62,21 @@ bench-peers: $(VENV)/.bench .cache/llama.cpp/.built
 
 # More and more streams against a small pool, and the run of llmperf in mlc-llm #2766; ADMISSION=conservative reserves.
 bench-ladder: $(ARTIFACT)/manifest.json $(VENV)/.bench
-	$(BIN)/python -m bench.ladder $(ARTIFACT) $(if $(ADMISSION),--admission $(ADMISSION))
+	$(BIN)/python -m bench.load.ladder $(ARTIFACT) $(if $(ADMISSION),--admission $(ADMISSION))
 	$(BIN)/python -m bench.report
 
 # How cost grows with contexts, batches and models; half an hour, and 18 GB of disk for the largest model.
 bench-growth: $(ARTIFACT)/manifest.json $(VENV)/.bench
-	$(BIN)/python -m bench.growth $(ARTIFACT)
-	$(BIN)/python -m bench.model_sizes $(ARTIFACT)/tokenizer.json --scratch .cache
+	$(BIN)/python -m bench.engine.growth $(ARTIFACT)
+	$(BIN)/python -m bench.engine.model_sizes $(ARTIFACT)/tokenizer.json --scratch .cache
 	$(BIN)/python -m bench.report
 
-# What of conversations is computed again, with five models' tokenizers and with SmolLM2; seven minutes, and RADIXLM_DATA.
+# What of conversations is computed again, with five models' tokenizers and with SmolLM2, and what Llama-2's appended token
+# costs; ten minutes, and RADIXLM_DATA.
 bench-replay: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.replay
-	$(BIN)/python -m bench.replay_live $(ARTIFACT)
-	$(BIN)/python -m bench.text_quality $(ARTIFACT)
+	$(BIN)/python -m bench.replay.live $(ARTIFACT)
+	$(BIN)/python -m bench.replay.suffix .cache/llama2-layers.radixlm
 	$(BIN)/python -m bench.report
 
 # Fifty and two hundred impatient clients of a server with too small a pool; two models, LOAD_SECONDS each, and RADIXLM_DATA.
@@ -91,26 +92,31 @@ bench-load: $(ARTIFACT)/manifest.json $(LOADED)/manifest.json $(VENV)/.bench
 $(LOADED)/manifest.json: $(COMPILER) | $(VENV)/.run
 	@mkdir -p $(dir $(LOADED))
 	@rm -rf $(LOADED)
-	@$(BIN)/python -m bench.load_model $(LOADED)
+	@$(BIN)/python -m bench.load.model $(LOADED)
 
 # Pages on disk, and the first token of 8,000 after a restart, from real and throttled disks; then of prefixes of which a
 # part is read, which needs RADIXLM_DATA; twelve minutes.
 bench-store: $(ARTIFACT)/manifest.json $(VENV)/.bench
-	$(BIN)/python -m bench.store_pages --directory .cache
-	$(BIN)/python -m bench.store_restart $(ARTIFACT) .cache
-	$(BIN)/python -m bench.store_restart $(ARTIFACT) .cache --append
-	$(BIN)/python -m bench.store_restart $(ARTIFACT) .cache --append
+	$(BIN)/python -m bench.store.pages --directory .cache
+	$(BIN)/python -m bench.store.restart $(ARTIFACT) .cache
+	$(BIN)/python -m bench.store.restart $(ARTIFACT) .cache --append
+	$(BIN)/python -m bench.store.restart $(ARTIFACT) .cache --append
 	@rm -rf .cache/partial
-	$(BIN)/python -m bench.store_partial $(ARTIFACT) .cache/partial
+	$(BIN)/python -m bench.partial.first_token $(ARTIFACT) .cache/partial
 	$(BIN)/python -m bench.report
 
 # What a part of a prefix's KV loses by how it is chosen, and what disks are asked for it; half an hour, and RADIXLM_DATA.
 PARTIAL := needle text nq tools bbh
 bench-partial: $(ARTIFACT)/manifest.json $(VENV)/.bench
-	set -e; for texts in $(PARTIAL); do $(BIN)/python -m bench.partial_quality $(ARTIFACT) $$texts; done
-	$(BIN)/python -m bench.scored $(ARTIFACT)
-	$(BIN)/python -m bench.store_amplification $(ARTIFACT)
+	set -e; for texts in $(PARTIAL); do $(BIN)/python -m bench.partial.quality $(ARTIFACT) $$texts; done
+	$(BIN)/python -m bench.partial.scored $(ARTIFACT)
+	$(BIN)/python -m bench.partial.amplification $(ARTIFACT)
+	$(BIN)/python -m bench.partial.chunk_cache $(ARTIFACT)
 	$(BIN)/python -m bench.report
+
+# How far SmolLM2's distributions are from transformers', beside llama.cpp's distance; a minute.
+bench-quality: $(VENV)/.bench
+	$(BIN)/python -m bench.quality
 
 # The small files in tests/goldens, made anew with torch and transformers in a virtual environment of their own.
 goldens:

@@ -76,7 +76,8 @@ def _command() -> str:
     """As typed from the repository's root; files by name only."""
     main = sys.modules["__main__"]
     name = main.__spec__.name if main.__spec__ is not None else Path(sys.argv[0]).name
-    return shlex.join(["python", "-m", name, *(Path(word).name if "/" in word else word for word in sys.argv[1:])])
+    words = (Path(word).name if "/" in word else word for word in sys.argv[1:])
+    return shlex.join(["python", "-m", name.removesuffix(".__main__"), *words])
 
 
 def _version(package: str) -> str:

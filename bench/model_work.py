@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import Manifest
 
-from .kernel_case import Work
+from .kernels.case import Work
 
 
 def decode_bytes_per_token(artifact: Artifact) -> int:

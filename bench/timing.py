@@ -1,10 +1,11 @@
-"""How often and how long: the best of many runs, and what lies between the best and the worst of few."""
+"""How often and how long: the best of many runs, the spread of few, ways in turn, streams while all decode."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -13,9 +14,7 @@ def best_s(call: Callable[[], object], runs: int) -> float:
     call()
     best = float("inf")
     for _ in range(runs):
-        start = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - start)
+        best = min(best, seconds_of(call))
     return best
 
 
@@ -33,3 +32,37 @@ class Spread:
         """The spread of at least one value."""
         ordered = sorted(values)
         return cls(ordered[0], statistics.median(ordered), ordered[-1], len(ordered))
+
+
+def in_turns(ways: Mapping[str, Callable[[], Iterable[float]]], rounds: int) -> dict[str, list[float]]:
+    """What each way gives, one way after the other in every round; a first round warms up and is not counted."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for number in range(rounds + 1):
+        for name, measure in ways.items():
+            values = measure()
+            found[name] += values if number else ()
+    return found
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """How long a call takes."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def steady_tokens_per_s(streams: Sequence[Sequence[float]]) -> float:
+    """Tokens of all streams a second, from when the last has its first token until the first has its last.
+
+    `streams` are the times of each stream's tokens, in order, in seconds.
+
+    >>> steady_tokens_per_s([[0.0, 1.0, 2.0], [1.0, 1.5, 2.0, 2.5]])
+    3.0
+
+    Raises:
+        ValueError: there is no moment at which all decode.
+    """
+    start, end = max(times[0] for times in streams), min(times[-1] for times in streams)
+    if start >= end:
+        raise ValueError(f"one stream began at {start:.3f} s and another had ended at {end:.3f} s; ask for more tokens")
+    return sum(start < time <= end for times in streams for time in times) / (end - start)

@@ -24,7 +24,7 @@ _READS_PER_STEP = 32  # a step of the artifact counts as a 32nd part of the read
 
 # Bounds of the difference's root mean square over the logits' deviation: of the median token; any may have 5 times it.
 # Where inputs are rounded to 8 bits, a sum that ends on the other side of a tie moves everything after it: correct
-# artifacts have medians up to 0.13, and seven of eight planted bugs from 0.26 (bench/quality_rounding.py).
+# artifacts have medians up to 0.13, and seven of eight planted bugs from 0.26 (bench/LOG.md).
 _TOLERANCE_FLOAT = 2e-2
 _TOLERANCE_ROUNDED = 0.2
 _WORST_OVER_MEDIAN = 5

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.contestants import LlamaCppBuild
 from bench.prompts import Prompts
 from bench.served import Client, ServedProcess, parse_events
-from bench.worker import Worker, WorkerError
+from bench.worker import ROOT, Worker, WorkerError
 
+LLAMA_SERVER = ROOT / ".cache" / "llama.cpp" / "llama-server"
 RADIXLM = str(Path(sys.executable).with_name("radixlm"))
 VOCABULARY = 300
 
@@ -52,7 +52,7 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def radixlm(tiny_artifact: Path) -> Iterator[Worker]:
-    with Worker("bench.http_worker", "radixlm", RADIXLM, "serve", tiny_artifact) as worker:
+    with Worker("bench.peers.http_worker", "radixlm", RADIXLM, "serve", tiny_artifact) as worker:
         yield worker
 
 
@@ -98,11 +98,11 @@ def test_a_stream_that_is_refused_is_an_error(radixlm: Worker) -> None:
 
 
 def test_llama_cpp_is_measured_by_the_same_calls(smollm2_gguf: Path) -> None:
-    pytest.importorskip("xllamacpp", reason="llama.cpp comes with requirements-bench.lock")
+    if not LLAMA_SERVER.is_file():
+        pytest.skip("llama.cpp is built by `make bench-peers`")
     prompts = Prompts(0)
     options = ("--parallel", 2, "--ctx-size", 256, "--threads", 2, "--flash-attn", "on", "--cache-ram", 0)
-    server = LlamaCppBuild.wheel().server
-    with Worker("bench.http_worker", "llama.cpp", *server, "--model", smollm2_gguf, *options) as worker:
+    with Worker("bench.peers.http_worker", "llama.cpp", LLAMA_SERVER, "--model", smollm2_gguf, *options) as worker:
         assert worker.call("prefill", prompt=prompts.ids(8)) > 0
         assert worker.call("decode", prompt=prompts.ids(4), num_tokens=4) > 0
         assert worker.call("streams", prompts=prompts.batch(2, 4), num_tokens=8) > 0

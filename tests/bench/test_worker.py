@@ -18,7 +18,7 @@ VOCABULARY = 300
 
 @pytest.fixture(scope="module")
 def worker(tiny_artifact: Path) -> Iterator[Worker]:
-    with Worker("bench.radixlm_worker", tiny_artifact) as worker:
+    with Worker("bench.engine.worker", tiny_artifact) as worker:
         yield worker
 
 

@@ -14,7 +14,7 @@ from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.scripted_runner import ScriptedRunner
 from ray import serve
 
-from bench.replay_models import MODELS, artifact
+from bench.replay.models import MODELS, artifact
 
 from ..goldens.tiny_models import BOS, CHAT_TEMPLATE, IM_END, tokenizer
 from ..runtime.fake_artifact import fake_artifact

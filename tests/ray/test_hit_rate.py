@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.replay_conversations import Conversation, oasst
+from bench.data import Conversation, oasst
 
 from .conftest import REPOSITORY, Client
 from .engines import open_silent_engine

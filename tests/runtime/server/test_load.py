@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from radixlm.runtime.engine.engine import Engine
 
-from bench.load_clients import Crowd
-from bench.load_server import LoadedServer
-from bench.load_survivors import differences
+from bench.load.clients import Crowd
+from bench.load.server import LoadedServer
+from bench.load.survivors import differences
 
 from ...goldens.tiny_models import BOS, CHAT_TEMPLATE, IM_END, tokenizer
 from ..fake_artifact import fake_artifact

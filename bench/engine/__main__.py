@@ -1,0 +1,89 @@
+"""The engine as its users have it, on one artifact, each figure beside what the machine could do at most.
+
+    python -m bench.engine ARTIFACT [--rounds 5]
+
+Speeds are those of `bench.peers`, without the peers. The share is the least time that the model's bytes and operations
+take at the limits, over the time it took; memory bandwidth is measured again around every figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import defaultdict
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+
+from radixlm.compile.codegen.targets import find_target
+from radixlm.runtime.artifact import Artifact
+
+from ..limits import Limits, LimitsMeter
+from ..model_work import decode_work, prefill_work
+from ..peers.contestants import RadixLMContestant
+from ..prompts import Prompts
+from ..results import write_results
+from ..timing import Spread
+from . import figures
+from .figures import Figure
+
+FIGURES = (*figures.OF_AN_ENGINE, figures.START, figures.MEMORY)
+
+
+def main() -> None:
+    """Measure, print, write `results/engine.json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    artifact = Artifact.open(options.artifact)
+    target = find_target("native")
+    meter = LimitsMeter(target)
+    values: dict[str, list[float]] = defaultdict(list)
+    shares: dict[str, list[float]] = defaultdict(list)
+    with closing(RadixLMContestant("radixlm", artifact.path)) as engine:
+        for number in range(-1, options.rounds):  # the first round warms up and is not counted
+            for seed, figure in enumerate(FIGURES, start=100 * (number + 1)):
+                if number < 0 and figure not in figures.OF_AN_ENGINE:
+                    continue
+                prompts = Prompts(seed, artifact.manifest.model.vocab_size)
+                measured, limits = meter.around(lambda: engine.measure(figure, prompts))  # noqa: B023
+                if number >= 0:
+                    for name, value in measured.items():
+                        values[name].append(value)
+                    share = share_of_limit(figure, measured[figure.name], artifact, limits)
+                    if share is not None:
+                        shares[figure.name].append(share)
+            print(f"round {number + 1} of {options.rounds} done at {time.strftime('%H:%M:%S')}", file=sys.stderr)
+    for figure in (*FIGURES, figures.RESIDENT):
+        spread = Spread.of(values[figure.name])
+        share_text = f"{Spread.of(shares[figure.name]).median:7.1%}" if figure.name in shares else ""
+        print(
+            f"{figure.title + ', ' + figure.unit:62s}{spread.median:10,.2f} "
+            f"({spread.minimum:,.2f}-{spread.maximum:,.2f}) {share_text}"
+        )
+    write_results(
+        "engine", {"model": artifact.manifest.name, "limits": asdict(meter.limits), "values": values, "shares": shares}
+    )
+
+
+def share_of_limit(figure: Figure, value: float, artifact: Artifact, limits: Limits) -> float | None:
+    """The least time over the time that was taken, for figures whose work is known."""
+    if figure in figures.PREFILLS:
+        num_tokens = figures.PREFILLS[figure]
+        return prefill_work(artifact, num_tokens).least_s(limits) / (num_tokens / value)
+    if figure is figures.CACHED_TTFT:
+        cached, new = figures.CACHED_TOKENS, figures.NEW_TOKENS
+        return prefill_work(artifact, cached + new, cached).least_s(limits) / (value / 1e3)
+    if figure is figures.DECODE:
+        context = figures.DECODE_PROMPT + figures.DECODE_TOKENS // 2
+        return decode_work(artifact, context).least_s(limits) * value
+    if figure.num_streams > 1:
+        context = figures.STREAM_PROMPT + figures.STREAM_TOKENS // 2
+        return decode_work(artifact, context, figure.num_streams).least_s(limits) * value / figure.num_streams
+    return None
+
+
+if __name__ == "__main__":
+    main()

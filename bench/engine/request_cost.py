@@ -1,0 +1,136 @@
+"""What a request costs beyond the engine's own time: `radixlm serve` beside `Engine`, on connections kept open.
+
+    python -m bench.engine.request_cost ARTIFACT [--openai PYTHON]
+
+One token greedily, of a prompt that is cached but for its last token. In every round each way asks in turn, alone and
+eight at once; a figure is the median of all requests of all rounds. The engine's own time is that of a caller of
+`Engine.generate` in another process. `--openai` names a Python that has the `openai` package: after `make test-clients`
+that is `.venv-clients/bin/python`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import json
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from ..connection import Call, Connection
+from ..processes import RADIXLM
+from ..results import write_results
+from ..served import ServedProcess
+from ..timing import in_turns, seconds_of
+from ..worker import Worker
+from .one_token import MAX_TOKENS, PROMPT
+
+NUM_TOGETHER = 8
+_ERROR = b'{"error"'  # how an answer begins that is one, in a stream that had begun well, too
+_HEADERS = {"content-type": "application/json"}
+_WHOLE = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0}
+
+
+def main() -> None:
+    """Measure, print, write `results/request_cost.json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=10, help="of each way in each round")
+    parser.add_argument("--openai", type=Path, metavar="PYTHON")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        server = stack.enter_context(ServedProcess([RADIXLM, "serve", str(options.artifact)]))
+        engine = stack.enter_context(Worker("bench.engine.one_token", "engine", options.artifact))
+        asked = ways(server.port, engine, options.requests)
+        if options.openai:
+            client = Worker("bench.engine.one_token", "openai", server.port, python=str(options.openai))
+            stack.enter_context(client)
+            asked["openai"] = lambda: client.call("one", count=options.requests)
+        seconds = in_turns(asked, options.rounds)
+    medians = {name: statistics.median(each) * 1e3 for name, each in seconds.items()}
+    for name, milliseconds in medians.items():
+        print(f"{milliseconds:8.2f} ms  {name}")
+    print(write_results("request_cost", {"requests": options.rounds * options.requests, "median_ms": medians}))
+
+
+def ways(port: int, engine: Worker, count: int) -> dict[str, Callable[[], list[float]]]:
+    """Each way to ask, by its name: seconds of `count` requests, or of as many by each of `NUM_TOGETHER` clients."""
+    asked: dict[str, Callable[[], list[float]]] = {
+        "engine": lambda: engine.call("one", count=count),
+        "models": lambda: kept_open(port, "GET", "/v1/models", None, count),
+        "models, new connection": lambda: newly_opened(port, "GET", "/v1/models", None, count),
+    }
+    for name, stream in (("whole", False), ("stream", True)):
+        body = json.dumps(_WHOLE | {"stream": stream})
+        asked[name] = lambda body=body: kept_open(port, "POST", "/v1/completions", body, count)  # type: ignore[misc]
+        asked[f"{name}, new connection"] = lambda body=body: newly_opened(  # type: ignore[misc]
+            port, "POST", "/v1/completions", body, count
+        )
+    asked["engine, 8 at once"] = lambda: engine.call("together", clients=NUM_TOGETHER, count=count)
+    for name, stream in (("whole, 8 at once", False), ("stream, 8 at once", True)):
+        body = json.dumps(_WHOLE | {"stream": stream})
+        asked[name] = lambda body=body: together(port, body, count)  # type: ignore[misc]
+    return asked
+
+
+def kept_open(port: int, method: str, path: str, body: str | None, count: int) -> list[float]:
+    """Seconds of each of `count` requests on one connection, as SDKs send them."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    seconds = [seconds_of(lambda: _ask(connection, method, path, body)) for _ in range(count + 1)]
+    connection.close()
+    return seconds[1:]  # the first opened the connection
+
+
+def newly_opened(port: int, method: str, path: str, body: str | None, count: int) -> list[float]:
+    """Seconds of each of `count` requests with a connection of its own each."""
+
+    def ask() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        _ask(connection, method, path, body)
+        connection.close()
+
+    return [seconds_of(ask) for _ in range(count)]
+
+
+def together(port: int, body: str, count: int) -> list[float]:
+    """Seconds of each request of `NUM_TOGETHER` clients that ask `count` times each, all at once.
+
+    They share a thread and a client that costs little: eight threads of `http.client` take some 6 ms of the processors
+    that the server is measured on.
+    """
+    call = Call("POST", "/v1/completions", body.encode(), {**_HEADERS, "host": "localhost"})
+
+    async def client() -> list[float]:
+        connection, seconds = Connection(port), []
+        for _ in range(count + 1):
+            start = time.perf_counter()
+            head = await connection.ask(call)
+            _check("8 at once", head.status, await connection.body(head))
+            seconds.append(time.perf_counter() - start)
+        connection.drop()
+        return seconds[1:]  # the first opened the connection
+
+    async def clients() -> list[float]:
+        each = await asyncio.gather(*(client() for _ in range(NUM_TOGETHER)))
+        return [seconds for client in each for seconds in client]
+
+    return asyncio.run(clients())
+
+
+def _ask(connection: http.client.HTTPConnection, method: str, path: str, body: str | None) -> None:
+    connection.request(method, path, body, _HEADERS)
+    response = connection.getresponse()
+    _check(f"{method} {path}", response.status, response.read())
+
+
+def _check(asked: str, status: int, content: bytes) -> None:
+    if status != 200 or _ERROR in content:
+        raise RuntimeError(f"{asked}: {status} {content[:200]!r}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Attention at SmolLM2's heads: one token against a long context, and a chunk of a prompt against what came before;
+and how such steps are cut into units of work.
+
+A decoded token's keys and values come from memory: each call attends to another sequence, in scattered pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from radixlm.compile.codegen.targets import Target
+from radixlm.compile.kernels.attention import attention, slots_floats
+from radixlm.compile.kernels.attention_rows import AttentionShape
+from radixlm.compile.kernels.attention_units import AttentionLimits, find_units, units_ints
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayout
+
+from ..native import Native, aligned
+from .case import Case, Work
+
+HEADS, KV_HEADS, HEAD_DIM = 9, 3, 64
+WIDTH = HEADS * HEAD_DIM
+KV_DTYPES: tuple[KVDType, ...] = ("f16", "f32", "int8")
+COLD_BYTES = 160 << 20
+CONTEXTS = (100, 2000, 8000)
+CHUNK, PASTS = 512, (0, 1536)
+LIMITS = AttentionLimits(CHUNK, max(CONTEXTS))
+
+
+def attention_cases(target: Target, cold_bytes: int = COLD_BYTES) -> Iterator[Case]:
+    """Of each KV dtype decode at each of `CONTEXTS`, and `CHUNK` tokens after each of `PASTS`; the units of steps."""
+    for dtype in KV_DTYPES:
+        layout = _layout(dtype)
+        num_pages = cold_bytes // layout.page_bytes
+        pool = _pool(layout, num_pages)
+        for context in CONTEXTS:
+            lengths = np.array([context], np.int32)
+            yield _case(target, layout, pool, num_pages, lengths, f"decode after {context - 1:,}")
+        for past in PASTS:
+            lengths = np.arange(past + 1, past + CHUNK + 1, dtype=np.int32)
+            yield _case(target, layout, pool, num_pages, lengths, f"{CHUNK} tokens after {past:,}")
+    yield _units(target, CHUNK, f"a prompt of {CHUNK}", np.zeros(CHUNK))
+    for num_rows in (1, 8, 64):
+        yield _units(target, num_rows, f"{num_rows} rows", np.arange(1, num_rows + 1))
+
+
+def _units(target: Target, num_rows: int, size: str, row_of_token: np.ndarray) -> Case:
+    """Found once in a forward, by one thread. The work counts what it reads, not the units that it writes."""
+    shape = AttentionShape.of(_layout("f16"), HEADS, target)
+    lengths = np.arange(1, num_rows + 1) if row_of_token[-1] == 0 else np.full(num_rows, CONTEXTS[1])
+    return Case(
+        "find_units",
+        lambda: find_units(LIMITS, shape.tokens),
+        size,
+        (
+            aligned(row_of_token.astype(np.int32)),
+            aligned(lengths.astype(np.int32)),
+            aligned(np.zeros(units_ints(LIMITS), np.int32)),
+            num_rows,
+        ),
+        Work(8.0 * num_rows),
+    )
+
+
+def _layout(dtype: KVDType) -> KVLayout:
+    return KVLayout(dtype=dtype, page_size=PAGE_SIZE, num_layers=1, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
+
+
+def _pool(layout: KVLayout, num_pages: int) -> np.ndarray:
+    """All keys and values are 1 / 64."""
+    shape = (num_pages * 2 * KV_HEADS, layout.head_items)
+    if not layout.has_scales:
+        return aligned(np.full(shape, 1 / 64, np.float32 if layout.dtype == "f32" else np.float16))
+    pool = np.ones(shape, np.int8)
+    pool[:, : layout.num_scale_items].view(np.float32)[...] = 1 / 64
+    return aligned(pool)
+
+
+def _case(target: Target, layout: KVLayout, pool: np.ndarray, num_pages: int, lengths: np.ndarray, size: str) -> Case:
+    num_rows, longest = len(lengths), int(lengths[-1])
+    width = -(-longest // PAGE_SIZE)
+    sequences = num_pages // width
+    pages = np.random.default_rng(0).permutation(num_pages)[: sequences * width].astype(np.int32)
+    shape = AttentionShape.of(layout, HEADS, target)
+    rows, units = aligned(np.zeros(num_rows, np.int32)), aligned(np.zeros(units_ints(LIMITS), np.int32))
+    finder = Native({"find_units": find_units(LIMITS, shape.tokens)}, target)
+    finder.call("find_units", (rows, aligned(lengths), units, num_rows))
+    values = (
+        aligned(np.full(num_rows * WIDTH, 1 / 8, np.float32)),
+        pool,
+        aligned(pages),
+        rows,
+        aligned(lengths),
+        units,
+        aligned(np.zeros(slots_floats(shape, LIMITS), np.float32)),
+        aligned(np.zeros(num_rows * WIDTH, np.float32)),
+        aligned(np.zeros(num_rows * HEADS * 2, np.float32)),
+        0,
+        num_pages,
+        width,
+    )
+    return Case(
+        f"attention {layout.dtype}",
+        lambda: attention(shape, WIDTH, LIMITS),
+        size,
+        values,
+        Work(
+            longest * layout.page_bytes / PAGE_SIZE + 8 * num_rows * WIDTH,
+            float_operations=4.0 * WIDTH * float(lengths.sum()),
+        ),
+        (0, 0, width, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        sequences,
+    )

@@ -1,0 +1,106 @@
+"""Many impatient clients of a real server whose KV pool is far too small, and whether anybody was wronged.
+
+    python -m bench.load ARTIFACT --streams 50 --seconds 600 --seed 1
+
+The server has a process of its own, and so have the clients, which ask for random prompts with random sampling, go on
+with conversations, leave in the middle, and send what must be refused. Afterwards survivors are computed again, alone
+on a fresh engine, and must be the same bit for bit; the server's pages are counted; its memory must not have grown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.engine.engine import Engine
+
+from ..processes import MemoryWatch
+from ..results import add_run
+from ..worker import Worker
+from .server import kv_cache_bytes
+from .survivors import Survivor, differences
+
+NUM_PAGES = 64  # 1,024 tokens: a few of the requests that fifty clients ask for
+MAX_TOLD = 10
+MOST_GROWTH = 8 << 20  # bytes from warm to end that count as flat
+
+
+def main() -> None:
+    """Run, print, and write `results/load.json`, which keeps the last run of each model and number of streams."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("--streams", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pages", type=int, default=NUM_PAGES, help="of the KV pool, 16 tokens each")
+    parser.add_argument("--survivors", type=int, default=200, help="how many of them are computed again")
+    options = parser.parse_args()
+    result = run(options.artifact, **{key: value for key, value in vars(options).items() if key != "artifact"})
+    for name, value in result.items():
+        print(f"{name}: {value}")
+    print(add_run("load", f"{result['model']} {options.streams}", result))
+    sys.exit(0 if result["is_met"] else "the load broke something: see above")
+
+
+def run(artifact: Path, *, streams: int, seconds: float, seed: int, pages: int, survivors: int) -> dict[str, Any]:
+    """One load, and what was found."""
+    with Worker("bench.load.server", artifact, pages) as server, Worker("bench.load.clients") as clients:
+        opened = server.call("open")
+        with MemoryWatch(server.pid) as memory:
+            found = clients.call(
+                "run",
+                facts=opened["facts"],
+                port=opened["port"],
+                num_streams=streams,
+                seconds=seconds,
+                seed=seed,
+                num_kept=survivors,
+            )
+        books, leaks = server.call("books"), server.call("leaks")
+    kept = [Survivor.read(fields) for fields in found.pop("survivors")]
+    opened_artifact = Artifact.open(artifact)
+    with Engine(opened_artifact, kv_cache_bytes=kv_cache_bytes(opened_artifact, pages), max_num_seqs=1) as engine:
+        wrong = [found for found in (differences(survivor, engine) for survivor in kept) if found]
+    result = {
+        "model": opened["facts"]["model_id"],
+        "num_streams": streams,
+        "seed": seed,
+        "num_pages": pages,
+        "context_length": opened["facts"]["context_length"],
+        **found,
+        "tokens_per_s": books["num_generated_tokens"] / found["seconds"],
+        "num_preemptions": books["num_preemptions"],
+        "num_evicted_pages": books["num_evicted_pages"],
+        "num_failed": books["num_failed"],
+        "cached_share": books["num_cached_tokens"] / max(1, books["num_prompt_tokens"]),
+        "leaks": leaks,
+        "memory": memory.figures(),
+        "num_compared": len(kept),
+        "num_greedy_compared": sum(one.params["temperature"] == 0.0 for one in kept),
+        "num_different_survivors": len(wrong),
+        "differences": wrong[:MAX_TOLD],
+    }
+    return {**result, "is_met": _is_met(result)}
+
+
+def _is_met(result: Mapping[str, Any]) -> bool:
+    memory = result["memory"]
+    return (
+        not result["num_faults"]
+        and not result["num_hung"]
+        and not result["num_failed"]
+        and not result["num_different_survivors"]
+        and not any(result["leaks"].values())
+        and result["num_compared"] > 0
+        and result["num_preemptions"] > 0
+        and result["num_evicted_pages"] > 0
+        and memory["end_bytes"] - memory["warm_bytes"] <= MOST_GROWTH
+    )
+
+
+if __name__ == "__main__":
+    main()

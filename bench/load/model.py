@@ -1,0 +1,39 @@
+"""A model to load a server with: the shapes of Qwen2-0.5B and its real tokenizer, with random weights.
+
+    python -m bench.load.model qwen2.radixlm
+
+Four of its 24 layers, so that two cores serve fifty streams; width, heads, vocabulary and padding are its own. Needs
+the folder of real inputs (`RADIXLM_DATA`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from radixlm.compile import compile_model
+
+from ..data import data_dir
+from ..random_models import Shape, write_random_model
+from ..replay.models import MODELS, read_tokenizer
+
+SHAPE = Shape("qwen2", 896, 4864, 4, 14, 2, True, vocab_size=151_936, is_qwen2=True)
+_SPECIAL_IDS = (151_643, 151_645)  # <|endoftext|> and <|im_end|>
+
+
+def main() -> None:
+    """Write the artifact."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifact", type=Path)
+    artifact = parser.parse_args().artifact
+    model = MODELS["qwen2"]
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / SHAPE.name
+        tokenizer_json = read_tokenizer(model, data_dir())
+        write_random_model(SHAPE, source, tokenizer_json, chat_template=model.template, special_ids=_SPECIAL_IDS)
+        print(compile_model(source, artifact, quantize="q4").path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""The server under load, in a process of its own: the product's application and engine, and a door to look inside.
+
+    python -m bench.load.server ARTIFACT PAGES
+
+The door is this process's standard input, which clients cannot reach; the product has none.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from radixlm.cli.serving import server
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.cache.cache_namespace import CacheScope
+from radixlm.runtime.engine.engine import Engine
+from radixlm.runtime.server import create_app
+from radixlm.runtime.server.http.listener import listen
+from radixlm.runtime.server.malloc_arenas import share_one_arena
+
+from ..worker import serve
+from .requests import API_KEYS, MAX_BODY_BYTES, Facts
+
+MAX_NUM_SEQS, MAX_QUEUE = 32, 128  # so that fifty clients find room, and two hundred are refused now and then
+
+
+class LoadedServer:
+    """A server of `engine` on real sockets, its event loop in a thread of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._listener = listen("127.0.0.1", 0)
+        app = create_app(engine, api_keys=API_KEYS, max_body_bytes=MAX_BODY_BYTES)
+        self._server = server(uvicorn.Config(app, log_level="error", access_log=False), engine.close, 5.0)
+        self._thread = threading.Thread(target=self._server.run, args=([self._listener],), daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    @property
+    def facts(self) -> Facts:
+        """What clients may know."""
+        engine, manifest = self._engine, self._engine.manifest
+        vocab_size = min(manifest.model.vocab_size, engine.tokenizer.vocab_size)
+        return Facts(manifest.name, engine.context_length, vocab_size, engine.prompts.chat_template is not None)
+
+    def books(self) -> dict[str, int | float]:
+        """The engine's counters, and those of its cache."""
+        evicted = self._engine._loop.call(lambda core: core.cache.stats().num_evicted_pages)
+        return asdict(self._engine.stats()) | {"num_evicted_pages": evicted}
+
+    def leaks(self) -> dict[str, int]:
+        """Check every owner of every page, when nobody asks any more; then forget all prefixes, and count what is left.
+
+        Raises:
+            AssertionError: owners and counts disagree.
+        """
+        loop = self._engine._loop
+        loop.call(lambda core: core.check())
+        busy = loop.call(lambda core: (core.cache.stats().num_sequences, core.cache.pool.num_in_use))
+        for key in API_KEYS:
+            self._engine.clear_cache(self._engine.namespaces.of(CacheScope(api_key=key)))
+        loop.call(lambda core: core.check())
+        pool = self._engine.stats()
+        return {
+            "num_sequences": busy[0],
+            "num_pages_in_use": busy[1],
+            "num_pages_lost": pool.num_pages - pool.num_free_pages,
+        }
+
+    def close(self) -> None:
+        """Stop serving, as the command does when it is interrupted."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._engine.close()
+        self._listener.close()
+
+
+def methods(loaded: LoadedServer) -> Mapping[str, Any]:
+    """What can be called."""
+    return {
+        "open": lambda: {"port": loaded.port, "facts": asdict(loaded.facts)},
+        "books": loaded.books,
+        "leaks": loaded.leaks,
+    }
+
+
+def kv_cache_bytes(artifact: Artifact, num_pages: int) -> int:
+    """What `num_pages` pages take."""
+    return num_pages * artifact.manifest.kv.page_bytes
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    share_one_arena()  # as the command does
+    artifact = Artifact.open(Path(sys.argv[1]))
+    size = kv_cache_bytes(artifact, int(sys.argv[2]))
+    loaded = LoadedServer(Engine(artifact, kv_cache_bytes=size, max_num_seqs=MAX_NUM_SEQS, max_queue=MAX_QUEUE))
+    serve(methods(loaded))
+    loaded.close()
+
+
+if __name__ == "__main__":
+    main()

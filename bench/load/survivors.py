@@ -1,0 +1,69 @@
+"""Replies that came through the load, held against an engine that has nothing else to do.
+
+Knows what is compared: ids, text, logprobs and how a reply ended, all to the last bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from radixlm.runtime.cache.cache_namespace import CacheScope
+from radixlm.runtime.engine.engine import Engine
+
+from .replies import Reply
+from .requests import Ask
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """A reply, the ids that it was made from, and the fields of `SamplingParams` that were asked for."""
+
+    kind: str
+    params: Mapping[str, Any]
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    text: str
+    logprobs: list[float]
+    finish_reason: str
+
+    @classmethod
+    def of(cls, ask: Ask, reply: Reply) -> Survivor:
+        """A whole reply; each choice has a seed of its own."""
+        assert reply.finish_reason is not None
+        ids = reply.prompt_token_ids, reply.token_ids
+        params = dict(ask.params)
+        if "seed" in params:
+            params["seed"] += reply.index
+        return cls(ask.kind, params, *ids, reply.text, reply.logprobs, reply.finish_reason)
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Survivor:
+        """One that was JSON in between, where keys are always strings."""
+        params = dict(fields["params"])
+        if "logit_bias" in params:
+            params["logit_bias"] = {int(key): value for key, value in params["logit_bias"].items()}
+        return cls(**{**fields, "params": params})
+
+
+def differences(survivor: Survivor, engine: Engine) -> list[str]:
+    """Run the ids alone, with nothing cached; what is not the same."""
+    params = dataclasses.replace(engine.default_params, **survivor.params)
+    namespace = engine.namespaces.of(CacheScope(cache_salt="alone"))
+    alone = engine.generate(survivor.prompt_token_ids, params, cache_match="exact", namespace=namespace)
+    engine.clear_cache(namespace)
+    assert alone.usage.cached_tokens == 0
+    pairs = (
+        ("token_ids", survivor.token_ids, list(alone.token_ids)),
+        ("text", survivor.text, alone.text),
+        ("logprobs", survivor.logprobs, [item.logprob for item in alone.logprobs or ()]),
+        ("finish_reason", survivor.finish_reason, alone.finish_reason),
+    )
+    counts = f"{len(survivor.prompt_token_ids)} + {len(survivor.token_ids)} tokens"
+    return [
+        f"{survivor.kind} {survivor.params}, {counts}: {name} is {ours!r:.200}, alone {theirs!r:.200}"
+        for name, ours, theirs in pairs
+        if ours != theirs
+    ]

@@ -1,0 +1,163 @@
+"""Which chunks of ordered runs a cache should keep: LRU, LFU, and both with importance, beside who knows the future.
+
+    python -m bench.partial.chunk_cache ARTIFACT
+
+Requests load a quarter of the prefix that they share with others, through a cache that holds 5 to 50 % of all ordered
+bytes; the first quarter of a trace fills it and is not counted. What they read is that of real queries
+(`bench/partial/chunk_traces.py`); which of them comes when is drawn. The caches are the store's own, without their
+bytes: disk bytes are of chunks that were not there, which in SmolLM2 are units of 4 KiB, and of the run's header.
+Orders and probe keys are in memory. The time to the first token is estimated: the disk's, and 20 ms for two
+forwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.store.chunk_cache import FADING, LFU, LRU, ChunkCache, Policy
+from tokenizers import Tokenizer
+
+from ..results import write_results
+from .chunk_traces import BUDGET, Asked, Trace, asked_prefixes, zipf_trace
+from .prefix import PrefixModel
+from .texts import Texts
+
+SHARES = (0.05, 0.1, 0.25, 0.5)  # of all ordered bytes
+NUM_REQUESTS, CHANGE_AFTER = 400, 100
+DISKS = (50e6, 100e6)  # bytes a second
+PASSES_S = 0.02  # of a request: two forwards of 20 tokens over 256 rows take 10 ms each (bench/LOG.md)
+NEVER = 1 << 30
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A policy, and whether the importance that it weighs is the share of attention; else it is by rank."""
+
+    policy: Policy
+    by_attention: bool = False
+
+
+CONTESTANTS = {
+    "LRU": Contestant(LRU),
+    "LFU": Contestant(LFU),
+    "fading": Contestant(FADING),
+    "LFU x attention": Contestant(Policy(LFU.half_life, 1.0), by_attention=True),
+    "LFU x attention^1/4": Contestant(Policy(LFU.half_life, 0.25), by_attention=True),
+    "LFU / rank^1/4": Contestant(Policy(LFU.half_life, 0.25)),
+    "fading x attention^1/4": Contestant(Policy(FADING.half_life, 0.25), by_attention=True),
+}
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of the counted requests."""
+
+    hit_ratio: float  # of the bytes of chunks
+    disk_bytes: float  # a request
+
+
+def replay(prefixes: Sequence[Asked], trace: Trace, max_bytes: int, contestant: Contestant) -> Found:
+    """Let the store's cache serve a trace."""
+    cache = ChunkCache(max_bytes, policy=contestant.policy)
+    chunk = np.zeros(prefixes[0].layout.chunk_bytes(0), np.uint8)  # of a page's tokens: all have as many bytes
+    wanted, missed = [], []
+    for number, request in trace:
+        prefix = prefixes[number]
+        importance = np.maximum(prefix.attention, 1e-9) if contestant.by_attention else None
+        run = cache.of_run(number, prefix.layout, importance)
+        num_missed = 0
+        for ids in prefix.requests[request]:
+            checksums = np.zeros(len(ids), np.uint64)
+            missing = ids[[found is None for found in run.take(ids, checksums)]]
+            run.put(missing, checksums[: len(missing)], [chunk] * len(missing))
+            num_missed += len(missing)
+        wanted.append(sum(map(len, prefix.requests[request])))
+        missed.append(num_missed)
+    return _found(prefixes, trace, wanted, missed)
+
+
+def replay_optimum(prefixes: Sequence[Asked], trace: Trace, max_bytes: int) -> Found:
+    """The same if those make room that are wanted last (Belady)."""
+    starts = np.cumsum([0, *(len(prefix.attention) for prefix in prefixes)])
+    needs = [np.concatenate(prefixes[number].requests[request]) + starts[number] for number, request in trace]
+    next_use, next_uses = np.full(starts[-1], NEVER), []
+    for i in range(len(trace) - 1, -1, -1):
+        next_uses.append(next_use[needs[i]].copy())
+        next_use[needs[i]] = i
+    room = max_bytes // prefixes[0].layout.chunk_bytes(0)
+    is_here, next_use, missed = np.zeros(starts[-1], np.bool_), np.full(starts[-1], NEVER), []
+    for ids, uses in zip(needs, reversed(next_uses), strict=True):
+        missed.append(int((~is_here[ids]).sum()))
+        is_here[ids], next_use[ids] = True, uses
+        here = np.flatnonzero(is_here)
+        if len(here) > room:
+            is_here[here[np.argpartition(next_use[here], room)[room:]]] = False
+    return _found(prefixes, trace, list(map(len, needs)), missed)
+
+
+def _found(prefixes: Sequence[Asked], trace: Trace, wanted: Sequence[int], missed: Sequence[int]) -> Found:
+    first = len(trace) // 4
+    chunk_bytes = prefixes[0].layout.chunk_bytes(0)
+    headers = [prefixes[number].layout.header_bytes for number, _ in trace[first:]]
+    hit_ratio = 1 - sum(missed[first:]) / sum(wanted[first:])
+    return Found(hit_ratio, sum(missed[first:]) * chunk_bytes / len(headers) + float(np.mean(headers)))
+
+
+def measure(prefixes: Sequence[Asked]) -> list[Json]:
+    """A row for each trace, share and contestant."""
+    ordered_bytes = sum(prefix.layout.num_bytes for prefix in prefixes)
+    rows: list[Json] = []
+    for name, change_after in (("steady", None), ("changing", CHANGE_AFTER)):
+        trace = zipf_trace(prefixes, NUM_REQUESTS, change_after=change_after)
+        for share in SHARES:
+            max_bytes = round(share * ordered_bytes)
+            found = {who: replay(prefixes, trace, max_bytes, one) for who, one in CONTESTANTS.items()}
+            found["optimum"] = replay_optimum(prefixes, trace, max_bytes)
+            for who, one in found.items():
+                row: Json = {"trace": name, "share": share, "policy": who, "hit_ratio": one.hit_ratio}
+                row |= {"disk_bytes": one.disk_bytes}
+                row |= {f"ttft_s_{disk / 1e6:.0f}": one.disk_bytes / disk + PASSES_S for disk in DISKS}
+                rows.append(row)
+            print(name, share, {who: round(one.hit_ratio, 3) for who, one in found.items()}, flush=True)
+    return rows
+
+
+def main() -> None:
+    """Measure, print, write `results/chunk_cache.json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifact", type=Path)
+    options = parser.parse_args()
+    artifact = Artifact.open(options.artifact)
+    model = PrefixModel(artifact)
+    prefixes = []
+    for prefix in asked_prefixes(Texts(Tokenizer.from_str(artifact.tokenizer_json)), model):
+        prefixes.append(prefix)
+        print(f"{prefix.layout.num_tokens} tokens, {len(prefix.requests)} queries", flush=True)
+    model.close()
+    num_tokens = [prefix.layout.num_tokens for prefix in prefixes]
+    wanted = [sum(map(len, request)) for prefix in prefixes for request in prefix.requests]
+    figures: Json = {
+        "model": artifact.manifest.name,
+        "num_prefixes": len(prefixes),
+        "shortest_prefix": min(num_tokens),
+        "longest_prefix": max(num_tokens),
+        "budget": BUDGET,
+        "ordered_bytes": sum(prefix.layout.num_bytes for prefix in prefixes),
+        "wanted_bytes": float(np.mean(wanted)) * prefixes[0].layout.chunk_bytes(0),
+        "num_requests": NUM_REQUESTS,
+        "change_after": CHANGE_AFTER,
+        "passes_s": PASSES_S,
+        "rows": measure(prefixes),
+    }
+    print(write_results("chunk_cache", figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""Time to the first token of requests whose prefix is on disk, with all or a part of its keys and values.
+
+    python -m bench.partial.first_token ARTIFACT DIR [--workload nq] [--disks 25 50] [--ways full 25%] [--append]
+
+Prefixes of about 1,000 tokens, and longer ones of several of them joined, each with questions. Half of the questions
+are asked first, of one engine, which learns where they look and rewrites runs in that order; what is stored stays in
+DIR for the next call. The others are measured: a fresh engine for each disk and way (`bench/partial/ways.py`), which
+saves and rewrites nothing; before each request its memory and the page cache are emptied, so that the prefix is on disk
+only. The first question of each prefix also reads probe keys and orders, which are in memory for the others: they are
+told apart.
+
+Replies that are not of a part must be those of an engine without a store, to the last bit of their logprobs. `read` is
+what was asked of the store's files, `device` what the kernel says came from disks. With `--append` what is there of
+other disks and ways is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
+from radixlm.runtime.store.ordered_run import RunOrder
+from tokenizers import Tokenizer
+
+from ..prompts import Prompts
+from ..results import read_results, write_results
+from ..store.disks import DISKS_MB_PER_S, device_bytes, disk_files, drop_page_cache, open_store
+from .texts import Case, Texts
+from .ways import (
+    RECOMPUTE,
+    WAYS,
+    Way,
+    engine_of,
+    forget_memory,
+    heads_of,
+    known_bytes,
+    lay_as_text,
+    save_orders,
+    settle,
+)
+
+# by workload: of so many cases one prefix, and how many of these
+SHAPES: Mapping[str, Sequence[tuple[int, int]]] = {
+    "nq": ((1, 4), (3, 2)),
+    "text": ((1, 2), (2, 1)),
+    "tools": ((1, 4), (3, 2)),
+    "bbh": ((1, 4),),
+}
+MAX_ASKED = 4  # questions of a prefix that are measured
+PARAMS = SamplingParams(max_tokens=1, temperature=0.0, logprobs=5)
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prefix, and prompts that begin with it."""
+
+    num_joined: int  # cases
+    prefix: list[int]
+    history: list[list[int]]
+    measured: list[list[int]]
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """One request."""
+
+    num_joined: int
+    is_first: bool  # of its prefix, to this engine
+    seconds: float
+    read_bytes: int
+    device_bytes: int
+    disk_tokens: int
+    loaded: float | None  # share of the prefix's keys and values; None: the reply is exact
+    dropped_mass: float | None
+    reply: str  # a digest of token and logprobs
+
+
+def main() -> None:
+    """Measure, print, write `results/store_partial.json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--workload", choices=SHAPES, default="nq")
+    parser.add_argument("--disks", nargs="*", choices=DISKS_MB_PER_S, default=list(DISKS_MB_PER_S))
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--append", action="store_true")
+    options = parser.parse_args()
+    artifact = Artifact.open(options.artifact)
+    asked = list(asked_of(artifact, options.workload))
+    directory = options.directory / options.workload
+    kept = directory / "replies.json"
+    replies = json.loads(kept.read_text()) if kept.is_file() else prepare(artifact, directory, asked)
+    measured: Json = dict((read_results("store_partial") or {}).get("measured", {})) if options.append else {}
+    for disk, name in [(disk, name) for disk in options.disks for name in options.ways if name != RECOMPUTE]:
+        measured[f"{disk} {name}"] = one_way(artifact, directory, WAYS[name], disk, asked, replies)
+    if RECOMPUTE in options.ways:
+        measured[RECOMPUTE] = one_way(artifact, directory, WAYS[RECOMPUTE], RECOMPUTE, asked, replies)
+    write_results(
+        "store_partial",
+        {
+            "model": artifact.manifest.name,
+            "workload": options.workload,
+            "page_bytes": artifact.manifest.kv.page_bytes,
+            "num_tokens": [[one.num_joined, len(one.prefix)] for one in asked],
+            "num_history": [len(one.history) for one in asked],
+            "measured": measured,
+        },
+    )
+
+
+def asked_of(artifact: Artifact, workload: str) -> Iterator[Asked]:
+    """The prefixes of a workload; none of them begins as another does for more than a page."""
+    cases = Texts(Tokenizer.from_str(artifact.tokenizer_json)).cases(workload)
+    for num_joined, num_prefixes in SHAPES[workload]:
+        for _ in range(num_prefixes):
+            yield joined([next(cases) for _ in range(num_joined)])
+
+
+def joined(cases: Sequence[Case]) -> Asked:
+    """One prefix of them all; every other question is history, of the rest up to `MAX_ASKED` from everywhere."""
+    prefix = [token for case in cases for token in case.prefix]
+    prompts = [prefix + query.ids for case in cases for query in case.queries]
+    others = prompts[1::2]
+    return Asked(len(cases), prefix, prompts[::2], others[:: -(-len(others) // MAX_ASKED)])
+
+
+def prepare(artifact: Artifact, directory: Path, asked: Sequence[Asked]) -> list[list[str]]:
+    """Ask for the history and store what it leaves, in the order of importance and as in the text; what the measured
+    questions' exact replies are is kept beside it, and returned."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    store = open_store(artifact, directory / "store")
+    with Engine(artifact, max_num_seqs=2, store=store, kv_budget=1.0) as engine:
+        for one in asked:
+            for prompt in one.history:
+                engine.generate(prompt, PARAMS)
+                settle(engine)
+        print(engine.stats().tier, flush=True)
+    shutil.copytree(directory / "store", directory / "store_in_text")
+    with open_store(artifact, directory / "store_in_text") as store:
+        orders: dict[str, RunOrder] = {}
+        for prompt in [prompt for one in asked for prompt in one.measured]:
+            lay_as_text(store, heads_of(artifact, prompt), orders)
+    save_orders(directory, orders)
+    with Engine(artifact, max_num_seqs=2) as engine:
+        replies = [[digest(engine.generate(prompt, PARAMS)) for prompt in one.measured] for one in asked]
+    (directory / "replies.json").write_text(json.dumps(replies))
+    return replies
+
+
+def one_way(
+    artifact: Artifact,
+    directory: Path,
+    way: Way,
+    disk: str,
+    asked: Sequence[Asked],
+    replies: Sequence[Sequence[str]],
+) -> Json:
+    """Ask the measured questions, of one prefix after the other, a question each."""
+    files = disk_files(disk if way.has_store else "real")
+    found: list[FirstToken] = []
+    drop_page_cache(directory)
+    with engine_of(way, artifact, directory, files) as engine:
+        engine.generate(Prompts(0, artifact.manifest.model.vocab_size).ids(256), PARAMS)
+        for number in range(MAX_ASKED):
+            for one, exact in zip(asked, replies, strict=True):
+                if number < len(one.measured):
+                    if way.has_store:
+                        settle(engine)
+                    forget_memory(engine)
+                    drop_page_cache(directory)
+                    read, device, begun = files.read_bytes, device_bytes(), perf_counter()
+                    completion = engine.generate(one.measured[number], PARAMS, kv_budget=way.kv_budget)
+                    seconds = perf_counter() - begun
+                    usage, reply = completion.usage, digest(completion)
+                    assert usage.pruning is not None or reply == exact[number], (
+                        "a reply is not exact, and does not say so"
+                    )
+                    found.append(
+                        FirstToken(
+                            num_joined=one.num_joined,
+                            is_first=number == 0,
+                            seconds=seconds,
+                            read_bytes=files.read_bytes - read,
+                            device_bytes=device_bytes() - device,
+                            disk_tokens=sum(usage.disk_tokens_by_kind.values()),
+                            loaded=None if usage.pruning is None else usage.pruning.loaded,
+                            dropped_mass=None if usage.pruning is None else usage.pruning.dropped_mass,
+                            reply=reply,
+                        )
+                    )
+        tier = engine.stats().tier
+        known = known_bytes(engine) if way.has_store else 0
+    result: Json = {
+        "known_bytes": known,
+        "counts": {} if tier is None else {name: value for name, value in asdict(tier).items() if "num_" in name},
+        "groups": list(groups(found)),
+    }
+    print(disk, way)
+    for group in result["groups"]:
+        print("  ", group)
+    print("  ", result["counts"], flush=True)
+    return result
+
+
+def groups(found: Sequence[FirstToken]) -> Iterator[Json]:
+    """First requests and others of prefixes of one shape, in the order in which they were asked."""
+    for num_joined, is_first in dict.fromkeys((one.num_joined, one.is_first) for one in found):
+        mine = [one for one in found if (one.num_joined, one.is_first) == (num_joined, is_first)]
+        yield {
+            "num_joined": num_joined,
+            "is_first": is_first,
+            **{
+                name: [getattr(one, name) for one in mine]
+                for name in ("seconds", "read_bytes", "device_bytes", "disk_tokens", "loaded", "dropped_mass")
+            },
+        }
+
+
+def digest(completion: Completion) -> str:
+    """Of tokens and logprobs, every bit of them."""
+    return blake2b(repr((completion.token_ids, completion.logprobs)).encode(), digest_size=8).hexdigest()
+
+
+if __name__ == "__main__":
+    main()

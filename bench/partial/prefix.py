@@ -1,0 +1,136 @@
+"""A prefix whose KV is computed once, and then read by queries: all of it, or chosen rows in pages of their own.
+
+Knows a runner and pages, no policy. A query's own KV lies behind that of the prefix and is written over by the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.model.batch import Batch, Float32Array
+from radixlm.runtime.model.kv_rows import KVRows
+from radixlm.runtime.model.model_runner import ModelRunner
+from radixlm.runtime.pruning.row_selection import Look, look
+
+from .policies import Order, Scores
+
+PROBE_HEAD = 2  # the KV head whose keys are looked at; of SmolLM2's three the best on `calibration` (bench/LOG.md)
+MAX_PREFIX, MAX_QUERY = 3072, 512  # tokens
+_REGION = -(-(MAX_PREFIX + MAX_QUERY) // PAGE_SIZE)  # pages of a prefix and a query
+
+
+@dataclass(frozen=True)
+class Exact:
+    """A query over the full prefix."""
+
+    logits: Float32Array  # [wanted, vocab]
+    mass: Scores  # [layers, kv_heads, prefix tokens], what its rows put on the prefix
+
+
+class Prefix:
+    """`token_ids` of a prefix, computed; the model has room for one, so a new one ends those before."""
+
+    def __init__(self, model: PrefixModel, token_ids: Sequence[int]) -> None:
+        assert len(token_ids) <= MAX_PREFIX, f"a prefix has {len(token_ids)} tokens"
+        self._model, self._ids = model, list(token_ids)
+        self.num_tokens = len(self._ids)
+        step = model.max_num_tokens
+        model.clear_mass()
+        for start in range(0, self.num_tokens, step):
+            model.run(self._ids[start : start + step], start, start, 0, 0)
+        self.mass: Scores = model.mass(self.num_tokens)
+        self._rows = KVRows.of_pages(model.layout, model.read(self.num_tokens), self.num_tokens)
+        self._probe_keys = self._rows.keys_of(model.probe_head)
+
+    def exact(self, query: Sequence[int], num_logits: int) -> Exact:
+        """The last `num_logits` rows of logits over the whole prefix."""
+        self._model.clear_mass()
+        logits = self._model.run(query, self.num_tokens, self.num_tokens, 0, num_logits).copy()
+        return Exact(logits, self._model.mass(self.num_tokens))
+
+    def partial(self, choice: Order, query: Sequence[int], num_logits: int) -> Float32Array:
+        """The same over the chosen rows only."""
+        self._model.write(_REGION, self._rows.take(choice))
+        return self._model.run(query, self.num_tokens, choice.shape[-1], _REGION, num_logits).copy()
+
+    def probe(self, choice: Order, query: Sequence[int]) -> Scores:
+        """How much the query's rows, run over the chosen rows, look at each token of the prefix by the keys of
+        the probe's head: `[layers, tokens]`, the largest weight over rows of a softmax over what is not chosen."""
+        return self.look(choice, query).largest
+
+    def look(self, choice: Order, query: Sequence[int]) -> Look:
+        """All that this tells."""
+        self.partial(choice, query, 0)
+        return look(self._model.queries(len(query)), self._probe_keys, choice[:, self._model.probe_head])
+
+
+class PrefixModel:
+    """A runner with pages for a full prefix, and as many for a pruned one.
+
+    Attributes:
+        probe_head: `PROBE_HEAD`, or the last of fewer KV heads.
+    """
+
+    def __init__(self, artifact: Artifact) -> None:
+        manifest = artifact.manifest
+        self.layout, self.max_num_tokens = manifest.kv, manifest.module.max_num_tokens
+        self.probe_head = min(PROBE_HEAD, self.layout.num_kv_heads - 1)
+        self._group = manifest.model.num_attention_heads // self.layout.num_kv_heads
+        self._runner = ModelRunner(artifact, num_pages=2 * _REGION, keep_mass=True)
+
+    def run(
+        self, token_ids: Sequence[int], position: int, kv_length: int, first_page: int, num_logits: int
+    ) -> Float32Array:
+        """Tokens from `position` on, behind `kv_length` rows of the pages from `first_page` on."""
+        count = len(token_ids)
+        offsets = np.arange(count, dtype=np.int32)
+        rows = offsets + np.int32(kv_length)
+        width = -(-(kv_length + count) // PAGE_SIZE)
+        table = np.arange(first_page, first_page + width, dtype=np.int32)[None]
+        batch = Batch(
+            token_ids=np.array(token_ids, np.int32),
+            positions=offsets + np.int32(position),
+            slots=rows + np.int32(first_page * PAGE_SIZE),
+            row_of_token=np.zeros(count, np.int32),
+            page_table=table,
+            kv_lengths=rows + np.int32(1),
+            logit_rows=offsets[count - num_logits :],
+        )
+        return self._runner.forward_scored(batch)
+
+    def write(self, first_page: int, rows: KVRows) -> None:
+        """Put rows into the pages from `first_page` on."""
+        pages = rows.to_pages()
+        self._runner.write_pages(range(first_page, first_page + len(pages)), pages)
+
+    def read(self, num_tokens: int) -> npt.NDArray[np.uint8]:
+        """The pages of the full prefix."""
+        pages = np.zeros((-(-num_tokens // PAGE_SIZE), self.layout.page_bytes), np.uint8)
+        self._runner.read_pages(range(len(pages)), pages)
+        return pages
+
+    def clear_mass(self) -> None:
+        """Forget who looked where."""
+        assert self._runner.mass is not None
+        self._runner.mass[...] = 0
+
+    def mass(self, num_tokens: int) -> Scores:
+        """Of the full prefix, a copy."""
+        assert self._runner.mass is not None
+        mass = self._runner.mass[:, :, :_REGION].reshape(*self._runner.mass.shape[:2], -1)
+        return mass[..., :num_tokens].copy()
+
+    def queries(self, num_tokens: int) -> Float32Array:
+        """Of the last run, those of the heads that share the probe's."""
+        assert self._runner.queries is not None
+        first = self.probe_head * self._group
+        return self._runner.queries[:, :num_tokens, first : first + self._group]
+
+    def close(self) -> None:
+        """Let go of the runner."""
+        self._runner.close()

@@ -1,0 +1,168 @@
+"""What a model loses when it reads a quarter of a prefix's KV rows, by how they are chosen.
+
+    python -m bench.partial.quality ARTIFACT text|needle|calibration|nq|nq_calibration|tools|bbh
+
+Every query follows a prefix whose KV was computed once, over all of its rows and over 10, 25 and 50 % of them, as many
+in each layer and KV head: KL and top-1 over what truly follows (teacher-forced), its perplexity, and the share of the
+attention on the prefix that was dropped. `needle` asks for a fact that nobody asked for before: the probability of the
+answer, and whether it is the model's first choice throughout. `oracle` knows what only an exact run tells. `nq`,
+`tools` and `bbh` need the folder of real inputs (`RADIXLM_DATA`). Minutes each on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from radixlm.runtime.artifact import Artifact
+from tokenizers import Tokenizer
+
+from ..results import write_results
+from .policies import POLICIES, Evidence, Order, Scores
+from .prefix import Exact, Prefix, PrefixModel
+from .texts import WORKLOADS, Case, Query, Texts
+
+BUDGETS = (0.1, 0.25, 0.5)
+COMPARED = "first+recent"  # the policy that needs to know nothing
+Json = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One query over a share of the rows; means over the tokens of its continuation."""
+
+    prefix: int  # its number
+    policy: str
+    budget: float
+    kl: float  # KL(full || partial), nats a token
+    agreement: float  # share of tokens with the same most likely one
+    log_prob: float  # of the true token, nats
+    full_log_prob: float
+    dropped: float  # share of the attention on the prefix that the full run put on rows that were left out
+    answered: float  # probability of the whole continuation
+    found: float  # 1 where each of its tokens is the most likely one
+    full_answered: float
+    full_found: float
+    depth: float | None
+
+
+def measure(case: Case, number: int, model: PrefixModel) -> Iterator[Measured]:
+    """All policies and budgets on a case's queries, and that all rows in their pages are the prefix itself."""
+    prefix = Prefix(model, case.prefix)
+    runs = [prefix.exact(_fed(query), len(query.continuation)) for query in case.queries]
+    for i, query in enumerate(case.queries[: case.num_counted]):
+        others = [j for j in range(len(runs)) if j != i]
+        history = sum(runs[j].mass for j in others) / max(1, sum(len(_fed(case.queries[j])) for j in others))
+        probe = functools.partial(prefix.probe, query=query.ids)
+        evidence = Evidence(prefix.mass / prefix.num_tokens, np.asarray(history), runs[i].mass, probe, number)
+        whole = POLICIES["hybrid"](evidence, prefix.num_tokens)
+        same = prefix.partial(whole, _fed(query), len(query.continuation))
+        assert np.array_equal(same, runs[i].logits), "all rows are not the prefix"
+        full = _log_probs(runs[i].logits)
+        for policy, choose in POLICIES.items():
+            for budget in BUDGETS:
+                choice = choose(evidence, round(budget * prefix.num_tokens))
+                partial = _log_probs(prefix.partial(choice, _fed(query), len(query.continuation)))
+                yield _measured(number, policy, budget, query, full, partial, _dropped(runs[i], choice), case.depth)
+
+
+def _fed(query: Query) -> list[int]:
+    return [*query.ids, *query.continuation[:-1]]
+
+
+def _dropped(exact: Exact, choice: Order) -> float:
+    kept = np.take_along_axis(exact.mass, choice, axis=-1).sum(axis=-1)
+    return float((1 - kept / exact.mass.sum(axis=-1)).mean())
+
+
+def _log_probs(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+
+
+def _measured(
+    number: int,
+    policy: str,
+    budget: float,
+    query: Query,
+    full: Scores,
+    partial: Scores,
+    dropped: float,
+    depth: float | None,
+) -> Measured:
+    places, target = np.arange(len(query.continuation)), np.array(query.continuation)
+    said, full_said = partial[places, target], full[places, target]
+    first, full_first = partial.argmax(axis=-1), full.argmax(axis=-1)
+    return Measured(
+        number,
+        policy,
+        budget,
+        kl=float((np.exp(full) * (full - partial)).sum(axis=-1).mean()),
+        agreement=float((first == full_first).mean()),
+        log_prob=float(said.mean()),
+        full_log_prob=float(full_said.mean()),
+        dropped=dropped,
+        answered=math.exp(said.sum()),
+        found=float((first == target).all()),
+        full_answered=math.exp(full_said.sum()),
+        full_found=float((full_first == target).all()),
+        depth=depth,
+    )
+
+
+def summary(measured: Sequence[Measured]) -> list[Json]:
+    """A row for each budget and policy: means over queries, of KL also twice the standard error, and its ratio to that
+    of the first and recent rows with twice the standard error (the delta method, query by query)."""
+    rows: list[Json] = []
+    for budget in BUDGETS:
+        compared = np.array([one.kl for one in measured if (one.policy, one.budget) == (COMPARED, budget)])
+        for policy in POLICIES:
+            mine = [one for one in measured if (one.policy, one.budget) == (policy, budget)]
+            kls = np.array([one.kl for one in mine])
+            row: Json = {"policy": policy, "budget": budget, "num_queries": len(mine)}
+            row["kl_error"] = _twice_error(kls)
+            row["kl_ratio"] = float(kls.mean() / compared.mean())
+            row["kl_ratio_error"] = _twice_error(kls - kls.mean() / compared.mean() * compared) / float(compared.mean())
+            for name in ("kl", "agreement", "dropped", "answered", "found", "full_answered", "full_found"):
+                row[name] = float(np.mean([getattr(one, name) for one in mine]))
+            for name in ("log_prob", "full_log_prob"):
+                row[name.replace("log_prob", "perplexity")] = math.exp(-np.mean([getattr(one, name) for one in mine]))
+            depths = sorted({one.depth for one in mine if one.depth is not None})
+            row["found_by_depth"] = {
+                str(depth): float(np.mean([one.found for one in mine if one.depth == depth])) for depth in depths
+            }
+            rows.append(row)
+    return rows
+
+
+def _twice_error(values: Scores) -> float:
+    return 2 * float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def main() -> None:
+    """Measure one workload, print, write `results/partial_WORKLOAD.json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("workload", choices=WORKLOADS)
+    options = parser.parse_args()
+    artifact = Artifact.open(options.artifact)
+    model = PrefixModel(artifact)
+    cases = list(Texts(Tokenizer.from_str(artifact.tokenizer_json)).cases(options.workload))
+    rows = summary([one for number, case in enumerate(cases) for one in measure(case, number, model)])
+    model.close()
+    for row in rows:
+        print(row)
+    lengths = [len(case.prefix) for case in cases]
+    figures: Json = {"workload": options.workload, "num_prefixes": len(cases), "rows": rows}
+    figures |= {"shortest_prefix": min(lengths), "longest_prefix": max(lengths)}
+    print(write_results(f"partial_{options.workload}", figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""What it costs to keep how much attention each KV row gets: `forward_scored` beside `forward`.
+
+    python -m bench.partial.scored ARTIFACT [--runs 30]
+
+Steps of random tokens, one call after the other in every round; medians, and the ratio of the medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.model.model_runner import ModelRunner
+
+from ..kernels.forward import make_batch
+from ..results import write_results
+from ..timing import Spread, in_turns, seconds_of
+
+STEPS = {
+    "prompt of 512": ("prefill", 512, 0),
+    "512 tokens after 1,536": ("prefill", 512, 1536),
+    "decode after 500": ("decode", 1, 500),
+    "decode after 2,000": ("decode", 1, 2000),
+    "8 streams after 2,000": ("decode", 8, 2000),
+}
+NUM_PAGES = 8 * -(-2001 // PAGE_SIZE)
+
+
+def main() -> None:
+    """Measure, print, write `results/scored.json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("--runs", type=int, default=30)
+    options = parser.parse_args()
+    artifact = Artifact.open(options.artifact)
+    runner = ModelRunner(artifact, num_pages=NUM_PAGES, keep_mass=True)
+    rows = []
+    for step, (kind, count, past) in STEPS.items():
+        batch = make_batch(kind, count, past, artifact.manifest.model.vocab_size)
+        seconds = in_turns(
+            {
+                "forward": lambda: [seconds_of(lambda: runner.forward(batch))],  # noqa: B023
+                "scored": lambda: [seconds_of(lambda: runner.forward_scored(batch))],  # noqa: B023
+            },
+            options.runs,
+        )
+        forward, scored = (Spread.of(seconds[name]).median for name in ("forward", "scored"))
+        rows.append({"step": step, "forward_s": forward, "scored_s": scored, "scored_over_forward": scored / forward})
+        print(rows[-1])
+    print(write_results("scored", {"model": artifact.manifest.name, "runs": options.runs, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

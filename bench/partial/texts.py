@@ -1,0 +1,176 @@
+"""Prefixes that many queries share, and what truly follows each query.
+
+`text` and `needle` are made of text.txt, which is bench/LOG.md as it once was. `nq` (passages with questions),
+`tools` (schemas of functions with requests) and `bbh` (few-shot prompts) are of the folder of real inputs
+(`RADIXLM_DATA`). Knows texts and token ids, no model.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from ..data import data_dir
+
+MAX_CONTINUATION = 48  # tokens
+_TEXT = Path(__file__).resolve().parent / "text.txt"
+_PREFIX, _QUERY, _QUERIES = 900, 16, 6  # tokens, tokens, how many
+
+
+@dataclass(frozen=True)
+class Query:
+    """Token ids of what is asked, and of what truly follows."""
+
+    ids: list[int]
+    continuation: list[int]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prefix and what is asked of it. With a depth, the first query alone counts: it asks for a fact that lies at
+    that share of the prefix, and that no other query asks for."""
+
+    prefix: list[int]
+    queries: list[Query]
+    depth: float | None = None
+
+    @property
+    def num_counted(self) -> int:
+        """Queries that are measured; the others are history."""
+        return len(self.queries) if self.depth is None else 1
+
+
+class Texts:
+    """Cases of one tokenizer, whose model's chats are ChatML."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def cases(self, workload: str) -> Iterator[Case]:
+        """Those of one of `WORKLOADS`."""
+        return WORKLOADS[workload](self)
+
+    def text(self) -> Iterator[Case]:
+        """A stretch of a text, and later stretches as if they followed."""
+        for start in range(4):
+            prefix, queries = self._stretch(start)
+            yield Case(prefix, queries)
+
+    def needle(self) -> Iterator[Case]:
+        """The same with a fact in it, at several depths. What is asked besides is what follows in the text."""
+        placed = [(fact, depth) for i, fact in enumerate(FACTS) for depth in DEPTHS[i % 2 :: 2]]
+        return self._needles(placed, range(4))
+
+    def calibration(self) -> Iterator[Case]:
+        """Other facts in other stretches: what the probe's head and its window were chosen on."""
+        return self._needles(list(itertools.product(CALIBRATION_FACTS, CALIBRATION_DEPTHS)), range(4, 6))
+
+    def nq(self) -> Iterator[Case]:
+        """Seven passages and a question about each."""
+        return self._passages(0, 140)
+
+    def nq_calibration(self) -> Iterator[Case]:
+        """Other passages: what a policy's settings are chosen on."""
+        return self._passages(140, 280)
+
+    def tools(self) -> Iterator[Case]:
+        """Eight functions and a request for each."""
+        path = data_dir() / "prompts" / "bfcl" / "BFCL_v4_simple_python.json"
+        items = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:96]]
+        for some in _batched(items, 8):
+            schemas = [json.dumps(item["function"][0]) for item in some]
+            asked = [
+                (item["question"][0][0]["content"], f'{{"name": "{item["function"][0]["name"]}", "arguments": {{"')
+                for item in some
+            ]
+            yield self._chat("Call one of these functions.\n\n" + "\n".join(schemas), asked)
+
+    def bbh(self) -> Iterator[Case]:
+        """Two examples of each of three tasks, and the third one of each: which is the third goes round."""
+        paths = sorted((data_dir() / "prompts" / "bbh_cot").glob("*.txt"))
+        for some, held_out in itertools.product(_batched(paths[:12], 3), range(3)):
+            prefix, queries = "", []
+            for path in some:
+                task, *examples = path.read_text(encoding="utf-8").partition("-----\n")[2].split("\n\nQ: ")
+                question, step, answer = examples.pop(held_out).partition("A: Let's think step by step.\n")
+                prefix += "\n\nQ: ".join([task, *examples]) + "\n\n"
+                queries.append(self._query(f"{task}\n\nQ: {question}{step}", answer))
+            yield Case(self._ids(prefix), queries)
+
+    def _passages(self, start: int, stop: int) -> Iterator[Case]:
+        with gzip.open(data_dir() / "prompts" / "nq-open-oracle.jsonl.gz", "rt", encoding="utf-8") as file:
+            items = [json.loads(line) for line in itertools.islice(file, start, stop)]
+        for some in _batched(items, 7):
+            texts = [f"{item['ctxs'][0]['title']}\n{item['ctxs'][0]['text']}" for item in some]
+            asked = [(item["question"].capitalize() + "?", item["answers"][0]) for item in some]
+            yield self._chat("Answer from these passages.\n\n" + "\n\n".join(texts), asked)
+
+    def _needles(self, placed: Sequence[tuple[tuple[str, str], float]], stretches: Sequence[int]) -> Iterator[Case]:
+        for number, ((thing, answer), depth) in enumerate(placed):
+            prefix, queries = self._stretch(stretches[number % len(stretches)])
+            line = int(depth * len(prefix))
+            fact = self._ids(f"\n\nThe {thing} is {answer}.\n\n")
+            question = f"\n\nQuestion: What is the {thing}?\nAnswer: The {thing} is"
+            asked = Query(self._ids(question), self._ids(f" {answer}"))
+            whole = [*prefix[:line], *fact, *prefix[line:]]
+            yield Case(whole, [asked, *queries], depth)
+
+    def _stretch(self, start: int) -> tuple[list[int], list[Query]]:
+        ids = self._ids(_TEXT.read_text(encoding="utf-8"))
+        size = _PREFIX + _QUERIES * (_QUERY + MAX_CONTINUATION)
+        ids = ids[start * size : (start + 1) * size]
+        later = _batched(ids[_PREFIX:], _QUERY + MAX_CONTINUATION)
+        return ids[:_PREFIX], [Query(list(part[:_QUERY]), list(part[_QUERY:])) for part in later]
+
+    def _chat(self, system: str, asked: Sequence[tuple[str, str]]) -> Case:
+        queries = [
+            self._query(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n", reply)
+            for question, reply in asked
+        ]
+        return Case(self._ids(f"<|im_start|>system\n{system}<|im_end|>\n"), queries)
+
+    def _query(self, text: str, continuation: str) -> Query:
+        return Query(self._ids(text), self._ids(continuation)[:MAX_CONTINUATION])
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _batched(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [items[start : start + size] for start in range(0, len(items) - size + 1, size)]
+
+
+FACTS = (
+    ("password of the north gate", "silver marigold"),
+    ("name of the watchman's dog", "Barnaby"),
+    ("capital of Zandoria", "Merovale"),
+    ("favourite food of the lighthouse keeper", "baked turnips"),
+    ("secret ingredient of the soup", "black cardamom"),
+    ("colour of the third door", "turquoise"),
+    ("best time to visit the old harbour", "the second week of October"),
+    ("reason for the delay", "a flooded tunnel"),
+)
+DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
+CALIBRATION_FACTS = (
+    ("motto of the old library", "quiet hands"),
+    ("owner of the red bicycle", "Matilda Crane"),
+    ("name of the ship", "Wandering Star"),
+    ("price of the painting", "ninety crowns"),
+)
+CALIBRATION_DEPTHS = (0.2, 0.45, 0.75)
+WORKLOADS: dict[str, Callable[[Texts], Iterator[Case]]] = {
+    "text": Texts.text,
+    "needle": Texts.needle,
+    "calibration": Texts.calibration,
+    "nq": Texts.nq,
+    "nq_calibration": Texts.nq_calibration,
+    "tools": Texts.tools,
+    "bbh": Texts.bbh,
+}

@@ -1,0 +1,116 @@
+"""The real engine over a model that says what it is told, asked for one turn at a time and watched at its door.
+
+Knows messages, ids and policies; not where conversations come from, nor what would have been ideal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self
+
+from radixlm.runtime import Completion, Engine, SamplingParams
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.engine.engine_parts import Runner
+from radixlm.runtime.engine.scripted_runner import ScriptedRunner
+from radixlm.tokenizer_fix import SpelledPrompt
+
+from .door import Door, Passed
+from .models import TalkingArtifact
+
+Message = Mapping[str, str]
+Policy = Literal["text", "seam", "exact", "others"]
+POLICIES: tuple[Policy, ...] = ("text", "seam", "exact", "others")
+KV_BYTES = 1 << 25  # of a fake cache whose row is 32 bytes: a million tokens
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn as the door saw it; `prompt_ids` are the used ones, as a client gets them with `return_token_ids`."""
+
+    text: str
+    prompt_ids: tuple[int, ...]
+    reply_ids: tuple[int, ...]
+    reused_ids: tuple[int, ...]
+    prefilled_ids: tuple[int, ...]
+    has_alias: bool
+
+
+class ReplayEngine:
+    """An engine of its own; close it, or use it as a context manager."""
+
+    def __init__(self, artifact: TalkingArtifact) -> None:
+        self._script = ScriptedRunner(artifact.manifest.model.vocab_size)
+        self.engine = Engine(artifact, kv_cache_bytes=KV_BYTES, max_num_seqs=1, open_runner=self._open_runner)
+        self.end_id = artifact.manifest.tokenizer.eos_token_ids[0]
+
+    def ask(
+        self, messages: Sequence[Message], reply: Sequence[int], policy: Policy = "text", namespace: bytes = b""
+    ) -> Turn:
+        """Have the model answer `messages` with the ids `reply`.
+
+        `others` is what engines do that feed the rendered text as it is and match its ids.
+        """
+        if policy == "others":
+            return self.ask_raw(self.engine.render(messages), reply, namespace)
+        params = self._say(reply)
+        return self._turn(self.engine.chat(messages, params, namespace=namespace, cache_match=policy))
+
+    def ask_raw(self, prompt: str | Sequence[int], reply: Sequence[int], namespace: bytes = b"") -> Turn:
+        """The same for a prompt that is fed as it is, matched by its ids alone."""
+        params = self._say(reply)
+        completion = self.engine.generate(prompt, params, namespace=namespace, cache_match="exact", strip_suffix=False)
+        return self._turn(completion)
+
+    def spelled(self, messages: Sequence[Message]) -> SpelledPrompt:
+        """The encoding of a conversation."""
+        tokenizer = self.engine.tokenizer
+        return tokenizer.spelled(tokenizer.prepare_chat(self.engine.render(messages)).ids)
+
+    def close(self) -> None:
+        """Close the engine."""
+        self.engine.close()
+
+    def _say(self, reply: Sequence[int]) -> SamplingParams:
+        self._script.script.extend(reply)
+        return SamplingParams(temperature=0.0, max_tokens=len(reply))
+
+    def _turn(self, completion: Completion) -> Turn:
+        assert not self._script.script, "the model did not say all that it was told"
+        return turn_of(
+            completion.text,
+            completion.prompt_token_ids,
+            completion.token_ids,
+            self.door.take(),
+            has_alias="alias" in completion.usage.tokens_by_kind,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open_runner(self, artifact: Artifact, num_pages: int, num_threads: int | None) -> Runner:
+        self.door = Door(num_pages, self._script)
+        return self.door
+
+
+def turn_of(
+    text: str, prompt_ids: tuple[int, ...], reply_ids: tuple[int, ...], passed: Passed, *, has_alias: bool
+) -> Turn:
+    """A turn whose forwarded ids are divided into the prompt's and the reply's, whose last one is never computed."""
+    num_prefilled = len(passed.forwarded_ids) - (len(reply_ids) - 1)
+    prefilled, decoded = passed.forwarded_ids[:num_prefilled], passed.forwarded_ids[num_prefilled:]
+    assert passed.reused_ids + prefilled == prompt_ids, "what the model saw is not the prompt"
+    assert decoded == reply_ids[:-1]
+    return Turn(text, prompt_ids, reply_ids, passed.reused_ids, prefilled, has_alias)
+
+
+def with_reply(messages: Sequence[Message], text: str, *asked: str) -> list[Message]:
+    """The conversation after a reply and, perhaps, what the user says next."""
+    told: list[Message] = [*messages, {"role": "assistant", "content": text}]
+    return [*told, *({"role": "user", "content": words} for words in asked)]

@@ -1,0 +1,122 @@
+"""Replay conversations with a model that is told what to say, beside how few tokens could be computed.
+
+The ideal is all tokens of a prompt after the last one whose KV can exist. A reply's last sampled token has no KV: it
+was never passed to the model. The ideal is counted in the encoding of the whole prompt by the offsets of the
+`tokenizers` library, which are of whole characters. Ids that go on within a character may be reused up to there,
+and are a token fewer than this ideal then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+import tokenizers
+from radixlm.runtime import Engine
+
+from ..data import Conversation, oasst
+from .adversaries import Adversaries, Held
+from .engine import POLICIES, Message, Policy, ReplayEngine, Turn, with_reply
+from .models import MODELS, TalkingArtifact, artifact, read_tokenizer
+from .replies import KINDS, Replies
+
+NUM_CHANGED = 60  # conversations that other clients change
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """All turns but the first of all conversations, with replies of one kind, under one policy."""
+
+    model: str
+    replies: str
+    policy: Policy
+    num_turns: int
+    num_prompt_tokens: int
+    num_prefilled: int
+    num_ideal: int
+    num_turns_above: int  # turns that prefilled more than the ideal
+
+    @property
+    def ratio(self) -> float:
+        """Tokens prefilled, to the ideal."""
+        return self.num_prefilled / self.num_ideal
+
+
+class Replay:
+    """One model, told what to say."""
+
+    def __init__(self, name: str, artifact: TalkingArtifact) -> None:
+        self._name = name
+        self._artifact = artifact
+
+    def run(self, conversations: Sequence[Conversation], kind: str, policy: Policy) -> Replayed:
+        """Replay them one after the other, each in a namespace of its own, on an empty cache."""
+        with ReplayEngine(self._artifact) as engine:
+            replies = Replies(engine.engine.tokenizer)
+            ideal = Ideal(engine.engine, self._artifact.tokenizer_json)
+            turns = [
+                turn
+                for number, conversation in enumerate(conversations)
+                for turn in _turns(engine, replies, ideal, conversation, kind, policy, b"%d" % number)
+            ]
+        prompts, prefilled, ideals = zip(*turns, strict=True)
+        above = sum(more > least for more, least in zip(prefilled, ideals, strict=True))
+        return Replayed(
+            self._name, kind, policy, len(turns), sum(prompts), sum(prefilled), sum(ideals), num_turns_above=above
+        )
+
+
+def _turns(
+    engine: ReplayEngine,
+    replies: Replies,
+    ideal: Ideal,
+    conversation: Conversation,
+    kind: str,
+    policy: Policy,
+    namespace: bytes,
+) -> Iterator[tuple[int, int, int]]:
+    """Prompt tokens, prefilled and ideal ones of each turn after the first."""
+    messages: list[Message] = []
+    last: Turn | None = None
+    for number, question in enumerate(conversation.texts[::2]):
+        messages = with_reply(messages, last.text, question) if last else [{"role": "user", "content": question}]
+        answer = conversation.texts[2 * number + 1 : 2 * number + 3]
+        ids = KINDS[kind](replies, answer[0]) if len(answer) == 2 else []  # nobody goes on from the last one
+        turn = engine.ask(messages, ids if ids and kind == "cut" else [*ids, engine.end_id], policy, namespace)
+        if last is not None:
+            yield len(turn.prompt_ids), len(turn.prefilled_ids), ideal.num_tokens(last, messages)
+        last = turn
+
+
+def replay_model(name: str, data: Path, most: int | None) -> tuple[list[Replayed], Held]:
+    """All kinds of replies and policies with one of `MODELS`, over the first conversations; then what others change."""
+    model = artifact(MODELS[name], read_tokenizer(MODELS[name], data))
+    conversations = oasst(data, most)
+    replay = Replay(name, model)
+    rows = [replay.run(conversations, kind, policy) for kind in KINDS for policy in POLICIES]
+    with ReplayEngine(model) as engine:
+        return rows, Adversaries(engine).run(conversations[:NUM_CHANGED])
+
+
+class Ideal:
+    """For one model, whose templates render a conversation as the beginning of a longer one."""
+
+    def __init__(self, engine: Engine, tokenizer_json: str) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+
+    def num_tokens(self, last: Turn, messages: Sequence[Message]) -> int:
+        """Of the prompt of `messages`, which end in the reply of the turn `last` and in what the user says then."""
+        rendered = self._engine.render(messages)
+        place = rendered.rindex(last.text.strip(), 0, rendered.rindex(messages[-1]["content"].strip()))
+        computed = self._engine.tokenizer.decode(last.reply_ids[:-1]).lstrip()
+        place += sum(1 for _ in takewhile(_are_same, zip(computed, rendered[place:], strict=False)))
+        without_suffix = rendered.removesuffix(" ")  # which the prompt need not have: the reply may begin with it
+        offsets = self._tokenizer.encode(without_suffix, add_special_tokens=False).offsets
+        return sum(end > place or start >= place for start, end in offsets)
+
+
+def _are_same(pair: tuple[str, str]) -> bool:
+    return pair[0] == pair[1]

@@ -1,0 +1,179 @@
+"""Sections on kernels, the engine, its peers and what a request costs. Knows what the JSON files hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..engine import figures
+from ..peers.bars import OURS, PEERS, RATIO_BARS, ratios
+from ..timing import Spread
+from .plots import BarPlot, Line, LinePlot, Panel, Plot
+from .tables import Cell, Json, auto, each, met, origin, spread, table
+
+_OF_A_PROCESS = (figures.START, figures.MEMORY, figures.RESIDENT)
+_LIMITS = {
+    "read_gb_per_s": "memory read, GB/s",
+    "integer_gop_per_s": "8-bit integer products with 4-bit weights, GOP/s",
+    "integer8_gop_per_s": "8-bit integer products with 8-bit weights, GOP/s",
+    "float_gflop_per_s": "float32 multiply-adds, GFLOP/s",
+}
+_CURVES = {
+    "decode_s_by_context": ("decode after so many tokens", "context, tokens", "a decoded token, ms"),
+    "prefill_s_by_prompt": ("prompt of so many tokens", "prompt, tokens", "prefill, ms"),
+    "step_s_by_batch": ("step of so many streams", "streams", "a step, ms"),
+}
+
+
+def peers(results: Json) -> Iterator[str | Plot]:
+    """Ratios to llama.cpp, model by model."""
+    yield "## Beside llama.cpp"
+    yield (
+        "All get the same random prompts, one engine after the other in every round; a ratio is of two runs of one "
+        "round, and more than 1 says that radixlm is better. llama.cpp is its server, built for this machine "
+        "(`.ci/llama_cpp.sh`), on the same file and on one that its own tool made of that in Q4_0, with flash "
+        "attention, but for batch-1 decode, where the better of with and without counts. Streams and first tokens are "
+        "timed by the same client over HTTP; its connections are kept open. Prefill and decode leave HTTP out: "
+        "llama.cpp's by its own clock, ours by the caller's of the engine."
+    )
+    for run in results["runs"].values():
+        values = run["values"]
+        found = {f: {peer: ratios(values, f, (peer,)) for peer in PEERS} for f in (*figures.MEASURES, *_OF_A_PROCESS)}
+        yield f"### {run['model']}"
+        yield f"{run['threads']} threads for each. llama.cpp was built for {run['llama_cpp_system_info']['native']}."
+        rows = [
+            {
+                "title": f"{figure.title}, {figure.unit}",
+                "values": [spread(values[name][figure.name]) for name in (OURS, *PEERS)],
+                "times": [f"**{r.median:.2f}** ({r.minimum:.2f}-{r.maximum:.2f})" for r in against.values()],
+            }
+            for figure, against in found.items()
+        ]
+        columns: dict[str, Cell] = {"median (min-max)": "{title}"}
+        columns |= each((OURS, *PEERS), "values")
+        yield table(columns | each((f"times {peer}" for peer in PEERS), "times"), rows)
+        plot = f"peers_{run['model'].removesuffix('.gguf')}.svg"
+        wanted = {(figure.title, peer): bar for figure, among, bar in RATIO_BARS for peer in among}
+        bars = {figure.title: found[figure] for figure in figures.MEASURES}
+        yield BarPlot(plot, "how many times as fast as llama.cpp", bars, wanted if run["verdicts"] else {})
+        yield (
+            f"Decode reads {run['decode_bytes_per_token'] / 1e6:.1f} MB of weights a token, "
+            f"{run['decode_bandwidth_share']:.0%} of the bandwidth that was measured in the same round, right before "
+            "and after."
+        )
+        if run["verdicts"]:
+            columns = {"bar": "{bar}", "median": "{value:auto}", "wanted": "{wanted:auto}"}
+            yield table(columns | {"": lambda verdict: met(verdict["is_met"])}, run["verdicts"])
+        yield origin(run)
+
+
+def engine(results: Json) -> Iterator[str]:
+    """The engine's figures with their shares of the limits."""
+    yield "## The engine"
+    yield _limits(results)
+    shares = results["shares"]
+    rows = [
+        {
+            "title": f"{figure.title}, {figure.unit}",
+            "value": spread(results["values"][figure.name]),
+            "share": f"{Spread.of(shares[figure.name]).median:.0%}" if figure.name in shares else "",
+        }
+        for figure in (*figures.OF_AN_ENGINE, *_OF_A_PROCESS)
+    ]
+    yield table({"median (min-max)": "{title}", "radixlm": "{value}", "share of the limit": "{share}"}, rows)
+
+
+def kernels(results: Json) -> Iterator[str]:
+    """Kernels by size: speed in what limits them, and the share of the limit."""
+    yield "## Kernels"
+    yield (
+        f"Target {results['target']}. The share is the least time at the limits over the time taken; rows that come "
+        "from caches may pass the bandwidth of memory."
+    )
+    yield _limits(results)
+    by_kernel: dict[str, list[str]] = {}
+    for result in results["kernels"]:
+        is_compute = result["gop_per_s"] > 20 * result["gb_per_s"]  # about where memory stops being the limit
+        speed = f"{auto(result['gop_per_s'])} GOP/s" if is_compute else f"{auto(result['gb_per_s'])} GB/s"
+        cell = f"{result['size']}: {auto(result['seconds'] * 1e6)} µs, {speed}, **{result['share']:.0%}**"
+        by_kernel.setdefault(result["kernel"], []).append(cell)
+    rows = [{"kernel": kernel, "cells": "<br>".join(cells)} for kernel, cells in by_kernel.items()]
+    yield table({"kernel": "`{kernel}`", "size: time, speed, share of the limit": "{cells}"}, rows)
+
+
+def growth(results: Json) -> Iterator[str | Plot]:
+    """Decode against the context, prefill against the prompt, a step against the streams."""
+    yield "## How cost grows"
+    panels = []
+    for name, (_, x_label, y_label) in _CURVES.items():
+        sizes = [point["size"] for point in results[name]]
+        taken, least = ([1e3 * point[field] for point in results[name]] for field in ("seconds", "limit_s"))
+        measured = Line("measured", sizes, taken)
+        panels.append(Panel(x_label, y_label, (measured, Line("limit", sizes, least, ":", "gray"))))
+    yield LinePlot("growth.svg", "time against context, prompt and streams", panels)
+    for name, (title, *_) in _CURVES.items():
+        yield table(
+            {
+                title: "{size:,}",
+                "ms": "{seconds:ms auto}",
+                "µs each": lambda point: auto(point["seconds"] * 1e6 / point["size"]),
+                "share of the limit": lambda point: f"{point['limit_s'] / point['seconds']:.0%}",
+            },
+            results[name],
+        )
+
+
+def model_sizes(results: Json) -> Iterator[str | Plot]:
+    """Compile and decode by shape."""
+    yield "## Model sizes"
+    yield "Random bfloat16 weights, compiled to q4; memory is anonymous memory, without mapped files."
+    shapes = list(results["shapes"].values())
+    curves = {
+        "compile, s": [shape["compile_s"] for shape in shapes],
+        "memory of the compile, MiB": [shape["compile_memory"] / 2**20 for shape in shapes],
+        "a decoded token, ms": [1e3 / shape["decode_tokens_per_s"] for shape in shapes],
+    }
+    sizes = [shape["num_parameters"] / 1e9 for shape in shapes]
+    panels = [Panel("parameters, 10⁹", label, [Line("", sizes, values)]) for label, values in curves.items()]
+    yield LinePlot("model_sizes.svg", "compile and decode against parameters", panels)
+    yield table(
+        {
+            "shape": "{shape}",
+            "parameters": "{num_parameters:M ,.0f} M",
+            "compile, s": "{compile_s:auto}",
+            "its memory, MiB": "{compile_memory:MiB ,.0f}",
+            "artifact, MB": "{artifact_bytes:MB ,.0f}",
+            "decode, tok/s": "{decode_tokens_per_s:auto}",
+            "of read bandwidth": "{decode_bandwidth_share:.0%}",
+            "serving memory, MiB": "{serve_memory:MiB ,.0f}",
+        },
+        shapes,
+    )
+
+
+def request_cost(results: Json) -> Iterator[str]:
+    """Milliseconds of each way to ask, and how much longer that is than the engine alone takes."""
+    yield "## What a request costs beyond the engine"
+    yield (
+        f"One token of a prompt that is cached, medians of {results['requests']} requests each way (8 at once: of each "
+        "client), in turns: `Engine.generate` in one process, `radixlm serve` in another, asked by `http.client` on a "
+        "connection that is kept open, or on a new one each time, and by the `openai` package if it was there."
+    )
+    medians = results["median_ms"]
+
+    def beyond(row: Json) -> str:
+        if row["name"].startswith(("engine", "models")):
+            return ""
+        return f"{row['ms'] - medians['engine, 8 at once' if 'at once' in row['name'] else 'engine']:.2f}"
+
+    rows = [{"name": name, "ms": milliseconds} for name, milliseconds in medians.items()]
+    yield table({"": "{name}", "ms": "{ms:.2f}", "beyond the engine, ms": beyond}, rows)
+
+
+def _limits(results: Json) -> str:
+    found = results["limits"]
+    rows = [
+        {"title": title, "all": found[name], "one": found[f"{name}_thread"]}
+        for name, title in _LIMITS.items()
+        if name in found  # results of earlier runs lack some
+    ]
+    return table({"limit": "{title}", f"{found['num_threads']} threads": "{all:auto}", "1 thread": "{one:auto}"}, rows)

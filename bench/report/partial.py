@@ -1,0 +1,199 @@
+"""Sections on parts of prefixes: what replies lose, and what the disk is asked for. Knows what the JSON files hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .plots import Line, LinePlot, Panel, Plot
+from .tables import Cell, Json, each, format_cell, table
+
+WORKLOADS = {
+    "text": "a text, and later parts of it as queries",
+    "nq": "passages of NQ-open, and questions about each",
+    "tools": "schemas of functions, and requests for each",
+    "bbh": "few-shot examples of BBH's tasks, and one more of each",
+}
+_STYLES = {"random": "o:", "first+recent": "o:", "prefix pass": "o--", "history": "o--", "oracle": "o:"}
+_ORDERS = {"text": "in the order of the text", "ranked": "ranked", "quarter": "as it ships"}
+
+
+def quality(results: Json) -> Iterator[str | Plot]:
+    """A row for each policy and share of rows."""
+    workload, rows = results["workload"], results["rows"]
+    yield f"## A part of a prefix's KV: {WORKLOADS[workload]}"
+    yield (
+        f"{results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to {results['longest_prefix']:,} "
+        f"tokens, {rows[0]['num_queries']} queries; KL(full || partial) over what truly follows, with twice the "
+        "standard error over queries. History is the attention of the prefix's other queries; the hybrid takes half by "
+        "that and that of the prefix itself, or without the latter (`no pass`). With all rows every query gave the "
+        "full prefix's logits to the last bit."
+    )
+    yield _quality_plot(rows, workload, {"kl": "KL(full || partial), nats"})
+    yield table(
+        {
+            "rows": "{budget:.0%}",
+            "chosen by": "{policy}",
+            **_KL,
+            "top-1": "{agreement:.0%}",
+            f"perplexity (full {rows[0]['full_perplexity']:.4g})": "{perplexity:.4g}",
+            "attention dropped": "{dropped:.1%}",
+        },
+        rows,
+    )
+
+
+def needle(results: Json) -> Iterator[str | Plot]:
+    """The same for answers to what was not asked before."""
+    rows = results["rows"]
+    yield "## A part of a prefix's KV: a fact that was not asked for before"
+    yield (
+        f"{results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to {results['longest_prefix']:,} tokens "
+        "with a fact at some depth; found is where every token of the answer is the most likely one."
+    )
+    yield _quality_plot(rows, "needle", {"kl": "KL(full || partial), nats", "found": "facts that are found"})
+    columns: dict[str, Cell] = {"rows": "{budget:.0%}", "chosen by": "{policy}"}
+    columns[f"found (full {rows[0]['full_found']:.2f})"] = "{found:.2f}"
+    columns["probability over full's"] = lambda row: f"{row['answered'] / row['full_answered']:.2f}"
+    depths = list(rows[0]["found_by_depth"])
+    columns |= each((f"found at {float(depth):.0%}" for depth in depths), "at", ":.2f")
+    yield table(columns | _KL, [{**row, "at": [row["found_by_depth"][depth] for depth in depths]} for row in rows])
+
+
+def scored(results: Json) -> Iterator[str]:
+    """Milliseconds of steps."""
+    yield "## What scores of KV rows cost"
+    yield (
+        f"`forward_scored`, which adds up how much attention each KV row gets, beside `forward`; medians of "
+        f"{results['runs']} calls in turn."
+    )
+    yield table(
+        {
+            "step": "{step}",
+            "forward, ms": "{forward_s:ms .2f}",
+            "scored, ms": "{scored_s:ms .2f}",
+            "scored over forward": "{scored_over_forward:.2f}",
+        },
+        results["rows"],
+    )
+
+
+def amplification(results: Json) -> Iterator[str | Plot]:
+    """Bytes read by share, size of chunks and text, of both policies."""
+    rows = results["rows"]
+    stored, hybrid = ([row for row in rows if row["policy"] == policy] for policy in ("stored", "hybrid"))
+    yield "## Bytes read for each byte attended to"
+    yield (
+        f"KV of {results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to "
+        f"{results['longest_prefix']:,} tokens in chunks of tokens of one layer and KV head: in the order of the text, "
+        "ranked by the attention that the prefix itself and other queries paid, and as it ships (quarter): ranked are "
+        "those that half of a quarter takes, and the others lie behind as in the text. Bytes are whole units of 4 KiB, "
+        "with headers, orders and checksums. Stored order: the first tokens of each layer and head, as many as fill "
+        "pages of 16; whole chunks: fewer, where that leaves any."
+    )
+    panels = [
+        _amplification_panel(stored, "chosen by stored order", [name for name in _ORDERS if name != "quarter"]),
+        _amplification_panel(hybrid, "half picked by a probe, its keys read, too", list(_ORDERS)),
+    ]
+    alt = "bytes read over bytes attended to, by size of chunks"
+    yield LinePlot("store_amplification.svg", alt, panels, height=3.2)
+    size: Cell = "{budget:.0%}, {chunk_size}"
+    yield table(
+        {
+            "share, chunk": size,
+            "in text": "{text:.2f}",
+            "ranked": "**{ranked:.3f}**",
+            "whole chunks": lambda row: "" if row["whole"] is None else f"{row['whole']:.3f}",
+            "reads in text": "{text_reads:,.0f}",
+            "reads ranked": "{ranked_reads:,.0f}",
+            "chunks in text": "{text_chunks:,.0f}",
+            "chunks ranked": "{ranked_chunks:,.0f}",
+        },
+        stored,
+    )
+    yield (
+        "Hybrid: half by stored order, half in chunks that a look through the keys of one KV head finds. All that is "
+        "read, those keys among it; with them kept in memory; with the order and the checksums kept there, too."
+    )
+    kept = {"": "", ", no probe": "_no_probe", ", no order": "_no_order"}
+    columns: dict[str, Cell] = {
+        f"{order}{what}": f"{{{order}{field}:.2f}}" for order in _ORDERS for what, field in kept.items()
+    }
+    yield table({"share, chunk": size} | columns, hybrid)
+    yield "In chunks of 16 tokens, by text, with all that is read:"
+
+    def given(field: str, spec: str) -> Cell:
+        """Empty where an order was not measured."""
+        return lambda row: format_cell(f"{{{field}:{spec}}}", row) if field in row else ""
+
+    columns = {order: given(order, ".2f") for order in _ORDERS}
+    columns |= {f"MB, {order}": given(f"{order}_bytes", "MB .1f") for order in _ORDERS}
+    columns |= {f"reads, {order}": given(f"{order}_reads", ",.0f") for order in ("text", "quarter")}
+    yield table(
+        {"text, policy, share": "{name}, {policy}, {budget:.0%}", "queries": "{num_queries}"} | columns,
+        [{"name": name, **row} for name, found in results["workloads"].items() for row in found],
+    )
+    yield f"An ordered run takes {rows[0]['space']:.2f} times the bytes of its pages: probe keys are there twice."
+
+
+def chunk_cache(results: Json) -> Iterator[str]:
+    """Hit ratios by trace, size of the cache and policy; what is read and how long that takes."""
+    yield "## Which chunks of ordered runs stay in memory"
+    yield (
+        f"The share of bytes that a cache of 5 to 50 % of {results['ordered_bytes'] / 1e6:,.0f} MB of ordered runs has "
+        f"when they are wanted: {results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to "
+        f"{results['longest_prefix']:,} tokens, {results['num_requests']} requests, Zipf, of which three quarters "
+        f"count; each wants {results['wanted_bytes'] / 1e6:.1f} MB of chunks, for a load of {results['budget']:.0%}. "
+        f"Changing: every {results['change_after']} requests others are popular. What is worth least makes room: uses, "
+        "times the share of attention or over the rank where it says so. The optimum knows the future."
+    )
+    lines: dict[str, dict[str, Json]] = {}
+    for row in results["rows"]:
+        lines.setdefault(f"{row['trace']}, {row['share']:.0%}", {})[row["policy"]] = row
+    policies = list(next(iter(lines.values())))
+    columns: dict[str, Cell] = {"requests, cache": "{name}"}
+    rows = [{"name": name, "found": [found[policy] for policy in policies]} for name, found in lines.items()]
+    yield table(columns | each(policies, "found", "[hit_ratio]:.1%"), rows)
+    yield (
+        "Read from disk for a request, and its first token, estimated: the disk's time and "
+        f"{results['passes_s'] * 1e3:.0f} ms for the look and the prompt."
+    )
+    for policy in ("LRU", "LFU", "fading"):
+        number = policies.index(policy)
+        columns[f"{policy}: MB"] = f"{{found[{number}][disk_bytes]:MB .1f}}"
+        for speed in (name for name in results["rows"][0] if name.startswith("ttft_s_")):
+            columns[f"{policy}: s at {speed.removeprefix('ttft_s_')} MB/s"] = f"{{found[{number}][{speed}]:.2f}}"
+    yield table(columns, rows)
+
+
+def _ratio(row: Json) -> str:
+    """Empty in results of before ratios were kept."""
+    return f"{row['kl_ratio']:.2f} ± {row['kl_ratio_error']:.2f}" if "kl_ratio" in row else ""
+
+
+_KL: dict[str, Cell] = {"KL, nats": "{kl:.3f} ± {kl_error:.3f}", "of first+recent's": _ratio}
+
+
+def _quality_plot(rows: list[Json], workload: str, measures: dict[str, str]) -> LinePlot:
+    """Each measure against the share of rows, for each policy."""
+    by_policy: dict[str, list[Json]] = {}
+    for row in rows:
+        by_policy.setdefault(row["policy"], []).append(row)
+    panels = []
+    for name, label in measures.items():
+        lines = [
+            Line(policy, [100 * row["budget"] for row in mine], [row[name] for row in mine], _STYLES.get(policy, "o-"))
+            for policy, mine in by_policy.items()
+        ]
+        panels.append(Panel("rows that are read, %", label, lines, is_log_x=True, is_log_y=name == "kl"))
+    alt = f"{' and '.join(measures.values())} against the share of rows"
+    return LinePlot(f"partial_{workload}.svg", alt, panels, width=4.5 * len(panels) + 0.5, height=3.2)
+
+
+def _amplification_panel(rows: list[Json], title: str, orders: list[str]) -> Panel:
+    lines = []
+    for color, budget in enumerate(sorted({row["budget"] for row in rows})):
+        for order, style in zip(orders, ("o:", "o-", "o--"), strict=False):
+            mine = [row for row in rows if row["budget"] == budget and order in row]
+            x, y = [row["chunk_size"] for row in mine], [row[order] for row in mine]
+            lines.append(Line(f"{budget:.0%}, {_ORDERS[order]}", x, y, style, f"C{color}"))
+    return Panel("tokens of a chunk", "bytes read over bytes attended to", lines, title, is_log_x=True)

@@ -1,0 +1,108 @@
+"""Sections on servers under load. Knows what the JSON files hold, not how it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from .tables import Cell, Json, each, format_cell, origin, table
+
+
+def ladder(results: Json) -> Iterator[str]:
+    """A row for each number of streams: how fast, how soon, and at what cost."""
+    yield "## More and more streams against a small pool"
+    yield (
+        "`radixlm serve` with its defaults and a small KV pool; each stream sends its next chat when its last reply "
+        "has ended, over a connection that it keeps open. Prompts are distinct words and share no more than the "
+        "template's beginning; replies have a fixed length. The last row is the run of llmperf after which mlc-llm "
+        "#2766 reports a crash. Pages free: after the last reply, when the cache was emptied, too."
+    )
+    for run in results["runs"].values():
+        columns: dict[str, Cell] = {
+            run["name"]: "{name}",
+            "requests": "{num_requests:,}",
+            "tokens, prompt + reply": "{mean_prompt_tokens:.0f} + {num_reply_tokens}",
+            "pool": "{pool_tokens:,}",
+            "tokens/s": "{tokens_per_s:,.0f}",
+            "first token, p50 / p99": "{first_token_s[p50]:ms ,.0f} ms / {first_token_s[p99]:ms ,.0f} ms",
+            "between tokens, p50 / p99": "{between_tokens_s[p50]:ms ,.0f} ms / {between_tokens_s[p99]:ms ,.0f} ms",
+            "preemptions": "{num_preemptions:,}",
+            "failures": lambda rung: f"**{rung['num_failures']}**" if rung["num_failures"] else "none",
+            "pages free": _pages_free,
+        }
+        yield table(columns, run["rungs"])
+        yield origin(run)
+
+
+def load(results: Json) -> Iterator[str]:
+    """A column for each run: what became of the requests, how fast, and what was wrong afterwards."""
+    yield "## Impatient clients"
+    yield (
+        "A real server with a KV pool far too small for its clients, which ask for random prompts with random "
+        "sampling, go on with conversations, leave in the middle, and send what must be refused. Survivors, drawn at "
+        "random, are computed again from the ids that were used, alone on a fresh engine: ids, text, logprobs and "
+        "finish reason must be the same to the last bit. Memory is what no file holds, from 30 % of the time on. "
+        "`qwen2` has the shapes and the tokenizer of Qwen2-0.5B, 4 of its 24 layers and random weights "
+        "(`python -m bench.load.model`)."
+    )
+    runs = {f"{run['model']}, {run['num_streams']} streams": run for run in results["runs"].values()}
+    cells = each(runs, "cells")
+    found = {title: [format_cell(cell, run) for run in runs.values()] for title, cell in _LOAD_ROWS.items()}
+    yield table({"": "{title}"} | cells, [{"title": title, "cells": cells} for title, cells in found.items()])
+    kinds = sorted({kind for run in runs.values() for kind in run["refused"]})
+    rows = [{"kind": kind, "cells": [f"{run['refused'].get(kind, 0):,}" for run in runs.values()]} for kind in kinds]
+    yield table({"status and reason": "{kind}"} | cells, rows)
+    yield "  \n".join(
+        f"{name}: `{run['origin']['command']}`, commit {run['origin']['commit']}, {run['origin']['date']}."
+        for name, run in runs.items()
+    )
+
+
+def _pages_free(rung: Json) -> str:
+    free, pages = rung["num_free_pages"], rung["num_pages"]
+    return f"{free:,} of {pages:,}" if free == pages else f"**{free:,} of {pages:,}**"
+
+
+def _seconds(name: str) -> Cell:
+    def cell(run: Json) -> str:
+        times = [run[name][share] for share in ("p50", "p99")]
+        return " / ".join(f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms" for seconds in times)
+
+    return cell
+
+
+def _survivors(run: Json) -> str:
+    same = run["num_compared"] - run["num_different_survivors"]
+    return f"{same} of {run['num_compared']} ({run['num_greedy_compared']} greedy)"
+
+
+def _memory(run: Json) -> str:
+    warm, end, slope = (run["memory"][name] / 2**20 for name in ("warm_bytes", "end_bytes", "bytes_per_s"))
+    return f"{warm:.1f} → {end:.1f}, {slope * 60:+.2f} a minute"
+
+
+def _wrong(run: Json) -> str:
+    count = run["num_faults"] + run["num_hung"] + run["num_failed"]
+    return "none" if not count else f"**{count}**"
+
+
+_LOAD_ROWS: Mapping[str, Cell] = {
+    "seconds": "{seconds:.0f}",
+    "KV pool, tokens": lambda run: f"{run['num_pages'] * 16:,}",
+    "answered": lambda run: f"{sum(run['answered'].values()):,}",
+    "refused as they should be": lambda run: f"{sum(run['refused'].values()):,}",
+    "of them for a full queue": lambda run: f"{run['refused'].get('429 queue full', 0):,}",
+    "clients that left": lambda run: f"{sum(run['left'].values()):,}",
+    "of them in mid-stream": lambda run: f"{run['left'].get('leave in mid-stream', 0):,}",
+    "wrong, failed or hung": _wrong,
+    "survivors the same alone": _survivors,
+    "preemptions": "{num_preemptions:,}",
+    "evicted pages": "{num_evicted_pages:,}",
+    "lost pages": lambda run: str(sum(run["leaks"].values())),
+    "tokens a second": "{tokens_per_s:.0f}",
+    "prompt tokens from the cache": "{cached_share:.0%}",
+    "first token, p50 / p99": _seconds("first_token_s"),
+    "between tokens, p50 / p99": _seconds("between_tokens_s"),
+    "`/health`, p50 / p99": _seconds("health_s"),
+    "memory warm → end, MiB": _memory,
+    "all held": lambda run: "yes" if run["is_met"] else "**no**",
+}

@@ -1,0 +1,118 @@
+"""Time to the first token of a long prompt after a restart: computed, loaded from disk, and as the planner decides.
+
+    python -m bench.store.restart ARTIFACT DIR [--tokens 8000] [--disks 25 50] [--append]
+
+DIR is where the store goes meanwhile; its disk is the real one, the others are the same, throttled by a token bucket.
+A round computes the prompt in an engine without a store, has another engine save it, and then asks a fresh engine for
+each disk and way. What was read is dropped from the page cache before each; `device` is what the kernel says came from
+disk. All replies must be the same, to the last bit of their logprobs. A round takes a minute; `--append` adds one to
+those that are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
+
+from ..prompts import Prompts
+from ..results import read_results, write_results
+from .disks import DISKS_MB_PER_S, device_bytes, disk_files, drop_page_cache, load_always, open_store
+from .throttled_files import ThrottledFiles
+
+PARAMS = SamplingParams(max_tokens=1, temperature=0.0, logprobs=5)
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """One request to a fresh engine."""
+
+    seconds: float
+    disk_tokens: int
+    read_bytes: int  # asked of the store's files
+    device_bytes: int  # that the kernel read from disks meanwhile
+
+
+def main() -> None:
+    """Measure, print, write `results/store_restart.json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--tokens", type=int, default=8000)
+    parser.add_argument("--disks", nargs="*", choices=DISKS_MB_PER_S, default=list(DISKS_MB_PER_S))
+    parser.add_argument("--append", action="store_true")
+    options = parser.parse_args()
+    artifact = Artifact.open(options.artifact)
+    before = (read_results("store_restart") or {}) if options.append else {}
+    options.directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=options.directory) as store:
+        seed = len(before.get("rounds", ()))
+        measured = one_round(artifact, Path(store), options.tokens, options.disks, seed=seed)
+    for name, first in measured.items():
+        print(f"{name:24} {first.seconds:7.3f} s, {first.disk_tokens:5} tokens from disk, {first.device_bytes:,} bytes")
+    layout = artifact.manifest.kv
+    write_results(
+        "store_restart",
+        {
+            "model": artifact.manifest.name,
+            "num_tokens": options.tokens,
+            "page_bytes": layout.page_bytes,
+            "rounds": [*before.get("rounds", ()), {name: asdict(first) for name, first in measured.items()}],
+        },
+    )
+
+
+def one_round(
+    artifact: Artifact, directory: Path, num_tokens: int, disks: Sequence[str], *, seed: int
+) -> dict[str, FirstToken]:
+    """Seconds to the first token by `disk way`; `recompute` is without a disk. The directory is empty."""
+    prompts = Prompts(seed, artifact.manifest.model.vocab_size)
+    ids, warm_up = prompts.ids(num_tokens), prompts.ids(256)
+    with Engine(artifact, max_num_seqs=2) as engine:
+        engine.generate(warm_up, PARAMS)
+        measured = {"recompute": _ask(engine, ids, None)}
+        expected = engine.generate(ids, PARAMS, namespace=b"cold")
+    with Engine(artifact, max_num_seqs=2, store=open_store(artifact, directory)) as engine:
+        engine.generate(ids, PARAMS)
+    for disk in disks:
+        for way in ("load", "planner"):
+            drop_page_cache(directory)
+            files = disk_files(disk)
+            with Engine(artifact, max_num_seqs=2, store=open_store(artifact, directory, files)) as engine:
+                if way == "load":
+                    _load_always(engine)
+                measured[f"{disk} {way}"] = _ask(engine, ids, files, expected)
+    return measured
+
+
+def _ask(
+    engine: Engine, ids: list[int], files: ThrottledFiles | None, expected: Completion | None = None
+) -> FirstToken:
+    read, device = 0 if files is None else files.read_bytes, device_bytes()
+    begun = perf_counter()
+    completion = engine.generate(ids, PARAMS)
+    seconds = perf_counter() - begun
+    if expected is not None:
+        assert (completion.token_ids, completion.logprobs) == (expected.token_ids, expected.logprobs), "other bits"
+    return FirstToken(
+        seconds=seconds,
+        disk_tokens=sum(completion.usage.disk_tokens_by_kind.values()),
+        read_bytes=0 if files is None else files.read_bytes - read,
+        device_bytes=device_bytes() - device,
+    )
+
+
+def _load_always(engine: Engine) -> None:
+    tier = engine._core.tier
+    assert tier is not None
+    tier._loader.plan = load_always
+
+
+if __name__ == "__main__":
+    main()

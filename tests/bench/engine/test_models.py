@@ -1,0 +1,106 @@
+"""What is computed from models: work, shares, random checkpoints, profiles; on tiny ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from radixlm.compile import compile_model
+from radixlm.compile.sources import open_source
+from radixlm.runtime.artifact import Artifact
+
+from bench.engine import figures
+from bench.engine.__main__ import share_of_limit
+from bench.kernels.forward import Counters, make_batch, open_runner, profile, profiled_modules
+from bench.limits import Limits
+from bench.model_work import decode_bytes_per_token, decode_work, prefill_work
+from bench.random_models import SHAPES, Shape, write_random_model
+
+TINY = Shape("tiny", 64, 96, 2, 4, 2, False, vocab_size=320)
+
+
+@pytest.fixture(scope="module")
+def random_source(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("random") / "model"
+    tokenizer = (tiny_source / "tokenizer.json").read_text("utf-8")
+    size = write_random_model(TINY, directory, tokenizer)
+    assert size == 2 * TINY.num_parameters
+    return directory
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """An artifact whose module counts cycles."""
+
+    artifact: Artifact
+    counters: Counters
+
+
+@pytest.fixture(scope="module")
+def profiled(random_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Profiled:
+    output = tmp_path_factory.mktemp("artifact") / "tiny.radixlm"
+    with profiled_modules() as counters:
+        path = compile_model(random_source, output, quantize="q4").path
+    return Profiled(Artifact.open(path), counters[0])
+
+
+@pytest.fixture(scope="module")
+def artifact(profiled: Profiled) -> Artifact:
+    return profiled.artifact
+
+
+def test_random_weights_are_neither_equal_nor_large(random_source: Path) -> None:
+    with open_source(random_source) as source:
+        matrix = source.read("model.layers.1.mlp.down_proj.weight").dequantize()
+        norm = source.read("model.norm.weight").dequantize()
+    assert matrix.shape == (64, 96)
+    assert 0.018 < matrix.std() < 0.022
+    assert (norm == 1).all()
+
+
+def test_shapes_have_about_as_many_parameters_as_their_names_say() -> None:
+    counts = {name: shape.num_parameters / 1e9 for name, shape in SHAPES.items()}
+    assert counts == pytest.approx({"135M": 0.135, "0.5B": 0.40, "1.5B": 1.39, "7B": 6.88}, rel=0.01)
+
+
+def test_a_decoded_token_reads_all_weights_but_the_embedding(artifact: Artifact) -> None:
+    embedding = 320 * 64 * (1 + 2 / 32)  # q8, with a scale for 32
+    total = artifact.manifest.module.weights_bytes
+    assert decode_bytes_per_token(artifact) == total - embedding
+
+
+def test_work_is_counted_by_hand(artifact: Artifact) -> None:
+    layer = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 96
+    kv_row = 2 * 2 * 2 * 16 * 2  # layers, keys and values, heads, head_dim, float16
+    work = decode_work(artifact, context=10, num_streams=3)
+    assert work.num_bytes == decode_bytes_per_token(artifact) + 30 * kv_row
+    assert work.integer_operations == 2 * 3 * (2 * layer + 320 * 64)
+    assert work.float_operations == 4 * 64 * 30 * 2
+    prompt = prefill_work(artifact, num_tokens=7, num_cached=3)
+    assert prompt.integer_operations == 2 * (4 * 2 * layer + 320 * 64)
+    assert prompt.float_operations == 4 * 64 * (4 + 5 + 6 + 7) * 2
+
+
+def test_shares_are_known_for_all_that_has_known_work(artifact: Artifact) -> None:
+    limits = Limits(2, 50.0, 40.0, 2000.0, 1000.0, 500.0, 250.0, 1000.0, 500.0)
+    with_share = {figure for figure in figures.OF_AN_ENGINE if share_of_limit(figure, 10.0, artifact, limits)}
+    assert with_share == set(figures.OF_AN_ENGINE)
+    assert share_of_limit(figures.START, 1.0, artifact, limits) is None
+    slower, faster = (share_of_limit(figures.DECODE, speed, artifact, limits) for speed in (10.0, 20.0))
+    assert slower is not None
+    assert faster == pytest.approx(2 * slower)
+
+
+def test_a_profile_names_every_kernel_of_a_forward(profiled: Profiled) -> None:
+    runner, workspace = open_runner(profiled.artifact, num_pages=16)
+    for step in (("prefill", 20, 5), ("decode", 3, 30)):
+        batch = make_batch(*step, vocab_size=TINY.vocab_size)
+        seconds, shares = profile(runner, batch, profiled.counters, workspace)
+        assert sum(share.share for share in shares) == pytest.approx(1)
+        assert sum(share.seconds for share in shares) == pytest.approx(seconds)
+        calls = {share.kernel: share.num_calls for share in shares}
+        assert calls["embedding"] == 1
+        assert calls["linear q4_g32 192x64"] == TINY.num_hidden_layers  # gate and up
+        assert any(kernel.startswith("attention") for kernel in calls)
+    runner.close()

@@ -1,0 +1,137 @@
+"""Results become a page; numbers are read back as they were written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.engine import figures
+from bench.machine import Origin
+from bench.peers.__main__ import FIGURES
+from bench.peers.bars import OURS, PEERS, verdicts
+from bench.report import engine
+from bench.report.plots import BarPlot
+from bench.results import add_run, read_results, write_results
+
+Lines = Callable[[Iterable[object]], list[str]]
+
+LIMITS = {
+    "num_threads": 2,
+    **{
+        f"{name}{thread}": 12.0
+        for name in ("read_gb_per_s", "integer_gop_per_s", "float_gflop_per_s")
+        for thread in ("", "_thread")
+    },
+}
+
+
+def peers() -> dict[str, Any]:
+    names = [figure.name for figure in (*FIGURES, figures.RESIDENT)]
+    values = {
+        name: {figure: [float(factor), 2.0 * factor] for figure in names}
+        for factor, name in enumerate((OURS, *PEERS), 1)
+    }
+    return {
+        "origin": asdict(Origin.of_this_process()),
+        "model": "a.gguf",
+        "threads": 2,
+        "llama_cpp_system_info": {"native": "CPU : AVX512 = 1"},
+        "decode_bytes_per_token": 96_000_000,
+        "decode_bandwidth_share": 0.8,
+        "values": values,
+        "verdicts": [vars(verdict) for verdict in verdicts(values, 0.8)],
+    }
+
+
+def test_numbers_come_back_with_four_digits_and_an_origin(tmp_path: Path) -> None:
+    write_results("x", {"speed": 123456.0, "deep": {"list": [0.00012345678]}, "name": "n", "count": 123456}, tmp_path)
+    found = read_results("x", tmp_path)
+    assert found is not None
+    assert set(found.pop("origin")) >= {"machine", "commit", "command", "date"}
+    assert found == {"speed": 123500.0, "deep": {"list": [0.0001235]}, "name": "n", "count": 123456}
+    assert read_results("y", tmp_path) is None
+
+
+def test_a_request_is_held_against_the_engine_that_has_as_many_callers(lines: Lines) -> None:
+    medians = {"engine": 3.0, "models": 0.5, "whole": 4.5, "engine, 8 at once": 10.0, "whole, 8 at once": 13.0}
+    assert lines(engine.request_cost({"requests": 50, "median_ms": medians})) == [
+        "| engine | 3.00 |  |",
+        "| models | 0.50 |  |",
+        "| whole | 4.50 | 1.50 |",
+        "| engine, 8 at once | 10.00 |  |",
+        "| whole, 8 at once | 13.00 | 3.00 |",
+    ]
+
+
+def test_the_table_of_peers_shows_medians_ranges_and_ratios(lines: Lines) -> None:
+    rows = lines(engine.peers({"runs": {"a.gguf": peers()}}))
+    assert rows[0] == (
+        "| decode, batch 1, tok/s | 1.50 (1.00-2.00) | 3.00 (2.00-4.00) | 4.50 (3.00-6.00) "
+        "| **0.50** (0.50-0.50) | **0.33** (0.33-0.33) |"
+    )
+    assert any("**missed**" in row for row in rows)
+
+
+def test_the_bars_are_of_the_series_that_they_are_held_against() -> None:
+    [plot] = [part for part in engine.peers({"runs": {"a.gguf": peers()}}) if isinstance(part, BarPlot)]
+    assert set(plot.groups["decode, batch 1"]) == set(PEERS)
+    assert plot.wanted["decode, batch 1", PEERS[0]] != plot.wanted["decode, batch 1", PEERS[1]]
+
+
+def test_a_run_is_added_beside_the_others(tmp_path: Path) -> None:
+    for name, value in (("b", 1), ("a", 2), ("b", 3)):
+        add_run("x", name, {"value": value}, tmp_path)
+    found = read_results("x", tmp_path)
+    assert found is not None
+    assert [(name, run["value"]) for name, run in found["runs"].items()] == [("a", 2), ("b", 3)]
+
+
+def test_a_row_of_results_is_a_line(tmp_path: Path) -> None:
+    rows = [{"name": "a", "values": [1, 2]}, {"name": "b", "values": [3]}]
+    text = write_results("x", {"rows": rows}, tmp_path).read_text()
+    assert ' "rows": [\n  {"name": "a", "values": [1, 2]},\n  {"name": "b", "values": [3]}\n ]\n}\n' in text
+
+
+def test_a_page_has_a_section_for_each_file_and_its_plots(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plots need requirements-bench.lock")
+    from bench.report.__main__ import render
+
+    assert "##" not in render(tmp_path)
+    curve = [{"size": size, "seconds": size / 1e3, "limit_s": size / 2e3} for size in (1, 2)]
+    other = {**peers(), "model": "b.gguf", "verdicts": []}
+    write_results("peers", {"runs": {"a.gguf": peers(), "b.gguf": other}}, tmp_path)
+    names = [figure.name for figure in (*FIGURES, figures.RESIDENT)]
+    write_results(
+        "engine", {"limits": LIMITS, "values": {name: [1.0] for name in names}, "shares": {"decode": [0.5]}}, tmp_path
+    )
+    kernel = {"kernel": "linear", "size": "1 rows", "seconds": 1e-5, "gb_per_s": 40.0, "gop_per_s": 100.0, "share": 0.8}
+    write_results("kernels", {"target": "x86-64", "limits": LIMITS, "kernels": [kernel]}, tmp_path)
+    curves = dict.fromkeys(("decode_s_by_context", "prefill_s_by_prompt", "step_s_by_batch"), curve)
+    write_results("growth", curves, tmp_path)
+    shape = {
+        "shape": "7B",
+        "num_parameters": 7_000_000_000,
+        "artifact_bytes": 4_000_000_000,
+        "compile_s": 300.0,
+        "compile_memory": 1 << 30,
+        "decode_tokens_per_s": 10.0,
+        "decode_bandwidth_share": 0.8,
+        "serve_memory": 1 << 28,
+    }
+    write_results("model_sizes", {"shapes": {"7B": shape}}, tmp_path)
+    page = render(tmp_path)
+    assert page.count("\n## ") == 5
+    assert "| decode, batch 1, tok/s | 1.00 (1.00-1.00) | 50% |" in page
+    assert "1 rows: 10.0 µs, 40.0 GB/s, **80%**" in page
+    assert "| 7B | 7,000 M | 300 | 1,024 | 4,000 | 10.0 | 80% | 256 |" in page
+    assert page.count("was built for CPU : AVX512 = 1.") == 2
+    assert page.count("| bar | median | wanted |") == 1  # bars are of one model
+    assert page == render(tmp_path)
+    plots = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
+    assert set(plots) == {"peers_a.svg", "peers_b.svg", "growth.svg", "model_sizes.svg"}
+    render(tmp_path)
+    assert plots == {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
