@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from radixlm.runtime.pruning.importance import PASS_RUN_UP
+from radixlm.runtime.pruning.attention_scores import PASS_RUN_UP
 from radixlm.runtime.pruning.row_selection import (
     NUM_FIRST,
     always,

@@ -15,7 +15,7 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.model.batch import Batch, Float32Array
 from radixlm.runtime.model.kv_rows import KVRows
 from radixlm.runtime.model.model_runner import ModelRunner
-from radixlm.runtime.pruning.row_selection import Look, look
+from radixlm.runtime.pruning.row_selection import Probe, probe
 
 from .policies import Order, Scores
 
@@ -63,10 +63,10 @@ class Prefix:
         the probe's head: `[layers, tokens]`, the largest weight over rows of a softmax over what is not chosen."""
         return self.look(choice, query).largest
 
-    def look(self, choice: Order, query: Sequence[int]) -> Look:
+    def look(self, choice: Order, query: Sequence[int]) -> Probe:
         """All that this tells."""
         self.partial(choice, query, 0)
-        return look(self._model.queries(len(query)), self._probe_keys, choice[:, self._model.probe_head])
+        return probe(self._model.queries(len(query)), self._probe_keys, choice[:, self._model.probe_head])
 
 
 class PrefixModel:
@@ -81,7 +81,7 @@ class PrefixModel:
         self.layout, self.max_num_tokens = manifest.kv, manifest.module.max_num_tokens
         self.probe_head = min(PROBE_HEAD, self.layout.num_kv_heads - 1)
         self._group = manifest.model.num_attention_heads // self.layout.num_kv_heads
-        self._runner = ModelRunner(artifact, num_pages=2 * _REGION, keep_mass=True)
+        self._runner = ModelRunner(artifact, num_pages=2 * _REGION, keep_scores=True)
 
     def run(
         self, token_ids: Sequence[int], position: int, kv_length: int, first_page: int, num_logits: int
@@ -116,13 +116,13 @@ class PrefixModel:
 
     def clear_mass(self) -> None:
         """Forget who looked where."""
-        assert self._runner.mass is not None
-        self._runner.mass[...] = 0
+        assert self._runner.attention_sums is not None
+        self._runner.attention_sums[...] = 0
 
     def mass(self, num_tokens: int) -> Scores:
         """Of the full prefix, a copy."""
-        assert self._runner.mass is not None
-        mass = self._runner.mass[:, :, :_REGION].reshape(*self._runner.mass.shape[:2], -1)
+        assert self._runner.attention_sums is not None
+        mass = self._runner.attention_sums[:, :, :_REGION].reshape(*self._runner.attention_sums.shape[:2], -1)
         return mass[..., :num_tokens].copy()
 
     def queries(self, num_tokens: int) -> Float32Array:

@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=30)
     options = parser.parse_args()
     artifact = Artifact.open(options.artifact)
-    runner = ModelRunner(artifact, num_pages=NUM_PAGES, keep_mass=True)
+    runner = ModelRunner(artifact, num_pages=NUM_PAGES, keep_scores=True)
     rows = []
     for step, (kind, count, past) in STEPS.items():
         batch = make_batch(kind, count, past, artifact.manifest.model.vocab_size)

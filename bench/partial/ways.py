@@ -89,9 +89,9 @@ def engine_of(way: Way, artifact: Artifact, directory: Path, files: ThrottledFil
         if not way.decides:
             tier._loader.plan = load_always
             if way.kv_budget < 1:
-                tier._parts.plan, tier._parts._rates = choose_always, PatientRates()
+                tier._parts.reads.plan, tier._parts.reads.rates = choose_always, PatientRates()
         if orders is not None:
-            tier._parts._store = _StoreInText(store, orders)
+            tier._parts.reads.store = _StoreInText(store, orders)
         yield engine
         engine._loop.call(lambda core: tier._saver.forget())
 
@@ -102,7 +102,7 @@ def settle(engine: Engine) -> None:
 
     def is_busy() -> bool:
         is_saving = tier._saver.has_pending and tier.writer.max_bytes > 0
-        is_learning = tier._parts is not None and bool(tier._parts._lessons)
+        is_learning = tier._parts is not None and bool(tier._parts.reads.prefetch)
         return is_saving or is_learning or not tier.writer.is_idle or (tier.chosen is not None and tier.chosen.is_ready)
 
     while engine._loop.call(lambda core: is_busy()):
@@ -117,7 +117,7 @@ def forget_memory(engine: Engine) -> None:
 def known_bytes(engine: Engine) -> int:
     """What is kept in memory of runs on disk: probe keys and orders."""
     parts = _tier(engine)._parts
-    return 0 if parts is None else int(parts._known.num_bytes)
+    return 0 if parts is None else int(parts.reads.known.num_bytes)
 
 
 def heads_of(artifact: Artifact, token_ids: list[int]) -> list[PageKey]:

@@ -166,7 +166,7 @@ class Engine:
             num_threads=num_threads,
             store=store,
             store_bytes=store_bytes,
-            learns_importance=kv_budget is not None,
+            is_scored=kv_budget is not None,
             open_runner=open_runner,
             kv_log=kv_log,
             kv_log_bytes=kv_log_bytes,

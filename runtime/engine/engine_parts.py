@@ -21,8 +21,8 @@ from ..model.batch import Forward, PageIO
 from ..prefix.disk_tier import DiskTier
 from ..prefix.prefill_measure import measure_prefill
 from ..prefix.stored_prefill import StoredPrefill
+from ..pruning.probe_forward import ProbeForward
 from ..pruning.pruning import Pruning
-from ..pruning.query_look import QueryLook
 from ..pruning.scored_runner import ScoredRunner, ScoringRunner
 from ..store import PageStore, StoreIdentity
 
@@ -61,7 +61,7 @@ class EngineParts:
         num_threads: int | None,
         store: str | Path | PageStore | None,
         store_bytes: int,
-        learns_importance: bool,
+        is_scored: bool,
         open_runner: OpenRunner | None,
         kv_log: str | Path | None,
         kv_log_bytes: int | None,
@@ -72,12 +72,12 @@ class EngineParts:
         Raises:
             ArtifactError: the artifact cannot be run.
             InvalidParameter: `num_threads` is outside its range, or there is a store and the runner cannot copy pages,
-                or there is none to learn importance for, or the runner cannot score.
+                or scores are kept without a store, or the runner cannot score.
             StoreError: the store cannot be used, or another process uses it.
         """
         if num_threads is not None and not 1 <= num_threads <= MAX_THREADS:
             raise InvalidParameter(f"num_threads is {num_threads}; it must be 1 to {MAX_THREADS}, or None")
-        if learns_importance and store is None:
+        if is_scored and store is None:
             raise InvalidParameter("kv_budget is of what a store keeps; give a store, or leave it out")
         with ExitStack() as opened:  # what is, is closed again if something else cannot be
             if isinstance(store, PageStore):
@@ -89,17 +89,15 @@ class EngineParts:
                 store = PageStore.open(store, StoreIdentity.of(artifact.manifest), max_bytes=store_bytes)
                 opened.callback(store.close)
             if open_runner is None:
-                runner = _open_model_runner(artifact, num_pages, num_threads, keep_mass=learns_importance)
+                runner = _open_model_runner(artifact, num_pages, num_threads, keep_scores=is_scored)
             else:
                 runner = open_runner(artifact, num_pages, num_threads)
             opened.callback(runner.close)
             cache = PrefixCache(PagePool(num_pages), clock=clock, kv_log=log)
-            scored = ScoredRunner(_scoring(runner)) if learns_importance else None
+            scored = ScoredRunner(_scoring(runner)) if is_scored else None
             tier = unmeasured = None
             if store is not None:
-                stored = StoredPrefill.of(
-                    store.directory, store.identity, num_threads=num_threads, learns_importance=learns_importance
-                )
+                stored = StoredPrefill.of(store.directory, store.identity, num_threads=num_threads, is_scored=is_scored)
                 tier = DiskTier(
                     store,
                     cache,
@@ -146,8 +144,8 @@ def _choose_rows(
     manifest: Manifest, cache: PrefixCache, runner: ScoredRunner, clock: Callable[[], float]
 ) -> Callable[[DiskTier], Pruning]:
     group_size = manifest.model.num_attention_heads // manifest.kv.num_kv_heads
-    look = QueryLook(cache, runner, max_num_tokens=manifest.module.max_num_tokens, group_size=group_size)
-    return lambda tier: Pruning(tier, runner.importance, look, clock=clock)
+    probe = ProbeForward(cache, runner, max_num_tokens=manifest.module.max_num_tokens, group_size=group_size)
+    return lambda tier: Pruning(tier, runner.scores, probe, clock=clock)
 
 
 def _scoring(runner: Runner) -> ScoringRunner:
@@ -156,7 +154,7 @@ def _scoring(runner: Runner) -> ScoringRunner:
     return runner
 
 
-def _open_model_runner(artifact: Artifact, num_pages: int, num_threads: int | None, *, keep_mass: bool) -> Runner:
+def _open_model_runner(artifact: Artifact, num_pages: int, num_threads: int | None, *, keep_scores: bool) -> Runner:
     from ..model.model_runner import ModelRunner  # loads the native runtime, which other runners do without
 
-    return ModelRunner(artifact, num_pages=num_pages, num_threads=num_threads, keep_mass=keep_mass)
+    return ModelRunner(artifact, num_pages=num_pages, num_threads=num_threads, keep_scores=keep_scores)

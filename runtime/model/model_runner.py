@@ -38,23 +38,23 @@ class ModelRunner:
     Args:
         num_threads: of TVM's pool, by default `TVM_NUM_THREADS`, or every processor that this process may use. What
             is given stays the default of later runners.
-        keep_mass: have `mass` beside the pool, for `forward_scored`.
+        keep_scores: have `attention_sums` beside the pool, for `forward_scored`.
 
     Attributes:
-        mass: float32 `[layers, kv_heads, num_pages, PAGE_SIZE]`, how much softmax weight attention has put on each KV
-            row of the pool in all calls of `forward_scored`, over tokens and query heads; None unless it is kept.
-            Callers may change it: rows of a page that is taken anew still have what they had.
-        queries: float32 `[layers, max_num_tokens, heads, head_dim]`, what each layer looked for in the last call of
-            `forward_scored`, with RoPE, in the order of its tokens; None unless mass is kept.
+        attention_sums: float32 `[layers, kv_heads, num_pages, PAGE_SIZE]`, the softmax weights of each KV row of the
+            pool, summed over the tokens and query heads of all calls of `forward_scored`; None unless they are kept.
+            Callers may change it: the rows of a page that is taken again still have their sums.
+        queries: float32 `[layers, max_num_tokens, heads, head_dim]`, the queries of the last call of `forward_scored`,
+            with RoPE, in the order of its tokens; None unless scores are kept.
 
     Raises:
         UnsupportedCPU: the module needs features that this machine lacks.
         CorruptArtifact: the module cannot be loaded, or is not the one that the manifest describes.
-        EngineError: the memory for the KV pool cannot be had, or the module has no `forward_scored` to keep mass.
+        EngineError: the memory for the KV pool cannot be had, or the module has no `forward_scored`.
     """
 
     def __init__(
-        self, artifact: Artifact, *, num_pages: int, num_threads: int | None = None, keep_mass: bool = False
+        self, artifact: Artifact, *, num_pages: int, num_threads: int | None = None, keep_scores: bool = False
     ) -> None:
         if num_pages < 1:
             raise InvalidParameter(f"num_pages is {num_pages}, must be at least 1")
@@ -64,7 +64,7 @@ class ModelRunner:
         self._layout = layout
         self._module, self._vocab_size, self._num_pages = module, vocab_size, num_pages
         self._max_pages = -(-manifest.context_length // PAGE_SIZE)
-        if keep_mass and "forward_scored" not in module.entry_points:
+        if keep_scores and "forward_scored" not in module.entry_points:
             raise EngineError(f"{artifact.module_path} cannot score KV rows; compile it again")
         self._functions = _load_functions(artifact, num_threads)
         weights = _map_weights(artifact)
@@ -78,7 +78,7 @@ class ModelRunner:
         try:
             pool = _zeros(pool_shape, _KV_DTYPES[layout.dtype])
             workspace = _zeros((module.workspace_bytes,), np.uint8)
-            scores = [_zeros(shape, np.float32) for shape in scores_shapes] if keep_mass else []
+            scores = [_zeros(shape, np.float32) for shape in scores_shapes] if keep_scores else []
             self._logits: Float32Array = _zeros((num_logits, padded), np.float32)
             scratch = _zeros((num_logits, module.top_logits_scratch), np.float32)
             top = TopLogits(
@@ -92,8 +92,8 @@ class ModelRunner:
             ) from None
         self._tensor = _tvm_ffi().from_dlpack
         self._state = [self._tensor(array) for array in (pool, weights, workspace)]
-        self.mass: Float32Array | None = scores[0] if keep_mass else None
-        self.queries: Float32Array | None = scores[1] if keep_mass else None
+        self.attention_sums: Float32Array | None = scores[0] if keep_scores else None
+        self.queries: Float32Array | None = scores[1] if keep_scores else None
         self._scores = [self._tensor(array) for array in scores]
         # by number of rows, made once: a tensor takes longer than to find the largest logits of a row
         self._tops = [
@@ -117,14 +117,13 @@ class ModelRunner:
         return self._forward("forward", batch)
 
     def forward_scored(self, batch: Batch) -> Float32Array:
-        """The same logits and KV to the last bit; the softmax weights of all its tokens are added to `mass`, and
-        `queries` are those of the step.
+        """As `forward`, to the last bit; adds the softmax weights of its tokens to `attention_sums`; sets `queries`.
 
         Raises:
-            EngineError: as `forward`, or no mass is kept.
+            EngineError: as `forward`, or no scores are kept.
         """
         if not self._scores:
-            raise EngineError("this runner keeps no mass; make it with keep_mass=True")
+            raise EngineError("this runner keeps no attention scores; make it with keep_scores=True")
         return self._forward("forward_scored", batch, *self._scores)
 
     def _forward(self, name: str, batch: Batch, *more: Any) -> Float32Array:
@@ -178,7 +177,7 @@ class ModelRunner:
     def close(self) -> None:
         """Let go of pool, weights and workspace."""
         self._state, self._outputs, self._functions, self._scores = [], [], {}, []
-        self.mass = self.queries = None
+        self.attention_sums = self.queries = None
         self._arguments.clear()
 
     def _move_pages(self, entry_point: str, page_ids: Sequence[int], data: UInt8Array) -> None:

@@ -67,8 +67,8 @@ class TransferRefused(Exception):
 class PartLoads(Protocol):
     """Loads chosen rows for requests that wait; replaced by transfers that run a `RowSource`."""
 
-    counts: Any
-
+    @property
+    def counts(self) -> Any: ...
     @property
     def is_ready(self) -> bool: ...
     @property

@@ -18,11 +18,13 @@ from ..model.batch import PageIO, UInt8Array
 from .loaded_prefix import LoadedPrefix
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LoadedRows:
     """The rows of `span`, in `pages`, uint8 `[N, page_bytes]`, of the prompt of `match`, which the disk gave.
 
-    No other request may use the rows. Attributes:
+    No other request may use the rows.
+
+    Attributes:
         io: writes the pages to the pool.
         dropped_attention: estimated share of the prompt's attention to the prefix that falls on tokens without rows.
     """

@@ -42,12 +42,10 @@ class StoredPrefill:
     machine: str
 
     @classmethod
-    def of(
-        cls, directory: Path, identity: StoreIdentity, *, num_threads: int | None, learns_importance: bool
-    ) -> StoredPrefill:
+    def of(cls, directory: Path, identity: StoreIdentity, *, num_threads: int | None, is_scored: bool) -> StoredPrefill:
         """That of an artifact on this machine, with so many threads; None: as many as it gives."""
         threads = default_num_threads() if num_threads is None else num_threads
-        way = "scored" if learns_importance else "plain"
+        way = "scored" if is_scored else "plain"
         machine = f"{cpu_name()}; {' '.join(sorted(cpu_features()))}; {threads} threads; {way}"
         return cls(directory, identity.digest.hex(), machine)
 

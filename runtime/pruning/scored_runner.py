@@ -1,7 +1,7 @@
-"""A runner that keeps the history of attention of its pool: steps that hold prompts are scored, decode alone is not.
+"""A runner that records the attention to each KV row of its pool: steps with prompts are scored, pure decode is not.
 
-To its callers a runner like any, with the same numbers to the last bit. Knows batches and page ids; what a use is, its
-caller says to `importance`.
+For its callers a runner like any other, with the same numbers to the last bit. Knows batches and page ids; its caller
+tells `scores` when a prompt is done.
 """
 
 from __future__ import annotations
@@ -10,79 +10,70 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from ..errors import EngineError
-from ..model.batch import Batch, Float32Array, PageCopy, TopLogits, UInt8Array
-from .importance import Importance
+from ..model.batch import Batch, Float32Array, Forward, PageCopy, PageIO, UInt8Array
+from .attention_scores import AttentionScores
 
 
 @runtime_checkable
-class ScoringRunner(Protocol):
-    """What it takes; `ModelRunner` with `keep_mass`."""
+class ScoringRunner(Forward, PageIO, Protocol):
+    """What a ScoredRunner wraps: a `ModelRunner` with `keep_scores`."""
 
-    mass: Float32Array | None
+    attention_sums: Float32Array | None
     queries: Float32Array | None
 
-    def forward(self, batch: Batch) -> Float32Array: ...
-    def forward_scored(self, batch: Batch) -> Float32Array: ...
-    def top_logits(self, num_rows: int, vocab_size: int) -> TopLogits: ...
-    def copy_rows(self, copies: Sequence[PageCopy]) -> None: ...
-    def read_pages(self, page_ids: Sequence[int], out: UInt8Array) -> None: ...
-    def write_pages(self, page_ids: Sequence[int], pages: UInt8Array) -> None: ...
-    def close(self) -> None: ...
+    def forward_scored(self, batch: Batch) -> Float32Array:
+        """As `forward`; adds to `attention_sums` and sets `queries`."""
+        ...
+
+    def close(self) -> None:
+        """Free it."""
+        ...
 
 
 class ScoredRunner:
-    """A runner with `importance`, which follows rows wherever they are written, copied and read back.
+    """A runner with `scores`, which follow rows wherever they are written, copied and loaded.
+
+    Each method has the effect of the runner's own.
 
     Raises:
-        EngineError: the runner keeps no mass.
+        EngineError: the runner keeps no attention scores.
     """
 
     def __init__(self, runner: ScoringRunner) -> None:
-        if runner.mass is None:
-            raise EngineError("this runner keeps no mass; make it with keep_mass=True")
+        if runner.attention_sums is None:
+            raise EngineError("this runner keeps no attention scores; make it with keep_scores=True")
         self._runner = runner
-        self.importance = Importance(runner.mass)
+        self.scores = AttentionScores(runner.attention_sums)
+        self.top_logits, self.read_pages, self.close = runner.top_logits, runner.read_pages, runner.close
 
     @property
     def queries(self) -> Float32Array | None:
-        """As the runner's, of the last step that was scored."""
+        """Of the last step that was scored, `[layers, max_num_tokens, heads, head_dim]`."""
         return self._runner.queries
 
     def forward(self, batch: Batch) -> Float32Array:
-        """As the runner's. A step in which each sequence has one token is not scored: nearly all such steps are decode,
-        which scoring makes 10 to 50 % slower (bench/LOG.md).
+        """Run a step. It is scored unless each sequence has one token: nearly all such steps only decode, and scoring
+        makes decode 10 to 50 % slower (bench/LOG.md).
         """
         num_tokens, num_sequences, _, _ = batch.shape
         if num_tokens > num_sequences:
             return self.forward_scored(batch)
-        self.importance.forget_rows(batch.arrays.slots)
+        self.scores.forget_rows(batch.arrays.slots)
         return self._runner.forward(batch)
 
     def forward_scored(self, batch: Batch) -> Float32Array:
-        """The same; scored, and with `queries`, whatever the batch is."""
+        """Run a step, scored in any case, after which `queries` has those of its tokens."""
         arrays = batch.arrays
-        self.importance.forget_rows(arrays.slots)
-        with self.importance.looking(arrays):
+        self.scores.forget_rows(arrays.slots)
+        with self.scores.recording(arrays):
             return self._runner.forward_scored(batch)
 
-    def top_logits(self, num_rows: int, vocab_size: int) -> TopLogits:
-        """As the runner's."""
-        return self._runner.top_logits(num_rows, vocab_size)
-
     def copy_rows(self, copies: Sequence[PageCopy]) -> None:
-        """As the runner's; scores go along."""
+        """Copy rows, with their scores."""
         self._runner.copy_rows(copies)
-        self.importance.copy_rows(copies)
-
-    def read_pages(self, page_ids: Sequence[int], out: UInt8Array) -> None:
-        """As the runner's."""
-        self._runner.read_pages(page_ids, out)
+        self.scores.copy_rows(copies)
 
     def write_pages(self, page_ids: Sequence[int], pages: UInt8Array) -> None:
-        """As the runner's; what comes from disk starts without scores."""
+        """Write pages, which begin without scores."""
         self._runner.write_pages(page_ids, pages)
-        self.importance.forget_pages(page_ids)
-
-    def close(self) -> None:
-        """As the runner's."""
-        self._runner.close()
+        self.scores.forget_pages(page_ids)

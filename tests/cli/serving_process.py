@@ -31,8 +31,8 @@ def read_manifest(path: Path) -> Any:
     return REAL_READ_MANIFEST(path) if path.name == "nowhere" else None
 
 
-def open_runner(artifact: Any, num_pages: int, num_threads: int | None, *, keep_mass: bool) -> SlowModel:
-    assert not keep_mass, "this model looks nowhere"
+def open_runner(artifact: Any, num_pages: int, num_threads: int | None, *, keep_scores: bool) -> SlowModel:
+    assert not keep_scores, "this model looks nowhere"
     model = SlowModel(num_pages)
     model.step_s = 0.02
     return model

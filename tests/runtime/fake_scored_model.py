@@ -14,11 +14,11 @@ WEIGHTS = np.random.default_rng(7).random((NUM_LAYERS, NUM_HEADS, VOCAB_SIZE, VO
 
 
 class FakeScoredModel(FakeModel):
-    """Adds to `mass` when asked to, as `ModelRunner` does."""
+    """Adds to `attention_sums` when asked to, as `ModelRunner` does."""
 
     def __init__(self, num_pages: int, vocab_size: int = VOCAB_SIZE) -> None:
         super().__init__(num_pages, vocab_size)
-        self.mass: Float32Array | None = np.zeros((NUM_LAYERS, NUM_HEADS, num_pages, PAGE_SIZE), np.float32)
+        self.attention_sums: Float32Array | None = np.zeros((NUM_LAYERS, NUM_HEADS, num_pages, PAGE_SIZE), np.float32)
         self.queries: Float32Array | None = None
         self.tokens = np.zeros(num_pages * PAGE_SIZE, np.int64)  # by row, those that `forward` has written
         self.num_scored = 0
@@ -30,14 +30,15 @@ class FakeScoredModel(FakeModel):
     def forward_scored(self, batch: Batch) -> Float32Array:
         logits = self.forward(batch)
         self.num_scored += 1
-        assert self.mass is not None
+        assert self.attention_sums is not None
+        sums = self.attention_sums.reshape(NUM_LAYERS, NUM_HEADS, -1)
         arrays = batch.arrays
         for i, token in enumerate(arrays.token_ids):
             pages = arrays.page_table[arrays.row_of_token[i]]
             slots = (pages[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)).reshape(-1)[: arrays.kv_lengths[i]]
-            self.mass.reshape(NUM_LAYERS, NUM_HEADS, -1)[:, :, slots] += WEIGHTS[:, :, token, self.tokens[slots]]
+            sums[:, :, slots] += WEIGHTS[:, :, token, self.tokens[slots]]
         return logits
 
     def close(self) -> None:
         super().close()
-        self.mass = None
+        self.attention_sums = None

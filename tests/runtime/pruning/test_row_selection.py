@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from radixlm.runtime.pruning.row_selection import (
-    MAX_LOOK_TOKENS,
+    MAX_PROBE_TOKENS,
     NUM_FIRST,
     NUM_RECENT,
     PASSAGE,
     WINDOW,
     always,
-    dropped_mass,
+    dropped_attention,
     largest,
-    look,
     num_rows,
+    probe,
     scores_to_store,
     stored_rows,
     stored_shares,
@@ -98,7 +98,7 @@ def test_a_look_is_a_softmax_over_the_prefix(seed: int, rows: int, num_tokens: i
     rng = np.random.default_rng(seed)
     queries = rng.normal(size=(2, rows, 3, 8)).astype(np.float32) * 3
     keys = rng.normal(size=(2, num_tokens, 8)).astype(np.float16)
-    seen = look(queries, keys)
+    seen = probe(queries, keys)
     for layer in range(2):
         weights = slow_weights(queries, keys.astype(np.float32), layer)
         np.testing.assert_allclose(seen.largest[layer], weights.max(axis=0), rtol=1e-3, atol=1e-6)
@@ -111,8 +111,8 @@ def test_a_look_for_what_is_not_there_is_a_softmax_over_the_others(seed: int, nu
     queries = rng.normal(size=(2, 3, 3, 8)).astype(np.float32)
     keys = rng.normal(size=(2, num_tokens, 8)).astype(np.float32)
     there = largest(rng.random((2, num_tokens)), num_tokens // 2)
-    seen = look(queries, keys, there)
-    np.testing.assert_array_equal(seen.mean, look(queries, keys).mean)
+    seen = probe(queries, keys, there)
+    np.testing.assert_array_equal(seen.mean, probe(queries, keys).mean)
     for layer in range(2):
         others = np.setdiff1d(np.arange(num_tokens), there[layer])
         weights = slow_weights(queries, keys[:, others], layer)
@@ -122,13 +122,13 @@ def test_a_look_for_what_is_not_there_is_a_softmax_over_the_others(seed: int, nu
 
 def test_of_a_long_query_the_last_rows_look() -> None:
     rng = np.random.default_rng(0)
-    queries = rng.normal(size=(1, MAX_LOOK_TOKENS + 30, 2, 4)).astype(np.float32)
+    queries = rng.normal(size=(1, MAX_PROBE_TOKENS + 30, 2, 4)).astype(np.float32)
     keys = rng.normal(size=(1, 50, 4)).astype(np.float32)
-    assert (look(queries, keys).mean == look(queries[:, 30:], keys).mean).all()
+    assert (probe(queries, keys).mean == probe(queries[:, 30:], keys).mean).all()
 
 
 def test_scores_too_large_for_an_exponential_are_no_overflow() -> None:
-    seen = look(np.full((1, 1, 1, 4), 1e4, np.float32), np.eye(4, dtype=np.float32)[None] * [[[1], [1], [1], [2]]])
+    seen = probe(np.full((1, 1, 1, 4), 1e4, np.float32), np.eye(4, dtype=np.float32)[None] * [[[1], [1], [1], [2]]])
     assert seen.mean[0].tolist() == [0, 0, 0, 1]
 
 
@@ -164,9 +164,9 @@ def test_what_is_seen_best_is_added_to_what_was_chosen_in_whole_chunks(
 
 def test_dropped_mass_is_what_the_chosen_tokens_do_not_hold() -> None:
     mean = np.array([[0.5, 0.25, 0.125, 0.125], [0.0, 0.0, 1.0, 0.0]], np.float32)
-    assert dropped_mass(mean, np.array([[0, 1], [0, 2]])) == pytest.approx(0.125)
-    assert dropped_mass(mean, np.array([[0, 1, 2, 3]] * 2)) == 0.0
-    assert np.isnan(dropped_mass(mean * np.float32(np.nan), np.array([[0], [1]])))
+    assert dropped_attention(mean, np.array([[0, 1], [0, 2]])) == pytest.approx(0.125)
+    assert dropped_attention(mean, np.array([[0, 1, 2, 3]] * 2)) == 0.0
+    assert np.isnan(dropped_attention(mean * np.float32(np.nan), np.array([[0], [1]])))
 
 
 @given(

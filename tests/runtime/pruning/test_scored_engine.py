@@ -102,7 +102,7 @@ def test_without_importance_nothing_is_scored(open_engine: Open, monkeypatch: py
     monkeypatch.setattr(ModelRunner, "forward_scored", lambda *args: pytest.fail("it was scored"))
     engine = open_engine("plain")
     runner = engine._core._forward
-    assert isinstance(runner, ModelRunner) and runner.mass is None
+    assert isinstance(runner, ModelRunner) and runner.attention_sums is None
     conversation(engine)
 
 
@@ -110,7 +110,7 @@ def test_a_kv_budget_needs_a_store_and_a_runner_that_scores(tiny_artifact: Path,
     with pytest.raises(InvalidParameter, match="give a store"):
         Engine(tiny_artifact, kv_cache_bytes=1 << 20, kv_budget=1.0)
     runner = ModelRunner(Artifact.open(tiny_artifact), num_pages=8)
-    with pytest.raises(EngineError, match="keeps no mass"):
+    with pytest.raises(EngineError, match="keeps no attention scores"):
         Engine(
             tiny_artifact,
             kv_cache_bytes=1 << 20,

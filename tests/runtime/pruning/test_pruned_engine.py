@@ -15,12 +15,14 @@ from radixlm.runtime.cache.prefix_match import PrefixMatch
 from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
 from radixlm.runtime.engine.engine_core import EngineCore
 from radixlm.runtime.errors import InvalidParameter
+from radixlm.runtime.model.batch import Float32Array
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.prefix.loaded_rows import LoadedRows
 from radixlm.runtime.prefix.rates import Rates
 from radixlm.runtime.prefix.tier_stats import TierStats
-from radixlm.runtime.pruning import partial_loader, partial_prefix
-from radixlm.runtime.pruning.partial_loader import PartialLoader
+from radixlm.runtime.pruning import pruned_loader, pruned_source
+from radixlm.runtime.pruning.probe_forward import ProbeForward
+from radixlm.runtime.pruning.pruned_loader import PrunedLoader
 
 from ..eager_loads import choose_always
 
@@ -39,7 +41,7 @@ def asked(number: int) -> list[int]:
 def open_engine(tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Opens an engine over one store, and closes the one before it. Loads are always worth it, and parts more so."""
     choose_always(monkeypatch)
-    monkeypatch.setattr(partial_prefix, "MAX_DROPPED_MASS", 1.0)  # random weights look everywhere
+    monkeypatch.setattr(pruned_source, "MAX_DROPPED_ATTENTION", 1.0)  # random weights attend to everything
     opened: list[Engine] = []
 
     def open_again(**options: object) -> Engine:
@@ -157,7 +159,7 @@ def test_whatever_fails_is_served_exactly(
         open_engine().close()
         spoil(tmp_path / "store")
     if fault == "disagrees":
-        monkeypatch.setattr(partial_prefix, "MAX_DROPPED_MASS", -1.0)
+        monkeypatch.setattr(pruned_source, "MAX_DROPPED_ATTENTION", -1.0)
     if fault == "late":
         monkeypatch.setattr(Rates, "compute_s", lambda *args: -1.0)
     engine = open_engine()
@@ -196,7 +198,7 @@ def test_a_share_is_above_nothing_and_only_where_the_engine_allows_it(open_engin
     assert engine.generate(PREFIX, PARAMS, kv_budget=1.0).usage.pruning is None
 
 
-def in_its_thread(engine: Engine, do: Callable[[DiskTier, PartialLoader], None]) -> None:
+def in_its_thread(engine: Engine, do: Callable[[DiskTier, PrunedLoader], None]) -> None:
     """What an engine's thread would do with its tier between two steps; and nobody is left waiting."""
 
     def call(core: EngineCore) -> None:
@@ -211,7 +213,7 @@ def find(cache: PrefixCache) -> PrefixMatch:
     return cache.match(asked(7))
 
 
-def part_of(parts: PartialLoader, name: str) -> LoadedRows:
+def part_of(parts: PrunedLoader, name: str) -> LoadedRows:
     """A part that came for who waits under a name; nobody else waits."""
     deadline = time.monotonic() + WAIT_S
     while name not in parts.advance()[0]:
@@ -222,15 +224,25 @@ def part_of(parts: PartialLoader, name: str) -> LoadedRows:
     return load
 
 
+def wait_for_probe(parts: PrunedLoader, name: str) -> Any:
+    """A request that begins to wait, and whose first rows are being read."""
+    assert parts.begin(name, find, 0.5)
+    waiting, deadline = parts._waiting[name], time.monotonic() + WAIT_S
+    while not waiting.source.probes_next:
+        parts.advance()
+        assert time.monotonic() < deadline, "it is never planned"
+    return waiting
+
+
 def test_parts_count_for_as_long_as_somebody_waits_for_his_turn_with_them(
     open_engine: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learn(open_engine())
 
-    def ask(tier: DiskTier, parts: PartialLoader) -> None:
+    def ask(tier: DiskTier, parts: PrunedLoader) -> None:
         assert parts.begin("first", find, 0.5)
         load = part_of(parts, "first")
-        monkeypatch.setattr(partial_loader, "MAX_STAGED_BYTES", load.pages.nbytes + 1)
+        monkeypatch.setattr(pruned_loader, "MAX_STAGED_BYTES", load.pages.nbytes + 1)
         assert not parts.begin("second", find, 0.5), "there is no room beside the first"
         del load
         assert parts.begin("second", find, 0.5)
@@ -242,15 +254,15 @@ def test_parts_count_for_as_long_as_somebody_waits_for_his_turn_with_them(
 def test_many_who_ask_at_once_have_few_files_open(open_engine: Open) -> None:
     learn(open_engine())
 
-    def ask(tier: DiskTier, parts: PartialLoader) -> None:
+    def ask(tier: DiskTier, parts: PrunedLoader) -> None:
         may_read = threading.Event()
         tier.reader.submit_work(lambda: may_read.wait(WAIT_S))
-        begun = [parts.begin(str(number), find, 0.1) for number in range(partial_loader.MAX_WAITERS + 3)]
-        assert begun == [True] * partial_loader.MAX_WAITERS + [False] * 3
+        begun = [parts.begin(str(number), find, 0.1) for number in range(pruned_loader.MAX_SOURCES + 3)]
+        assert begun == [True] * pruned_loader.MAX_SOURCES + [False] * 3
         parts.abandon("0")
         assert not parts.begin("another", find, 0.1), "the reader may have the file of who left in use"
         may_read.set()
-        for number in range(1, partial_loader.MAX_WAITERS):
+        for number in range(1, pruned_loader.MAX_SOURCES):
             parts.abandon(str(number))
         deadline = time.monotonic() + WAIT_S
         while parts._ended:
@@ -266,7 +278,7 @@ def test_files_of_who_left_are_closed_though_nobody_asks_again(open_engine: Open
     learn(open_engine())
     engine = open_engine()
 
-    def leave(tier: DiskTier, parts: PartialLoader) -> None:
+    def leave(tier: DiskTier, parts: PrunedLoader) -> None:
         assert parts.begin("gone", find, 0.5)
         parts.abandon("gone")
 
@@ -285,7 +297,7 @@ def test_a_cache_is_cleared_while_one_waits_and_what_another_left_was_just_read(
     """The one who left was sent back once more; `DELETE /v1/cache` failed, and the thread died of the next step."""
     learn(open_engine())
 
-    def clear(tier: DiskTier, parts: PartialLoader) -> None:
+    def clear(tier: DiskTier, parts: PrunedLoader) -> None:
         may_read = threading.Event()
         tier.reader.submit_work(lambda: may_read.wait(WAIT_S))
         assert parts.begin("left", find, 0.5) and parts.begin("waits", find, 0.5)
@@ -304,7 +316,7 @@ def test_a_cache_is_cleared_while_one_waits_and_what_another_left_was_just_read(
 def test_who_cannot_be_looked_up_after_a_part_failed_goes_on(open_engine: Open) -> None:
     learn(open_engine())
 
-    def ask(tier: DiskTier, parts: PartialLoader) -> None:
+    def ask(tier: DiskTier, parts: PrunedLoader) -> None:
         finds = iter([find, find])  # in memory and on disk; then it raises
 
         def find_twice(cache: PrefixCache) -> PrefixMatch:
@@ -325,15 +337,9 @@ def test_what_came_too_late_makes_the_next_plan_more_careful(
     seen: list[float] = []
     monkeypatch.setattr(Rates, "observe_chosen", lambda self, *, expected_s, seconds: seen.append(seconds))
 
-    def ask(tier: DiskTier, parts: PartialLoader) -> None:
-        assert parts.begin("late", find, 0.5)
-        waiter, deadline = parts._waiters["late"], time.monotonic() + WAIT_S
-        while waiter.expected_s == 0.0:
-            parts.advance()
-            assert time.monotonic() < deadline, "it is never planned"
-        waiter.deadline = -1.0
-        waiter.stage = partial_loader.Stage.READING  # whether it has looked by now or not
-        monkeypatch.setattr(parts, "_go_on", lambda waiter: False)
+    def ask(tier: DiskTier, parts: PrunedLoader) -> None:
+        wait_for_probe(parts, "late")
+        parts._waiting["late"].deadline = -1.0
         assert list(parts.advance()[1]) == ["late"] and parts.counts.num_late == 1
 
     in_its_thread(open_engine(), ask)
@@ -343,66 +349,64 @@ def test_what_came_too_late_makes_the_next_plan_more_careful(
 def test_nothing_of_a_namespace_is_noted_after_it_was_forgotten(open_engine: Open) -> None:
     learn(open_engine())
 
-    def ask(tier: DiskTier, parts: PartialLoader) -> None:
+    def ask(tier: DiskTier, parts: PrunedLoader) -> None:
+        known = parts.reads.known
         load = parts.begin("one", find, 0.5) and part_of(parts, "one")
-        assert load and parts._known.num_bytes
-        [known] = parts._known._runs.values()
+        assert load and known.num_bytes
+        [run] = known._runs.values()
         parts.end(b"")
-        assert parts._known.num_bytes == 0
+        assert known.num_bytes == 0
         may_read = threading.Event()
         tier.reader.submit_work(lambda: may_read.wait(WAIT_S))
         assert parts.begin("two", find, 0.5)
-        waiter = parts._waiters["two"]
         parts.end(b"")
-        parts._known._runs[b"", b""], parts._known._num_bytes = known, known.num_bytes  # as its read may, that runs
+        known._runs[b"", b""] = run  # as its read may, that runs
         may_read.set()
         deadline = time.monotonic() + WAIT_S
-        while waiter in parts._ended:
+        while parts._ended:
             parts.advance()
             assert time.monotonic() < deadline, "it never ends"
-        assert parts._known.num_bytes == 0
+        assert known.num_bytes == 0
 
     in_its_thread(open_engine(), ask)
 
 
-def test_between_two_steps_there_is_one_look_at_most(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_between_two_steps_there_is_one_probe_at_most(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     learn(open_engine())
 
-    def ask(tier: DiskTier, parts: PartialLoader) -> None:
+    def ask(tier: DiskTier, parts: PrunedLoader) -> None:
         for name in "abc":
             assert parts.begin(name, find, 0.5)
         ready: list[str] = []
-        num_looks, deadline = 0, time.monotonic() + WAIT_S
-        choose = parts._choose
+        num_probes, deadline = 0, time.monotonic() + WAIT_S
+        queries = ProbeForward.queries
 
-        def count(waiter: Any) -> None:
-            nonlocal num_looks
-            num_looks += 1
-            choose(waiter)
+        def count(probe: ProbeForward, rows: LoadedRows, head: int) -> Float32Array:
+            nonlocal num_probes
+            num_probes += 1
+            return queries(probe, rows, head)
 
-        monkeypatch.setattr(parts, "_choose", count)
+        monkeypatch.setattr(ProbeForward, "queries", count)
         while len(ready) < 3:
-            before, queued = num_looks, tier.reader.submit_work(lambda: True)
+            before, queued = num_probes, tier.reader.submit_work(lambda: True)
             while not queued.is_done:
                 time.sleep(0.001)
             ready += parts.advance()[0]  # all that was asked of the reader is done
-            assert num_looks - before <= 1 and time.monotonic() < deadline
-        assert num_looks == 3 and sorted(ready) == ["a", "b", "c"]
+            assert num_probes - before <= 1 and time.monotonic() < deadline
+        assert num_probes == 3 and sorted(ready) == ["a", "b", "c"]
 
     in_its_thread(open_engine(), ask)
 
 
-def test_who_is_too_late_does_not_look(open_engine: Open) -> None:
+def test_no_probe_runs_for_a_request_that_is_too_late(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     learn(open_engine())
 
-    def ask(tier: DiskTier, parts: PartialLoader) -> None:
-        assert parts.begin("late", find, 0.5)
-        waiter, deadline = parts._waiters["late"], time.monotonic() + WAIT_S
-        while not (waiter.stage is partial_loader.Stage.READING and waiter.work.is_done):
-            if waiter.stage is partial_loader.Stage.OPENING:
-                parts.advance()
+    def ask(tier: DiskTier, parts: PrunedLoader) -> None:
+        waiting, deadline = wait_for_probe(parts, "late"), time.monotonic() + WAIT_S
+        while not waiting.work.is_done:
             assert time.monotonic() < deadline, "it is never read"
-        waiter.deadline = -1.0
-        assert list(parts.advance()[1]) == ["late"] and waiter.stage is partial_loader.Stage.READING
+        waiting.deadline = -1.0
+        monkeypatch.setattr(ProbeForward, "queries", lambda *_: pytest.fail("it probes"))
+        assert list(parts.advance()[1]) == ["late"]
 
     in_its_thread(open_engine(), ask)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from radixlm.runtime.engine.engine import Engine, SamplingParams
 from radixlm.runtime.prefix.rates import Rates
-from radixlm.runtime.pruning import partial_prefix
+from radixlm.runtime.pruning import pruned_source
 
 from ..eager_loads import choose_always
 
@@ -45,7 +45,7 @@ def test_keys_that_nobody_waits_for_are_there_for_the_next(
         return 1.0 if num_bytes < max(planned) else None  # with keys that are there
 
     choose_always(monkeypatch, plan_chosen)
-    monkeypatch.setattr(partial_prefix, "MAX_DROPPED_MASS", 1.0)  # random weights look everywhere
+    monkeypatch.setattr(pruned_source, "MAX_DROPPED_ATTENTION", 1.0)  # random weights attend to everything
     settings = {"kv_cache_bytes": 1 << 20, "max_num_seqs": 2, "store": tmp_path / "store", "kv_budget": 1.0}
     with Engine(tiny_artifact, **settings) as engine:  # type: ignore[arg-type]
         for number in range(3):
@@ -56,7 +56,7 @@ def test_keys_that_nobody_waits_for_are_there_for_the_next(
         engine._loop.call(lambda core: setattr(core.tier.chosen, "used", lambda *_, **__: None))
         first = engine.generate(asked(7), PARAMS, kv_budget=0.5)
         assert first.usage.pruning is None and first.usage.cached_tokens == 192
-        wait(engine, lambda tier: not len(tier._parts._lessons))
+        wait(engine, lambda tier: not len(tier._parts.reads.prefetch))
         engine._loop.call(lambda core: core.cache.clear())
         second = engine.generate(asked(8), PARAMS, kv_budget=0.5)
         assert second.usage.pruning is not None and second.usage.pruning.loaded == 0.5

@@ -14,7 +14,7 @@ from radixlm.runtime.cache.kv_transaction import make_batch
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.prefix.disk_tier import DiskTier
-from radixlm.runtime.pruning import run_rewriter
+from radixlm.runtime.pruning import run_compactor
 from radixlm.runtime.pruning.pruning import Pruning
 from radixlm.runtime.pruning.row_selection import scores_to_store
 from radixlm.runtime.pruning.scored_runner import ScoredRunner
@@ -43,7 +43,7 @@ class Asked:
             self.cache,
             self.runner,
             clock=lambda: 0.0,
-            choose_rows=lambda tier: Pruning(tier, self.runner.importance, None, clock=lambda: 0.0),
+            choose_rows=lambda tier: Pruning(tier, self.runner.scores, None, clock=lambda: 0.0),
         )
 
     def ask(self, ids: Sequence[int], namespace: bytes = b"") -> None:
@@ -105,7 +105,7 @@ def test_what_a_second_prompt_finds_is_put_in_the_order_in_which_it_looked(asked
     assert asked.num_rewritten == 1
     heads = asked.heads(SYSTEM)
     run = asked.run(heads)
-    scores = asked.runner.importance.scores(asked.cache.tree.find(b"", SYSTEM).pages)
+    scores = asked.runner.scores.of(asked.cache.tree.find(b"", SYSTEM).pages)
     wanted = np.argsort(-scores_to_store(scores, is_start=True), axis=-1, kind="stable")
     order = run.order()
     assert order is not None and (order == wanted).all()
@@ -186,7 +186,7 @@ def _computed(asked: Asked, ids: list[int]) -> tuple[list[int], bytes]:
 
 
 def test_too_many_that_wait_are_counted_and_asked_for_again(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_rewriter, "MAX_JOBS", 1)
+    monkeypatch.setattr(run_compactor, "MAX_WAITING", 1)
     prompts = [[*([number] * 5 * PAGE_SIZE), 1] for number in range(3)]
     for prompt in prompts:
         asked.ask(prompt)
@@ -233,7 +233,7 @@ def test_a_namespace_that_is_discarded_takes_its_runs_along(asked: Asked) -> Non
 
 
 def test_a_long_node_is_several_runs(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_rewriter, "RUN_BYTES", 5 * KV.page_bytes)
+    monkeypatch.setattr(run_compactor, "RUN_BYTES", 5 * KV.page_bytes)
     long = [*SYSTEM, *SYSTEM]  # twelve pages
     asked.ask([*long, 1])
     asked.ask([*long, 2])

@@ -11,7 +11,7 @@ import pytest
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.errors import EngineError
 from radixlm.runtime.model.batch import Batch, PageCopy
-from radixlm.runtime.pruning.importance import DECAY, PASS_RUN_UP, Importance
+from radixlm.runtime.pruning.attention_scores import DECAY, PASS_RUN_UP, AttentionScores
 from radixlm.runtime.pruning.scored_runner import ScoredRunner
 
 from ..fake_model import VOCAB_SIZE
@@ -142,10 +142,10 @@ def test_scores_are_those_of_every_look_kept_in_a_list(seed: int) -> None:
         else:
             pages, length = chance.choice(sequences)
             num_reused = chance.randrange(length + 1)
-            runner.importance.fold(pages, num_reused=num_reused)
+            runner.scores.fold(pages, num_reused=num_reused)
             slow.fold(pages, num_reused)
         for pages, length in sequences:
-            scores = runner.importance.scores(pages)
+            scores = runner.scores.of(pages)
             for position in range(length):
                 slot = pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
                 np.testing.assert_allclose(scores[:, :, position], slow.score(slot), rtol=2e-5, atol=1e-7)
@@ -165,39 +165,39 @@ def test_a_pruned_sequence_leaves_no_trace_on_what_it_shares() -> None:
         patch.setattr(FakeScoredModel, "forward", lambda self, batch: np.zeros((0, VOCAB_SIZE), np.float32))
         runners[0].forward_scored(pruned)
     for runner in runners:
-        runner.importance.fold([2, 0, 1], num_reused=0)
-    assert np.array_equal(*(runner.importance.scores([2, 0, 1]) for runner in runners))
-    assert runners[0].importance.scores([2]).all() and not runners[0].importance.scores([1]).any()
+        runner.scores.fold([2, 0, 1], num_reused=0)
+    assert np.array_equal(*(runner.scores.of([2, 0, 1]) for runner in runners))
+    assert runners[0].scores.of([2]).all() and not runners[0].scores.of([1]).any()
 
 
 def test_numbers_that_went_wrong_are_no_scores() -> None:
     mass = np.zeros((1, 1, 2, PAGE_SIZE), np.float32)
-    importance = Importance(mass)
+    scores = AttentionScores(mass)
     for value in (1.0, np.nan, np.inf):
-        with importance.looking(batch_of((range(16), [1], 0)).arrays):
+        with scores.recording(batch_of((range(16), [1], 0)).arrays):
             mass[:, :, 1] += np.float32(value)
-        importance.fold([1], num_reused=16)
+        scores.fold([1], num_reused=16)
         assert not mass.any()
-    assert np.array_equal(importance.scores([1])[0, 0], 1 / np.arange(16, 0, -1, dtype=np.float32))
+    assert np.array_equal(scores.of([1])[0, 0], 1 / np.arange(16, 0, -1, dtype=np.float32))
 
 
 def test_a_use_weighs_more_than_the_first_pass_which_is_never_forgotten() -> None:
     mass = np.zeros((1, 1, 2, PAGE_SIZE), np.float32)
-    importance = Importance(mass)
-    with importance.looking(batch_of((range(16), [0], 0)).arrays):
+    scores = AttentionScores(mass)
+    with scores.recording(batch_of((range(16), [0], 0)).arrays):
         mass[..., 0, 0] = 16.0
-    importance.fold([0], num_reused=0)
+    scores.fold([0], num_reused=0)
     own = 16 / (16 + PASS_RUN_UP)
-    assert importance.scores([0])[0, 0, :2].tolist() == pytest.approx([own, 0.0])
+    assert scores.of([0])[0, 0, :2].tolist() == pytest.approx([own, 0.0])
     for _ in range(9):
-        with importance.looking(batch_of((range(4), [0, 1], 16)).arrays):
+        with scores.recording(batch_of((range(4), [0, 1], 16)).arrays):
             mass[..., 0, 1] = 4.0
-        importance.fold([0], num_reused=16)
-        assert importance.scores([0])[0, 0, :2].tolist() == pytest.approx([own, 1.0])
+        scores.fold([0], num_reused=16)
+        assert scores.of([0])[0, 0, :2].tolist() == pytest.approx([own, 1.0])
 
 
 def test_a_runner_without_mass_cannot_be_scored() -> None:
     model = FakeScoredModel(2)
     model.close()
-    with pytest.raises(EngineError, match="keep_mass"):
+    with pytest.raises(EngineError, match="keep_scores"):
         ScoredRunner(model)

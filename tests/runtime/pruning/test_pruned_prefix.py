@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from radixlm.runtime.artifact.manifest import KVDType, KVLayout
 from radixlm.runtime.model.kv_rows import KVRows
-from radixlm.runtime.pruning import partial_prefix
-from radixlm.runtime.pruning.partial_prefix import PartialPrefix
-from radixlm.runtime.pruning.row_selection import always, look, num_rows, with_probed
-from radixlm.runtime.pruning.run_cache import RunCache
+from radixlm.runtime.pruning import pruned_prefix
+from radixlm.runtime.pruning.probe_keys import ProbeKeyCache
+from radixlm.runtime.pruning.pruned_prefix import PrunedPrefix
+from radixlm.runtime.pruning.row_selection import always, num_rows, probe, with_probed
 from radixlm.runtime.store import NO_PARENT, OSFiles, PageKey, PageStore
 from radixlm.runtime.store.ordered_layout import OrderedLayout
 from radixlm.runtime.store.ordered_run import ranked_before_text
@@ -59,14 +59,14 @@ class Stored:
             first += length
         return np.concatenate(orders, axis=-1)
 
-    def open(self, budget: float, known: RunCache | None = None, *, num_before: int = 0) -> PartialPrefix | None:
-        known = RunCache() if known is None else known
-        return PartialPrefix.open(self.store, self.heads, budget=budget, num_before=num_before, known=known)
+    def open(self, budget: float, known: ProbeKeyCache | None = None, *, num_before: int = 0) -> PrunedPrefix | None:
+        known = ProbeKeyCache() if known is None else known
+        return PrunedPrefix.open(self.store, self.heads, budget=budget, num_before=num_before, known=known)
 
-    def opened(self, budget: float, known: RunCache | None = None) -> PartialPrefix:
-        partial = self.open(budget, known)
-        assert partial is not None
-        return partial
+    def opened(self, budget: float, known: ProbeKeyCache | None = None) -> PrunedPrefix:
+        part = self.open(budget, known)
+        assert part is not None
+        return part
 
 
 def stored(
@@ -93,10 +93,10 @@ def stored(
     )
 
 
-def rows_of(partial: PartialPrefix, it: Stored) -> NDArray[np.int64]:
+def rows_of(part: PrunedPrefix, it: Stored) -> NDArray[np.int64]:
     """Which tokens were read, by the bytes of their keys; all of `rows` are rows of the prefix."""
-    pages = partial.rows()
-    count = partial.num_there
+    pages = part.rows()
+    count = part.num_there
     assert len(pages) == -(-count // 16)
     read, found = KVRows.of_pages(it.kv, pages, count), np.empty((*it.exact.items.shape[1:3], count), np.int64)
     for layer, head in np.ndindex(found.shape[:2]):
@@ -130,105 +130,105 @@ def test_what_is_read_is_what_is_chosen(
     num_before: int,
     seed: int,
 ) -> None:
-    it, known = stored(tmp_path_factory.mktemp("store") / "s", lengths, dtype=dtype, seed=seed), RunCache()
+    it, known = stored(tmp_path_factory.mktemp("store") / "s", lengths, dtype=dtype, seed=seed), ProbeKeyCache()
     with closing(it.store):
         for is_known in (False, True):
-            partial = it.open(budget, known, num_before=num_before)
-            assert partial is not None and partial.num_there == 0
-            assert partial.num_rows == num_rows(it.num_tokens, budget)
-            assert partial.read_stored()
-            first = rows_of(partial, it)
-            assert partial.num_there == partial.num_stored == first.shape[-1] <= partial.num_rows
-            choice = partial.choose(it.queries)
-            assert 0 <= choice.dropped_mass <= 1
-            assert partial.read_chosen()
-            chosen = rows_of(partial, it)
-            assert partial.num_there == partial.num_rows == chosen.shape[-1]
-            seen = look(it.queries, it.exact.keys_of(PROBE_HEAD), first[:, PROBE_HEAD])
-            assert (chosen == with_probed(first, seen.largest, partial.num_rows, it.order(lengths))).all()
+            part = it.open(budget, known, num_before=num_before)
+            assert part is not None and part.num_there == 0
+            assert part.num_rows == num_rows(it.num_tokens, budget)
+            assert part.read_stored()
+            first = rows_of(part, it)
+            assert part.num_there == part.num_stored == first.shape[-1] <= part.num_rows
+            dropped = part.choose(it.queries)
+            assert 0 <= dropped <= 1
+            assert part.read_chosen()
+            chosen = rows_of(part, it)
+            assert part.num_there == part.num_rows == chosen.shape[-1]
+            seen = probe(it.queries, it.exact.keys_of(PROBE_HEAD), first[:, PROBE_HEAD])
+            assert (chosen == with_probed(first, seen.largest, part.num_rows, it.order(lengths))).all()
             for layer, head in np.ndindex(first.shape[:2]):
                 assert set(always(it.num_tokens, num_before).tolist()) <= set(first[layer, head].tolist())
             kept = np.take_along_axis(seen.mean, chosen[:, PROBE_HEAD], axis=-1).sum(axis=-1)
-            assert choice.dropped_mass == pytest.approx(1 - kept.mean(), abs=2e-3)
-            assert (known.num_bytes > 0) == (partial.num_rows < it.num_tokens)
-            assert not is_known or partial.num_reads <= len(lengths) * (2 + 3 * 2 * sum(lengths))
-            partial.close()
+            assert dropped == pytest.approx(1 - kept.mean(), abs=2e-3)
+            assert (known.num_bytes > 0) == (part.num_rows < it.num_tokens)
+            assert not is_known or part.num_reads <= len(lengths) * (2 + 3 * 2 * sum(lengths))
+            part.close()
 
 
 def test_a_budget_of_one_is_the_pages_to_the_last_bit(prefix: Stored) -> None:
-    partial = prefix.opened(1.0)
-    assert partial.num_rows == prefix.num_tokens
-    assert partial.read_stored()
-    assert (partial.rows() == prefix.exact.to_pages()).all()
-    assert partial.num_reads == 6  # a header and all of each run at once
-    choice = partial.choose(prefix.queries)
-    assert choice.is_enough and choice.dropped_mass == 0
-    assert partial.read_chosen()
-    assert (partial.rows() == prefix.exact.to_pages()).all()
-    partial.close()
-    partial.close()
+    part = prefix.opened(1.0)
+    assert part.num_rows == prefix.num_tokens
+    assert part.read_stored()
+    assert (part.rows() == prefix.exact.to_pages()).all()
+    assert part.num_reads == 6  # a header and all of each run at once
+    dropped = part.choose(prefix.queries)
+    assert dropped == 0
+    assert part.read_chosen()
+    assert (part.rows() == prefix.exact.to_pages()).all()
+    part.close()
+    part.close()
 
 
 def test_what_is_known_is_not_read_again(prefix: Stored) -> None:
-    known = RunCache()
+    known = ProbeKeyCache()
     asked = []
     for _ in range(2):
-        partial = prefix.opened(0.3, known)
-        estimate, before = partial.bytes_to_read, partial.bytes_read
-        assert before == 3 * 4096 == 4096 * partial.num_reads  # the headers
-        assert partial.read_stored() and partial.choose(prefix.queries) and partial.read_chosen()
-        asked.append((partial.bytes_read, partial.num_reads, estimate))
-        partial.close()
+        part = prefix.opened(0.3, known)
+        estimate, before = part.bytes_to_read, part.bytes_read
+        assert before == 3 * 4096 == 4096 * part.num_reads  # the headers
+        assert part.read_stored() and part.choose(prefix.queries) < 1 and part.read_chosen()
+        asked.append((part.bytes_read, part.num_reads, estimate))
+        part.close()
     assert asked[1][0] < asked[0][0] and asked[1][1] < asked[0][1] and asked[1][2] < asked[0][2]
 
 
 def test_an_order_written_again_is_another_run(prefix: Stored) -> None:
-    known = RunCache()
+    known = ProbeKeyCache()
     for seed in range(3):
-        partial = prefix.opened(0.3, known)
-        assert partial.read_stored()
-        rows_of(partial, prefix)
-        assert partial.choose(prefix.queries) and partial.read_chosen()
-        rows_of(partial, prefix)
-        partial.close()
+        part = prefix.opened(0.3, known)
+        assert part.read_stored()
+        rows_of(part, prefix)
+        assert part.choose(prefix.queries) < 1 and part.read_chosen()
+        rows_of(part, prefix)
+        part.close()
         scores = np.random.default_rng(seed).random((2, 3, 64))
         assert rewrite(prefix.store, prefix.heads[6:10], scores, probe_head=PROBE_HEAD).stored
 
 
 def test_runs_that_leave_a_gap_or_differ_in_their_probe_are_not_opened(prefix: Stored) -> None:
-    known = RunCache()
+    known = ProbeKeyCache()
     for heads in ([], prefix.heads[1:], prefix.heads[:5], prefix.heads[:14]):
-        assert PartialPrefix.open(prefix.store, heads, budget=0.5, num_before=0, known=known) is None
+        assert PrunedPrefix.open(prefix.store, heads, budget=0.5, num_before=0, known=known) is None
     parts = [prefix.heads[:6], prefix.heads[6:10], prefix.heads[6:]]
     for heads in parts:
-        partial = PartialPrefix.open(prefix.store, heads, budget=0.5, num_before=16, known=known)
-        assert partial is not None and partial.num_tokens == 16 * len(heads)
-        partial.close()
+        part = PrunedPrefix.open(prefix.store, heads, budget=0.5, num_before=16, known=known)
+        assert part is not None and part.num_tokens == 16 * len(heads)
+        part.close()
     rewrite(prefix.store, prefix.heads[6:10], np.zeros((2, 3, 64)), probe_head=0)
     assert prefix.open(0.5) is None
     other = chain(6, 5, namespace=BOB, identity=identity_of(prefix.kv), parent_key=NO_PARENT)
-    assert PartialPrefix.open(prefix.store, other, budget=0.5, num_before=0, known=known) is None
+    assert PrunedPrefix.open(prefix.store, other, budget=0.5, num_before=0, known=known) is None
 
 
 def test_a_closed_store_opens_nothing_and_what_is_open_reads_on(prefix: Stored) -> None:
-    partial = prefix.opened(0.3)
+    part = prefix.opened(0.3)
     prefix.store.close()
     assert prefix.open(0.3) is None
-    assert partial.read_stored()
-    rows_of(partial, prefix)
-    partial.close()
+    assert part.read_stored()
+    rows_of(part, prefix)
+    part.close()
 
 
 def test_a_discarded_run_is_read_no_more(prefix: Stored) -> None:
-    known = RunCache()
-    partial = prefix.opened(0.3, known)
-    assert partial.read_stored() and partial.choose(prefix.queries)
+    known = ProbeKeyCache()
+    part = prefix.opened(0.3, known)
+    assert part.read_stored() and part.choose(prefix.queries) < 1
     assert known.num_bytes > 0
     prefix.store.discard(prefix.heads[0].namespace)
     known.discard(prefix.heads[0].namespace)
     assert known.num_bytes == 0
-    assert not partial.read_chosen() and partial.num_there == 0
-    partial.close()
+    assert not part.read_chosen() and part.num_there == 0
+    part.close()
     assert prefix.open(0.3) is None
 
 
@@ -276,36 +276,36 @@ def reopened(it: Stored, files: OSFiles | None = None) -> Iterator[Stored]:
 
 def read_right_or_not(it: Stored) -> str:
     """How far it came; what it had until then was right."""
-    partial = it.open(0.6)
-    if partial is None:
+    part = it.open(0.6)
+    if part is None:
         return "not opened"
-    with closing(partial):
-        if not partial.read_stored():
-            assert partial.num_there == 0
+    with closing(part):
+        if not part.read_stored():
+            assert part.num_there == 0
             return "nothing stored"
-        rows_of(partial, it)
-        partial.choose(it.queries)
-        if not partial.read_chosen():
-            assert partial.num_there == 0
+        rows_of(part, it)
+        part.choose(it.queries)
+        if not part.read_chosen():
+            assert part.num_there == 0
             return "nothing chosen"
-        assert rows_of(partial, it).shape[-1] == partial.num_rows
+        assert rows_of(part, it).shape[-1] == part.num_rows
         return "right"
 
 
 def test_what_is_known_has_a_bound(prefix: Stored) -> None:
-    whole = RunCache()
-    partial = prefix.opened(0.3, whole)
-    assert partial.read_stored()
-    partial.close()
-    small = RunCache(max_bytes=whole.num_bytes - 1)
-    partial = prefix.opened(0.3, small)
-    assert partial.read_stored()  # though what it knew of the first run is forgotten by now
+    whole = ProbeKeyCache()
+    part = prefix.opened(0.3, whole)
+    assert part.read_stored()
+    part.close()
+    small = ProbeKeyCache(max_bytes=whole.num_bytes - 1)
+    part = prefix.opened(0.3, small)
+    assert part.read_stored()  # though what it knew of the first run is forgotten by now
     assert 0 < small.num_bytes <= small.max_bytes
     assert small.find(prefix.heads[:6]) is None and small.find(prefix.heads[6:10]) is not None
-    assert partial.choose(prefix.queries) and partial.read_chosen()
-    rows_of(partial, prefix)
-    partial.close()
-    small.clear()
+    assert part.choose(prefix.queries) < 1 and part.read_chosen()
+    rows_of(part, prefix)
+    part.close()
+    small.discard()
     assert small.num_bytes == 0 and small.find(prefix.heads[6:10]) is None
 
 
@@ -330,16 +330,16 @@ def test_no_file_stays_open_whatever_came_of_it(
     prefix.store.close()
     with reopened(prefix, files := CountingFiles()) as it:
         before = set(files.open_ones)
-        partial = it.opened(0.3)
+        part = it.opened(0.3)
         assert len(files.open_ones - before) == 3
-        partial.close()
-        partial.close()
+        part.close()
+        part.close()
         assert files.open_ones == before
-        monkeypatch.setattr(partial_prefix, "MAX_RUNS", 2)
+        monkeypatch.setattr(pruned_prefix, "MAX_RUNS", 2)
         assert it.open(0.3) is None and files.open_ones == before, "there are three runs"
-        monkeypatch.setattr(partial_prefix, "MAX_RUNS", 3)
+        monkeypatch.setattr(pruned_prefix, "MAX_RUNS", 3)
         it.opened(0.3).close()
-        monkeypatch.setattr(PartialPrefix, "__init__", lambda *args, **options: 1 / 0)
+        monkeypatch.setattr(PrunedPrefix, "__init__", lambda *args, **options: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             it.open(0.3)
         assert files.open_ones == before

@@ -1,16 +1,18 @@
-"""Have runs of the tree that prompts use rewritten on disk in the order of importance, when nothing else is to be done.
+"""Have the runs of pages that prompts share rewritten on disk, tokens by attention, when nothing else is to be written.
 
-A node of the tree is rewritten after its 1st use, the 2nd, the 4th, the 8th after that and so on: its order becomes
-better with each and changes less. A chat's node grows with every turn and keeps its count, so that it is not written
-whole each time. Never across nodes, or prompts that share one would have to share both. Knows the tree's nodes and the
+A node of the tree is rewritten after its 1st use, the 2nd, the 4th, the 8th and so on: each time its order becomes
+better and changes less. The node of a chat grows with each turn and keeps its count, so it is not written whole each
+time. A run never crosses nodes, or prompts that share one node would have to share both. Knows the tree's nodes and the
 disk's index; reads and writes nothing itself.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
+from cachetools import LRUCache
 
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
@@ -22,14 +24,14 @@ from ..store.page_key import PageKey
 from ..store.page_store import PageStore
 from ..store.rewriting import rewrite
 from ..store.store_state import PutResult
-from .importance import Importance
+from .attention_scores import AttentionScores
 from .row_selection import scores_to_store
 
 MIN_PAGES = 4  # of a node; fewer are read whole as quickly
-RUN_BYTES = 64 << 20  # of a run's pages: a few copies are in memory while it is ordered. Longer nodes have more runs
-MAX_JOBS = 64  # nodes that wait
+RUN_BYTES = 64 << 20  # of a run's pages, of which ordering makes a few copies; longer nodes become several runs
+MAX_WAITING = 64  # nodes
 MAX_COUNTED = 4096  # nodes whose uses are remembered
-PROBE_HEAD = 2  # the KV head by whose keys a query looks, or the last: of SmolLM2's three the best (bench/LOG.md)
+PROBE_HEAD = 2  # the KV head whose keys probe a run, or the last head: the best of SmolLM2's three (bench/LOG.md)
 
 
 @dataclass
@@ -37,7 +39,7 @@ class _Uses:
     """Of a node."""
 
     count: int = 0
-    next_at: int = 1  # it is rewritten at that many
+    next_at: int = 1  # the count at which it is rewritten
     waits: bool = False
 
 
@@ -51,8 +53,8 @@ class _Run:
 
 
 @dataclass
-class RunRewriter:
-    """`used` by a prompt that is done, and `advance` between two steps.
+class RunCompactor:
+    """Call `used` when a prompt is done, and `advance` between two steps.
 
     Attributes:
         num_dropped: nodes that were not rewritten, because too many waited; their next use asks again.
@@ -62,31 +64,31 @@ class RunRewriter:
     cache: PrefixCache
     index: DiskIndex
     writer: DiskWriter
-    importance: Importance
+    scores: AttentionScores
     page_bytes: int
     num_dropped: int = 0
     num_rewritten: int = 0
-    _uses: OrderedDict[bytes, _Uses] = field(default_factory=OrderedDict)  # by the key of the first page, latest last
+    _uses: LRUCache[bytes, _Uses] = field(default_factory=lambda: LRUCache(MAX_COUNTED))  # by a node's first page's key
     _waiting: deque[tuple[bytes, Node]] = field(default_factory=deque)
     _runs: deque[_Run] = field(default_factory=deque)  # of one node
 
     @property
     def is_ready(self) -> bool:
-        """Whether `advance` would get on: something waits, and the writer has nothing to do."""
+        """Whether `advance` has a run for the writer, and the writer is idle."""
         return bool(self._waiting or self._runs) and self.writer.is_idle
 
     def used(self, namespace: bytes, token_ids: Sequence[int], *, num_reused: int) -> None:
-        """A prompt is done: fold what it looked at, and count the nodes that it found, their first page at least, of
-        which the disk has that."""
+        """A prompt is done: fold its attention scores, and count the nodes whose first page it found, in memory and on
+        disk."""
         pages = self.cache.tree.find(namespace, token_ids).pages
-        self.importance.fold(pages, num_reused=num_reused)
+        self.scores.fold(pages, num_reused=num_reused)
         keys = self.index.keys(namespace, token_ids[:num_reused])
         for node in self._nodes_of(pages[: min(num_reused // PAGE_SIZE, len(keys))]):
             if len(node.pages) >= MIN_PAGES:
                 self._count(keys[node.start], node)
 
     def advance(self) -> None:
-        """Hand the writer the next run, if it has nothing to do."""
+        """Hand the writer the next run, if it is idle."""
         if not self.is_ready:
             return
         if not self._runs:
@@ -111,7 +113,7 @@ class RunRewriter:
                 self._waiting.append((key, node))
 
     def _rewrite(self, store: PageStore, run: _Run) -> PutResult:
-        """In the writer's thread: store a run that is on disk in the order of its scores, too."""
+        """Store a run in order, beside its pages; in the writer's thread."""
         probe_head = min(PROBE_HEAD, run.scores.shape[1] - 1)
         scores = scores_to_store(run.scores, is_start=run.is_start)
         result = rewrite(store, run.heads, scores, probe_head=probe_head)
@@ -119,7 +121,7 @@ class RunRewriter:
         return result
 
     def _nodes_of(self, pages: Sequence[int]) -> Iterator[Node]:
-        """The nodes that these pages, from a root down, are in."""
+        """The nodes that hold these pages, from a root down."""
         first = 0
         while first < len(pages):
             node = self.cache.tree.node_of(pages[first])
@@ -128,21 +130,18 @@ class RunRewriter:
             first = node.start + len(node.pages)
 
     def _count(self, key: bytes, node: Node) -> None:
-        uses = self._uses.setdefault(key, _Uses())
-        self._uses.move_to_end(key)
-        if len(self._uses) > MAX_COUNTED:
-            self._uses.popitem(last=False)
+        uses = self._uses[key] = self._uses.get(key, _Uses())
         uses.count += 1
         if uses.count < uses.next_at or uses.waits:
             return
-        if len(self._waiting) == MAX_JOBS:
+        if len(self._waiting) == MAX_WAITING:
             self.num_dropped += 1
             return
         uses.waits = True
         self._waiting.append((key, node))
 
     def _runs_of(self, node: Node) -> Iterator[_Run]:
-        """A node as it is now; nothing if the disk has not all of it, or memory has it no more."""
+        """The runs of a node as it is now; none if the disk lacks some of it, or memory has it no longer."""
         if not node.pages or self.cache.tree.node_of(node.pages[0]) is not node:
             return
         path, stop = node.path(), node.start + len(node.pages)
@@ -152,5 +151,4 @@ class RunRewriter:
         step = max(MIN_PAGES, RUN_BYTES // self.page_bytes)
         for first in range(0, len(heads), step):
             some = slice(first, first + step)
-            scores = self.importance.scores(node.pages[some])
-            yield _Run(heads[some], scores, is_start=node.start + first == 0)
+            yield _Run(heads[some], self.scores.of(node.pages[some]), is_start=node.start + first == 0)

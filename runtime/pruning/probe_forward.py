@@ -1,7 +1,7 @@
-"""What a prompt's end looks for, given only some rows of the prefix before it: one forward that nobody keeps.
+"""Run the end of a prompt over a few rows of its prefix, to learn which other rows its queries attend to.
 
-Knows a cache and a runner that scores, not where rows come from or what the queries are for. The history of attention
-does not notice.
+Knows a cache and a runner that scores; neither where the rows come from, nor what the queries are used for. The forward
+leaves nothing in the cache, and nothing in the history of attention.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from ..cache.kv_transaction import make_batch
 from ..cache.prefix_cache import PrefixCache
 from ..model.batch import Float32Array
 from ..prefix.loaded_rows import LoadedRows
-from .row_selection import MAX_LOOK_TOKENS
+from .row_selection import MAX_PROBE_TOKENS
 from .scored_runner import ScoredRunner
 
 
 @dataclass(frozen=True)
-class QueryLook:
-    """Looks by `runner`, at most `max_num_tokens` tokens at once; `group_size` query heads share a KV head."""
+class ProbeForward:
+    """Forwards of `runner`, of at most `max_num_tokens` tokens each; `group_size` query heads share a KV head."""
 
     cache: PrefixCache
     runner: ScoredRunner
     max_num_tokens: int
     group_size: int
 
-    def queries(self, load: LoadedRows, head: int) -> Float32Array:
-        """The queries of the tokens of a prompt behind `load`, `[layers, tokens, group, head_dim]`, of those heads that
-        share KV head `head`, computed over the rows of the load: of the last ones, as many as look. Nothing is kept.
+    def queries(self, rows: LoadedRows, head: int) -> Float32Array:
+        """Compute the prompt's tokens behind `rows`, and return the queries of the last `MAX_PROBE_TOKENS` of them,
+        `[layers, tokens, group, head_dim]`, in the heads that share KV head `head`.
 
         Raises:
             OutOfPages, SparseSpanError: it cannot be done now.
         """
-        sequence = load.open(self.cache, context_length=len(load.match.prompt_ids))
+        sequence = rows.open(self.cache, context_length=len(rows.match.prompt_ids))
         try:
             with self.cache.begin() as step:
                 reservation = step.reserve(sequence, sequence.num_uncomputed)
@@ -40,6 +40,6 @@ class QueryLook:
             assert self.runner.queries is not None
             heads = slice(head * self.group_size, (head + 1) * self.group_size)
             num_tokens = reservation.num_tokens
-            return self.runner.queries[:, max(0, num_tokens - MAX_LOOK_TOKENS) : num_tokens, heads].copy()
+            return self.runner.queries[:, max(0, num_tokens - MAX_PROBE_TOKENS) : num_tokens, heads].copy()
         finally:
             self.cache.close(sequence, keep=False)

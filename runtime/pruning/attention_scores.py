@@ -1,0 +1,153 @@
+"""How much attention each KV row of the pool gets: a history, prompt by prompt, that orders the tokens of pages.
+
+A use is the attention of one prompt's new tokens to a row that was cached before. It is the mean over the tokens that
+came after the row, so that a long prompt counts as much as a short one, and an early row as much as a late one. Each
+use weighs `DECAY` times as much as the one after it: 0.8 covers about five uses.
+
+The prompt that computes a row counts apart and never fades. Its sum is divided as if `PASS_RUN_UP` more tokens had come
+after the row, or the last rows would rank first: this prompt says less than later ones about what is asked again, and
+more about what nothing asked for yet. By both, a quarter of the rows loses less than half of the attention that the
+first and the recent rows lose, on all texts of bench/LOG.md.
+
+Steps that only decode are not scored. Sequences with a sparse span are scored and not counted, because attention that
+belongs to missing rows goes to others. Knows pages and batches, not requests, trees or disks. The engine's thread owns
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..artifact.manifest import PAGE_SIZE
+from ..model.batch import BatchArrays, Float32Array, Int32Array, PageCopy
+
+DECAY = 0.8
+PASS_RUN_UP = 512
+_NO_PAGES: Int32Array = np.zeros(0, np.int32)
+
+
+class AttentionScores:
+    """Scores of the rows of a pool.
+
+    >>> sums = np.zeros((1, 1, 2, 16), np.float32)
+    >>> scores = AttentionScores(sums)
+    >>> with scores.recording(batch.arrays):  # doctest: +SKIP
+    ...     runner.forward_scored(batch)  # adds to `sums`
+    >>> scores.fold([0], num_reused=0)
+    >>> scores.of([0]).shape
+    (1, 1, 16)
+
+    Args:
+        sums: float32 `[layers, kv_heads, num_pages, PAGE_SIZE]`, to which a forward adds the attention of its tokens;
+            emptied here.
+    """
+
+    def __init__(self, sums: Float32Array) -> None:
+        self._sums = sums
+        num_pages = sums.shape[2]
+        self._history = np.zeros_like(sums)  # of uses
+        self._weight = np.zeros((num_pages, PAGE_SIZE), np.float32)  # of the uses in the history
+        self._pass = np.zeros_like(sums)  # of the prompt that computed the row
+        self._num_queries = np.zeros((num_pages, PAGE_SIZE), np.int32)  # tokens whose attention is in `sums`
+
+    def forget_rows(self, slots: Int32Array) -> None:
+        """Clear rows that are about to be written."""
+        self._clear(*np.divmod(slots, PAGE_SIZE))
+
+    def forget_pages(self, page_ids: Sequence[int]) -> None:
+        """Clear pages that come from elsewhere."""
+        self._clear(np.array(page_ids, np.int64))
+
+    def copy_rows(self, copies: Sequence[PageCopy]) -> None:
+        """Copy the history of rows that are copied to another page, but not what is not folded yet."""
+        for copy in copies:
+            self.forget_pages([copy.dst_page])
+            for array in (self._history, self._pass, self._weight):
+                array[..., copy.dst_page, : copy.num_rows] = array[..., copy.src_page, : copy.num_rows]
+
+    @contextmanager
+    def recording(self, arrays: BatchArrays) -> Iterator[None]:
+        """Around a forward that adds to `sums`: counts the tokens that attend to each row. The pages of a sequence with
+        a sparse span stay as they were, for the other sequences of the batch, too.
+        """
+        spans = _spans(arrays)
+        hidden = np.unique(np.concatenate([span.page_ids for span in spans if span.is_sparse] or [_NO_PAGES]))
+        sums, num_queries = self._sums[:, :, hidden], self._num_queries[hidden]
+        yield
+        for span in spans:
+            span.count(self._num_queries)
+        if hidden.size:
+            self._sums[:, :, hidden] = sums
+            self._num_queries[hidden] = num_queries
+
+    def fold(self, page_ids: Sequence[int], *, num_reused: int) -> None:
+        """Add the attention since the last fold to the history, as one use: a prompt is done.
+
+        Args:
+            page_ids: pages of the prompt, from its first token on.
+            num_reused: its first tokens that were cached before.
+        """
+        pages = np.array(page_ids, np.int64)
+        sums, num_queries = self._sums[:, :, pages], self._num_queries[pages]
+        self._sums[:, :, pages] = self._num_queries[pages] = 0
+        if not np.isfinite(sums).all():  # the step's numbers went wrong: all that came of them is dropped
+            return
+        is_reused = (np.arange(pages.size * PAGE_SIZE) < num_reused).reshape(-1, PAGE_SIZE)
+        is_use = is_reused & (num_queries > 0)
+        decay = np.where(is_use, np.float32(DECAY), np.float32(1))
+        self._history[:, :, pages] *= decay
+        self._history[:, :, pages] += np.where(is_use, sums / np.maximum(num_queries, 1), np.float32(0))
+        self._weight[pages] = decay * self._weight[pages] + is_use
+        self._pass[:, :, pages] += np.where(is_reused, np.float32(0), sums / (num_queries + PASS_RUN_UP))
+
+    def of(self, page_ids: Sequence[int]) -> Float32Array:
+        """The scores of each row of pages, `[layers, kv_heads, PAGE_SIZE * len(page_ids)]`: the share of a later
+        token's attention that the row gets, summed over the queries of its KV head, plus something for the prompt that
+        computed it; 0 for rows that no token attended to. A copy.
+        """
+        pages = np.array(page_ids, np.int64)
+        weight = self._weight[pages]
+        scores = self._history[:, :, pages] / np.where(weight > 0, weight, 1) + self._pass[:, :, pages]
+        return np.asarray(scores.reshape(*scores.shape[:2], -1))
+
+    def _clear(self, pages: npt.NDArray[Any], rows: npt.NDArray[Any] | slice = slice(None)) -> None:
+        for scores in (self._sums, self._history, self._pass):
+            scores[:, :, pages, rows] = 0
+        self._weight[pages, rows] = self._num_queries[pages, rows] = 0
+
+
+@dataclass(frozen=True)
+class _Span:
+    """The tokens of one sequence in a batch."""
+
+    page_ids: Int32Array  # of all rows that they see
+    slots: Int32Array  # where their own rows are written
+    num_before: int  # rows of the sequence before theirs
+    is_sparse: bool  # they see fewer rows than there are positions
+
+    def count(self, num_queries: Int32Array) -> None:
+        """Add to each row, `[num_pages, PAGE_SIZE]`, how many of these tokens see it."""
+        num_full, num_rest = divmod(self.num_before, PAGE_SIZE)
+        num_queries[self.page_ids[:num_full]] += self.slots.size
+        if num_rest:
+            num_queries[self.page_ids[num_full], :num_rest] += self.slots.size
+        num_queries.reshape(-1)[self.slots] += np.arange(self.slots.size, 0, -1, dtype=np.int32)
+
+
+def _spans(arrays: BatchArrays) -> list[_Span]:
+    """The sequences of a batch."""
+    spans, first = [], 0
+    for sequence, num_tokens in enumerate(np.bincount(arrays.row_of_token, minlength=len(arrays.page_table)).tolist()):
+        if num_tokens:
+            stop, length = first + num_tokens, int(arrays.kv_lengths[first + num_tokens - 1])
+            page_ids = arrays.page_table[sequence, : -(-length // PAGE_SIZE)]
+            is_sparse = length != int(arrays.positions[stop - 1]) + 1
+            spans.append(_Span(page_ids, arrays.slots[first:stop], length - num_tokens, is_sparse))
+            first = stop
+    return spans
