@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from radixlm.runtime import Completion, SamplingParams
     from radixlm.runtime.artifact import Artifact
     from radixlm.runtime.cache.why_not_more import WhyNotMore
-    from radixlm.runtime.engine.engine_parts import Runner
+    from radixlm.runtime.model.batch import Runner
     from radixlm.runtime.server.openai.requests import ChatRequest, CompletionRequest
 
 
@@ -82,7 +82,7 @@ class Playback:
         self._engine.close()
 
     def _open_runner(self, artifact: Artifact, num_pages: int, num_threads: int | None) -> Runner:
-        from radixlm.runtime.engine.scripted_runner import ScriptedRunner
+        from radixlm.runtime.model.scripted_runner import ScriptedRunner
 
         model: Runner | None = None
         if self._generates:
@@ -93,15 +93,14 @@ class Playback:
         return self._runner
 
     def _ask(self, request: ChatRequest | CompletionRequest, params: SamplingParams, namespace: bytes) -> Completion:
+        from radixlm.runtime.engine.request_options import RequestOptions
         from radixlm.runtime.server.openai.requests import ChatRequest
 
-        match = request.cache_match
+        options = RequestOptions(namespace=namespace, cache_match=request.cache_match)
         if isinstance(request, ChatRequest):
             messages = [message.to_template() for message in request.messages]
-            return self._engine.chat(messages, params, namespace=namespace, cache_match=match)
-        return self._engine.generate(
-            request.one_prompt, params, namespace=namespace, cache_match=match, strip_suffix=request.strip_suffix
-        )
+            return self._engine.chat(messages, params, options)
+        return self._engine.generate(request.one_prompt, params, options, strip_suffix=request.strip_suffix)
 
     def _params(self, request: ChatRequest | CompletionRequest, reply: Reply | None) -> SamplingParams:
         """As the request wishes; for a known reply, what lets the script through."""

@@ -12,8 +12,8 @@ from typing import Literal, Self
 
 from radixlm.runtime import Completion, Engine, SamplingParams
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.engine.engine_parts import Runner
-from radixlm.runtime.engine.scripted_runner import ScriptedRunner
+from radixlm.runtime.model.batch import Runner
+from radixlm.runtime.model.scripted_runner import ScriptedRunner
 from radixlm.tokenizer_fix import SpelledPrompt
 
 from .door import Door, Passed

@@ -20,7 +20,7 @@ from typing import Literal, Self
 
 from radixlm.runtime import Completion, Engine, SamplingParams
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.engine.engine_parts import Runner
+from radixlm.runtime.model.batch import Runner
 from radixlm.runtime.model.model_runner import ModelRunner
 
 from ..data import data_dir

@@ -1,15 +1,19 @@
-"""What comes back from a request: deltas while it runs, a completion at its end.
+"""What comes back from a request: deltas while it runs, a completion at its end, and what it reused.
 
-Plain frozen data, without behaviour; `request.py` makes them, the server turns them into JSON.
+Frozen values; `request.py` makes them, the server turns them into JSON.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, get_args
 
+from ..cache.prefix_match import MatchKind
 from ..cache.why_not_more import WhyNotMore
+from ..errors import RadixLMError
+
+_KINDS: tuple[MatchKind, ...] = get_args(MatchKind)
 
 FinishReason = Literal["stop", "length", "cancelled"]
 """`stop`: a stop token or string; `length`: max_tokens or the context; `cancelled`: the client went away."""
@@ -120,3 +124,56 @@ class Completion:
     stop_reason: StopReason | None = None  # None: the model's own end, a complete grammar, or nothing stopped it
     request_id: str = ""  # the caller's own name of the request, or the engine's
     num_swallowed: int = 0  # of a raw prompt: characters that the ids begin with, and that end the prompt's text
+
+
+class RequestOutput(NamedTuple):
+    """What a step brought for one request. The last one has a `completion` or an `error`."""
+
+    request_id: str
+    delta: Delta | None = None
+    completion: Completion | None = None
+    error: RadixLMError | None = None
+
+
+@dataclass(frozen=True)
+class PrefixReuse:
+    """How many of a prompt's tokens were reused, by the kind of match that found them, strongest kind first."""
+
+    tokens_by_kind: Mapping[MatchKind, int] = field(default_factory=dict)
+    disk_tokens_by_kind: Mapping[MatchKind, int] = field(default_factory=dict)  # of those, loaded from disk for it
+    why_not_more: WhyNotMore | None = None  # None: the request was never admitted
+    pruning: KVPruning | None = None  # None: all keys and values of the reused tokens are there
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were not computed."""
+        return sum(self.tokens_by_kind.values())
+
+    def with_loaded(self, by_kind: Mapping[MatchKind, int], why_not_more: WhyNotMore) -> PrefixReuse:
+        """The same with tokens that came from disk while the request computed what is before them."""
+        return replace(
+            self,
+            tokens_by_kind=_sum(self.tokens_by_kind, by_kind),
+            disk_tokens_by_kind=_sum(self.disk_tokens_by_kind, by_kind),
+            why_not_more=why_not_more,
+        )
+
+    def usage(self, num_prompt_tokens: int, num_generated: int) -> Usage:
+        """The usage of a request with so many tokens."""
+        return Usage(
+            prompt_tokens=num_prompt_tokens,
+            completion_tokens=num_generated,
+            cached_tokens=self.num_tokens,
+            tokens_by_kind={kind: count for kind, count in self.tokens_by_kind.items()},
+            disk_tokens_by_kind={kind: count for kind, count in self.disk_tokens_by_kind.items()},
+            pruning=self.pruning,
+        )
+
+    def cache_match(self, why_not_more: WhyNotMore | None) -> CacheMatch:
+        """The weakest kind that was used, and why it was not more, with its texts."""
+        kinds = [kind for kind, count in self.tokens_by_kind.items() if count]
+        return CacheMatch(kinds[-1] if kinds else None, self.num_tokens, why_not_more)
+
+
+def _sum(left: Mapping[MatchKind, int], right: Mapping[MatchKind, int]) -> dict[MatchKind, int]:
+    return {kind: count for kind in _KINDS if (count := left.get(kind, 0) + right.get(kind, 0))}

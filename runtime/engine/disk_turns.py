@@ -67,7 +67,7 @@ class DiskTurns:
             request.request_id,
             lambda cache: find_prefix(cache, request, context_length),
             num_tokens_ahead=num_tokens_ahead,
-            kv_budget=request.kv_budget,
+            kv_budget=1.0 if request.spec.options.kv_budget is None else request.spec.options.kv_budget,
         ):
             return False
         self._waiting[request.request_id] = request
@@ -157,7 +157,7 @@ class DiskTurns:
         if sequence.namespace is None:
             return
         token_ids = sequence.token_ids[: sequence.num_computed]
-        self.tier.used(sequence.namespace, token_ids, num_reused=request.num_reused_tokens)
+        self.tier.used(sequence.namespace, token_ids, num_reused=request.reuse.num_tokens)
 
     def distrust(self, damaged: list[Request]) -> None:
         """Take off the disk what requests whose numbers went wrong have reused and computed."""

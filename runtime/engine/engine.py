@@ -20,28 +20,24 @@ from ..artifact.manifest import Manifest
 from ..cache.cache_namespace import CacheNamespaces, ModelIdentity
 from ..cache.cache_tree import CacheCleared, CacheTree
 from ..cache.prefix_match import MatchPolicy
-from ..chat.grammar import Grammar
-from ..chat.token_constraint import ConstraintSource
 from ..chat.tool_format import Tool, ToolFormat
 from ..errors import EngineOverloaded, InvalidParameter
 from ..store import PageStore
 from .admission import AdmissionPolicy
-from .cache_expiry import CacheExpiry
 from .completion import CacheMatch, Completion, Delta, FinishReason, PrefillProgress, Timings, TokenLogprob, Usage
 from .engine_core import EngineCore
 from .engine_loop import EngineLoop
 from .engine_parts import EngineParts, OpenRunner
 from .engine_stats import EngineStats
-from .generation_batch import complete_all
-from .generation_stream import GenerationStream
-from .idle_work import IdleWork
-from .kv_budget import KVBudget
+from .generation_stream import GenerationStream, complete_all
+from .kv_cache_size import KVCacheSize
 from .prompts import Message, Prompt, Prompts, SuffixPolicy
 from .request import Request
 from .request_intake import RequestIntake
-from .request_options import ChatOptions, CompletionOptions
+from .request_options import NO_OPTIONS, OptionKeywords, RequestOptions
 from .sampling_params import SamplingParams
 from .scheduler import SchedulerPolicy
+from .upkeep import CacheExpiry, IdleWork, Upkeep
 
 if TYPE_CHECKING:
     from ..chat.grammars import Grammars
@@ -55,6 +51,7 @@ __all__ = [
     "FinishReason",
     "GenerationStream",
     "PrefillProgress",
+    "RequestOptions",
     "SamplingParams",
     "Timings",
     "TokenLogprob",
@@ -144,7 +141,7 @@ class Engine:
         policy = _policy(manifest, max_num_seqs, max_num_batched_tokens, admission)
         if max_queue is not None and max_queue < 0:
             raise InvalidParameter(f"max_queue is {max_queue}; it must be 0 or more, or None")
-        budget = KVBudget.choose(
+        budget = KVCacheSize.choose(
             manifest, kv_cache_bytes=kv_cache_bytes, max_num_seqs=max_num_seqs, context_length=context_length
         )
         if budget.notice is not None:
@@ -191,36 +188,44 @@ class Engine:
             self._core,
             clock=clock,
             on_exit=parts.close,
-            expiry=expiry,
-            idle=IdleWork(measuring, clock=clock),
+            upkeep=Upkeep(expiry, None if measuring is None else IdleWork(measuring, clock=clock)),
             max_num_requests=None if max_queue is None else max_num_seqs + max_queue,
         )
         # An engine that nobody closes is closed when it is collected, or before the interpreter ends.
         self._finalizer = weakref.finalize(self, self._loop.close)
         if parts.tier is not None:
-            parts.tier.wake = self._loop.wake
+            parts.tier.wake = self._loop.queue.wake
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[CompletionOptions]
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        *,
+        strip_suffix: bool | None = None,
+        **more: Unpack[OptionKeywords],
     ) -> Completion: ...
 
     @overload
     def generate(
-        self, prompt: Sequence[Prompt], params: SamplingParams | None = None, **options: Unpack[CompletionOptions]
+        self,
+        prompt: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        *,
+        strip_suffix: bool | None = None,
+        **more: Unpack[OptionKeywords],
     ) -> list[Completion]: ...
 
     def generate(
         self,
         prompt: Prompt | Sequence[Prompt],
         params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
         *,
-        namespace: bytes = b"",
-        cache_match: MatchPolicy | None = None,
-        kv_budget: float | None = None,
-        constraint: Grammar | ConstraintSource | None = None,
         strip_suffix: bool | None = None,
-        request_id: str | None = None,
+        **more: Unpack[OptionKeywords],
     ) -> Completion | list[Completion]:
         """Continue `prompt` (text or token ids) and wait for the end.
 
@@ -235,74 +240,47 @@ class Engine:
             EngineOverloaded: too many requests wait.
             EngineError: the request could not be computed, or the engine is closed.
         """
+        options = (options or NO_OPTIONS).changed(**more)
         if _are_prompts(prompt):
-            ask = partial(
-                self.stream,
-                params=params,
-                namespace=namespace,
-                cache_match=cache_match,
-                kv_budget=kv_budget,
-                constraint=constraint,
-                strip_suffix=strip_suffix,
-                request_id=request_id,
-            )
+            ask = partial(self.stream, params=params, options=options, strip_suffix=strip_suffix)
             return complete_all([partial(ask, each) for each in prompt])
-        self._loop.require_room()
-        request = self._intake.completion(
-            cast(Prompt, prompt),
-            params,
-            namespace,
-            cache_match=cache_match,
-            kv_budget=kv_budget,
-            constraint=constraint,
-            strip_suffix=strip_suffix,
-            request_id=request_id,
-        )
-        return self._answer(request)
+        self._loop.queue.require_room()
+        return self._answer(self._intake.completion(cast(Prompt, prompt), params, options, strip_suffix=strip_suffix))
 
     def stream(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
         *,
-        namespace: bytes = b"",
-        cache_match: MatchPolicy | None = None,
-        kv_budget: float | None = None,
-        constraint: Grammar | ConstraintSource | None = None,
-        request_id: str | None = None,
-        with_progress: bool = False,
         strip_suffix: bool | None = None,
         on_ready: Callable[[], None] | None = None,
+        **more: Unpack[OptionKeywords],
     ) -> GenerationStream:
         """Like `generate`, but returns at once; the deltas come while they are computed, to `for` and `async for`.
 
-        `namespace` separates clients: cached prefixes are never shared between two namespaces. `cache_match` and
-        `kv_budget` are the request's own choice of the engine's. The reply keeps to `constraint`: a grammar, which is
-        compiled here, or what `grammars.compile` made of one, for several requests. `strip_suffix` says whether this
-        prompt, be it text or ids, is fed without the token of a lone space at its end; one with a constraint is fed as
-        it is. `on_ready` is called on the engine's thread whenever `poll` has something new (a delta or an error): an
-        event loop passes `lambda: loop.call_soon_threadsafe(event.set)`. It must neither block nor raise.
-
-        `request_id` is the caller's own name of the request, which the stream, the completion and the log repeat; it
-        need not be the only one of that name. `with_progress` adds deltas without text that say when the request
-        starts and how far its prompt is; `stream.progress` has the last of these in any case.
+        Args:
+            options: what the request asks for beside prompt and parameters. Keywords with the names of its fields set
+                or change single ones: `stream(prompt, cache_match="off")`.
+            strip_suffix: whether this prompt, be it text or ids, is fed without the token of a lone space at its end.
+                A prompt with a constraint is fed as it is.
+            on_ready: called on the engine's thread whenever `poll` has something new (a delta or an error); an event
+                loop passes `lambda: loop.call_soon_threadsafe(event.set)`. It must neither block nor raise.
         """
-        self._loop.require_room()
-        request = self._intake.completion(
-            prompt,
-            params,
-            namespace,
-            cache_match=cache_match,
-            kv_budget=kv_budget,
-            constraint=constraint,
-            request_id=request_id,
-            strip_suffix=strip_suffix,
-        )
-        return self._start(request, on_ready, with_progress)
+        options = (options or NO_OPTIONS).changed(**more)
+        self._loop.queue.require_room()
+        request = self._intake.completion(prompt, params, options, strip_suffix=strip_suffix)
+        return self._start(request, on_ready, options.with_progress)
 
     @overload
     def chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[ChatOptions]
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        *,
+        tools: Sequence[Tool] = (),
+        **more: Unpack[OptionKeywords],
     ) -> Completion: ...
 
     @overload
@@ -310,20 +288,20 @@ class Engine:
         self,
         messages: Sequence[Sequence[Message]],
         params: SamplingParams | None = None,
-        **options: Unpack[ChatOptions],
+        options: RequestOptions | None = None,
+        *,
+        tools: Sequence[Tool] = (),
+        **more: Unpack[OptionKeywords],
     ) -> list[Completion]: ...
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
         *,
-        namespace: bytes = b"",
-        cache_match: MatchPolicy | None = None,
-        kv_budget: float | None = None,
         tools: Sequence[Tool] = (),
-        constraint: Grammar | ConstraintSource | None = None,
-        request_id: str | None = None,
+        **more: Unpack[OptionKeywords],
     ) -> Completion | list[Completion]:
         """Answer a conversation of `{"role": ..., "content": ...}` messages, rendered by the model's
         template, which is told of `tools`; `tool_format.grammar(tools, "auto")` is a constraint by which it calls them.
@@ -336,58 +314,27 @@ class Engine:
             InvalidRequest: the artifact has no chat template, or the template refuses the messages.
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, EngineError: as `generate`.
         """
+        options = (options or NO_OPTIONS).changed(**more)
         if _are_conversations(messages):
-            ask = partial(
-                self.stream_chat,
-                params=params,
-                namespace=namespace,
-                cache_match=cache_match,
-                kv_budget=kv_budget,
-                tools=tools,
-                constraint=constraint,
-                request_id=request_id,
-            )
+            ask = partial(self.stream_chat, params=params, options=options, tools=tools)
             return complete_all([partial(ask, each) for each in messages])
-        self._loop.require_room()
-        request = self._intake.chat(
-            cast("Sequence[Message]", messages),
-            tools,
-            params,
-            namespace,
-            cache_match=cache_match,
-            kv_budget=kv_budget,
-            constraint=constraint,
-            request_id=request_id,
-        )
-        return self._answer(request)
+        self._loop.queue.require_room()
+        return self._answer(self._intake.chat(cast("Sequence[Message]", messages), tools, params, options))
 
     def stream_chat(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
         *,
-        namespace: bytes = b"",
-        cache_match: MatchPolicy | None = None,
-        kv_budget: float | None = None,
         tools: Sequence[Tool] = (),
-        constraint: Grammar | ConstraintSource | None = None,
-        request_id: str | None = None,
-        with_progress: bool = False,
         on_ready: Callable[[], None] | None = None,
+        **more: Unpack[OptionKeywords],
     ) -> GenerationStream:
         """Like `chat`, but returns at once; see `stream`."""
-        self._loop.require_room()
-        request = self._intake.chat(
-            messages,
-            tools,
-            params,
-            namespace,
-            cache_match=cache_match,
-            kv_budget=kv_budget,
-            constraint=constraint,
-            request_id=request_id,
-        )
-        return self._start(request, on_ready, with_progress)
+        options = (options or NO_OPTIONS).changed(**more)
+        self._loop.queue.require_room()
+        return self._start(self._intake.chat(messages, tools, params, options), on_ready, options.with_progress)
 
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         """The ids of a text, its suffix among them; `add_bos` overrides what the model asks for.
@@ -478,17 +425,17 @@ class Engine:
     @property
     def max_num_requests(self) -> int | None:
         """How many requests may run and wait together; None: any number."""
-        return self._loop.max_num_requests
+        return self._loop.queue.max_num_requests
 
     @property
     def room(self) -> int | None:
         """How many requests more would be taken now; None: any number."""
-        return self._loop.room
+        return self._loop.queue.room
 
     def refusal(self, num_waiting: int) -> EngineOverloaded:
         """Count a request that is refused because `num_waiting` others, which are still to come here, fill the queue:
         what it is told."""
-        return self._loop.refusal(num_waiting)
+        return self._loop.queue.refusal(num_waiting)
 
     def stats(self) -> EngineStats:
         """Counters and the state now; never waits for a step."""
@@ -531,7 +478,7 @@ class Engine:
             tuple(request.prompt.ids),
             cancel=self._loop.cancel,
             on_ready=on_ready,
-            name=request.name,
+            name=request.spec.name,
             with_progress=with_progress,
             num_swallowed=request.num_swallowed,
         )

@@ -19,12 +19,11 @@ from ..cache.sequence import num_pages_for
 from ..errors import EngineError, InvalidParameter
 from ..model.batch import Float32Array, Forward
 from ..prefix.disk_tier import DiskTier
-from .completion import PrefillProgress
-from .core_counters import CoreCounters
+from .completion import PrefillProgress, RequestOutput
+from .counters import CoreCounters
 from .disk_turns import DiskTurns
 from .request import Request, RequestLimits
 from .request_ends import RequestEnds
-from .request_output import RequestOutput
 from .sampler import Refusal, Sampled, SampledToken, sample
 from .scheduler import RequestBroken, Scheduler, SchedulerPolicy
 from .step_plan import ScheduledRequest, StepPlan
@@ -113,7 +112,7 @@ class EngineCore:
         """What the namespace's requests use now, the newest first; between two steps."""
         everybody = [*self._scheduler.requests(), *self._disk.requests]
         live = [request for request in everybody if request.namespace == namespace]
-        live.sort(key=lambda request: request.arrived_at, reverse=True)
+        live.sort(key=lambda request: request.spec.arrived_at, reverse=True)
         return [request.cache_use(self._clock()) for request in live]
 
     def forget(self, namespace: bytes) -> tuple[CacheCleared, Future[None]]:
@@ -129,7 +128,7 @@ class EngineCore:
         Raises:
             InvalidRequest: it cannot be served as it is, or its id is taken; nothing is changed.
         """
-        self.limits.validate(request.prompt, request.params)
+        self.limits.validate(request.prompt, request.spec.params)
         if request.request_id in self._scheduler or request.request_id in self._disk:
             raise InvalidParameter(f"request id {request.request_id!r} is in use; choose another")
         if not self._disk.begin(request, num_tokens_ahead=self._scheduler.num_tokens_ahead):
@@ -144,7 +143,7 @@ class EngineCore:
         else:
             return None
         try:
-            delta = request.cancel()
+            delta = request.reply.cancel()
         except Exception as error:
             return self._ends.fail(request, error)
         return self._ends.finish(request, delta)
@@ -235,7 +234,7 @@ class EngineCore:
         # a padded embedding has rows that are no token: they are never sampled
         vocab_size = self.limits.vocab_size
         top = self._forward.top_logits(len(sampling), vocab_size)
-        tokens = sample(logits[:, :vocab_size], top, [item.request.sampler for item in sampling])
+        tokens = sample(logits[:, :vocab_size], top, [item.request.reply.sampler for item in sampling])
         return list(zip(sampling, tokens, strict=True))
 
     def _hand_out(self, plan: StepPlan, sampled: list[tuple[ScheduledRequest, Sampled]]) -> list[RequestOutput]:
@@ -263,13 +262,13 @@ class EngineCore:
             )
 
     def _accept(self, request: Request, token: SampledToken | Refusal, now: float) -> RequestOutput:
-        before = request.last_token_at
+        before = request.reply.last_token_at
         try:
             delta = request.accept(token, now)
         except Exception as error:
             self._scheduler.remove(request.request_id)
             return self._ends.fail(request, error)
-        self.counters.count_token(now, request.arrived_at, before)
+        self.counters.count_token(now, request.spec.arrived_at, before)
         if before is None:
             self._disk.used(request)
         if delta.finish_reason is None:

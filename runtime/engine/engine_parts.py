@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from ..artifact import Artifact
 from ..artifact.manifest import Manifest
@@ -17,7 +16,7 @@ from ..cache.page_pool import PagePool
 from ..cache.prefix_cache import PrefixCache
 from ..errors import InvalidParameter
 from ..kv_log.log import KVLog
-from ..model.batch import Forward, PageIO
+from ..model.batch import PageIO, Runner
 from ..prefix.disk_tier import DiskTier
 from ..prefix.prefill_measure import measure_prefill
 from ..prefix.stored_prefill import StoredPrefill
@@ -27,14 +26,6 @@ from ..pruning.scored_runner import ScoredRunner, ScoringRunner
 from ..store import PageStore, StoreIdentity
 
 MAX_THREADS = 1024  # far above it the thread pool aborts the process
-
-
-class Runner(Forward, Protocol):
-    """A model that runs, and can be freed; `ModelRunner` is the real one."""
-
-    def close(self) -> None:
-        """Free it."""
-        ...
 
 
 OpenRunner = Callable[["Artifact", int, int | None], Runner]
@@ -111,15 +102,22 @@ class EngineParts:
 
     def measure_prefill(
         self, *, context_length: int, max_num_tokens: int, clock: Callable[[], float]
-    ) -> Iterator[None]:
-        """Measure what computing costs, step by step, and keep that for the next start; nothing where it is known, or
+    ) -> Iterator[None] | None:
+        """Measure what computing costs, step by step, and keep that for the next start; None where it is known, or
         nothing is on disk to be weighed against it.
         """
-        if self.tier is None or self.unmeasured is None or not self.tier.stats().num_pages:
-            return
-        rates, sizes = self.tier.rates, {"context_length": context_length, "max_num_tokens": max_num_tokens}
-        if (yield from measure_prefill(self.runner, self.cache, rates, **sizes, clock=clock)):
-            self.unmeasured.save(rates)  # now: short requests teach the rates nothing of far tokens
+        if self.tier is None or self.unmeasured is None:
+            return None
+        tier, unmeasured = self.tier, self.unmeasured
+        sizes = {"context_length": context_length, "max_num_tokens": max_num_tokens}
+
+        def measure() -> Iterator[None]:
+            if not tier.stats().num_pages:
+                return
+            if (yield from measure_prefill(self.runner, self.cache, tier.rates, **sizes, clock=clock)):
+                unmeasured.save(tier.rates)  # now: short requests teach the rates nothing of far tokens
+
+        return measure()
 
     def drop_unused(self, since: float) -> None:
         """Forget the prefixes that nobody used since then, on the clock of the cache."""

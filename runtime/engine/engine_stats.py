@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..prefix.tier_stats import TierStats
-from .latency_histogram import LatencyCounts
+from .counters import LatencyCounts
 
 if TYPE_CHECKING:
     from .engine_core import EngineCore
@@ -69,9 +69,9 @@ class EngineStats:
             restarted_after=counters.restarted_after,
             context_length=core.limits.context_length,
             context_notice=context_notice,
-            stalled_s=loop.stalled_s,
+            stalled_s=loop.queue.stalled_s,
             uptime_s=uptime_s,
-            num_waiting=core.num_waiting + loop.num_submitted,
+            num_waiting=core.num_waiting + loop.queue.num_submitted,
             num_running=core.num_running,
             num_pages=cache.pool.num_pages,
             num_free_pages=cache.pool.num_free,
@@ -79,7 +79,7 @@ class EngineStats:
             num_steps=counters.num_steps,
             num_finished=counters.num_finished,
             num_failed=counters.num_failed,
-            num_rejected=loop.num_rejected,
+            num_rejected=loop.queue.num_rejected,
             num_preemptions=core.num_preemptions,
             num_prompt_tokens=counters.num_prompt_tokens,
             num_cached_tokens=counters.num_cached_tokens,

@@ -1,4 +1,4 @@
-"""The reading end of a request that runs in the engine's thread.
+"""The reading end of a request that runs in the engine's thread, or of several at once.
 
 Knows queues, not tokens: what arrives is handed on.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
-from .completion import Completion, Delta, PrefillProgress
-from .request_output import RequestOutput
+from .completion import Completion, Delta, PrefillProgress, RequestOutput
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -159,3 +159,39 @@ class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
             raise output.error
         assert output.delta is not None
         return output.delta
+
+
+class Ask(Protocol):
+    """Hands one request to the engine; `partial(engine.stream, prompt, params)` is one."""
+
+    def __call__(self, *, on_ready: Callable[[], None]) -> GenerationStream: ...
+
+
+def complete_all(asks: Iterable[Ask]) -> list[Completion]:
+    """Wait for all requests; where one is refused or fails, or the wait is interrupted, the others end, too.
+
+    Raises:
+        InvalidRequest, EngineError: of the first request that was refused or failed.
+    """
+    ready: SimpleQueue[int] = SimpleQueue()
+    with ExitStack() as opened:
+        streams: list[GenerationStream] = []
+        for index, ask in enumerate(asks):
+            stream = opened.enter_context(ask(on_ready=partial(ready.put, index)))
+            stream.skip_to_end()
+            streams.append(stream)
+        running = set(range(len(streams)))
+        while running:
+            index = ready.get()
+            if index in running and _has_ended(streams[index]):
+                running.remove(index)
+        return [stream.result() for stream in streams]
+
+
+def _has_ended(stream: GenerationStream) -> bool:
+    """Whether nothing more will come; raises what the request failed with."""
+    with suppress(StopIteration):
+        while stream.poll() is not None:
+            pass
+        return False
+    return True

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from ..cache.kv_transaction import KVTransaction
 from ..cache.prefix_cache import PrefixCache
 from ..errors import EngineError, InvalidRequest, OutOfPages, RadixLMError, StepFailed
-from .completion import Delta
-from .core_counters import CoreCounters
+from .completion import Delta, RequestOutput
+from .counters import CoreCounters
 from .disk_turns import DiskTurns
 from .request import Request
-from .request_output import RequestOutput
 from .scheduler import Scheduler
 
 _LOGGER = logging.getLogger(__name__)

@@ -9,25 +9,26 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from radixlm.tokenizer_fix import PreparedPrompt
 
 from ..artifact.manifest import Manifest
 from ..cache.prefix_match import MatchPolicy
 from ..chat.grammar import Grammar
-from ..chat.token_constraint import ConstraintSource, TokenConstraint
+from ..chat.token_constraint import TokenConstraint
 from ..chat.tool_format import Tool
 from ..errors import InvalidParameter, InvalidRequest
 from .prompts import Message, Prompt, Prompts
-from .request import Request, RequestLimits
+from .reply import Reply
+from .request import Request, RequestLimits, RequestSpec
+from .request_options import RequestOptions, checked_budget, checked_match
 from .sampling_params import SamplingParams
 from .space_first import SpaceTokens
 
 if TYPE_CHECKING:
     from ..chat.grammars import Grammars
 
-MAX_ID_LENGTH = 256  # characters of a caller's own name of a request
 _FROM_SEAMS: tuple[MatchPolicy, ...] = ("seam", "text")  # a prompt goes on from an earlier one's encoding
 
 
@@ -71,8 +72,8 @@ class RequestIntake:
         self._model_name, self._eos_token_ids = manifest.name, manifest.tokenizer.eos_token_ids
         self._prompts = prompts
         self._space_tokens = SpaceTokens(prompts.tokenizer, vocab_size)
-        self.match = _checked_match(match)
-        self._kv_budget = None if kv_budget is None else _checked_budget(kv_budget)
+        self.match = checked_match(match)
+        self._kv_budget = None if kv_budget is None else checked_budget(kv_budget)
         self._clock = clock
         self._numbers = itertools.count()
         self._grammars: Grammars | None = None
@@ -82,56 +83,39 @@ class RequestIntake:
         self,
         prompt: Prompt,
         params: SamplingParams | None,
-        namespace: bytes,
+        options: RequestOptions,
         *,
-        cache_match: MatchPolicy | None,
-        kv_budget: float | None,
-        constraint: Grammar | ConstraintSource | None,
         strip_suffix: bool | None = None,
-        request_id: str | None = None,
     ) -> Request:
         """A request to continue text or ids. With a grammar, which may want no space, a prompt keeps its suffix.
 
         Raises:
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidRequest, InvalidGrammar: it cannot be served.
         """
-        _check_id(request_id)
-        policy = self.match if cache_match is None else _checked_match(cache_match)
-        seam_of = namespace if policy in _FROM_SEAMS else None
+        options = self._decided(options)
         prepared = self._prompts.completion(
             prompt,
-            seam_of=seam_of,
+            seam_of=_seam_of(options),
             context_length=self.limits.context_length,
-            strip_suffix=strip_suffix if constraint is None else False,
+            strip_suffix=strip_suffix if options.constraint is None else False,
         )
-        budget = self._budget(kv_budget)
-        return self._request(prepared, params, namespace, policy, budget, constraint, request_id, render_reply=None)
+        return self._request(prepared, params, options, render_reply=None)
 
     def chat(
         self,
         messages: Sequence[Message],
         tools: Sequence[Tool],
         params: SamplingParams | None,
-        namespace: bytes,
-        *,
-        cache_match: MatchPolicy | None,
-        kv_budget: float | None,
-        constraint: Grammar | ConstraintSource | None,
-        request_id: str | None = None,
+        options: RequestOptions,
     ) -> Request:
         """A request to answer a conversation.
 
         Raises:
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidRequest, InvalidGrammar: it cannot be served.
         """
-        _check_id(request_id)
-        policy = self.match if cache_match is None else _checked_match(cache_match)
-        seam_of = namespace if policy in _FROM_SEAMS else None
-        prepared = self._prompts.chat(messages, tools, seam_of=seam_of, context_length=self.limits.context_length)
-        budget, render_reply = self._budget(kv_budget), self._prompts.render_reply
-        return self._request(
-            prepared, params, namespace, policy, budget, constraint, request_id, render_reply=render_reply
-        )
+        options, context_length = self._decided(options), self.limits.context_length
+        prepared = self._prompts.chat(messages, tools, seam_of=_seam_of(options), context_length=context_length)
+        return self._request(prepared, params, options, render_reply=self._prompts.render_reply)
 
     @property
     def grammars(self) -> Grammars:
@@ -154,50 +138,51 @@ class RequestIntake:
         self,
         prompt: PreparedPrompt,
         params: SamplingParams | None,
-        namespace: bytes,
-        policy: MatchPolicy,
-        kv_budget: float,
-        constraint: Grammar | ConstraintSource | None,
-        request_id: str | None,
+        options: RequestOptions,
         *,
         render_reply: Callable[[str], str] | None,
     ) -> Request:
         params = self.default_params if params is None else params
         tokenizer = self._prompts.tokenizer
         self.limits.validate(prompt, params)
+        constraint = options.constraint
         if isinstance(constraint, Grammar):
             constraint = self.grammars.compile(constraint)
         begun: TokenConstraint | None = None if constraint is None else constraint.start()
         if prompt.space_id is not None:
             begun = self._space_tokens.start(params.end_ids(self._eos_token_ids))
-        return Request(
+        is_by_text = options.cache_match == "text"
+        spec = RequestSpec(
             f"request-{next(self._numbers)}",
             prompt,
             params,
+            options,
+            arrived_at=self._clock(),
+            spelled=functools.cache(lambda: tokenizer.spelled(prompt.ids)) if is_by_text else None,
+            render_reply=render_reply if is_by_text else None,
+            explain=self._prompts.explain,
+        )
+        reply = Reply(
+            params,
+            prompt.ids,
             decoder=tokenizer.stream(prompt_ids=prompt.ids, swallow_leading_space=prompt.swallow_leading_space),
             vocab_size=self.limits.vocab_size,
             eos_token_ids=self._eos_token_ids,
-            namespace=None if policy == "off" else namespace,
-            arrived_at=self._clock(),
-            spelled=functools.cache(lambda: tokenizer.spelled(prompt.ids)) if policy == "text" else None,
-            render_reply=render_reply if policy == "text" else None,
-            explain=self._prompts.explain,
             constraint=begun,
-            kv_budget=kv_budget,
-            name=request_id,
         )
+        return Request(spec, reply)
 
-    def _budget(self, kv_budget: float | None) -> float:
-        """The request's own, or everybody's."""
-        if kv_budget is None:
-            return 1.0 if self._kv_budget is None else self._kv_budget
-        if _checked_budget(kv_budget) < 1 and self._kv_budget is None:
+    def _decided(self, options: RequestOptions) -> RequestOptions:
+        """The options, with the engine's choices where a request makes none."""
+        cache_match = self.match if options.cache_match is None else options.cache_match
+        kv_budget = self._kv_budget if options.kv_budget is None else options.kv_budget
+        if kv_budget is not None and kv_budget < 1 and self._kv_budget is None:
             raise InvalidParameter(
                 f"kv_budget is {kv_budget}, and all of a prefix is loaded here; leave it out, or open the engine with "
                 f"a kv_budget (radixlm serve --kv-budget)",
                 param="kv_budget",
             )
-        return kv_budget
+        return options.changed(cache_match=cache_match, kv_budget=kv_budget)
 
     def _open_grammars(self) -> Grammars:
         from ..chat.grammar_vocabulary import GrammarVocabulary
@@ -211,23 +196,6 @@ class RequestIntake:
         )
 
 
-def _check_id(request_id: str | None) -> None:
-    if request_id is None:
-        return
-    if not isinstance(request_id, str) or not 0 < len(request_id) <= MAX_ID_LENGTH:
-        raise InvalidParameter(
-            f"request_id is {request_id!r:.60}; it must be a string of 1 to {MAX_ID_LENGTH} characters",
-            param="request_id",
-        )
-
-
-def _checked_budget(kv_budget: float) -> float:
-    if not 0 < kv_budget <= 1:  # which NaN is not
-        raise InvalidParameter(f"kv_budget is {kv_budget}; it must be above 0 and at most 1", param="kv_budget")
-    return kv_budget
-
-
-def _checked_match(match: MatchPolicy) -> MatchPolicy:
-    if match not in get_args(MatchPolicy):
-        raise InvalidParameter(f"match is {match!r}; use one of {', '.join(get_args(MatchPolicy))}")
-    return match
+def _seam_of(options: RequestOptions) -> bytes | None:
+    """The namespace whose earlier encodings a prompt may go on from; None: it is encoded whole."""
+    return options.namespace if options.cache_match in _FROM_SEAMS else None

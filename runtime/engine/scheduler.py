@@ -53,9 +53,9 @@ def find_prefix(cache: PrefixCache, request: Request, context_length: int) -> Pr
         num_match=prompt.num_match,
         namespace=request.namespace,
         num_known=prompt.num_known,
-        spelled=request.spelled,
+        spelled=request.spec.spelled,
     )
-    if len(match.prompt_ids) < context_length or request.spelled is None:
+    if len(match.prompt_ids) < context_length or request.spec.spelled is None:
         return match
     return cache.match(prompt.ids, num_match=prompt.num_match, namespace=request.namespace, num_known=prompt.num_known)
 
@@ -294,7 +294,7 @@ class Scheduler:
             if rows is None and self._is_being_computed(match):
                 continue
             num_cached = match.num_tokens if rows is None else rows.span.stop
-            score = num_cached + self._policy.ageing_tokens_per_s * max(0.0, now - request.arrived_at)
+            score = num_cached + self._policy.ageing_tokens_per_s * max(0.0, now - request.spec.arrived_at)
             if best is None or score > best_score:
                 best, best_score = (request, match), score
         return best

@@ -144,6 +144,14 @@ class Forward(Protocol):
         ...
 
 
+class Runner(Forward, Protocol):
+    """A model that runs, and can be freed."""
+
+    def close(self) -> None:
+        """Free it."""
+        ...
+
+
 @runtime_checkable
 class PageIO(Protocol):
     """The door through which whole pages leave the pool and come back; `ModelRunner` has one.

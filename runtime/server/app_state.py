@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 from radixlm.tokenizer_fix import TokenizerError
@@ -16,9 +16,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..cache.cache_namespace import CacheScope
+from ..cache.prefix_match import MatchPolicy
 from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
 from ..chat.tool_format import Tool
+from ..engine.request_options import RequestOptions
 from .choices import Ask, Choices
 from .errors import HTTPError
 from .http.api_keys import api_key_of, client_of
@@ -34,6 +36,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 KEEP_ALIVE_S = 15.0  # proxies close what was silent for a minute, some for half of one
+
+
+class OptionFields(Protocol):
+    """The fields of a request's body that are options of the engine."""
+
+    cache_salt: str | None
+    prompt_cache_key: str | None
+    cache_match: MatchPolicy | None
+    kv_budget: float | None
+    return_progress: bool | None
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,20 @@ class AppState:
         namespace = self.engine.namespaces.of(CacheScope(api_key_of(request), cache_salt, prompt_cache_key))
         record_of(request).namespace = namespace
         return namespace
+
+    def options(self, request: Request, body: OptionFields) -> RequestOptions:
+        """What a request asks of the engine beside its prompt, its parameters and its grammar.
+
+        Raises:
+            InvalidParameter: a value is outside its range, or too long.
+        """
+        return RequestOptions(
+            namespace=self.namespace(request, body.cache_salt, body.prompt_cache_key),
+            cache_match=body.cache_match,
+            kv_budget=body.kv_budget,
+            request_id=record_of(request).request_id or None,
+            with_progress=bool(body.return_progress),
+        )
 
     async def constraint(self, request: Request, grammar: Grammar | None) -> ConstraintSource | None:
         """What replies can follow; None for any text.

@@ -20,8 +20,8 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from ..artifact.manifest import PAGE_SIZE
+from ..engine.counters import LatencyCounts
 from ..engine.engine_stats import EngineStats
-from ..engine.latency_histogram import LatencyCounts
 from ..prefix.tier_stats import TierStats
 
 KINDS = ("exact", "seam", "text", "alias")

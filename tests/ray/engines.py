@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.runtime.engine.engine import Engine
-from radixlm.runtime.engine.scripted_runner import ScriptedRunner
+from radixlm.runtime.model.scripted_runner import ScriptedRunner
 from ray import serve
 
 from bench.replay.models import MODELS, artifact

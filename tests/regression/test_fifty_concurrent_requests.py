@@ -49,7 +49,7 @@ def popping(monkeypatch: pytest.MonkeyPatch) -> None:
     accept = Request.accept
 
     def accept_or_pop(self: Request, *args: Any) -> Any:
-        if self.params.seed == POPS_TOO_MUCH and self.num_generated == 3:
+        if self.spec.params.seed == POPS_TOO_MUCH and self.num_generated == 3:
             self.admitted.pop(304)
         return accept(self, *args)
 

@@ -38,9 +38,7 @@ def bench_with_others() -> Bench:
 def test_pop_length_fails_its_request_alone() -> None:
     bench = bench_with_others()
     decoder = PoppingDecoder()
-    request = bench.request("victim", [3] * 40, SamplingParams(seed=1, ignore_eos=True))
-    decoder.request, request._decoder = request, decoder
-    bench.core.add(request)
+    decoder.request = bench.add("victim", [3] * 40, SamplingParams(seed=1, ignore_eos=True), decoder=decoder)
     bench.run()
     error = bench.error("victim")
     assert isinstance(error, PopLengthError)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from radixlm.runtime.engine.engine import Engine, SamplingParams
-from radixlm.runtime.engine.scripted_runner import ScriptedRunner
 from radixlm.runtime.model.batch import Batch, Float32Array, UInt8Array
+from radixlm.runtime.model.scripted_runner import ScriptedRunner
 
 from ..runtime.fake_artifact import FakeArtifact
 from .conftest import LoadArtifact
@@ -56,9 +56,9 @@ class Server:
 
     def idle(self) -> None:
         """Until all is done that can wait; the loop looks for it once a second."""
-        idle, deadline = self.engine._loop._idle, time.monotonic() + WAIT_S
-        assert idle is not None
-        while idle.wait_s is not None:
+        upkeep, deadline = self.engine._loop._upkeep, time.monotonic() + WAIT_S
+        assert upkeep is not None
+        while upkeep.wait_s is not None:
             self.runner.now += 2.0
             time.sleep(0.01)
             assert time.monotonic() < deadline, "it is never done"

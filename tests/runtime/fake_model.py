@@ -15,15 +15,18 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE, TOP_LOGITS
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.chat.token_constraint import TokenConstraint
+from radixlm.runtime.engine.completion import RequestOutput
 from radixlm.runtime.engine.engine_core import EngineCore
-from radixlm.runtime.engine.request import Request, RequestLimits
-from radixlm.runtime.engine.request_output import RequestOutput
+from radixlm.runtime.engine.reply import Reply, TextDecoder
+from radixlm.runtime.engine.request import Request, RequestLimits, RequestSpec
+from radixlm.runtime.engine.request_options import RequestOptions
 from radixlm.runtime.engine.sampler import SamplerState, sample
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import SchedulerPolicy
 from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.model.batch import Batch, Float32Array, PageCopy, TopLogits, UInt8Array
 from radixlm.runtime.prefix.disk_tier import DiskTier
+from radixlm.tokenizer_fix import SpelledPrompt
 
 VOCAB_SIZE = 40
 EOS = 39
@@ -190,18 +193,19 @@ class Bench:
         params: SamplingParams,
         namespace: bytes | None = b"",
         constraint: TokenConstraint | None = None,
+        decoder: TextDecoder | None = None,
+        spelled: Callable[[], SpelledPrompt] | None = None,
     ) -> Request:
-        return Request(
-            name,
-            prompt(ids),
+        options = RequestOptions(cache_match="off") if namespace is None else RequestOptions(namespace=namespace)
+        reply = Reply(
             params,
-            decoder=LetterDecoder(),
+            ids,
+            decoder=decoder or LetterDecoder(),
             vocab_size=self.vocab_size,
             eos_token_ids=(EOS,),
-            namespace=namespace,
-            arrived_at=self.now,
             constraint=constraint,
         )
+        return Request(RequestSpec(name, prompt(ids), params, options, self.now, spelled), reply)
 
     def add(
         self,
@@ -210,8 +214,10 @@ class Bench:
         params: SamplingParams,
         namespace: bytes | None = b"",
         constraint: TokenConstraint | None = None,
+        decoder: TextDecoder | None = None,
+        spelled: Callable[[], SpelledPrompt] | None = None,
     ) -> Request:
-        request = self.request(name, ids, params, namespace, constraint)
+        request = self.request(name, ids, params, namespace, constraint, decoder, spelled)
         self.core.add(request)
         self.requests[name] = request
         return request

@@ -20,7 +20,6 @@ from ..app_state import AppState, json_response
 from ..choices import Choices, params_of_choices
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream
-from ..request_log import record_of
 from .replies import (
     ChatChoice,
     ChatChunkChoice,
@@ -48,24 +47,14 @@ class ChatCompletions:
         self.state.check_model(body.model)
         engine = self.state.engine
         params = body.sampling_params(engine.default_params)
-        namespace = self.state.namespace(request, body.cache_salt, body.prompt_cache_key)
+        options = self.state.options(request, body)
         use = body.tool_use()
         with body.naming():
             grammar = use.grammar(engine.tool_format, body.grammar())
             with use.naming(grammar, parameters_field):
-                constraint = await self.state.constraint(request, grammar)
+                options = options.changed(constraint=await self.state.constraint(request, grammar))
         history, truncation = await self._history(request, body, params, use)
-        ask = partial(
-            engine.stream_chat,
-            history,
-            namespace=namespace,
-            cache_match=body.cache_match,
-            kv_budget=body.kv_budget,
-            tools=use.tools,
-            constraint=constraint,
-            request_id=record_of(request).request_id or None,
-            with_progress=bool(body.return_progress),
-        )
+        ask = partial(engine.stream_chat, history, options=options, tools=use.tools)
         wishes = params_of_choices(params, body.num_choices)
         choices = await self.state.open(request, [partial(ask, wish) for wish in wishes])
         new_id = f"chatcmpl-{uuid.uuid4().hex}"

@@ -18,7 +18,6 @@ from ..app_state import AppState, json_response
 from ..choices import Choices, params_of_choices
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream
-from ..request_log import record_of
 from ..truncation import cut_middle, require_countable
 from .replies import CutPromptReply, PromptProgressReply, Reply, TextChoice, UsageReply
 from .reply_parts import TextTokens, usage_of
@@ -51,21 +50,13 @@ class Completions:
         asked = body.prompts
         prompts = [prompt for prompt in asked for _ in range(body.num_choices)]
         wishes = params_of_choices(params, body.num_choices) * len(asked)
-        namespace = self.state.namespace(request, body.cache_salt, body.prompt_cache_key)
+        options = self.state.options(request, body)
         with body.naming():
-            constraint = await self.state.constraint(request, body.grammar())
-        strip_suffix = body.strip_suffix if constraint is None else False
+            options = options.changed(constraint=await self.state.constraint(request, body.grammar()))
+        strip_suffix = body.strip_suffix if options.constraint is None else False
         fed = await self._fed(request, body, asked, params, strip_suffix)
         cuts = [each.cut for each in fed]
-        ask = partial(
-            self.state.engine.stream,
-            namespace=namespace,
-            cache_match=body.cache_match,
-            kv_budget=body.kv_budget,
-            constraint=constraint,
-            request_id=record_of(request).request_id or None,
-            with_progress=bool(body.return_progress),
-        )
+        ask = partial(self.state.engine.stream, options=options)
         submits = [
             partial(ask, each.prompt, wish, strip_suffix=each.strip_suffix)
             for each, wish in zip(fed, wishes, strict=True)

@@ -58,21 +58,11 @@ class Responses:
             message = "previous_response_id is set, and nothing is stored here; send the whole conversation as input"
             raise HTTPError(400, message, param="previous_response_id", code="previous_response_not_found")
         params = body.sampling_params(self.state.engine.default_params)
-        namespace = self.state.namespace(request, body.cache_salt, body.prompt_cache_key)
+        options = self.state.options(request, body)
         with named_grammar("text.format.schema"):
-            constraint = await self.state.constraint(request, body.grammar())
+            options = options.changed(constraint=await self.state.constraint(request, body.grammar()))
         messages, truncated = await self._history(request, body, params)
-        ask = partial(
-            self.state.engine.stream_chat,
-            messages,
-            params,
-            namespace=namespace,
-            cache_match=body.cache_match,
-            kv_budget=body.kv_budget,
-            constraint=constraint,
-            request_id=record_of(request).request_id or None,
-            with_progress=bool(body.return_progress),
-        )
+        ask = partial(self.state.engine.stream_chat, messages, params, options)
         choices = await self.state.open(request, [ask])
         response = _Response(self.state, body, params, truncated)
         if body.stream:

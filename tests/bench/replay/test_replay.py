@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from radixlm.runtime.engine.scripted_runner import ScriptedRunner
 from radixlm.runtime.model.batch import PageCopy
+from radixlm.runtime.model.scripted_runner import ScriptedRunner
 
 from bench.data import Conversation, oasst
 from bench.replay.adversaries import Adversaries

@@ -12,7 +12,7 @@ from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.reply_alias import ReplyAlias
 from radixlm.runtime.cache.sequence import Sequence
-from radixlm.runtime.engine.cache_expiry import CacheExpiry
+from radixlm.runtime.engine.upkeep import CacheExpiry
 from radixlm.runtime.errors import InvalidParameter
 
 ALICE, BOB = b"alice", b"bob"

@@ -281,9 +281,7 @@ def test_request_whose_decoder_fails_fails_alone() -> None:
             return ""
 
     bench = Bench()
-    request = bench.request("bad", [1, 2], DRAWN)
-    request._decoder = Broken()
-    bench.core.add(request)
+    bench.add("bad", [1, 2], DRAWN, decoder=Broken())
     bench.add("good", [1, 2], DRAWN)
     bench.run()
     assert "half a character" in str(bench.error("bad"))
@@ -387,4 +385,4 @@ def test_the_repetition_penalty_is_by_the_ids_that_are_used() -> None:
     request.admit(bench.cache.open(match, context_length=CONTEXT_LENGTH), match)
     logits = np.zeros((1, VOCAB_SIZE), np.float32)
     logits[0, [1, 3]] = 2.0, 3.0
-    assert [token.token_id for token in sample(logits, top_of(logits), [request.sampler]) if token] == [1]
+    assert [token.token_id for token in sample(logits, top_of(logits), [request.reply.sampler]) if token] == [1]

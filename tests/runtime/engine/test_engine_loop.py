@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 
 import pytest
-from radixlm.runtime.engine.cache_expiry import CacheExpiry
 from radixlm.runtime.engine.engine_loop import EngineLoop
 from radixlm.runtime.engine.generation_stream import GenerationStream
 from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.engine.upkeep import CacheExpiry, Upkeep
 from radixlm.runtime.errors import EngineClosed, EngineDied, EngineOverloaded, InvalidParameter, StepFailed
 from radixlm.runtime.model.batch import Batch
 
@@ -183,16 +183,16 @@ def test_idle_loop_sleeps_and_a_hanging_step_shows_as_stalled(running: Running) 
     num_steps = running.bench.core.counters.num_steps
     time.sleep(0.02)
     assert running.bench.core.counters.num_steps == num_steps
-    assert running.loop.stalled_s == 0.0
+    assert running.loop.queue.stalled_s == 0.0
     stream = running.stream("b", [1], drawn(1))
     assert entered.wait(WAIT_S)
-    before = running.loop.stalled_s
+    before = running.loop.queue.stalled_s
     time.sleep(0.02)
-    assert running.loop.stalled_s >= before + 0.02
+    assert running.loop.queue.stalled_s >= before + 0.02
     go_on.set()
     stream.result()
     running.loop.close()
-    assert running.loop.stalled_s == 0.0
+    assert running.loop.queue.stalled_s == 0.0
 
 
 def test_a_call_is_done_between_steps_on_the_loops_thread_and_answers(running: Running) -> None:
@@ -230,7 +230,7 @@ def test_a_call_to_a_closed_or_dead_loop_is_refused(running: Running) -> None:
 def test_what_expires_is_dropped_while_nothing_is_to_be_done() -> None:
     now, dropped = [0.0], threading.Event()
     expiry = CacheExpiry(0.01, clock=time.monotonic, drops=[lambda since: dropped.set() if now[0] else None])
-    loop = EngineLoop(Bench().core, clock=time.monotonic, on_exit=lambda: None, expiry=expiry)
+    loop = EngineLoop(Bench().core, clock=time.monotonic, on_exit=lambda: None, upkeep=Upkeep(expiry))
     now[0] = 1.0
     assert dropped.wait(WAIT_S)
     loop.close()
@@ -245,9 +245,9 @@ def test_a_full_queue_refuses_and_every_end_of_a_request_makes_room() -> None:
     for _ in range(2):
         with pytest.raises(EngineOverloaded, match="has 3 requests, at most 3") as refused:
             running.stream("too many", [4], drawn(1))
-    assert 1 <= refused.value.retry_after_s <= 60 and running.loop.num_rejected == 2
+    assert 1 <= refused.value.retry_after_s <= 60 and running.loop.queue.num_rejected == 2
     with pytest.raises(EngineOverloaded):
-        running.loop.require_room()
+        running.loop.queue.require_room()
     streams[1].cancel()
     go_on.set()
     assert streams[0].result().token_ids == alone([1], drawn(1))
@@ -256,7 +256,7 @@ def test_a_full_queue_refuses_and_every_end_of_a_request_makes_room() -> None:
         streams[2].result()
     again = [running.stream(f"again {i}", [i], drawn(i)) for i in range(3)]
     assert [stream.result().token_ids for stream in again] == [alone([i], drawn(i)) for i in range(3)]
-    running.loop.require_room()
+    running.loop.queue.require_room()
     running.loop.close()
 
 

@@ -13,11 +13,11 @@ from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.radix_tree import RadixTree
 from radixlm.runtime.engine import engine_core
+from radixlm.runtime.engine.completion import RequestOutput
 from radixlm.runtime.engine.disk_turns import DiskTurns
 from radixlm.runtime.engine.engine_loop import EngineLoop
 from radixlm.runtime.engine.generation_stream import GenerationStream
 from radixlm.runtime.engine.request import Request
-from radixlm.runtime.engine.request_output import RequestOutput
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import Scheduler, SchedulerPolicy
 from radixlm.runtime.errors import EngineDied
@@ -232,7 +232,7 @@ def test_what_waits_for_the_disk_is_told_and_what_is_stored_is_found(
         if not reads:
             store.may_read.clear()
         running = Running(served.bench)
-        served.tier.wake = running.loop.wake
+        served.tier.wake = running.loop.queue.wake
         waiting = running.stream("waits for the disk", ids)
         running.kill()
         assert not served.tier.stats().num_waiting
@@ -272,7 +272,7 @@ def test_wherever_loading_and_saving_die_what_is_stored_is_found_again(
         served.settle()
         served = open_again()
         running = Running(served.bench)
-        served.tier.wake = running.loop.wake
+        served.tier.wake = running.loop.queue.wake
         running.may_step.set()
         monkeypatch.setattr(owner, method, throwing(getattr(owner, method), 1, after=after))
         streams = [running.stream(f"loads {i}", ids) for i in range(2)]

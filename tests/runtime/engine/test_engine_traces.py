@@ -151,11 +151,9 @@ class EngineOnASmallPool(RuleBasedStateMachine):
         if len(ids) >= CONTEXT_LENGTH or len(self.live) > 8:
             return
         name = f"r{len(self.asked)}"
-        request = self.bench.request(name, ids, params, namespace)
-        if by_text:
-            request.spelled = lambda: toy.spelled(ids)
+        spelled = (lambda: toy.spelled(ids)) if by_text else None
         self.asked[name] = Asked(messages, namespace, ids, params)
-        self.bench.core.add(request)
+        self.bench.add(name, ids, params, namespace, spelled=spelled)
 
     @invariant()
     def every_reply_is_that_of_its_ids_alone(self) -> None:

@@ -12,11 +12,12 @@ import pytest
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.radix_tree import RadixTree
 from radixlm.runtime.engine import engine_core
+from radixlm.runtime.engine.completion import RequestOutput
 from radixlm.runtime.engine.engine_loop import EngineLoop
 from radixlm.runtime.engine.generation_stream import GenerationStream
-from radixlm.runtime.engine.request_output import RequestOutput
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import Scheduler, SchedulerPolicy
+from radixlm.runtime.engine.upkeep import Upkeep
 from radixlm.runtime.errors import EngineError, RadixLMError, StepFailed
 
 from ..fake_model import Bench, alone
@@ -221,7 +222,7 @@ def test_dropping_old_prefixes_may_fail_and_the_loop_goes_on() -> None:
             raise RadixLMError("thrown on purpose")
 
     bench = Bench()
-    loop = EngineLoop(bench.core, clock=time.monotonic, on_exit=lambda: None, expiry=Failing())  # type: ignore[arg-type]
+    loop = EngineLoop(bench.core, clock=time.monotonic, on_exit=lambda: None, upkeep=Upkeep(Failing()))  # type: ignore[arg-type]
     stream = GenerationStream("a", (), cancel=loop.cancel)
     loop.submit(bench.request("a", PROMPTS["a"], PARAMS), stream.deliver)
     assert stream.result().token_ids == alone(PROMPTS["a"], PARAMS)
@@ -235,7 +236,7 @@ def test_a_step_that_never_gets_on_shows_as_stalled(monkeypatch: pytest.MonkeyPa
     loop = EngineLoop(bench.core, clock=time.monotonic, on_exit=lambda: None)
     loop.submit(bench.request("a", PROMPTS["a"], PARAMS), lambda output: None)
     before = time.monotonic()
-    while loop.stalled_s < 0.05:
+    while loop.queue.stalled_s < 0.05:
         assert time.monotonic() - before < 60
         time.sleep(0.005)
     loop.close()

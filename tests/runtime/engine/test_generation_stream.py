@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from radixlm.runtime.engine.completion import CacheMatch, Completion, Delta, Timings, Usage
+from radixlm.runtime.engine.completion import CacheMatch, Completion, Delta, RequestOutput, Timings, Usage
 from radixlm.runtime.engine.generation_stream import GenerationStream
-from radixlm.runtime.engine.request_output import RequestOutput
 from radixlm.runtime.errors import EngineError
 
 COMPLETION = Completion(

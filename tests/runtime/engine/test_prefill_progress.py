@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 
 import pytest
-from radixlm.runtime.engine.completion import Delta, PrefillProgress
+from radixlm.runtime.engine.completion import Delta, PrefillProgress, RequestOutput
 from radixlm.runtime.engine.engine_core import EngineCore
 from radixlm.runtime.engine.engine_loop import EngineLoop
 from radixlm.runtime.engine.generation_stream import GenerationStream
-from radixlm.runtime.engine.request_output import RequestOutput
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import SchedulerPolicy
 

@@ -9,7 +9,8 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.sparse_span import SparseSpan
-from radixlm.runtime.engine.request import Request
+from radixlm.runtime.engine.reply import Reply
+from radixlm.runtime.engine.request import Request, RequestSpec
 from radixlm.runtime.engine.sampler import SampledToken
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import Scheduler, SchedulerPolicy
@@ -29,8 +30,8 @@ class Bench:
 
     def add(self, name: str, ids: collections.abc.Sequence[int], span: SparseSpan | None = None) -> Request:
         params = SamplingParams(temperature=0.0)
-        decoder = LetterDecoder()
-        request = Request(name, prompt(ids), params, decoder=decoder, vocab_size=VOCAB_SIZE, arrived_at=self.now)
+        reply = Reply(params, ids, decoder=LetterDecoder(), vocab_size=VOCAB_SIZE)
+        request = Request(RequestSpec(name, prompt(ids), params, arrived_at=self.now), reply)
         request.rows = None if span is None else loaded_rows(ids, span)
         self.scheduler.add(request)
         return request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from radixlm.runtime.engine.stop_strings import StopStrings
+from radixlm.runtime.engine.reply import StopStrings
 
 LETTERS = "ab"
 

@@ -14,7 +14,7 @@ from radixlm.runtime.cache.cache_tree import CacheCleared, CacheTree, TreeRun
 from radixlm.runtime.cache.cache_uses import CacheUse
 from radixlm.runtime.cache.prefix_match import MatchPolicy
 from radixlm.runtime.cache.why_not_more import WhyNotMore
-from radixlm.runtime.chat.tool_format import PLAIN, ToolFormat
+from radixlm.runtime.chat.tool_format import PLAIN, Tool, ToolFormat
 from radixlm.runtime.engine.completion import (
     CacheMatch,
     Completion,
@@ -25,6 +25,7 @@ from radixlm.runtime.engine.completion import (
     Usage,
 )
 from radixlm.runtime.engine.engine import EngineStats, GenerationStream
+from radixlm.runtime.engine.request_options import RequestOptions
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.errors import EmptyPrompt, EngineOverloaded, RadixLMError
 from radixlm.runtime.server import create_app
@@ -167,28 +168,26 @@ class FakeEngine:
         self,
         messages: Sequence[Mapping[str, object]],
         params: SamplingParams,
+        options: RequestOptions,
         *,
-        namespace: bytes,
-        cache_match: str | None,
+        tools: Sequence[Tool] = (),
         on_ready: Callable[[], None] | None = None,
-        **unknown: object,
     ) -> FakeStream:
-        return self.stream(messages, params, namespace=namespace, cache_match=cache_match, on_ready=on_ready)
+        return self.stream(messages, params, options, on_ready=on_ready)
 
     def stream(
         self,
         prompt: object,
         params: SamplingParams,
+        options: RequestOptions,
         *,
-        namespace: bytes,
-        cache_match: str | None,
+        strip_suffix: bool | None = None,
         on_ready: Callable[[], None] | None = None,
-        **unknown: object,
     ) -> FakeStream:
         if not prompt:
             raise EmptyPrompt("the prompt has no tokens; send at least one")
-        self.namespaces_asked.append(namespace)
-        self.matches_asked.append(cache_match)
+        self.namespaces_asked.append(options.namespace)
+        self.matches_asked.append(options.cache_match)
         self.asked.append((prompt, params))
         self.streams.append(FakeStream(self, params, on_ready))
         return self.streams[-1]

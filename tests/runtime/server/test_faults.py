@@ -12,9 +12,9 @@ import pytest
 from radixlm.runtime.cache.kv_transaction import KVTransaction
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.engine import engine_core
+from radixlm.runtime.engine.completion import RequestOutput
 from radixlm.runtime.engine.generation_stream import GenerationStream
 from radixlm.runtime.engine.request import Request
-from radixlm.runtime.engine.request_output import RequestOutput
 from radixlm.runtime.model.batch import Batch, Float32Array
 from radixlm.runtime.server.reply_stream import ReplyStream
 

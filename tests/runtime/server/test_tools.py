@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 from radixlm.runtime.chat.tool_format import HERMES, LLAMA3, PLAIN, ToolFormat
 from radixlm.runtime.engine.engine import Engine
-from radixlm.runtime.engine.scripted_runner import ScriptedRunner
+from radixlm.runtime.model.scripted_runner import ScriptedRunner
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
 

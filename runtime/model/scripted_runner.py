@@ -7,14 +7,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..model.batch import Batch, Float32Array, PageCopy, TopLogits
-
-if TYPE_CHECKING:
-    from .engine_parts import Runner
+from .batch import Batch, Float32Array, PageCopy, Runner, TopLogits
 
 
 class ScriptedRunner:

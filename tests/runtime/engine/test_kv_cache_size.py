@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from radixlm.runtime.engine.kv_budget import KVBudget, available_memory_bytes
+from radixlm.runtime.engine.kv_cache_size import KVCacheSize, available_memory_bytes
 from radixlm.runtime.errors import InvalidParameter
 
 PAGE_BYTES = 1000
@@ -18,10 +18,10 @@ def choose(
     context: int = 1600,
     model_bytes: int = 100,
     context_length: int | None = None,
-) -> KVBudget:
+) -> KVCacheSize:
     module = SimpleNamespace(weights_bytes=model_bytes - 100, workspace_bytes=100)
     manifest: Any = SimpleNamespace(context_length=context, kv=SimpleNamespace(page_bytes=PAGE_BYTES), module=module)
-    return KVBudget.choose(
+    return KVCacheSize.choose(
         manifest,
         kv_cache_bytes=kv_cache_bytes,
         max_num_seqs=4,
@@ -31,20 +31,20 @@ def choose(
 
 
 def test_plenty_of_memory_holds_every_sequences_full_context() -> None:
-    assert choose() == KVBudget(4 * 100 + 1, 1600)
+    assert choose() == KVCacheSize(4 * 100 + 1, 1600)
 
 
 def test_little_memory_gives_a_quarter() -> None:
-    assert choose(available_bytes=800 * PAGE_BYTES) == KVBudget(200, 1600)
+    assert choose(available_bytes=800 * PAGE_BYTES) == KVCacheSize(200, 1600)
 
 
 def test_one_full_context_may_take_up_to_half() -> None:
-    assert choose(available_bytes=300 * PAGE_BYTES) == KVBudget(101, 1600)
-    assert choose(available_bytes=100 * PAGE_BYTES) == KVBudget(50, 49 * 16)
+    assert choose(available_bytes=300 * PAGE_BYTES) == KVCacheSize(101, 1600)
+    assert choose(available_bytes=100 * PAGE_BYTES) == KVCacheSize(50, 49 * 16)
 
 
 def test_given_bytes_are_used_whole() -> None:
-    assert choose(kv_cache_bytes=60 * PAGE_BYTES + 1) == KVBudget(60, 59 * 16)
+    assert choose(kv_cache_bytes=60 * PAGE_BYTES + 1) == KVCacheSize(60, 59 * 16)
 
 
 @pytest.mark.parametrize("kv_cache_bytes", [-5, 0, PAGE_BYTES, 8 * PAGE_BYTES])
@@ -85,8 +85,8 @@ def test_a_cache_that_shortens_the_context_says_so_and_how_much_would_not() -> N
 
 def test_a_context_length_that_is_asked_for_is_given_and_no_more_memory_than_it_needs() -> None:
     asked = choose(context_length=320)
-    assert asked == KVBudget(4 * 20 + 1, 320) and asked.notice is None
-    assert choose(context_length=320, kv_cache_bytes=60 * PAGE_BYTES) == KVBudget(60, 320)
+    assert asked == KVCacheSize(4 * 20 + 1, 320) and asked.notice is None
+    assert choose(context_length=320, kv_cache_bytes=60 * PAGE_BYTES) == KVCacheSize(60, 320)
     assert choose(context=64, context_length=64).context_length == 64
 
 

@@ -21,7 +21,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
-class KVBudget:
+class KVCacheSize:
     """Pages to allocate, and the context length that they hold.
 
     `notice` is for whoever runs the engine: the pages hold less than the model's context, and nobody asked for that.
@@ -40,7 +40,7 @@ class KVBudget:
         max_num_seqs: int,
         context_length: int | None = None,
         available_bytes: int | None = None,
-    ) -> KVBudget:
+    ) -> KVCacheSize:
         """Pages for `kv_cache_bytes`, or by default for a quarter of `available_bytes` (asked of the system
         if None), that hold `context_length` tokens, or by default as many of the model's as they do.
 

@@ -1,0 +1,234 @@
+"""What a request has generated so far: tokens, their text, and what ends them.
+
+Knows one reply: stop rules, a constraint, the sampler's state. Not the prompt's keys and values, other requests or
+threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from ..chat.token_constraint import HeldOpen, TokenConstraint
+from .completion import Delta, FinishReason, StopReason, TokenLogprob
+from .sampler import SampledToken, SamplerState
+from .sampling_params import SamplingParams
+
+
+class TextDecoder(Protocol):
+    """Ids in, text out; `tokenizer_fix.StreamDecoder` is the real one."""
+
+    def push(self, token_id: int) -> str:
+        """Take one token and return the text that is certain now."""
+        ...
+
+    def finish(self) -> str:
+        """Return the text that was still open."""
+        ...
+
+
+class Reply:
+    """A reply token by token, until it has a `finish_reason`.
+
+    Attributes:
+        token_ids: all tokens so far, the stop token included.
+        logprobs: one for each token, if the request asks for them; else empty.
+        sampler: the state that `sample` draws with.
+        finish_reason: why the reply ended; None: it goes on.
+        first_token_at, last_token_at: seconds on the engine's clock; None: there is no token yet.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Iterable[int],
+        *,
+        decoder: TextDecoder,
+        vocab_size: int,
+        eos_token_ids: Iterable[int] = (),
+        constraint: TokenConstraint | None = None,
+    ) -> None:
+        """A reply without tokens.
+
+        Args:
+            prompt_ids: what repetition penalties count beside the reply.
+            decoder: fresh, and told of the prompt.
+            eos_token_ids: the model's own, which end the reply unless `params.ignore_eos`.
+            constraint: what the reply must keep to, at its beginning and this reply's own.
+        """
+        self._params, self._vocab_size = params, vocab_size
+        self._own_end_ids = frozenset(() if params.ignore_eos else eos_token_ids)
+        self._stop_ids = params.end_ids(eos_token_ids)
+        if params.min_tokens:
+            constraint = HeldOpen(params.min_tokens, self._stop_ids, vocab_size, constraint)
+        self._constraint = constraint
+        self._decoder = decoder
+        self._stops = StopStrings(params.stop)
+        self._texts: list[str] = []
+        self.sampler = SamplerState(params, prompt_ids, vocab_size, constraint)
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.finish_reason: FinishReason | None = None
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The text that was released so far."""
+        return "".join(self._texts)
+
+    @property
+    def ids_without_end(self) -> list[int]:
+        """The tokens but for a stop token at the end."""
+        ids = self.token_ids
+        return ids[:-1] if ids and ids[-1] in self._stop_ids else ids
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a stop string ended the text within its tokens."""
+        return self._stops.matched is not None
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """The stop string or stop token of the request's own that ended the reply."""
+        if self.finish_reason != "stop":
+            return None
+        if self._stops.matched is not None:
+            return self._stops.matched
+        last = self.token_ids[-1]
+        return last if last in self._stop_ids - self._own_end_ids else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens after the first, over the time after the first; None: there are too few."""
+        first, last = self.first_token_at, self.last_token_at
+        if first is None or last is None or last <= first:
+            return None
+        return (len(self.token_ids) - 1) / (last - first)
+
+    def follow(self, prompt_ids: Iterable[int]) -> None:
+        """Count penalties from other ids of the prompt, before the first token."""
+        assert not self.token_ids
+        self.sampler = SamplerState(self._params, prompt_ids, self._vocab_size, self._constraint)
+
+    def accept(self, sampled: SampledToken, now: float, *, is_full: bool) -> Delta:
+        """Add a token, and end the reply if the token or its text says so, its constraint is complete, or it `is_full`.
+
+        Raises:
+            ConstraintFailed: the token may not come here.
+        """
+        assert self.finish_reason is None
+        token_id = sampled.token_id
+        self.token_ids.append(token_id)
+        self.sampler.record(token_id)
+        if self.first_token_at is None:
+            self.first_token_at = now
+        self.last_token_at = now
+        text, reason = self._advance(token_id, is_full=is_full)
+        if sampled.logprob is None:
+            return self._delta(text, (token_id,), None, reason)
+        self.logprobs.append(sampled.logprob)
+        return self._delta(text, (token_id,), (sampled.logprob,), reason)
+
+    def cancel(self) -> Delta:
+        """End the reply where it is."""
+        assert self.finish_reason is None
+        return self._delta(self._flush(), (), None, "cancelled")
+
+    def _advance(self, token_id: int, *, is_full: bool) -> tuple[str, FinishReason | None]:
+        """The text that the token releases, and whether it ends the reply."""
+        if token_id in self._stop_ids:
+            return self._flush(), "stop"
+        text = self._push(self._decoder.push(token_id))
+        if self._stops.matched is not None:
+            return text, "stop"
+        if self._constraint is not None and self._constraint.is_finished:
+            return text + self._flush(), "stop"
+        if is_full:
+            text += self._flush()
+            return text, "length" if self._stops.matched is None else "stop"
+        return text, None
+
+    def _flush(self) -> str:
+        """What decoder and stop strings still held back."""
+        return self._push(self._decoder.finish()) + self._stops.finish()
+
+    def _push(self, text: str) -> str:
+        """What of the newest token's text can be sent."""
+        return self._stops.push(text, may_stop=len(self.token_ids) > self._params.min_tokens)
+
+    def _delta(
+        self,
+        text: str,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprob, ...] | None,
+        reason: FinishReason | None,
+    ) -> Delta:
+        self._texts.append(text)
+        self.finish_reason = reason
+        return Delta(text, token_ids, logprobs, reason, None if reason is None else self.stop_reason)
+
+
+class StopStrings:
+    """Passes text through until a stop string is complete; neither it nor what follows is ever released.
+
+    The stop string that is completed first wins, and of those completed by the same character the longest; so
+    how the text was cut into pieces does not matter.
+
+    >>> stops = StopStrings(["\\nUser:"])
+    >>> stops.push("Hello.\\nUs"), stops.push("er"), stops.push(": hi")
+    ('Hello.', '', '')
+    >>> stops.matched
+    '\\nUser:'
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self._matched: str | None = None
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that was found; None: none was."""
+        return self._matched
+
+    def push(self, text: str, *, may_stop: bool = True) -> str:
+        """Take the next piece and return what can be released.
+
+        A stop string that a piece completes where it may not stop is text; a later piece may complete one that begins
+        in this.
+        """
+        if self._matched is not None:
+            return ""
+        if not self._stops:
+            return text
+        num_held, text = len(self._held), self._held + text
+        if may_stop and (found := self._first(text, num_held)) is not None:
+            start, end = found
+            self._matched, self._held = text[start:end], ""
+            return text[:start]
+        num_held = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]
+
+    def finish(self) -> str:
+        """Return what is still held back: no more text comes, so it is no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first(self, text: str, num_held: int) -> tuple[int, int] | None:
+        """Where the stop string is that is complete first beyond the first `num_held` characters."""
+        begins = ((stop, text.find(stop, max(0, num_held - len(stop) + 1))) for stop in self._stops)
+        found = [(start + len(stop), start) for stop, start in begins if start >= 0]
+        if not found:
+            return None
+        end, start = min(found)
+        return start, end
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of `text` that `stop` begins with, less than all of `stop`."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,128 @@
+"""What the engine's thread does beside requests: drop what was not used for long, and do what can wait while idle.
+
+Knows a clock and what to call, not what is dropped or done. A failure is logged, and harms no request.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..errors import InvalidParameter
+
+_LOGGER = logging.getLogger(__name__)
+
+_CHECKS = 10  # within a time to live: so much of it late, at most, is something dropped
+QUIET_S = 1.0  # without any work, before the first piece: the first request after a start is not to meet one
+
+
+@dataclass(frozen=True)
+class Upkeep:
+    """Runs `expiry` at any time, and `idle` only while there is nothing else to do."""
+
+    expiry: CacheExpiry | None = None
+    idle: IdleWork | None = None
+
+    @property
+    def wait_s(self) -> float | None:
+        """Seconds until something is due; None: nothing will be."""
+        waits = [part.wait_s for part in (self.expiry, self.idle) if part is not None]
+        return min((wait_s for wait_s in waits if wait_s is not None), default=None)
+
+    def run(self, *, is_idle: bool) -> None:
+        """Do what is due; `is_idle` says that there is nothing else to do."""
+        try:
+            if self.expiry is not None:
+                self.expiry.run()
+        except Exception:  # what is kept too long harms no request
+            _LOGGER.exception("dropping what was not used for long failed")
+        try:
+            if self.idle is not None and is_idle:
+                self.idle.run()
+            elif self.idle is not None:
+                self.idle.postpone()
+        except Exception:  # what can wait is not needed
+            _LOGGER.exception("what was to be done without requests failed")
+
+
+class CacheExpiry:
+    """Calls each of `drops` with the time before which nothing is kept that was not used since.
+
+    >>> now, dropped = 100.0, []
+    >>> expiry = CacheExpiry(60.0, clock=lambda: now, drops=[dropped.append])
+    >>> expiry.run()
+    >>> expiry.run()  # there is nothing to do before the next check
+    >>> dropped, expiry.wait_s
+    ([40.0], 6.0)
+
+    Args:
+        ttl_s: how long something is kept that nobody uses, in seconds.
+
+    Raises:
+        InvalidParameter: `ttl_s` is not above 0.
+    """
+
+    def __init__(self, ttl_s: float, *, clock: Callable[[], float], drops: Sequence[Callable[[float], object]]) -> None:
+        if not (ttl_s > 0 and math.isfinite(ttl_s)):
+            raise InvalidParameter(f"the cache's time to live is {ttl_s} s; it must be above 0")
+        self._ttl_s, self._clock, self._drops = ttl_s, clock, drops
+        self._next_at = -math.inf
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds to the next check."""
+        return max(0.0, self._next_at - self._clock())
+
+    def run(self) -> None:
+        """Drop what is due, unless that was just checked."""
+        now = self._clock()
+        if now < self._next_at:
+            return
+        self._next_at = now + self._ttl_s / _CHECKS
+        for drop in self._drops:
+            drop(now - self._ttl_s)
+
+
+class IdleWork:
+    """Runs one piece at a time, once nothing was done for a while.
+
+    >>> now, done = 0.0, iter(["first", "second"])
+    >>> work = IdleWork(done, clock=lambda: now)
+    >>> work.run()  # too early
+    >>> now = 1.0
+    >>> work.run()
+    >>> list(done), work.wait_s
+    (['second'], 0.0)
+
+    Args:
+        pieces: each `next` does a piece; they end when all is done.
+        clock: seconds; only differences count.
+    """
+
+    def __init__(self, pieces: Iterator[object], *, clock: Callable[[], float], quiet_s: float = QUIET_S) -> None:
+        self._pieces: Iterator[object] | None = pieces
+        self._clock, self._quiet_s = clock, quiet_s
+        self.postpone()
+
+    @property
+    def wait_s(self) -> float | None:
+        """Seconds until the next piece is due; None: all is done."""
+        return None if self._pieces is None else max(0.0, self._due_at - self._clock())
+
+    def postpone(self) -> None:
+        """Something else was done just now."""
+        self._due_at = self._clock() + self._quiet_s
+
+    def run(self) -> None:
+        """Do the next piece, if it is due."""
+        if self._pieces is None or self._clock() < self._due_at:
+            return
+        try:
+            next(self._pieces)
+        except StopIteration:
+            self._pieces = None
+        except BaseException:
+            self._pieces = None
+            raise
