@@ -6,8 +6,7 @@ Knows strings and digests; not requests, trees or stores. What is kept by namesp
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import msgspec
@@ -57,12 +56,11 @@ class CacheScope:
     adapter: str | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            text = getattr(self, field.name)
+        for name, text in vars(self).items():
             if text is not None and len(text) > MAX_LENGTH:
-                raise InvalidParameter(f"{field.name} has {len(text)} characters; send at most {MAX_LENGTH}")
+                raise InvalidParameter(f"{name} has {len(text)} characters; send at most {MAX_LENGTH}")
             if text is not None and not _is_unicode(text):
-                raise InvalidParameter(f"{field.name} has a lone surrogate; send valid Unicode")
+                raise InvalidParameter(f"{name} has a lone surrogate; send valid Unicode")
 
 
 class CacheNamespaces:
@@ -79,27 +77,27 @@ class CacheNamespaces:
     """
 
     def __init__(self, model: ModelIdentity, secret: bytes | None = None) -> None:
-        self._secret = secrets.token_bytes(32) if secret is None else secret
-        self._model = _values(model)
+        secret = secrets.token_bytes(32) if secret is None else secret
+        self._model = blake2b(key=secret, digest_size=32, person=_PERSON)
+        self._model.update(_framed(model))
 
     def of(self, scope: CacheScope) -> bytes:
         """The namespace of a scope: 32 bytes."""
-        hashed = blake2b(key=self._secret, digest_size=32, person=_PERSON)
-        for value in (*self._model, *_values(scope)):
-            hashed.update(_framed(value))
+        hashed = self._model.copy()
+        hashed.update(_framed(scope))
         return hashed.digest()
 
 
-def _values(dimensions: ModelIdentity | CacheScope) -> Iterable[str | None]:
-    return tuple(getattr(dimensions, field.name) for field in fields(dimensions))
-
-
-def _framed(value: str | None) -> bytes:
-    """Whether there is a value, its length and itself, so that no two lists of values are the same bytes."""
-    if value is None:
-        return b"\0"
-    encoded = value.encode()
-    return b"\1" + len(encoded).to_bytes(8, "big") + encoded
+def _framed(dimensions: ModelIdentity | CacheScope) -> bytes:
+    """Of each value whether it is there, its length and itself, so that no two lists of values are the same bytes."""
+    framed = b""
+    for value in vars(dimensions).values():  # in the order of the fields
+        if value is None:
+            framed += b"\0"
+        else:
+            encoded = value.encode()
+            framed += b"\1" + len(encoded).to_bytes(8, "big") + encoded
+    return framed
 
 
 def _is_unicode(text: str) -> bool:

@@ -5,8 +5,9 @@ Knows no API's shapes.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -27,6 +28,7 @@ from .http.api_keys import api_key_of, client_of
 from .http.disconnect import while_connected
 from .http.request_body import read_json
 from .lanes import Lanes
+from .reply_stream import Waker
 from .request_log import record_of
 from .truncation import Message, Truncated, Truncation, drop_middle
 
@@ -63,6 +65,7 @@ class AppState:
     tells_cached_text: bool
     keep_alive_s: float = KEEP_ALIVE_S
     default_truncation: Truncation = "none"
+    _wakers: dict[asyncio.AbstractEventLoop, Waker] = field(default_factory=dict)
 
     def check_model(self, model_id: str | None) -> None:
         """Raise HTTPError(404) unless `model_id` is the model served here, or None."""
@@ -138,12 +141,22 @@ class AppState:
             ClientGone: the client left while its request waited.
         """
         run = partial(self.lanes.submission.run, request)
-        return await Choices.open(asks, run, record_of(request), most=self.engine.max_num_requests)
+        return await Choices.open(asks, run, self._waker(), record_of(request), most=self.engine.max_num_requests)
 
     async def read(self, request: Request, type: type[T], *, max_bytes: int | None = None) -> T:
         """The request's body as `type`; see `read_json`. `max_bytes` is a bound of its own, below everybody's."""
         most = self.max_body_bytes if max_bytes is None else min(max_bytes, self.max_body_bytes)
         return await read_json(request, type, max_bytes=most)
+
+    def _waker(self) -> Waker:
+        """The running loop's, of which a server has one, and tests have many."""
+        loop = asyncio.get_running_loop()
+        waker = self._wakers.get(loop)
+        if waker is None:
+            for closed in [each for each in self._wakers if each.is_closed()]:
+                del self._wakers[closed]
+            waker = self._wakers[loop] = Waker()
+        return waker
 
     def token_text(self, token_id: int) -> str:
         """The text of one token, with the space that a text would lose at its beginning; half a character is U+FFFD."""

@@ -16,7 +16,7 @@ from ..engine.completion import Completion, Delta
 from ..engine.engine import GenerationStream
 from ..engine.sampling_params import SamplingParams
 from ..errors import InvalidParameter
-from .reply_stream import ReplyStream, Run
+from .reply_stream import ReplyStream, Run, Waker
 from .request_log import RequestRecord
 
 _NUM_SEEDS = 2**64
@@ -51,7 +51,13 @@ class Choices:
 
     @classmethod
     async def open(
-        cls, asks: Sequence[Ask], run: Run, record: RequestRecord | None = None, *, most: int | None = None
+        cls,
+        asks: Sequence[Ask],
+        run: Run,
+        waker: Waker,
+        record: RequestRecord | None = None,
+        *,
+        most: int | None = None,
     ) -> Self:
         """Submit one request for each choice, by `run`: all of them, or none. Their ends are told to `record`.
 
@@ -65,8 +71,10 @@ class Choices:
         if most is not None and len(asks) > most:
             message = f"{len(asks)} replies are asked for, and this server takes {most} at once; ask for fewer"
             raise InvalidParameter(message)  # of n, or of the prompts
+        if len(asks) == 1:  # as nearly always
+            return cls([await _open(asks[0], run, waker, record)])
         async with AsyncExitStack() as opened:
-            streams = [await opened.enter_async_context(await _open(ask, run, record)) for ask in asks]
+            streams = [await opened.enter_async_context(await _open(ask, run, waker, record)) for ask in asks]
             opened.pop_all()
         return cls(streams)
 
@@ -127,8 +135,8 @@ class Choices:
             await stream.__aexit__(kind, error, trace)
 
 
-async def _open(ask: Ask, run: Run, record: RequestRecord | None) -> ReplyStream:
-    return await ReplyStream.open(lambda wake: ask(on_ready=wake), run, record)
+async def _open(ask: Ask, run: Run, waker: Waker, record: RequestRecord | None) -> ReplyStream:
+    return await ReplyStream.open(lambda wake: ask(on_ready=wake), run, waker, record)
 
 
 async def _read(index: int, stream: ReplyStream, arrived: asyncio.Queue[tuple[int, Delta | Exception | None]]) -> None:

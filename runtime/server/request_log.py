@@ -7,26 +7,28 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import re
 import time
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..cache.prefix_match import MatchPolicy
 from ..engine.completion import Completion
 from .errors import respond
+from .http.headers import header_of
 
 _log = logging.getLogger("radixlm.requests")
 
 # Asked for every second or few, by the page too: worth a line for who debugs, or if they fail.
 QUIET = frozenset({("GET", "/health"), ("GET", "/metrics"), ("GET", "/v1/cache")})
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_BARE = re.compile(r"[^\s\"\x00-\x1f\x7f]+")  # needs no quotes in the log
+_RANDOM = random.Random()
 _PROMPTS = ("messages", "prompt", "input")
 _MAX_ERROR_BYTES = 1 << 14
 STATUS_CLIENT_GONE = 499  # as nginx has it
@@ -46,7 +48,7 @@ class RequestRecord:
     namespace: bytes | None = None
     completions: list[Completion] = field(default_factory=list)
     error: str | None = None
-    body: bytearray | None = None  # None: nobody wants to know
+    body: bytearray | None = None  # None: the log does not show it
     match: MatchPolicy = "text"  # where the body does not say
     _error_body: bytearray = field(default_factory=bytearray)
 
@@ -60,20 +62,7 @@ class RequestRecord:
             "namespace": None if self.namespace is None else self.namespace.hex()[:12],
         }
         if self.completions:
-            usages = [completion.usage for completion in self.completions]
-            timings = [completion.timings for completion in self.completions]
-            firsts = [each.time_to_first_token_s for each in timings if each.time_to_first_token_s is not None]
-            waits = [each.queue_s for each in timings if each.queue_s is not None]
-            speeds = [each.decode_tokens_per_s for each in timings if each.decode_tokens_per_s]
-            said |= {
-                "prompt_tokens": sum(usage.prompt_tokens for usage in usages),
-                "cached_tokens": sum(usage.cached_tokens for usage in usages),
-                "generated_tokens": sum(usage.completion_tokens for usage in usages),
-                "queue_s": round(min(waits), 4) if waits else None,
-                "ttft_s": round(min(firsts), 4) if firsts else None,
-                "tpot_s": round(sum(1 / speed for speed in speeds) / len(speeds), 5) if speeds else None,
-                "finish_reason": ",".join(dict.fromkeys(completion.finish_reason for completion in self.completions)),
-            }
+            said |= _summed(self.completions)
         said["total_s"] = round(time.monotonic() - self.arrived_at, 4)
         error = self.error or self._error_of_body() or (CLIENT_GONE if self.status == STATUS_CLIENT_GONE else None)
         if error is not None:
@@ -128,7 +117,7 @@ class RequestLog:
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status, record.has_started = message["status"], True
-                MutableHeaders(scope=message)["x-request-id"] = record.request_id
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", record.request_id.encode())]
             elif record.status >= 400:
                 record.add_error_body(message.get("body", b""))
             await send(message)
@@ -150,10 +139,19 @@ class RequestLog:
 
 
 def record_of(connection: HTTPConnection | Scope) -> RequestRecord:
-    """The record of a request; one that is nobody's, where there is no log."""
+    """The record of a request; an empty one where there is no log."""
     scope = connection.scope if isinstance(connection, HTTPConnection) else connection
     record = scope.get("state", {}).get("record")
     return record if isinstance(record, RequestRecord) else RequestRecord("", 0.0)
+
+
+def new_id(prefix: str) -> str:
+    """An id that no other request has, of any server.
+
+    `uuid4` asks the kernel, and gives the interpreter's lock away meanwhile: it is back after 0.5 ms where the engine's
+    thread has been waiting for it. These ids can be guessed, and nothing depends on that they cannot.
+    """
+    return f"{prefix}{_RANDOM.getrandbits(128):032x}"
 
 
 def line_of(fields: dict[str, Any]) -> str:
@@ -168,14 +166,42 @@ def line_of(fields: dict[str, Any]) -> str:
 def _text(value: Any) -> str:
     if value is None:
         return "-"
+    if type(value) in (int, float):
+        return repr(value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if re.fullmatch(r"[^\s\"\x00-\x1f\x7f]+", text) else json.dumps(text)
+    return text if _BARE.fullmatch(text) else json.dumps(text)
+
+
+def _summed(completions: Sequence[Completion]) -> dict[str, Any]:
+    """Tokens and times of all replies to a request."""
+    num_prompt = num_cached = num_generated = 0
+    firsts, waits, paces = [], [], []
+    for completion in completions:
+        usage, timings = completion.usage, completion.timings
+        num_prompt += usage.prompt_tokens
+        num_cached += usage.cached_tokens
+        num_generated += usage.completion_tokens
+        if timings.time_to_first_token_s is not None:
+            firsts.append(timings.time_to_first_token_s)
+        if timings.queue_s is not None:
+            waits.append(timings.queue_s)
+        if timings.decode_tokens_per_s:
+            paces.append(1 / timings.decode_tokens_per_s)
+    return {
+        "prompt_tokens": num_prompt,
+        "cached_tokens": num_cached,
+        "generated_tokens": num_generated,
+        "queue_s": round(min(waits), 4) if waits else None,
+        "ttft_s": round(min(firsts), 4) if firsts else None,
+        "tpot_s": round(sum(paces) / len(paces), 5) if paces else None,
+        "finish_reason": ",".join({completion.finish_reason: None for completion in completions}),
+    }
 
 
 def _request_id(scope: Scope) -> str:
     """The client's own, if it is fit to be written down; else a new one."""
-    given = Headers(scope=scope).get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+    given = header_of(scope, b"x-request-id") or ""
+    return given if _REQUEST_ID.fullmatch(given) else new_id("req-")
 
 
 def _prompt_of(body: bytearray, match: MatchPolicy) -> Any:

@@ -11,13 +11,13 @@ import ipaddress
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...errors import InvalidParameter
 from ..errors import HTTPError, respond
+from .headers import header_of
 
 _HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
 _EXPOSED = ("retry-after", "x-request-id")
@@ -59,7 +59,7 @@ class KnownHosts:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan" and self._hosts:
-            host = Headers(scope=scope).get("host")
+            host = header_of(scope, b"host")
             if host is not None and not self._is_known(_name_of(host)):
                 if scope["type"] != "http":
                     return await send({"type": "websocket.close", "code": 1008})
@@ -90,7 +90,7 @@ class SameOrigin:
         self._allowed = frozenset(allowed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] not in _HARMLESS and not self._is_welcome(Headers(scope=scope)):
+        if scope["type"] == "http" and scope["method"] not in _HARMLESS and not self._is_welcome(scope):
             message = (
                 "pages of other sites may not send requests here; start the server with --cors-origin for those, under "
                 "Ray with cors_origins="
@@ -98,11 +98,11 @@ class SameOrigin:
             return await respond(HTTPError(403, message, code="origin_not_allowed"))(scope, receive, send)
         await self._app(scope, receive, send)
 
-    def _is_welcome(self, headers: Headers) -> bool:
-        origin = headers.get("origin")
+    def _is_welcome(self, scope: Scope) -> bool:
+        origin = header_of(scope, b"origin")
         if origin is None or origin in self._allowed or "*" in self._allowed:
             return True
-        host = headers.get("host", "")
+        host = header_of(scope, b"host")
         return bool(host) and origin in (f"http://{host}", f"https://{host}")
 
 

@@ -9,11 +9,12 @@ import asyncio
 from typing import TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from ..errors import HTTPError
 from ..limits import MAX_VALUES
 from .disconnect import ClientGone
+from .headers import header_of
 
 T = TypeVar("T")
 DEADLINE_S = 60.0  # for a whole body; a client that sends a byte now and then holds a connection no longer
@@ -43,7 +44,7 @@ async def read_body(request: Request, *, max_bytes: int, deadline_s: float = DEA
         HTTPError: 413, 408, as `read_json`.
         ClientGone: the client left before it had sent them.
     """
-    declared = request.headers.get("content-length", "")
+    declared = header_of(request.scope, b"content-length") or ""
     if declared.isdecimal() and declared.isascii():
         _check_length(int(declared[:20]), max_bytes)  # a number of more digits is too long as well
     try:
@@ -52,8 +53,6 @@ async def read_body(request: Request, *, max_bytes: int, deadline_s: float = DEA
     except TimeoutError as error:
         message = f"the body was not there after {deadline_s:g} s; send it faster"
         raise HTTPError(408, message, code="request_timeout", headers={"connection": "close"}) from error
-    except ClientDisconnect as error:
-        raise ClientGone from error
     request.state.num_body_bytes = len(body)
     return body
 
@@ -80,7 +79,12 @@ def decode_json(body: bytes | bytearray, type: type[T]) -> T:
 
 async def _read(request: Request, max_bytes: int) -> bytearray:
     body, size = bytearray(), JSONSize()
-    async for chunk in request.stream():
+    is_whole = False
+    while not is_whole:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk, is_whole = message.get("body", b""), not message.get("more_body", False)
         body += chunk
         _check_length(len(body), max_bytes)
         size.add(chunk)
@@ -89,12 +93,12 @@ async def _read(request: Request, max_bytes: int) -> bytearray:
 
 
 def _check_headers(request: Request) -> None:
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    media_type = (header_of(request.scope, b"content-type") or "").partition(";")[0].strip().lower()
     if media_type not in _TYPES and not media_type.endswith("+json"):
         message = f"the body is {media_type!r:.80}; send it as application/json"
         raise HTTPError(400, message, code="unsupported_content_type")
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding.strip().lower() != "identity":
+    encoding = header_of(request.scope, b"content-encoding")
+    if encoding is not None and encoding.strip().lower() != "identity":
         message = f"the body is compressed with {encoding!r:.80}; send it as it is"
         raise HTTPError(400, message, code="unsupported_content_encoding")
 

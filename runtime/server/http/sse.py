@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -54,7 +55,7 @@ class EventStream(Response):
         self._encode = encode or _event
         self._done = done
         self._keep_alive_s = keep_alive_s
-        self._sent_at = 0.0
+        self._keeping_alive: _KeepAlive | None = None
         self._num_sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,7 +68,8 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send, record: RequestRecord) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        keeping_alive = asyncio.create_task(self._keep_alive(send))
+        if self._keep_alive_s is not None:
+            self._keeping_alive = _KeepAlive(partial(self._send, send, COMMENT), self._keep_alive_s)
         last = self._done
         async with aclosing(self._values) as values:
             try:
@@ -78,26 +80,48 @@ class EventStream(Response):
                 record.error = type(error).__name__
                 last = _event(describe(error)[1])
             finally:
-                keeping_alive.cancel()
+                if self._keeping_alive is not None:
+                    self._keeping_alive.stop()
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _send(self, send: Send, body: bytes) -> None:
-        self._sent_at = asyncio.get_running_loop().time()
+        if self._keeping_alive is not None:
+            self._keeping_alive.sent()
         await send({"type": "http.response.body", "body": body, "more_body": True})
         self._num_sent += 1
         if self._num_sent % MAX_BURST == 0:  # others have their turn, and a client that left is noticed
             await asyncio.sleep(0)
 
-    async def _keep_alive(self, send: Send) -> None:
-        """Send a comment whenever nothing was sent for long; one task a stream, for a timer a chunk costs more."""
-        now = asyncio.get_running_loop().time
-        self._sent_at = now()
-        while self._keep_alive_s is not None:
-            silent_s = now() - self._sent_at
-            if silent_s >= self._keep_alive_s:
-                await self._send(send, COMMENT)
-                silent_s = 0.0
-            await asyncio.sleep(self._keep_alive_s - silent_s)
+
+class _KeepAlive:
+    """Sends a comment whenever a stream has been silent for `after_s` seconds.
+
+    One timer a stream, which looks when the last event was sent: a timer an event costs more, and a task, too.
+    """
+
+    def __init__(self, comment: Callable[[], Coroutine[Any, Any, None]], after_s: float) -> None:
+        self._comment, self._after_s = comment, after_s
+        self._loop = asyncio.get_running_loop()
+        self._sent_at = self._loop.time()
+        self._timer = self._loop.call_later(after_s, self._look)
+        self._commenting: asyncio.Task[None] | None = None
+
+    def sent(self) -> None:
+        """Note that something is sent now."""
+        self._sent_at = self._loop.time()
+
+    def stop(self) -> None:
+        """Send no comment any more."""
+        self._timer.cancel()
+        if self._commenting is not None:
+            self._commenting.cancel()
+
+    def _look(self) -> None:
+        left_s = self._after_s - (self._loop.time() - self._sent_at)
+        if left_s <= 0:
+            self._commenting = self._loop.create_task(self._comment())
+            left_s = self._after_s
+        self._timer = self._loop.call_later(left_s, self._look)
 
 
 def named_event(value: NamedEvent) -> bytes:

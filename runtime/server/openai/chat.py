@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from ..app_state import AppState, json_response
 from ..choices import Choices, params_of_choices
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream
+from ..request_log import new_id
 from .replies import (
     ChatChoice,
     ChatChunkChoice,
@@ -57,8 +57,7 @@ class ChatCompletions:
         ask = partial(engine.stream_chat, history, options=options, tools=use.tools)
         wishes = params_of_choices(params, body.num_choices)
         choices = await self.state.open(request, [partial(ask, wish) for wish in wishes])
-        new_id = f"chatcmpl-{uuid.uuid4().hex}"
-        start = partial(Reply, id=new_id, created=int(time.time()), model=self.state.model_id)
+        start = partial(Reply, id=new_id("chatcmpl-"), created=int(time.time()), model=self.state.model_id)
         if body.stream:
             chunks = self._chunks(choices, start, body, use, truncation)
             return EventStream(chunks, choices, keep_alive_s=self.state.keep_alive_s)

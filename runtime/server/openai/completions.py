@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +17,7 @@ from ..app_state import AppState, json_response
 from ..choices import Choices, params_of_choices
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream
+from ..request_log import new_id
 from ..truncation import cut_middle, require_countable
 from .replies import CutPromptReply, PromptProgressReply, Reply, TextChoice, UsageReply
 from .reply_parts import TextTokens, usage_of
@@ -62,8 +62,9 @@ class Completions:
             for each, wish in zip(fed, wishes, strict=True)
         ]
         choices = await self.state.open(request, submits)
-        new_id = f"cmpl-{uuid.uuid4().hex}"
-        start = partial(Reply, id=new_id, object="text_completion", created=int(time.time()), model=self.state.model_id)
+        start = partial(
+            Reply, id=new_id("cmpl-"), object="text_completion", created=int(time.time()), model=self.state.model_id
+        )
         echoes = [self._text(prompt) if body.echo else "" for prompt in prompts]
         if body.stream:
             chunks = self._chunks(choices, start, body, echoes, cuts)

@@ -6,7 +6,7 @@ Knows fields, not how a grammar is followed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Annotated, Any
 
 import msgspec
@@ -72,6 +72,8 @@ class GuidedRequest(msgspec.Struct, kw_only=True):
             InvalidParameter: it is said more than once.
             InvalidGrammar: it is too long.
         """
+        if self._first_asked() is None:
+            return None
         outputs = self.structured_outputs or StructuredOutputs()
         wishes = {
             "response_format": self._format_grammar(),
@@ -90,19 +92,17 @@ class GuidedRequest(msgspec.Struct, kw_only=True):
             raise InvalidParameter(f"{' and '.join(found)} are all set; a reply can keep to one of them")
         return next(iter(found.values()), None)
 
-    @contextmanager
-    def naming(self) -> Iterator[None]:
-        """Say of an error of what `grammar` returned in which field it is.
+    def naming(self) -> AbstractContextManager[None]:
+        """Name the field in an error of what `grammar` returned; see `named_grammar`."""
+        return named_grammar(self._first_asked())
 
-        Raises:
-            InvalidParameter: in place of InvalidGrammar.
-        """
-        with named_grammar(next((name for name in _FIELDS if self._asks_by(name)), None)):
-            yield
-
-    def _asks_by(self, name: str) -> bool:
-        value = getattr(self, name)
-        return value is not None and not isinstance(value, TextFormat)
+    def _first_asked(self) -> str | None:
+        """The first field that asks for more than any text."""
+        for name in _FIELDS:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, TextFormat):
+                return name
+        return None
 
     def _format_grammar(self) -> Grammar | None:
         match self.response_format:
@@ -120,7 +120,7 @@ _FIELDS = ("response_format", "structured_outputs", "guided_json", "guided_regex
 
 @contextmanager
 def named_grammar(param: str | None) -> Iterator[None]:
-    """What is wrong with a grammar is wrong with the field `param`; InvalidParameter is raised for InvalidGrammar."""
+    """Raise InvalidParameter, which names the field `param`, in place of InvalidGrammar."""
     try:
         yield
     except InvalidGrammar as error:

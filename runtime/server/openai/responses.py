@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import time
-import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +23,7 @@ from ..choices import Choices
 from ..errors import HTTPError, describe
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream, named_event
-from ..request_log import RequestRecord, record_of
+from ..request_log import RequestRecord, new_id, record_of
 from ..truncation import Truncation
 from .replies import ChatLogprob, PromptProgressReply, TruncationReply
 from .reply_parts import chat_logprobs, usage_of
@@ -97,12 +96,12 @@ class _Response:
         truncated: TruncationReply | msgspec.UnsetType,
     ) -> None:
         self._state = state
-        self._item_id = f"msg_{uuid.uuid4().hex}"
+        self._item_id = new_id("msg_")
         self._logprobs: list[ChatLogprob] = []
         self._texts: list[str] = []
         self._reply = partial(
             ResponseReply,
-            id=f"resp_{uuid.uuid4().hex}",
+            id=new_id("resp_"),
             created_at=int(time.time()),
             model=state.model_id,
             instructions=body.instructions,
