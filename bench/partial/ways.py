@@ -87,7 +87,7 @@ def engine_of(way: Way, artifact: Artifact, directory: Path, files: ThrottledFil
         tier.writer.max_bytes = 0  # nothing is saved
         tier.chosen.used = lambda *_, **__: None
         if not way.decides:
-            tier._loader.plan = load_always
+            tier.loader.plan = load_always
             if way.kv_budget < 1:
                 tier._parts.reads.plan, tier._parts.reads.rates = choose_always, PatientRates()
         if orders is not None:

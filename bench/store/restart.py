@@ -111,7 +111,7 @@ def _ask(
 def _load_always(engine: Engine) -> None:
     tier = engine._core.tier
     assert tier is not None
-    tier._loader.plan = load_always
+    tier.loader.plan = load_always
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from .request_options import NO_OPTIONS, OptionKeywords, RequestOptions
 from .sampling_params import SamplingParams
 from .scheduler import SchedulerPolicy
 from .upkeep import CacheExpiry, IdleWork, Upkeep
+from .work_queue import WorkQueue
 
 if TYPE_CHECKING:
     from ..chat.grammars import Grammars
@@ -157,6 +158,7 @@ class Engine:
         self.default_params, self.match = self._intake.default_params, self._intake.match
         self._clock = clock
         self._opened_at = clock()
+        queue = WorkQueue(clock=clock)
         parts = EngineParts.open(
             artifact,
             budget.num_pages,
@@ -168,6 +170,7 @@ class Engine:
             kv_log=kv_log,
             kv_log_bytes=kv_log_bytes,
             clock=clock,
+            queue=queue,
         )
         self.namespaces = CacheNamespaces(ModelIdentity.of(manifest), parts.secret)
         try:
@@ -176,7 +179,13 @@ class Engine:
                 drops = [parts.drop_unused, self.tokenizer.forget_unused_texts]
                 expiry = CacheExpiry(cache_ttl_s, clock=clock, drops=drops)
             self._core = EngineCore(
-                parts.runner, parts.cache, self._intake.limits, policy=policy, clock=clock, tier=parts.tier
+                parts.runner,
+                parts.cache,
+                self._intake.limits,
+                policy=policy,
+                clock=clock,
+                tier=parts.tier,
+                queue=queue,
             )
         except BaseException:
             parts.close()
@@ -193,8 +202,6 @@ class Engine:
         )
         # An engine that nobody closes is closed when it is collected, or before the interpreter ends.
         self._finalizer = weakref.finalize(self, self._loop.close)
-        if parts.tier is not None:
-            parts.tier.wake = self._loop.queue.wake
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too

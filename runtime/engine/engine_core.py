@@ -1,8 +1,7 @@
 """Run requests step by step: schedule, compute, sample, commit.
 
 One thread owns it; it starts none and never waits. Everything it works with is handed in, and a failure stays
-with whom it concerns: one request, or the requests of one step. How requests end is `request_ends.py`'s, what is
-between them and the disk `disk_turns.py`'s.
+with whom it concerns: one request, or the requests of one step. How requests end is `request_ends.py`'s.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 
 from ..cache.cache_tree import CacheCleared
 from ..cache.cache_uses import CacheUse
@@ -19,14 +19,17 @@ from ..cache.sequence import num_pages_for
 from ..errors import EngineError, InvalidParameter
 from ..model.batch import Float32Array, Forward
 from ..prefix.disk_tier import DiskTier
+from ..prefix.loaded_prefix import LoadedPrefix
+from ..prefix.loaded_rows import LoadedRows
+from ..prefix.prefix_loader import LoadedEnd, Wanted
 from .completion import PrefillProgress, RequestOutput
 from .counters import CoreCounters
-from .disk_turns import DiskTurns
 from .request import Request, RequestLimits
 from .request_ends import RequestEnds
 from .sampler import Refusal, Sampled, SampledToken, sample
-from .scheduler import RequestBroken, Scheduler, SchedulerPolicy
+from .scheduler import RequestBroken, Scheduler, SchedulerPolicy, find_prefix
 from .step_plan import ScheduledRequest, StepPlan
+from .work_queue import WorkQueue
 
 
 class EngineCore:
@@ -38,9 +41,11 @@ class EngineCore:
         limits: what a request must keep to. A context needs a page more than its tokens fill, because the
             rows of a page that is reused in part lie there twice for a moment.
         clock: seconds; only differences count.
-        tier: what keeps pages on disk, if anything does; a request that it loads for waits outside of the queues.
+        tier: what keeps pages on disk, if anything does; a request that it loads for waits outside of the scheduler.
+        queue: what the tier has run between two steps; by default one that nothing else knows.
 
     Attributes:
+        tier, queue: see above.
         on_progress: gets a request's id and how far its prompt is, within steps; must not raise.
 
     Raises:
@@ -56,6 +61,7 @@ class EngineCore:
         policy: SchedulerPolicy | None = None,
         clock: Callable[[], float],
         tier: DiskTier | None = None,
+        queue: WorkQueue | None = None,
     ) -> None:
         num_needed = num_pages_for(limits.context_length) + 1
         if num_needed > cache.pool.num_pages:
@@ -69,29 +75,25 @@ class EngineCore:
         self._forward = forward
         self._cache = cache
         self._clock = clock
-        self._disk = DiskTurns(tier, context_length=limits.context_length)
+        self.tier, self.queue = tier, WorkQueue(clock=clock) if queue is None else queue
+        self._loading: dict[str, Request] = {}  # by id, those that wait for the disk
         self._scheduler = Scheduler(cache, policy or SchedulerPolicy(), context_length=limits.context_length)
-        self._ends = RequestEnds(self._scheduler, cache, self._disk, self.counters, clock=clock)
+        self._ends = RequestEnds(self._scheduler, cache, tier, self.counters, clock=clock)
 
     @property
     def has_work(self) -> bool:
         """Whether `step` would do anything; without it there may still be requests that wait for the disk."""
-        return self._scheduler.has_work or self._disk.is_ready
+        return self._scheduler.has_work or self.queue.wait_s == 0.0
 
     @property
     def wait_s(self) -> float | None:
         """Without work: seconds until there is some again in any case; None: there may never be."""
-        return self._disk.wait_s
-
-    @property
-    def tier(self) -> DiskTier | None:
-        """What keeps pages on disk."""
-        return self._disk.tier
+        return self.queue.wait_s
 
     @property
     def num_waiting(self) -> int:
         """Requests that hold no pages."""
-        return self._scheduler.num_waiting + len(self._disk)
+        return self._scheduler.num_waiting + len(self._loading)
 
     @property
     def num_running(self) -> int:
@@ -110,7 +112,7 @@ class EngineCore:
 
     def live_uses(self, namespace: bytes) -> list[CacheUse]:
         """What the namespace's requests use now, the newest first; between two steps."""
-        everybody = [*self._scheduler.requests(), *self._disk.requests]
+        everybody = [*self._scheduler.requests(), *self._loading.values()]
         live = [request for request in everybody if request.namespace == namespace]
         live.sort(key=lambda request: request.spec.arrived_at, reverse=True)
         return [request.cache_use(self._clock()) for request in live]
@@ -118,9 +120,13 @@ class EngineCore:
     def forget(self, namespace: bytes) -> tuple[CacheCleared, Future[None]]:
         """Forget a namespace in memory and on disk; the second comes when nothing of it is on disk any more."""
         cleared = CacheCleared.of(self._cache, namespace)
-        num_discarded, done = self._disk.discard(namespace)
         self._scheduler.drop_loaded_rows(namespace)
-        return replace(cleared, num_discarded_pages=num_discarded), done
+        if self.tier is not None:
+            num_discarded, done = self.tier.discard(namespace)
+            return replace(cleared, num_discarded_pages=num_discarded), done
+        nothing: Future[None] = Future()
+        nothing.set_result(None)
+        return cleared, nothing
 
     def add(self, request: Request) -> None:
         """Let a request wait for its turn.
@@ -129,15 +135,15 @@ class EngineCore:
             InvalidRequest: it cannot be served as it is, or its id is taken; nothing is changed.
         """
         self.limits.validate(request.prompt, request.spec.params)
-        if request.request_id in self._scheduler or request.request_id in self._disk:
+        if request.request_id in self._scheduler or request.request_id in self._loading:
             raise InvalidParameter(f"request id {request.request_id!r} is in use; choose another")
-        if not self._disk.begin(request, num_tokens_ahead=self._scheduler.num_tokens_ahead):
+        if self.tier is None or request.namespace is None or not self._waits_for(self.tier, request):
             self._scheduler.add(request)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request where it is, with finish reason `cancelled`; None if it has ended already."""
-        if request_id in self._disk:
-            request = self._disk.remove(request_id)
+        if request_id in self._loading:
+            request = self._loading.pop(request_id)
         elif request_id in self._scheduler:
             request = self._scheduler.remove(request_id)
         else:
@@ -152,14 +158,13 @@ class EngineCore:
         """Compute one batch, and return what is new; empty if nobody has a token yet, or nothing is to be
         done.
         """
-        for request in self._disk.advance(self._cache):
-            self._scheduler.add(request)
-        self._disk.meet(self._scheduler.get, self._cache)
+        self.queue.run()
         if not self._scheduler.has_work:
             return []
+        stops = None if self.tier is None else self.tier.before_step()
         with self._cache.begin() as step:
             try:
-                plan = self._scheduler.schedule(step, self._clock(), self._disk.stops())
+                plan = self._scheduler.schedule(step, self._clock(), stops)
             except RequestBroken as broken:
                 step.rollback()
                 self._scheduler.remove(broken.request.request_id)
@@ -180,7 +185,8 @@ class EngineCore:
                 return self._ends.fail_step(step, [item.request for item in scheduled], error, check=self.check)
         self.counters.count_step(sum(item.reservation.num_tokens for item in scheduled))
         ended = self._clock()
-        self._disk.observe(scheduled, ended - begun)
+        if self.tier is not None:
+            self.tier.observe([item.reservation for item in scheduled], ended - begun)
         self._tell_progress([item.request for item in scheduled if not item.request.num_generated], ended)
         return self._hand_out(plan, sampled)
 
@@ -191,7 +197,9 @@ class EngineCore:
         """
         self.counters.count_restart(cause)
         self._scheduler.start_over()
-        self._disk.start_over()
+        self._loading.clear()
+        if self.tier is not None:
+            self.tier.start_over()
         self._cache.start_over()
         self.check()
 
@@ -203,7 +211,40 @@ class EngineCore:
         assert self._cache.stats().num_sequences == len(sequences), "a sequence belongs to no request"
         for sequence in sequences:
             assert self._cache.get(sequence.seq_id) is sequence
-        self._disk.check()
+        for request in self._loading.values():
+            assert request.sequence is None, f"{request!r} waits for the disk and has a sequence"
+        if self.tier is not None:
+            self.tier.check()
+
+    def _waits_for(self, tier: DiskTier, request: Request) -> bool:
+        """Have what the disk has of a request's prompt loaded; whether the request waits for that."""
+        wanted = Wanted(
+            request.request_id,
+            partial(find_prefix, request=request, context_length=self.limits.context_length),
+            go_on=partial(self._go_on, request),
+            met=partial(self._meet, request),
+            num_tokens_ahead=self._scheduler.num_tokens_ahead,
+            kv_budget=1.0 if request.spec.options.kv_budget is None else request.spec.options.kv_budget,
+        )
+        if not tier.begin(wanted):
+            return False
+        self._loading[request.request_id] = request
+        return True
+
+    def _go_on(self, request: Request, loaded: LoadedPrefix | None, rows: LoadedRows | None) -> None:
+        """Schedule a request that waited for the disk, whatever became of its load."""
+        self._scheduler.add(self._loading.pop(request.request_id))
+        request.loaded = loaded
+        if rows is not None:
+            request.rows = rows
+
+    def _meet(self, request: Request, end: LoadedEnd) -> None:
+        """Have a request go on behind what came from disk while it computed."""
+        sequence = request.sequence
+        if sequence is None:
+            request.loaded = end.prefix
+        elif (num_computed := sequence.num_computed) and self._cache.resume(sequence):  # else it was preempted
+            request.count_loaded(end.by_kind(num_computed), end.match.why_not_more)
 
     def _start(self, scheduled: list[ScheduledRequest], now: float) -> None:
         """Note the requests whose first step this is, and tell of them before it is computed: that may take long."""
@@ -247,7 +288,9 @@ class EngineCore:
             outputs.append(self._ends.fail_damaged(request))
         if damaged:
             self._cache.clear()  # the numbers may have been wrong in earlier pages already
-            self._disk.distrust(damaged)
+            for request in damaged:
+                if self.tier is not None and request.namespace is not None:  # else nothing of it is there
+                    self.tier.distrust(request.namespace, request.admitted.token_ids)
             self._scheduler.drop_loaded_rows()
         if plan.unservable is not None:
             self._scheduler.remove(plan.unservable.request_id)
@@ -269,11 +312,9 @@ class EngineCore:
             self._scheduler.remove(request.request_id)
             return self._ends.fail(request, error)
         self.counters.count_token(now, request.spec.arrived_at, before)
-        if before is None:
-            self._disk.used(request)
+        if before is None and self.tier is not None:
+            self.tier.computed(request.admitted, num_reused=request.reuse.num_tokens)
         if delta.finish_reason is None:
-            if before is None:
-                self._disk.save(request)
             return RequestOutput(request.request_id, delta)
         self._scheduler.remove(request.request_id)
         return self._ends.finish(request, delta)

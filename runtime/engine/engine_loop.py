@@ -52,7 +52,7 @@ class EngineLoop:
             upkeep: what the thread does beside requests.
             max_num_requests: that may run and wait together; None: any number.
         """
-        self.queue = EngineQueue(clock=clock, max_num_requests=max_num_requests)
+        self.queue = EngineQueue(core.queue.changed, clock=clock, max_num_requests=max_num_requests)
         self._core = core
         core.on_progress = self._tell_progress
         self._upkeep = upkeep

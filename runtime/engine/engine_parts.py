@@ -24,6 +24,7 @@ from ..pruning.probe_forward import ProbeForward
 from ..pruning.pruning import Pruning
 from ..pruning.scored_runner import ScoredRunner, ScoringRunner
 from ..store import PageStore, StoreIdentity
+from .work_queue import WorkQueue
 
 MAX_THREADS = 1024  # far above it the thread pool aborts the process
 
@@ -57,6 +58,7 @@ class EngineParts:
         kv_log: str | Path | None,
         kv_log_bytes: int | None,
         clock: Callable[[], float],
+        queue: WorkQueue,
     ) -> EngineParts:
         """Open the parts of an engine with `num_pages` KV pages; the other arguments are `Engine`'s own.
 
@@ -93,6 +95,7 @@ class EngineParts:
                     store,
                     cache,
                     _page_io(scored or runner),
+                    queue,
                     clock=clock,
                     choose_rows=None if scored is None else _choose_rows(artifact.manifest, cache, scored, clock),
                 )

@@ -29,19 +29,21 @@ class EngineQueue:
     """Commands in the order in which they came, until it is closed or its thread has died for good.
 
     Args:
+        changed: guards the queue, and is notified of what is put; others may notify of other work.
         clock: seconds; only differences count.
         max_num_requests: that may run and wait together; None: any number.
     """
 
-    def __init__(self, *, clock: Callable[[], float], max_num_requests: int | None) -> None:
+    def __init__(
+        self, changed: threading.Condition, *, clock: Callable[[], float], max_num_requests: int | None
+    ) -> None:
         self.max_num_requests = max_num_requests
         self._clock = clock
-        self._changed = threading.Condition()  # guards all below
+        self._changed = changed  # guards all below
         self._commands: deque[Command] = deque()
         self._num_requests = 0  # submitted, and not ended yet
         self._num_rejected = 0
         self._usual_s = 0.0  # what requests took of late, waiting included
-        self._is_woken = False
         self._is_closed = False
         self._crash: BaseException | None = None
         # when the work began, or when a step last got on, which is set without the lock; None: there is no work
@@ -114,12 +116,6 @@ class EngineQueue:
             self._commands.append(command)
             self._changed.notify()
 
-    def wake(self) -> None:
-        """End the thread's wait: there is work that came from elsewhere."""
-        with self._changed:
-            self._is_woken = True
-            self._changed.notify()
-
     def close(self) -> None:
         """Take no more commands, and end the thread's wait."""
         with self._changed:
@@ -134,12 +130,11 @@ class EngineQueue:
             self._progress, self._busy_since = progress, self._clock()
 
     def wait(self, timeout_s: Callable[[], float | None]) -> None:
-        """Wait for a command, `wake` or `close`; without any of these until the timeout, if there is one."""
+        """Wait for a command, `close` or other work, and until the timeout at most, if there is one."""
         with self._changed:
             self._busy_since = self._clock() if self._commands else None
-            if not (self._is_closed or self._commands or self._is_woken):
+            if not (self._is_closed or self._commands):
                 self._changed.wait(timeout_s())
-            self._is_woken = False
 
     def do_all(self) -> None:
         """Do what there is."""

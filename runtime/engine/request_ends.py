@@ -11,9 +11,9 @@ from collections.abc import Callable
 from ..cache.kv_transaction import KVTransaction
 from ..cache.prefix_cache import PrefixCache
 from ..errors import EngineError, InvalidRequest, OutOfPages, RadixLMError, StepFailed
+from ..prefix.disk_tier import DiskTier
 from .completion import Delta, RequestOutput
 from .counters import CoreCounters
-from .disk_turns import DiskTurns
 from .request import Request
 from .scheduler import Scheduler
 
@@ -31,12 +31,12 @@ class RequestEnds:
         self,
         scheduler: Scheduler,
         cache: PrefixCache,
-        disk: DiskTurns,
+        tier: DiskTier | None,
         counters: CoreCounters,
         *,
         clock: Callable[[], float],
     ) -> None:
-        self._scheduler, self._cache, self._disk, self._counters = scheduler, cache, disk, counters
+        self._scheduler, self._cache, self._tier, self._counters = scheduler, cache, tier, counters
         self._clock = clock
 
     def finish(self, request: Request, delta: Delta) -> RequestOutput:
@@ -45,10 +45,12 @@ class RequestEnds:
             completion = request.completion(self._clock())
             self._remember(request)
             if request.sequence is not None:
-                self._disk.save(request)
+                if self._tier is not None:
+                    self._tier.save_computed(request.sequence)
                 self._cache.close(request.sequence)
         except Exception as error:
             return self.fail(request, error)
+        self._abandon(request)
         was_admitted = request.sequence is not None
         reason, total_s = completion.finish_reason, completion.timings.total_s
         self._counters.count_finished(completion.usage, reason, total_s, was_admitted=was_admitted)
@@ -114,7 +116,13 @@ class RequestEnds:
             self._counters.count_failed(failure)
             outputs.append(RequestOutput(request_id, error=_caused(failure, disorder)))
             request.sequence = None
+            self._abandon(request)
         return outputs
+
+    def _abandon(self, request: Request) -> None:
+        """Load nothing for it any more."""
+        if self._tier is not None:
+            self._tier.abandon(request.request_id)
 
     def _remember(self, request: Request) -> None:
         """Note what it found, and how its reply will be rendered; of a request without a namespace nothing."""
@@ -129,6 +137,7 @@ class RequestEnds:
         """Close the sequence, and keep nothing that is not shared already."""
         if request.sequence is not None and not request.sequence.is_closed:
             self._cache.close(request.sequence, keep=False)
+        self._abandon(request)
         self._counters.count_failed(failure)
         return RequestOutput(request.request_id, error=failure)
 

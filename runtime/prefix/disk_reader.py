@@ -1,7 +1,6 @@
-"""Read pages from the store behind the engine's back: one thread, and a few buffers that go round.
+"""Read from the store in a thread of its own, one read after the other, and say in the engine's thread when it is done.
 
-Knows heads and bytes; not where pages go. It never reads ahead of the buffers that come back, unless a job brings room
-of its own.
+Knows reads and a few buffers, not where pages go or which request wants them.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -23,71 +23,65 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
-PIECE_BYTES = 8 << 20  # read at once: disks reach their speed, and others' steps are not held up by what comes back
+PIECE_BYTES = 8 << 20  # of a buffer: disks reach their speed, and inserting what comes back does not hold up a step
 NUM_BUFFERS = 3  # one is read into, one is copied to the pool, one waits
 
 
-@dataclass(eq=False)
-class ReadJob:
-    """A chain of pages to read, in pieces from its beginning; `is_cancelled` may be set by anybody at any time.
+class EngineThread(Protocol):
+    """Has closures run in the engine's thread, between two steps."""
 
-    With `into`, uint8 `[len(heads), page_bytes]`, it is read there, each page at its place, in pieces from its end; the
-    pieces of `piece_pages` pages, if that is fewer than the reader's.
-    """
+    def post(self, work: Callable[[], None]) -> None:
+        """Run a closure before the next step. Any thread may call it."""
+        ...
 
-    heads: tuple[PageKey, ...]
-    num_read: int = 0  # pages asked for so far; the reader's own
-    is_cancelled: bool = False
-    into: UInt8Array | None = None
-    piece_pages: int | None = None
-
-
-@dataclass(frozen=True)
-class ReadPiece:
-    """Pages `[start, start + len(pages))` of a job, uint8 `[N, page_bytes]`: of them the first `num_right` are right.
-
-    `pages` is the reader's, or the job's; give it back.
-    """
-
-    job: ReadJob
-    start: int
-    pages: UInt8Array
-    num_right: int
-    seconds: float  # that the disk took
+    def at(self, time_s: float, work: Callable[[], None]) -> None:
+        """Run a closure once the engine's clock has come to `time_s`. The engine's thread calls it."""
+        ...
 
 
 @dataclass(eq=False)
-class ReadWork:
-    """Anything else that reads, done in the reader's thread when its turn comes; `is_cancelled` may be set by anybody.
+class Read:
+    """A read that is queued, runs or is done; the engine's thread looks at it, and learns by `done` what came of it.
 
-    Once `is_done` it runs no more, nor will it; only then may others use what it uses.
+    Attributes:
+        num_bytes: that it reads, about.
+        pages: that it read, uint8 `[N, page_bytes]`, until `done` returns; None: it reads something else.
+        num_right: of the pages, so many first ones are right; of something else 1 if it is right.
+        seconds: that it took.
     """
 
-    run: Callable[[], bool]
-    num_bytes: int = 0  # that it reads, about
+    work: Callable[[UInt8Array], int]
+    done: Callable[[Read], None]
+    num_bytes: int
+    num_pages: int
+    pages: UInt8Array | None = None
+    num_right: int = 0
+    seconds: float = 0.0
     is_cancelled: bool = False
-    is_right: bool = False  # what `run` returned; False if it raised or was cancelled
-    seconds: float = 0.0  # that it took
     is_done: bool = False
+    buffer: UInt8Array | None = None  # the reader's own
+
+    @property
+    def is_right(self) -> bool:
+        """Whether all of it is right."""
+        return self.num_right == max(self.num_pages, 1)
 
 
 class DiskReader:
-    """Reads jobs one after the other, in a thread of its own.
+    """Does reads in order. A read of pages without room of its own waits for one of a few buffers.
 
     Args:
-        notify: called in the reader's thread when `results` has something new.
+        queue: has `Read.done` called; the buffer goes back when that returns.
 
     Attributes:
-        results: what was read, for the engine's thread to take out.
-        piece_pages: pages read at once.
+        piece_pages: that fit into a buffer.
     """
 
-    def __init__(self, store: PageStore, page_bytes: int, *, notify: Callable[[], None]) -> None:
-        self._store, self._page_bytes, self._notify = store, page_bytes, notify
+    def __init__(self, store: PageStore, page_bytes: int, queue: EngineThread) -> None:
+        self._store, self.page_bytes, self._queue = store, page_bytes, queue
         self.piece_pages = max(1, PIECE_BYTES // page_bytes)
-        self.results: deque[ReadPiece] = deque()
         self._wake = threading.Condition()  # guards all below
-        self._jobs: deque[ReadJob | ReadWork] = deque()
+        self._reads: deque[Read] = deque()
         self._num_buffers = 0  # that exist; they are made when they are needed
         self._free: list[UInt8Array] = []
         self._is_closing = False
@@ -96,42 +90,31 @@ class DiskReader:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that are to be read before anything that is submitted now."""
+        """Bytes to be read before anything that is asked for now."""
         with self._wake:
-            jobs = [job for job in self._jobs if not job.is_cancelled]
-            num_pages = sum(len(job.heads) - job.num_read for job in jobs if isinstance(job, ReadJob))
-            return num_pages * self._page_bytes + sum(job.num_bytes for job in jobs if isinstance(job, ReadWork))
+            return sum(read.num_bytes for read in self._reads)
 
-    def submit(self, job: ReadJob) -> None:
-        """Read a chain; its pieces come in order, and no more of them after one that is not right to its end."""
-        with self._wake:
-            # behind a disk that hangs, those that ended would keep their room for ever
-            self._jobs = deque(other for other in self._jobs if not _is_over(other))
-            self._jobs.append(job)
-            self._wake.notify()
+    def read_pages(
+        self, heads: tuple[PageKey, ...], done: Callable[[Read], None], *, into: UInt8Array | None = None
+    ) -> Read:
+        """Read pages, at most `piece_pages`, or any number into room for them: uint8 `[len(heads), page_bytes]`."""
+        read = Read(lambda out: self._store.read(heads, out), done, len(heads) * self.page_bytes, len(heads), into)
+        return self._add(read)
 
-    def submit_work(self, run: Callable[[], bool], *, num_bytes: int = 0) -> ReadWork:
-        """Do something else in the reader's thread, in its turn; `notify` is called when it is done.
-
-        Args:
-            run: reads, and returns whether that was right; what it raises is logged, and is not.
-            num_bytes: that it reads, about, for `queued_bytes`.
+    def run(self, work: Callable[[], bool], done: Callable[[Read], None], *, num_bytes: int = 0) -> Read:
+        """Read something else: `work` does it in the reader's thread, and returns whether it is right. An exception is
+        logged, and counts as False.
         """
-        work = ReadWork(run, num_bytes)
-        with self._wake:
-            self._jobs.append(work)
-            self._wake.notify()
-        return work
+        return self._add(Read(lambda _: work(), done, num_bytes, 0))
 
-    def give_back(self, piece: ReadPiece) -> None:
-        """Let the buffer of a piece be read into again."""
-        if piece.job.into is not None:
-            return
-        base = piece.pages.base
-        assert isinstance(base, np.ndarray)
+    def cancel(self, reads: Iterable[Read]) -> None:
+        """Take reads out of the queue, which are done then. One that runs goes on, and is told done after that."""
+        for read in reads:
+            read.is_cancelled = True
         with self._wake:
-            self._free.append(base)
-            self._wake.notify()
+            for read in self._reads:
+                read.is_done = read.is_cancelled
+            self._reads = deque(read for read in self._reads if not read.is_cancelled)
 
     def close(self) -> None:
         """End after the read that runs. May be called twice."""
@@ -140,76 +123,53 @@ class DiskReader:
             self._wake.notify()
         self._thread.join()
 
+    def _add(self, read: Read) -> Read:
+        with self._wake:
+            self._reads.append(read)
+            self._wake.notify()
+        return read
+
     def _run(self) -> None:
-        while (work := self._next()) is not None:
-            if isinstance(work, ReadWork):
-                self._do(work)
-                del work
-                self._notify()
-                continue
-            job, start, pages = work
-            stop = start + len(pages)
+        while (read := self._next()) is not None:
             begun = time.perf_counter()
             try:
-                num_right = self._store.read(job.heads[start:stop], pages)
+                read.num_right = int(read.work(_NO_PAGES if read.pages is None else read.pages))
             except Exception:  # the store handles what disks do; this is a mistake of ours
                 _LOGGER.exception("reading from the store failed")
-                num_right = 0
-            if num_right < stop - start:
-                job.is_cancelled = True
-            self.results.append(ReadPiece(job, start, pages, num_right, time.perf_counter() - begun))
-            del job, pages, work
-            self._notify()
+            read.seconds, read.is_done = time.perf_counter() - begun, True
+            self._queue.post(partial(self._finish, read))
+            del read  # or its pages would stay until the next one
 
-    def _do(self, work: ReadWork) -> None:
-        begun = time.perf_counter()
-        try:
-            work.is_right = not work.is_cancelled and work.run()
-        except Exception:  # as above
-            _LOGGER.exception("reading a part of a prefix failed")
-        work.seconds = time.perf_counter() - begun
-        work.is_done = True
-
-    def _next(self) -> tuple[ReadJob, int, UInt8Array] | ReadWork | None:
-        """A job, the page to read from, and where to, as many pages as are to be read; or something else to do."""
+    def _next(self) -> Read | None:
         with self._wake:
             while not self._is_closing:
-                while self._jobs and _is_over(job := self._jobs[0]):
-                    self._jobs.popleft()
-                if self._jobs:
-                    if isinstance(job, ReadWork):
-                        self._jobs.popleft()
-                        return job
-                    if (piece := self._piece_of(job)) is not None:
-                        return job, *piece
+                if self._reads and self._has_room(self._reads[0]):
+                    return self._reads.popleft()
                 self._wake.wait()
             return None
 
-    def _piece_of(self, job: ReadJob) -> tuple[int, UInt8Array] | None:
-        """A job's next piece; None: there is no buffer for it."""
-        num_left = len(job.heads) - job.num_read
-        num_pages = min(self.piece_pages, num_left)
-        if job.into is not None:
-            num_pages = min(num_pages, job.piece_pages or num_pages)
-            job.num_read += num_pages
-            start = num_left - num_pages
-            return start, job.into[start : start + num_pages]
-        buffer = self._take_buffer()
-        if buffer is None:
-            return None
-        start = job.num_read
-        job.num_read += num_pages
-        return start, buffer[:num_pages]
-
-    def _take_buffer(self) -> UInt8Array | None:
+    def _has_room(self, read: Read) -> bool:
+        """Whether a read has somewhere to read to; it gets a buffer if one is free."""
+        if read.pages is not None or not read.num_pages:
+            return True
+        if not self._free and self._num_buffers < NUM_BUFFERS:
+            self._num_buffers += 1
+            self._free.append(np.empty((self.piece_pages, self.page_bytes), np.uint8))
         if self._free:
-            return self._free.pop()
-        if self._num_buffers == NUM_BUFFERS:
-            return None
-        self._num_buffers += 1
-        return np.empty((self.piece_pages, self._page_bytes), np.uint8)
+            read.buffer = self._free.pop()
+            read.pages = read.buffer[: read.num_pages]
+        return read.pages is not None
+
+    def _finish(self, read: Read) -> None:
+        """In the engine's thread."""
+        try:
+            read.done(read)
+        finally:
+            buffer, read.buffer, read.pages = read.buffer, None, None
+            if buffer is not None:
+                with self._wake:
+                    self._free.append(buffer)
+                    self._wake.notify()
 
 
-def _is_over(job: ReadJob | ReadWork) -> bool:
-    """Whether there is nothing left of it; work that is cancelled still has to be told done."""
-    return isinstance(job, ReadJob) and (job.is_cancelled or job.num_read == len(job.heads))
+_NO_PAGES: UInt8Array = np.empty((0, 0), np.uint8)

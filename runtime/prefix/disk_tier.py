@@ -6,29 +6,29 @@ Knows prompts and pages, not requests. The engine's thread owns it; two threads 
 
 from __future__ import annotations
 
+import collections.abc
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from ..artifact.manifest import PAGE_SIZE
+from ..cache.kv_transaction import Reservation
 from ..cache.prefix_cache import PrefixCache
 from ..cache.radix_node import Node
+from ..cache.sequence import Sequence
 from ..model.batch import PageIO
 from ..store.page_key import NO_PARENT, PageKey
 from ..store.record import BLOCK, padded
+from ..store.store_state import PutResult
 from .chosen_rows import ChosenRows
 from .disk_index import DiskIndex
-from .disk_reader import DiskReader
+from .disk_reader import DiskReader, EngineThread
 from .disk_writer import DiskWriter, remaining_s
-from .end_loader import EndLoader
-from .load_counts import LoadCounts
-from .loaded_prefix import LoadedPrefix
 from .loaded_rows import LoadedRows
-from .page_inserter import PageInserter
-from .page_loader import FindPrefix, PageLoader
 from .page_saver import PageSaver
+from .prefix_loader import PrefixLoader, Wanted
 from .rates import Rates
 from .tier_stats import TierStats
 
@@ -39,20 +39,20 @@ _LOGGER = logging.getLogger(__name__)
 
 QUEUE_BYTES = 128 << 20  # of pages that wait to be written
 CLOSE_S = 10.0  # to write what waits, at the end
+_PREFILL_PER_DECODE = 16  # tokens of prompts beside each of a reply, for a step to measure prefill
 
 
 class DiskTier:
-    """A store below a cache. `begin` says whether a request waits for the disk, `advance` who may go on.
+    """A store below a cache. `begin` says whether a request waits for the disk; closures in `queue` do the rest.
 
     Args:
         clock: seconds; the cache's own.
         choose_rows: makes what learns which rows matter, stores them in that order, and loads a share of them.
 
     Attributes:
-        store, cache, index, writer, reader: what the tier works with.
-        rates: told how long steps take.
-        ends: loads the end of a prefix for who does not wait: he computes its beginning.
-        wake: called in any thread when `advance` has something to do.
+        store, cache, index, writer, reader, queue: what the tier works with.
+        rates: of disk and model.
+        chosen: what `choose_rows` made.
     """
 
     def __init__(
@@ -60,133 +60,120 @@ class DiskTier:
         store: PageStore,
         cache: PrefixCache,
         io: PageIO,
+        queue: EngineThread,
         *,
         clock: Callable[[], float],
         queue_bytes: int = QUEUE_BYTES,
         choose_rows: Callable[[DiskTier], ChosenRows] | None = None,
     ) -> None:
-        self.rates = Rates()
-        self.wake: Callable[[], None] = lambda: None
-        self.store, self.cache = store, cache
+        self.store, self.cache, self.queue, self.rates = store, cache, queue, Rates()
         page_bytes = store.identity.page_bytes
         self.index = DiskIndex(store.stats().max_bytes // (BLOCK + padded(page_bytes)) + 1, clock=clock)
         self.index.cache.aliases = cache.aliases  # what a reply is rendered as does not depend on where it lies
         self.index.add(store.heads())
-        self.writer = DiskWriter(store, max_bytes=max(queue_bytes, page_bytes), notify=self._notify)
-        self.reader = DiskReader(store, page_bytes, notify=self._notify)
+        self.writer = DiskWriter(store, queue, max_bytes=max(queue_bytes, page_bytes), wrote=self._wrote)
+        self.reader = DiskReader(store, page_bytes, queue)
         self._saver = PageSaver(cache, self.index, self.writer, io, store.identity, store.touch)
-        inserter, counts = PageInserter(cache, io), LoadCounts()
-        self.ends = EndLoader(inserter, self.reader, self.rates, counts, page_bytes=page_bytes, lost=self._forget)
-        self._loader = PageLoader(
-            inserter,
+        self.loader = PrefixLoader(
+            cache,
+            io,
             self.index,
             self.reader,
-            self.ends,
             self.rates,
-            counts,
-            page_bytes=page_bytes,
+            queue,
             clock=clock,
+            ready=self._go_on,
+            ended=self._ended,
             lost=self._forget,
         )
         self.chosen = None if choose_rows is None else choose_rows(self)
         self._parts = None if self.chosen is None else self.chosen.parts
-        self._num_waiting = 0
+        self._waiting: dict[str, Wanted] = {}  # by name
+        self._is_writing = False  # `_write_on` is posted
         self._is_closed = False
         cache.tree.leaving = self._save_leaving
-        self._loader.probe()
+        self.loader.probe()
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether `advance` would get on with something now."""
-        loaders = (self._loader, self._parts)
-        is_read = any(loader.is_ready for loader in loaders if loader is not None)
-        return bool(self.writer.results or self.ends.names) or self._saver.is_ready or self._rewrites or is_read
-
-    @property
-    def wait_s(self) -> float | None:
-        """Seconds until a load is late; None: there is none."""
-        waits = [loader.wait_s for loader in (self._loader, self._parts) if loader is not None]
-        return min((wait_s for wait_s in waits if wait_s is not None), default=None)
-
-    @property
-    def learns(self) -> bool:
-        """Whether `used` is of any use: there is importance."""
-        return self.chosen is not None
-
-    def begin(
-        self, name: str, find: FindPrefix, *, num_tokens_ahead: int | None = None, kv_budget: float = 1.0
-    ) -> bool:
-        """Load what the disk has of a prompt and memory has not, where that is quicker than computing it; whether to
-        wait until `advance` names it.
-
-        Args:
-            num_tokens_ahead: as many are computed before a request that does not wait; None: nobody knows, and it is
-                not to be computed and loaded at once.
-            kv_budget: the share of its keys and values that is enough.
+    def begin(self, wanted: Wanted) -> bool:
+        """Load what the disk has of a prompt and memory has not, where that is quicker than computing it. Returns
+        whether the request waits until `wanted.go_on` is called.
         """
-        parts = self._parts if kv_budget < 1 else None
-        waits = parts is not None and parts.begin(name, find, kv_budget, num_tokens_ahead=num_tokens_ahead)
-        if not waits and not self._loader.begin(name, find, num_tokens_ahead=num_tokens_ahead):
+        parts = self._parts if wanted.kv_budget < 1 else None
+        waits = parts is not None and parts.begin(
+            wanted.name, wanted.find, wanted.kv_budget, num_tokens_ahead=wanted.num_tokens_ahead
+        )
+        if not waits and not self.loader.begin(wanted):
             return False
-        self._num_waiting += 1
+        self._waiting[wanted.name] = wanted
         return True
 
     def abandon(self, name: str) -> None:
-        """Nobody waits under this name any more."""
-        self._loader.abandon(name)
-        if self._parts is not None:
-            self._parts.abandon(name)
-        self._num_waiting -= 1
+        """Load nothing for a request any more that has ended."""
+        self.loader.abandon(name)
+        if (wanted := self._waiting.pop(name, None)) is not None:
+            wanted.is_abandoned = True
+            if self._parts is not None:
+                self._parts.abandon(name)
 
-    def advance(self) -> list[str]:
-        """Take in what was read and written, save a little more; the names of who may go on."""
-        while self.writer.results:
-            written = self.writer.results.popleft()
-            self._saver.settle(written)
-            if written.result is not None:
-                stored = frozenset(written.result.stored)
-                self.index.remove(written.result.evicted)
-                self.index.add(head for head in written.heads if head.key in stored)
-        names = self._loader.advance()
-        if self._parts is not None:
-            ready, back = self._parts.advance()
-            names += ready
-            for name, (find, num_tokens_ahead) in back.items():
-                if not self._begins_in_full(name, find, num_tokens_ahead):
-                    names.append(name)
-        self._num_waiting -= len(names)
-        try:
-            self._saver.advance()
-            if self.chosen is not None and self._rewrites:
-                self.chosen.advance()
-        except Exception:  # who was let go must learn of it; what is not saved is computed again
-            _LOGGER.exception("what was computed could not be saved")
-            self._forget_unsaved()
-        return names
-
-    def loaded(self, name: str) -> LoadedPrefix | None:
-        """What came from disk for who was named; asked once."""
-        return self._loader.loaded(name)
-
-    def rows(self, name: str) -> LoadedRows | None:
-        """The rows that came from disk for the request that was named; asked once."""
-        return None if self._parts is None else self._parts.loaded(name)
-
-    def save(self, namespace: bytes, token_ids: Sequence[int], generated: bytes) -> None:
-        """Keep the full pages of these tokens, which are in the tree, on disk too; when there is time."""
-        self._saver.save(namespace, token_ids, generated)
-
-    def used(self, namespace: bytes, token_ids: Sequence[int], *, num_reused: int) -> None:
-        """The prompt `token_ids` is computed, of which the first `num_reused` were found: what it found is stored in a
-        better order when there is time.
+    def before_step(self) -> Mapping[str, int]:
+        """Insert what came from the back and has been met. By request, positions that the next step is not to compute
+        beyond: the disk has what is behind them.
         """
+        return self.loader.before_step()
+
+    def observe(self, reservations: collections.abc.Sequence[Reservation], seconds: float) -> None:
+        """Note how long a step took, if it was of prompts: decode costs more a token, and is no measure."""
+        prefill = [reservation for reservation in reservations if reservation.num_tokens > 1]
+        num_tokens = sum(reservation.num_tokens for reservation in prefill)
+        if num_tokens < _PREFILL_PER_DECODE * (len(reservations) - len(prefill)) or not num_tokens:
+            return
+        positions = sum(item.num_tokens * (item.start + item.stop) / 2 for item in prefill)
+        self.rates.observe_compute(num_tokens=num_tokens, position=positions / num_tokens, seconds=seconds)
+
+    def computed(self, sequence: Sequence, *, num_reused: int) -> None:
+        """Save the prompt of a sequence, which is computed, and note what it used: the first `num_reused` tokens."""
+        if self.chosen is not None and sequence.sparse is None and sequence.namespace is not None:
+            self.used(sequence.namespace, sequence.token_ids[: sequence.num_computed], num_reused=num_reused)
+        self.save_computed(sequence)
+
+    def save_computed(self, sequence: Sequence) -> None:
+        """Save what is computed of a sequence between the next steps."""
+        if sequence.namespace is not None:
+            num_tokens = sequence.num_computed
+            self.save(sequence.namespace, sequence.token_ids[:num_tokens], sequence.generated[:num_tokens])
+
+    def save(self, namespace: bytes, token_ids: collections.abc.Sequence[int], generated: bytes) -> None:
+        """Save the full pages of these tokens, which are in the tree, between the next steps."""
+        self._saver.save(namespace, token_ids, generated)
+        self._post_writing()
+
+    def used(self, namespace: bytes, token_ids: collections.abc.Sequence[int], *, num_reused: int) -> None:
+        """Note that the prompt `token_ids` is computed, of which the first `num_reused` were found: what it found is
+        stored in a better order, once nothing else is to be written.
+        """
+        if self.chosen is None:
+            return
         try:
-            if self.chosen is not None:
-                self.chosen.used(namespace, token_ids, num_reused=num_reused)
+            self.chosen.used(namespace, token_ids, num_reused=num_reused)
         except Exception:  # it is no more than a hint
             _LOGGER.exception("what a prompt looked at could not be noted")
+        self._post_writing()
 
-    def distrust(self, namespace: bytes, token_ids: Sequence[int]) -> None:
+    def advance_chosen(self) -> None:
+        """Read on for requests that wait for chosen rows; something was read for them, or one is late."""
+        if self._parts is None:
+            return
+        ready, back = self._parts.advance()
+        for name in ready:
+            if (wanted := self._waiting.get(name)) is not None:
+                self._go_on(wanted, self._parts.loaded(name))
+        for name in back:
+            if (wanted := self._waiting.get(name)) is not None and not self.loader.begin_again(wanted):
+                self._go_on(wanted)
+        if self._parts.is_ready:
+            self.queue.post(self.advance_chosen)
+
+    def distrust(self, namespace: bytes, token_ids: collections.abc.Sequence[int]) -> None:
         """Take what was computed of these tokens off the disk, with all that goes on from it: it may be wrong."""
         self._forget_unsaved()
         self._end_loads()
@@ -198,47 +185,39 @@ class DiskTier:
         self._forget(keys)
 
     def discard(self, namespace: bytes) -> tuple[int, Future[None]]:
-        """Take a namespace off the disk: how many pages nobody finds from here on, and when their bytes are gone."""
+        """Take a namespace off the disk: how many pages are found no more, and when their bytes are gone."""
         self._forget_unsaved(namespace)
         self._end_loads(namespace)
         keys = self.index.clear(namespace)
         return len(keys), self.writer.discard(namespace)
 
     def drop_unused(self, since: float) -> None:
-        """Take off the disk what nobody used since then, on the cache's clock; not before this process began."""
+        """Take off the disk what was not used since then, on the cache's clock; not before this process began."""
         keys = self.index.drop_unused(since)
         if keys:
             self.writer.drop(keys)
 
-    def give_up(self) -> list[str]:
-        """After a mistake of ours: end all loads, save nothing more of what waits; who may go on."""
-        self._forget_unsaved()
-        self._end_loads()
-        names = self._loader.advance()
-        if self._parts is not None:
-            ready, back = self._parts.advance()
-            names += [*ready, *back]
-        self._num_waiting -= len(names)
-        return names
-
     def start_over(self) -> None:
-        """Forget all who wait and what waits to be saved, in whatever state that is; what is on disk stays."""
+        """Forget all requests that wait and all that waits to be saved, in whatever state; what is on disk stays."""
+        for wanted in self._waiting.values():
+            wanted.is_abandoned = True
+        self._waiting.clear()
         self._forget_unsaved()
-        self._loader.start_over()
+        self.loader.end()
         if self._parts is not None:
             self._parts.start_over()
-        self._num_waiting = 0
+        self._is_writing = False
 
     def stats(self) -> TierStats:
         """Counts as of now, from any thread."""
-        store, loads, saver = self.store.stats(), self._loader.counts, self._saver
+        store, loads, saver = self.store.stats(), self.loader.counts, self._saver
         chosen, parts = self.chosen, None if self._parts is None else self._parts.counts
         return TierStats(
             off_because=store.off_because,
             num_pages=len(self.index),
             num_bytes=store.num_bytes,
             max_bytes=store.max_bytes,
-            num_waiting=self._num_waiting,
+            num_waiting=len(self._waiting),
             num_loads=loads.num_loads,
             num_loads_from_end=loads.num_from_end,
             num_loads_late=loads.num_late,
@@ -287,17 +266,46 @@ class DiskTier:
         """Raise AssertionError unless the index agrees with itself."""
         self.index.check()
 
-    def _begins_in_full(self, name: str, find: FindPrefix, num_tokens_ahead: int | None) -> bool:
-        """Whether who did not get a part waits for all of it; who cannot be looked up goes on, and fails alone."""
+    def _go_on(self, wanted: Wanted, rows: LoadedRows | None = None) -> None:
+        """Let a request go on that waited."""
+        if self._waiting.pop(wanted.name, None) is wanted:
+            wanted.go_on(wanted.loaded, rows)
+
+    def _ended(self) -> None:
+        """The disk may have nothing to read: what is read ahead of requests may be."""
+        if self._parts is not None:
+            self.queue.post(self.advance_chosen)
+
+    def _wrote(self, heads: tuple[PageKey, ...], result: PutResult) -> None:
+        """The writer has changed the store."""
+        self._saver.settle(heads)
+        stored = frozenset(result.stored)
+        self.index.remove(result.evicted)
+        self.index.add(head for head in heads if head.key in stored)
+        self._post_writing()
+
+    def _post_writing(self) -> None:
+        """Write on before the next step, if something waits and the writer takes it."""
+        if not self._is_writing and (self._saver.is_ready or self._can_reorder):
+            self._is_writing = True
+            self.queue.post(self._write_on)
+
+    def _write_on(self) -> None:
+        """Save a little more; when all is saved, store a run in a better order."""
+        self._is_writing = False
         try:
-            return self._loader.begin(name, find, num_tokens_ahead=num_tokens_ahead)
-        except Exception:
-            _LOGGER.exception("what %s waits for could not be looked up", name)
-            return False
+            if self._saver.has_pending:
+                self._saver.advance()
+            elif self.chosen is not None:
+                self.chosen.advance()
+        except Exception:  # what is not saved is computed again
+            _LOGGER.exception("what was computed could not be saved")
+            self._forget_unsaved()
+        self._post_writing()
 
     @property
-    def _rewrites(self) -> bool:
-        """Whether a run is to be stored in a better order: nothing else is to be written."""
+    def _can_reorder(self) -> bool:
+        """Whether a run is to be stored in a better order, and nothing else is to be written."""
         return self.chosen is not None and not self._saver.has_pending and self.chosen.is_ready
 
     def _forget_unsaved(self, namespace: bytes | None = None) -> None:
@@ -307,10 +315,11 @@ class DiskTier:
             self.chosen.forget(namespace)
 
     def _end_loads(self, namespace: bytes | None = None) -> None:
-        """All, or a namespace's; who waits goes on with the next `advance`."""
-        self._loader.end(namespace)
+        """All, or a namespace's; requests that wait go on before the next step."""
+        self.loader.end(namespace)
         if self._parts is not None:
             self._parts.end(namespace)
+            self._ended()
 
     def _forget(self, keys: list[bytes]) -> None:
         """Take pages out of the index and the store, and what cannot be found without them."""
@@ -321,6 +330,3 @@ class DiskTier:
             self._saver.save_leaving(node, num_leaving)
         except Exception:  # what is not saved is computed again
             _LOGGER.exception("pages that make room could not be saved")
-
-    def _notify(self) -> None:
-        self.wake()

@@ -1,6 +1,6 @@
-"""Write pages to the store behind the engine's back: one thread, and a queue that holds so many bytes and no more.
+"""Change the store in a thread of its own, and say in the engine's thread what became of it.
 
-Knows heads and bytes. What does not fit the queue is not taken, and nobody waits for room.
+Knows changes and the bytes that wait. What does not fit the queue is not taken, and no caller waits for room.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..model.batch import UInt8Array
 from ..store.store_state import PutResult
+from .disk_reader import EngineThread
 
 if TYPE_CHECKING:
     from ..store import PageKey, PageStore
@@ -26,15 +28,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Written:
-    """A finished job of the writer: the pages that it was to write, and what became of them; None: it failed."""
-
-    heads: tuple[PageKey, ...]
-    result: PutResult | None
-
-
-@dataclass(frozen=True)
-class _Job:
+class _Change:
     work: Callable[[PageStore], PutResult]
     num_bytes: int = 0
     heads: tuple[PageKey, ...] = ()
@@ -42,24 +36,28 @@ class _Job:
 
 
 class DiskWriter:
-    """Does what it is told in order, in a thread of its own that is the only one to change the store.
+    """Makes changes in order; its thread is the only one to change the store.
 
     Args:
         max_bytes: of pages that wait, the ones being written included.
-        notify: called in the writer's thread when `results` has something new.
-
-    Attributes:
-        results: what was done, for the engine's thread to take out.
+        queue: has `wrote` called.
+        wrote: told of each change in the engine's thread: the pages that it was to store, and what became of them.
     """
 
-    def __init__(self, store: PageStore, *, max_bytes: int, notify: Callable[[], None]) -> None:
-        self._store, self._notify = store, notify
+    def __init__(
+        self,
+        store: PageStore,
+        queue: EngineThread,
+        *,
+        max_bytes: int,
+        wrote: Callable[[tuple[PageKey, ...], PutResult], None],
+    ) -> None:
+        self._store, self._queue, self._wrote = store, queue, wrote
         self.max_bytes = max_bytes
-        self.results: deque[Written] = deque()
+        self._num_unfinished = 0  # changes of which `wrote` was not told yet; the engine's thread's own
         self._wake = threading.Condition()  # guards all below
-        self._jobs: deque[_Job] = deque()
+        self._changes: deque[_Change] = deque()
         self._num_bytes = 0
-        self._is_working = False
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="radixlm-store-writer", daemon=True)
         self._thread.start()
@@ -76,31 +74,25 @@ class DiskWriter:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is queued or being written, and all that was done has been taken out of `results`."""
-        return not self._is_working and not self._jobs and not self.results
+        """Whether all changes are made, and `wrote` was told of them."""
+        return self._num_unfinished == 0
 
     def write(self, heads: Sequence[PageKey], pages: UInt8Array) -> bool:
-        """Take pages, uint8 `[len(heads), page_bytes]`, which nobody may change any more; False: there is no room."""
+        """Store pages, uint8 `[len(heads), page_bytes]`, which must not change any more. False: there is no room."""
+        if pages.nbytes > self.room_bytes:
+            return False
         taken = tuple(heads)
-
-        with self._wake:
-            if self._is_closing or pages.nbytes > self.room_bytes:
-                return False
-            self._post(_Job(lambda store: store.put(taken, pages), pages.nbytes, taken))
-        return True
+        return self._add(_Change(lambda store: store.put(taken, pages), pages.nbytes, taken))
 
     def submit(self, work: Callable[[PageStore], PutResult]) -> Future[None]:
         """Change the store in another way, after what is queued; the future's result comes when that is done."""
-        job = _Job(work)
-        with self._wake:
-            if self._is_closing:
-                job.done.set_result(None)
-            else:
-                self._post(job)
-        return job.done
+        change = _Change(work)
+        if not self._add(change):
+            change.done.set_result(None)
+        return change.done
 
     def discard(self, namespace: bytes) -> Future[None]:
-        """Take a namespace off the disk, after what is queued; the future's result comes when that is done."""
+        """Take a namespace off the disk, after what is queued."""
         return self.submit(lambda store: PutResult((), tuple(store.discard(namespace))))
 
     def drop(self, keys: Sequence[bytes]) -> Future[None]:
@@ -121,39 +113,46 @@ class DiskWriter:
             self._wake.notify()
         self._thread.join(timeout_s)
         with self._wake:
-            jobs = list(self._jobs)
-            self._jobs.clear()
-        for job in jobs:
-            job.done.set_result(None)
+            changes = list(self._changes)
+            self._changes.clear()
+        for change in changes:
+            change.done.set_result(None)
         self._thread.join()  # what is being written is written whole
 
-    def _post(self, job: _Job) -> None:
-        """The lock is held."""
-        self._num_bytes += job.num_bytes
-        self._jobs.append(job)
-        self._wake.notify()
+    def _add(self, change: _Change) -> bool:
+        """Queue a change; False if the writer is closing."""
+        with self._wake:
+            if self._is_closing:
+                return False
+            self._num_bytes += change.num_bytes
+            self._changes.append(change)
+            self._wake.notify()
+        self._num_unfinished += 1
+        return True
 
     def _run(self) -> None:
-        while (job := self._next()) is not None:
+        while (change := self._next()) is not None:
             try:
-                written = Written(job.heads, job.work(self._store))
+                result = change.work(self._store)
             except Exception:  # the store handles what disks do; this is a mistake of ours
                 _LOGGER.exception("writing to the store failed")
-                written = Written(job.heads, None)
-            self.results.append(written)
+                result = PutResult((), ())
             with self._wake:
-                self._num_bytes -= job.num_bytes
-                self._is_working = False
-            job.done.set_result(None)
-            del job, written  # or the pages would stay until the next job
-            self._notify()
+                self._num_bytes -= change.num_bytes
+            self._queue.post(partial(self._finish, change.heads, result))
+            change.done.set_result(None)
+            del change  # or its pages would stay until the next one
 
-    def _next(self) -> _Job | None:
+    def _next(self) -> _Change | None:
         with self._wake:
-            while not self._jobs and not self._is_closing:
+            while not self._changes and not self._is_closing:
                 self._wake.wait()
-            self._is_working = bool(self._jobs)
-            return self._jobs.popleft() if self._jobs else None
+            return self._changes.popleft() if self._changes else None
+
+    def _finish(self, heads: tuple[PageKey, ...], result: PutResult) -> None:
+        """In the engine's thread."""
+        self._num_unfinished -= 1
+        self._wrote(heads, result)
 
 
 def remaining_s(deadline: float) -> float:

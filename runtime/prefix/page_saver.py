@@ -18,7 +18,7 @@ from ..cache.radix_node import Node, tokens_of
 from ..model.batch import PageIO
 from ..store.page_key import NO_PARENT, PageKey, StoreIdentity
 from .disk_index import DiskIndex
-from .disk_writer import DiskWriter, Written
+from .disk_writer import DiskWriter
 
 PORTION_BYTES = 4 << 20  # copied between two steps: a millisecond or two
 MAX_CHAINS = 256  # that wait for their turn
@@ -118,9 +118,9 @@ class PageSaver:
                 return
         self._chains.popleft()  # saved, or the rest made room meanwhile
 
-    def settle(self, written: Written) -> None:
+    def settle(self, heads: Sequence[PageKey]) -> None:
         """The writer is done with pages: they are not on their way any more."""
-        self._on_their_way.difference_update(head.key for head in written.heads)
+        self._on_their_way.difference_update(head.key for head in heads)
 
     def forget(self, namespace: bytes | None = None) -> None:
         """Drop what waits, of a namespace or all."""

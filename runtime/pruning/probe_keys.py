@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from cachetools import LRUCache
 
-from ..prefix.disk_reader import DiskReader, ReadWork
+from ..prefix.disk_reader import DiskReader, Read
 
 if TYPE_CHECKING:
     from ..store.chunk_cache import ChunkCache
@@ -101,7 +101,7 @@ class Prefetch:
     num_bytes: int
     close: Callable[[], None]
     is_discarded: bool = False
-    work: ReadWork | None = None
+    work: Read | None = None
 
 
 class ProbeKeyPrefetch:
@@ -112,10 +112,11 @@ class ProbeKeyPrefetch:
 
     Args:
         discard: drops what is known of a namespace's runs.
+        on_read: called when a read is done.
     """
 
-    def __init__(self, reader: DiskReader, discard: Callable[[bytes], None]) -> None:
-        self._reader, self._discard = reader, discard
+    def __init__(self, reader: DiskReader, discard: Callable[[bytes], None], on_read: Callable[[], None]) -> None:
+        self._reader, self._discard, self._on_read = reader, discard, on_read
         self._queue: deque[Prefetch] = deque()  # the first may be running
 
     def __len__(self) -> int:
@@ -141,7 +142,7 @@ class ProbeKeyPrefetch:
             return
         first = self._queue[0]
         if first.work is None:
-            first.work = self._reader.submit_work(first.read, num_bytes=first.num_bytes)
+            first.work = self._reader.run(first.read, lambda _: self._on_read(), num_bytes=first.num_bytes)
             return
         self._queue.popleft()
         first.close()

@@ -7,17 +7,18 @@ exactly. Each request has its own rows, which are shared with no other.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
 from ..errors import OutOfPages, SparseSpanError
-from ..prefix.chosen_rows import TransferRefused, WantedRows
+from ..prefix.chosen_rows import Stage, TransferRefused, WantedRows
 from ..prefix.disk_index import DiskIndex
-from ..prefix.disk_reader import ReadWork
+from ..prefix.disk_reader import EngineThread, Read
 from ..prefix.loaded_rows import LoadedRows
-from ..prefix.page_loader import FindPrefix
+from ..prefix.prefix_loader import FindPrefix
 from .pruned_source import PrunedReads, PrunedSource, PruningCounts
 
 _LOGGER = logging.getLogger(__name__)
@@ -37,17 +38,23 @@ class _Waiting:
     source: PrunedSource
     num_bytes: int  # of its rows, about
     deadline: float
-    work: ReadWork
+    work: Read
     is_forgotten: bool = False  # with all that is kept of its namespace's runs
 
 
 @dataclass
 class PrunedLoader:
-    """`begin` for each request that allows pruning; `advance` names those that go on, and those that are sent back."""
+    """`begin` for each request that allows pruning; `advance` names those that go on, and those that are sent back.
+
+    Args:
+        post_advance: has `advance` called.
+    """
 
     cache: PrefixCache
     index: DiskIndex
     reads: PrunedReads
+    queue: EngineThread
+    post_advance: Callable[[], None]
     _waiting: dict[str, _Waiting] = field(default_factory=dict)  # by the request's name
     _ended: list[_Waiting] = field(default_factory=list)  # the reader may have their files in use
     _sent_back: dict[str, tuple[FindPrefix, int | None]] = field(default_factory=dict)
@@ -63,14 +70,7 @@ class PrunedLoader:
     def is_ready(self) -> bool:
         """Whether `advance` would do anything now."""
         is_read = any(each.work.is_done for each in [*self._waiting.values(), *self._ended])
-        return bool(self._sent_back) or is_read or self._may_prefetch or self.wait_s == 0.0
-
-    @property
-    def wait_s(self) -> float | None:
-        """Seconds until a request has waited too long; None: no request waits."""
-        if not self._waiting:
-            return None
-        return max(0.0, min(each.deadline for each in self._waiting.values()) - self.reads.clock())
+        return bool(self._sent_back) or is_read or self._may_prefetch
 
     def begin(self, name: str, find: FindPrefix, budget: float, *, num_tokens_ahead: int | None = None) -> bool:
         """Start to load the share `budget` of the rows that the disk has and memory has not, if that may be worth it.
@@ -96,6 +96,7 @@ class PrunedLoader:
         deadline = self.reads.clock() + compute_s + _SLACK_S
         work = self._submit(source)
         assert work is not None
+        self.queue.at(deadline, self.post_advance)
         self._waiting[name] = _Waiting(find, num_tokens_ahead, match.namespace, source, num_bytes, deadline, work)
         return True
 
@@ -162,10 +163,13 @@ class PrunedLoader:
         staged += sum(rows.pages.nbytes for rows in self._staged)
         return staged + num_bytes <= MAX_STAGED_BYTES and len(self._waiting) + len(self._ended) < MAX_SOURCES
 
-    def _submit(self, source: PrunedSource) -> ReadWork | None:
+    def _submit(self, source: PrunedSource) -> Read | None:
         """Have the reader run the source's next stage; None: there is none."""
         stage = source.next_stage()
-        return None if stage is None else self.reads.reader.submit_work(stage.run, num_bytes=stage.num_bytes)
+        return None if stage is None else self._run(stage)
+
+    def _run(self, stage: Stage) -> Read:
+        return self.reads.reader.run(stage.run, lambda _: self.post_advance(), num_bytes=stage.num_bytes)
 
     def _go_on(self, name: str, waiting: _Waiting) -> bool:
         """Have the next stage of a request read. Returns whether all is read."""
@@ -200,7 +204,7 @@ class PrunedLoader:
 
     def _end(self, name: str) -> None:
         waiting = self._waiting.pop(name)
-        waiting.work.is_cancelled = True
+        self.reads.reader.cancel([waiting.work])
         self._ended.append(waiting)
         self._close_ended()
 

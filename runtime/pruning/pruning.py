@@ -34,9 +34,9 @@ class Pruning:
         self.parts: PrunedLoader | None = None
         if probe is not None:
             known = ProbeKeyCache(chunks=ChunkCache(CHUNK_CACHE_BYTES))
-            prefetch = ProbeKeyPrefetch(tier.reader, known.discard)
+            prefetch = ProbeKeyPrefetch(tier.reader, known.discard, tier.advance_chosen)
             reads = PrunedReads(tier.store, tier.reader, tier.rates, probe, known, prefetch, page_bytes, clock)
-            self.parts = PrunedLoader(tier.cache, tier.index, reads)
+            self.parts = PrunedLoader(tier.cache, tier.index, reads, tier.queue, tier.advance_chosen)
 
     @property
     def num_rewritten(self) -> int:

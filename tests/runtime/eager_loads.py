@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from radixlm.runtime.prefix.page_loader import PageLoader
+from radixlm.runtime.prefix.prefix_loader import PrefixLoader
 from radixlm.runtime.prefix.prefix_plan import LoadBudget, PrefixPlan
 from radixlm.runtime.prefix.rates import Rates
 from radixlm.runtime.pruning.pruned_source import PrunedReads
@@ -18,7 +18,7 @@ def load_always(monkeypatch: pytest.MonkeyPatch, deadline_s: float = 60.0) -> No
         segments = (0, num_in_memory, "memory"), (num_in_memory, num_on_disk, "front")
         return PrefixPlan.of(*segments, deadline_s=deadline_s)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(PageLoader, "plan", staticmethod(always))
+    monkeypatch.setattr(PrefixLoader, "plan", staticmethod(always))
 
 
 def choose_always(monkeypatch: pytest.MonkeyPatch, plan: Callable[..., float | None] = lambda *_, **__: 1.0) -> None:

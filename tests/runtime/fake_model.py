@@ -23,6 +23,7 @@ from radixlm.runtime.engine.request_options import RequestOptions
 from radixlm.runtime.engine.sampler import SamplerState, sample
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import SchedulerPolicy
+from radixlm.runtime.engine.work_queue import WorkQueue
 from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.model.batch import Batch, Float32Array, PageCopy, TopLogits, UInt8Array
 from radixlm.runtime.prefix.disk_tier import DiskTier
@@ -175,15 +176,16 @@ class Bench:
     outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
     kv_log: KVLog | None = None
-    open_tier: Callable[[PrefixCache, FakeModel], DiskTier] | None = None
+    open_tier: Callable[[PrefixCache, FakeModel, WorkQueue], DiskTier] | None = None
 
     def __post_init__(self) -> None:
         self.model = self.make_model(self.num_pages, self.vocab_size)
         self.cache = PrefixCache(PagePool(self.num_pages), kv_log=self.kv_log)
         limits = RequestLimits(self.vocab_size, self.context_length)
-        self.tier = None if self.open_tier is None else self.open_tier(self.cache, self.model)
+        queue = WorkQueue(clock=lambda: self.now)
+        self.tier = None if self.open_tier is None else self.open_tier(self.cache, self.model, queue)
         self.core = EngineCore(
-            self.model, self.cache, limits, policy=self.policy, clock=lambda: self.now, tier=self.tier
+            self.model, self.cache, limits, policy=self.policy, clock=lambda: self.now, tier=self.tier, queue=queue
         )
 
     def request(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.engine.scheduler import SchedulerPolicy
+from radixlm.runtime.engine.work_queue import WorkQueue
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.store import PageKey, PageStore, PutResult, StoreIdentity, StoreStats
 
@@ -84,11 +85,12 @@ class Served:
         assert self.bench.tier is not None
         self.tier = self.bench.tier
 
-    def _open_tier(self, cache: PrefixCache, model: FakeModel) -> DiskTier:
+    def _open_tier(self, cache: PrefixCache, model: FakeModel, queue: WorkQueue) -> DiskTier:
         return DiskTier(
             self.store,
             cache,
             model,
+            queue,
             clock=lambda: self.bench.now if hasattr(self, "bench") else 0.0,
             queue_bytes=self.queue_bytes,
         )

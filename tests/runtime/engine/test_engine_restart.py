@@ -14,7 +14,7 @@ from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.radix_tree import RadixTree
 from radixlm.runtime.engine import engine_core
 from radixlm.runtime.engine.completion import RequestOutput
-from radixlm.runtime.engine.disk_turns import DiskTurns
+from radixlm.runtime.engine.engine_core import EngineCore
 from radixlm.runtime.engine.engine_loop import EngineLoop
 from radixlm.runtime.engine.generation_stream import GenerationStream
 from radixlm.runtime.engine.request import Request
@@ -24,9 +24,9 @@ from radixlm.runtime.errors import EngineDied
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.prefix.disk_reader import DiskReader
 from radixlm.runtime.prefix.disk_tier import DiskTier
-from radixlm.runtime.prefix.page_inserter import PageInserter
-from radixlm.runtime.prefix.page_loader import PageLoader
 from radixlm.runtime.prefix.page_saver import PageSaver
+from radixlm.runtime.prefix.prefix_loader import PrefixLoader
+from radixlm.runtime.prefix.transfer import PageInserter, Transfer
 
 from ..eager_loads import load_always
 from ..fake_model import Bench, alone
@@ -232,7 +232,6 @@ def test_what_waits_for_the_disk_is_told_and_what_is_stored_is_found(
         if not reads:
             store.may_read.clear()
         running = Running(served.bench)
-        served.tier.wake = running.loop.queue.wake
         waiting = running.stream("waits for the disk", ids)
         running.kill()
         assert not served.tier.stats().num_waiting
@@ -250,14 +249,16 @@ def test_what_waits_for_the_disk_is_told_and_what_is_stored_is_found(
     ("owner", "method"),
     [
         (DiskTier, "begin"),
-        (DiskTier, "advance"),
-        (PageLoader, "advance"),
-        (PageLoader, "_end"),
+        (DiskTier, "before_step"),
+        (PrefixLoader, "_arrived"),
+        (PrefixLoader, "_end"),
+        (PrefixLoader, "_continue"),
+        (Transfer, "take"),
         (PageInserter, "insert"),
-        (DiskReader, "give_back"),
+        (DiskReader, "_finish"),
+        (EngineCore, "_go_on"),
         (PageSaver, "advance"),
         (PageSaver, "save"),
-        (DiskTurns, "meet"),
     ],
 )
 def test_wherever_loading_and_saving_die_what_is_stored_is_found_again(
@@ -272,7 +273,6 @@ def test_wherever_loading_and_saving_die_what_is_stored_is_found_again(
         served.settle()
         served = open_again()
         running = Running(served.bench)
-        served.tier.wake = running.loop.queue.wake
         running.may_step.set()
         monkeypatch.setattr(owner, method, throwing(getattr(owner, method), 1, after=after))
         streams = [running.stream(f"loads {i}", ids) for i in range(2)]

@@ -70,12 +70,12 @@ def know(served: Served) -> None:
 
 def read(served: Served, num_pages: int) -> None:
     """Let the disk go on by so many pages, which are pieces of their own here."""
-    reader, turns = served.tier.reader, served.store.may_read
+    posted, turns = served.bench.core.queue, served.store.may_read
     assert isinstance(turns, Turns)
-    wanted = len(reader.results) + num_pages
+    wanted = len(posted) + num_pages
     turns.let(num_pages)
     deadline = time.monotonic() + WAIT_S
-    while len(reader.results) < wanted:
+    while len(posted) < wanted:
         assert time.monotonic() < deadline, "the disk was not asked"
         time.sleep(0.0005)
 
@@ -85,13 +85,13 @@ def finish(served: Served, *names: str, ids: Sequence[int] = PROMPT) -> None:
     served.run()
     for name in names:
         assert served.bench.tokens(name) == alone(ids, GREEDY, context_length=CONTEXT_LENGTH)
-    assert not served.tier.ends.names
+    assert not served.tier.loader.met_names
 
 
 def test_beginning_and_end_meet_and_have_the_bits_of_the_whole(serve: Callable[..., Served]) -> None:
     served = serve()
     served.bench.add("warm", PROMPT, GREEDY)
-    while served.tier.ends.names:
+    while served.tier.loader.met_names:
         read(served, 1)
         served.bench.step()
     num_loaded = served.bench.core.cache.stats().num_cached_pages
@@ -180,9 +180,7 @@ def test_who_leaves_takes_the_load_along(serve: Callable[..., Served]) -> None:
     read(served, 3)
     served.bench.step()
     served.bench.abort("leaves")
-    assert served.bench.core.has_work, "there is something to put away"
-    served.bench.step()
-    assert not served.tier.ends.names and served.bench.core.num_running == 0
+    assert not served.tier.loader.met_names and served.bench.core.num_running == 0
     served.store.may_read.set()
     served.bench.add("again", PROMPT, GREEDY)
     finish(served, "again")
@@ -202,7 +200,7 @@ def test_a_step_that_fails_takes_the_load_along(serve: Callable[..., Served]) ->
     served.bench.model.before = lambda batch: None
     assert "failed" in str(served.bench.error("fails"))
     served.run()
-    assert not served.tier.ends.names
+    assert not served.tier.loader.met_names
     served.bench.add("again", PROMPT, GREEDY)
     finish(served, "again")
 
@@ -212,7 +210,7 @@ def test_another_of_the_same_prompt_waits_for_both_ends(serve: Callable[..., Ser
     served.bench.add("first", PROMPT, GREEDY)
     served.bench.step()
     served.bench.add("second", PROMPT, GREEDY)
-    while served.tier.ends.names:
+    while served.tier.loader.met_names:
         read(served, 1)
         served.bench.step()
     finish(served, "first", "second")
@@ -232,8 +230,8 @@ def test_the_load_goes_on_for_who_is_left(serve: Callable[..., Served]) -> None:
     served.bench.step()
     served.bench.abort("first")
     served.bench.step()
-    assert served.tier.ends.names == ["second"]
-    while served.tier.ends.names:
+    assert served.tier.loader.met_names == ["second"]
+    while served.tier.loader.met_names:
         read(served, 1)
         served.bench.step()
     finish(served, "second")
@@ -249,7 +247,7 @@ def test_who_is_preempted_meanwhile_finds_the_end_later(serve: Callable[..., Ser
     with served.bench.cache.begin() as step:  # as if an older one needed room
         served.bench.core._scheduler._preempt(request, StepPlan(step, STEP))
     served.bench.cache.tree.evict(3)
-    assert request.num_preemptions and len(served.tier.ends.names) == 1
+    assert request.num_preemptions and len(served.tier.loader.met_names) == 1
     read(served, 2)
     finish(served, "warm")
     assert served.num_loaded("warm") == 12 * PAGE_SIZE
@@ -262,7 +260,7 @@ def test_a_namespace_that_is_forgotten_meanwhile_is_not_put_in(serve: Callable[.
     served.bench.step()
     cleared, done = served.bench.core.forget(b"")
     done.result(WAIT_S)
-    assert cleared.num_discarded_pages == 21 and not served.tier.ends.names
+    assert cleared.num_discarded_pages == 21 and not served.tier.loader.met_names
     finish(served, "warm")
     assert served.num_loaded("warm") == 0
 
@@ -314,7 +312,7 @@ def test_random_requests_with_ends_from_disk_get_what_running_alone_gives(serve:
         served.store.may_read.set()
         served.run()
         served.tier.check()
-        assert not served.tier.ends.names
+        assert not served.tier.loader.met_names
         for name, ids in wanted.items():
             tokens = served.bench.tokens(name)
             assert tokens == alone(ids, GREEDY, context_length=CONTEXT_LENGTH)[: len(tokens)], name
@@ -325,11 +323,11 @@ def test_random_requests_with_ends_from_disk_get_what_running_alone_gives(serve:
 def test_what_is_read_before_it_is_met_is_bounded(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("radixlm.runtime.prefix.end_loader.STAGED_BYTES", 5 * FAKE_PAGE_BYTES)
+    monkeypatch.setattr("radixlm.runtime.prefix.prefix_loader.STAGED_BYTES", 5 * FAKE_PAGE_BYTES)
     served = serve()
-    room = served.tier.ends.room_bytes
+    room = served.tier.loader.room_bytes
     served.bench.add("warm", PROMPT, GREEDY)
-    assert room == 5 * FAKE_PAGE_BYTES and served.tier.ends.room_bytes == 0
+    assert room == 5 * FAKE_PAGE_BYTES and served.tier.loader.room_bytes == 0
     read(served, 5)  # and not as many as the reader happens to read before they are computed
     finish(served, "warm")
-    assert served.num_loaded("warm") == 5 * PAGE_SIZE and served.tier.ends.room_bytes == room
+    assert served.num_loaded("warm") == 5 * PAGE_SIZE and served.tier.loader.room_bytes == room

@@ -18,7 +18,7 @@ from ..store.pages import IDENTITY, OTHER
 def of(directory: Path, identity: object = IDENTITY, num_threads: int = 2) -> StoredPrefill:
     assert identity in (IDENTITY, OTHER)
     chosen = IDENTITY if identity == IDENTITY else OTHER
-    return StoredPrefill.of(directory, chosen, num_threads=num_threads, learns_importance=False)
+    return StoredPrefill.of(directory, chosen, num_threads=num_threads, is_scored=False)
 
 
 def measured() -> Rates:

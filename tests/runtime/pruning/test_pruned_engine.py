@@ -18,6 +18,7 @@ from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.model.batch import Float32Array
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.prefix.loaded_rows import LoadedRows
+from radixlm.runtime.prefix.prefix_loader import FindPrefix, Wanted
 from radixlm.runtime.prefix.rates import Rates
 from radixlm.runtime.prefix.tier_stats import TierStats
 from radixlm.runtime.pruning import pruned_loader, pruned_source
@@ -256,13 +257,14 @@ def test_many_who_ask_at_once_have_few_files_open(open_engine: Open) -> None:
 
     def ask(tier: DiskTier, parts: PrunedLoader) -> None:
         may_read = threading.Event()
-        tier.reader.submit_work(lambda: may_read.wait(WAIT_S))
+        tier.reader.run(lambda: may_read.wait(WAIT_S), lambda read: None)
         begun = [parts.begin(str(number), find, 0.1) for number in range(pruned_loader.MAX_SOURCES + 3)]
         assert begun == [True] * pruned_loader.MAX_SOURCES + [False] * 3
         parts.abandon("0")
-        assert not parts.begin("another", find, 0.1), "the reader may have the file of who left in use"
+        assert parts.begin("0", find, 0.1), "its files were not opened"
+        assert not parts.begin("another", find, 0.1)
         may_read.set()
-        for number in range(1, pruned_loader.MAX_SOURCES):
+        for number in range(pruned_loader.MAX_SOURCES):
             parts.abandon(str(number))
         deadline = time.monotonic() + WAIT_S
         while parts._ended:
@@ -299,7 +301,7 @@ def test_a_cache_is_cleared_while_one_waits_and_what_another_left_was_just_read(
 
     def clear(tier: DiskTier, parts: PrunedLoader) -> None:
         may_read = threading.Event()
-        tier.reader.submit_work(lambda: may_read.wait(WAIT_S))
+        tier.reader.run(lambda: may_read.wait(WAIT_S), lambda read: None)
         assert parts.begin("left", find, 0.5) and parts.begin("waits", find, 0.5)
         parts.abandon("left")
         may_read.set()
@@ -322,9 +324,15 @@ def test_who_cannot_be_looked_up_after_a_part_failed_goes_on(open_engine: Open) 
         def find_twice(cache: PrefixCache) -> PrefixMatch:
             return next(finds)(cache)
 
-        assert tier.begin("one", find_twice, kv_budget=0.5) and tier.begin("other", find, kv_budget=0.5)
+        gone: list[str] = []
+
+        def wanted(name: str, find: FindPrefix) -> Wanted:
+            return Wanted(name, find, lambda *_: gone.append(name), lambda _: None, kv_budget=0.5)
+
+        assert tier.begin(wanted("one", find_twice)) and tier.begin(wanted("other", find))
         tier._end_loads()
-        assert tier.advance() == ["one"], "the other waits for all of it"
+        tier.advance_chosen()
+        assert gone == ["one"], "the other waits for all of it"
         tier.abandon("other")
 
     in_its_thread(open_engine(), ask)
@@ -346,7 +354,9 @@ def test_what_came_too_late_makes_the_next_plan_more_careful(
     assert len(seen) == 1 and seen[0] > 0
 
 
-def test_nothing_of_a_namespace_is_noted_after_it_was_forgotten(open_engine: Open) -> None:
+def test_nothing_of_a_namespace_is_noted_after_it_was_forgotten(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     learn(open_engine())
 
     def ask(tier: DiskTier, parts: PrunedLoader) -> None:
@@ -356,9 +366,15 @@ def test_nothing_of_a_namespace_is_noted_after_it_was_forgotten(open_engine: Ope
         [run] = known._runs.values()
         parts.end(b"")
         assert known.num_bytes == 0
-        may_read = threading.Event()
-        tier.reader.submit_work(lambda: may_read.wait(WAIT_S))
-        assert parts.begin("two", find, 0.5)
+        begun, may_read, open_ordered = threading.Event(), threading.Event(), tier.store.open_ordered
+
+        def open_slowly(*args: Any, **options: Any) -> Any:
+            begun.set()
+            assert may_read.wait(WAIT_S)
+            return open_ordered(*args, **options)
+
+        monkeypatch.setattr(tier.store, "open_ordered", open_slowly)
+        assert parts.begin("two", find, 0.5) and begun.wait(WAIT_S)
         parts.end(b"")
         known._runs[b"", b""] = run  # as its read may, that runs
         may_read.set()
@@ -388,7 +404,7 @@ def test_between_two_steps_there_is_one_probe_at_most(open_engine: Open, monkeyp
 
         monkeypatch.setattr(ProbeForward, "queries", count)
         while len(ready) < 3:
-            before, queued = num_probes, tier.reader.submit_work(lambda: True)
+            before, queued = num_probes, tier.reader.run(lambda: True, lambda read: None)
             while not queued.is_done:
                 time.sleep(0.001)
             ready += parts.advance()[0]  # all that was asked of the reader is done

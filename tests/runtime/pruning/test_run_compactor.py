@@ -13,6 +13,7 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.cache.kv_transaction import make_batch
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
+from radixlm.runtime.engine.work_queue import WorkQueue
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.pruning import run_compactor
 from radixlm.runtime.pruning.pruning import Pruning
@@ -38,10 +39,12 @@ class Asked:
         self.store = PageStore.open(directory, IDENTITY, max_bytes=4 << 20)
         self.runner = ScoredRunner(FakeScoredModel(num_pages))
         self.cache = PrefixCache(PagePool(num_pages))
+        self.queue = WorkQueue(clock=lambda: 0.0)
         self.tier = DiskTier(
             self.store,
             self.cache,
             self.runner,
+            self.queue,
             clock=lambda: 0.0,
             choose_rows=lambda tier: Pruning(tier, self.runner.scores, None, clock=lambda: 0.0),
         )
@@ -63,8 +66,8 @@ class Asked:
     def settle(self) -> None:
         """Until nothing is left to be done."""
         deadline = time.monotonic() + WAIT_S
-        while self.tier.is_ready or not self.tier.writer.is_idle:
-            self.tier.advance()
+        while len(self.queue) or not self.tier.writer.is_idle:
+            self.queue.run()
             time.sleep(0.0005)
             assert time.monotonic() < deadline, "writing does not end"
 
@@ -161,11 +164,11 @@ def test_pages_are_written_before_any_run(asked: Asked, monkeypatch: pytest.Monk
         asked.store, "put_ordered", lambda *args, **options: order.append("run") or put_ordered(*args, **options)
     )
     asked.tier.save(b"", *_computed(asked, [*SYSTEM, *range(2 * PAGE_SIZE)]))
-    asked.tier.advance()
+    asked.queue.run()
     asked.tier.used(b"", [*SYSTEM, 2], num_reused=len(SYSTEM))
     for _ in range(5):
-        asked.tier.advance()
-    assert asked.tier.writer.queued_bytes and not order and not asked.tier.is_ready
+        asked.queue.run()
+    assert asked.tier.writer.queued_bytes and not order and not len(asked.queue)
     may_put.set()
     asked.settle()
     assert order == ["pages", "run"]

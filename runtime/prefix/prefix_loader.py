@@ -1,0 +1,325 @@
+"""Plan and run transfers for requests whose prompts the disk has more of than memory.
+
+Knows prompts by name, not requests. A request waits for a transfer from the front, and holds no page meanwhile. A
+transfer from the back meets a request that computes, and never makes it later. Several requests may share one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal
+
+from ..artifact.manifest import PAGE_SIZE
+from ..cache.prefix_cache import PrefixCache
+from ..cache.prefix_match import MatchKind, PrefixMatch
+from ..model.batch import PageIO
+from .disk_index import DiskIndex, StoredPrefix
+from .disk_reader import DiskReader, EngineThread, Read
+from .loaded_prefix import LoadedPrefix
+from .loaded_rows import LoadedRows
+from .prefix_plan import LoadBudget, PrefixPlan, meet, plan
+from .rates import Rates
+from .transfer import PageInserter, Transfer
+
+_LOGGER = logging.getLogger(__name__)
+
+FindPrefix = Callable[[PrefixCache], PrefixMatch]
+"""What a request may reuse of a cache: of the one in memory, and of the one on disk."""
+
+MAX_TRIES = 3  # transfers that a request waits for, one after the other
+STAGED_BYTES = 128 << 20  # read from the back and not yet in the tree, of all transfers together
+_MIN_COMPUTED = 4 * PAGE_SIZE  # tokens of a step that is cut short because the disk has the rest: fewer are dear
+_PIECE_S = 0.05  # a batch from the back is what the disk reads in this time: the last one may be read in vain
+_PROBE_BYTES = 2 << 20
+_PROBE_EVERY_S = 30.0  # a disk that is not worth reading from is measured again so often
+
+
+@dataclass
+class LoadCounts:
+    """What became of transfers since the start."""
+
+    num_loads: int = 0  # begun
+    num_from_end: int = 0  # of those, from the back
+    num_late: int = 0  # not there in time: the rest was computed
+    num_cut: int = 0  # turned out slower than computing
+    num_broken: int = 0  # met a page that was not right, or found no room
+    num_refused: int = 0  # prefixes on disk that computing had as quickly
+    num_pages: int = 0  # inserted into memory
+
+
+@dataclass(frozen=True)
+class LoadedEnd:
+    """What came from the back for a request that computes, or waits for its turn to.
+
+    `match` is what the disk had of its prompt.
+    """
+
+    prefix: LoadedPrefix
+    match: PrefixMatch
+
+    def by_kind(self, num_computed: int) -> dict[MatchKind, int]:
+        """How many tokens came from disk, of each kind, for a request that had computed so many."""
+        rest = replace(self.prefix, start=max(self.prefix.start, num_computed))
+        return rest.by_kind(self.match.tokens_by_kind, self.match.num_tokens)
+
+
+@dataclass(eq=False)
+class Wanted:
+    """A prompt that is looked for on disk, and what was found.
+
+    Args:
+        go_on: called when a request that waits need wait no longer, with what came from disk: pages, or chosen rows.
+        met: called when the end of its prompt came while the request computed, or waited for its turn to.
+        num_tokens_ahead: that are computed before a request that does not wait; None: not known.
+        kv_budget: the share of its keys and values that is enough.
+    """
+
+    name: str
+    find: FindPrefix
+    go_on: Callable[[LoadedPrefix | None, LoadedRows | None], None]
+    met: Callable[[LoadedEnd], None]
+    num_tokens_ahead: int | None = None
+    kv_budget: float = 1.0
+    is_abandoned: bool = False
+    num_tries: int = 0
+    match: PrefixMatch | None = None  # of the disk, at the last try
+    num_in_memory: int = 0  # pages, before the first try
+    memory_by_kind: Mapping[MatchKind, int] = field(default_factory=dict)  # likewise
+    loaded: LoadedPrefix | None = None
+
+
+class PrefixLoader:
+    """`begin` says whether a request is to wait; `before_step` lets those that compute be met.
+
+    Args:
+        ready: told of requests that need wait no longer.
+        ended: told when a transfer has ended.
+        lost: told of the keys of pages that are on disk no more, and of all behind them.
+
+    Attributes:
+        plan: decides where a prefix comes from.
+    """
+
+    plan = staticmethod(plan)
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        io: PageIO,
+        index: DiskIndex,
+        reader: DiskReader,
+        rates: Rates,
+        queue: EngineThread,
+        *,
+        clock: Callable[[], float],
+        ready: Callable[[Wanted], None],
+        ended: Callable[[], None],
+        lost: Callable[[list[bytes]], None],
+    ) -> None:
+        self._ready, self._ended = ready, ended
+        self._cache, self._index, self._reader, self._rates = cache, index, reader, rates
+        self._queue, self._clock, self._lost = queue, clock, lost
+        self._inserter, self._page_bytes = PageInserter(cache, io), reader.page_bytes
+        self.counts = LoadCounts()
+        self._transfers: dict[Transfer, dict[str, Wanted]] = {}  # and the requests that each is for
+        self._probed_at = clock()
+
+    @property
+    def met_names(self) -> list[str]:
+        """The requests that a transfer from the back is for."""
+        return [name for transfer, users in self._transfers.items() if transfer.direction == "back" for name in users]
+
+    @property
+    def room_bytes(self) -> int:
+        """How much another transfer may read from the back before it is met."""
+        return STAGED_BYTES - sum(transfer.room_bytes for transfer in self._transfers)
+
+    def begin(self, wanted: Wanted) -> bool:
+        """Load what the disk has and memory has not, where that is worth it; whether to wait until `go_on`."""
+        memory, disk = wanted.find(self._cache), wanted.find(self._index.cache)
+        stop = len(disk.pages)
+        if stop * PAGE_SIZE <= memory.num_tokens:
+            return False
+        start = len(self._cache.tree.find(disk.namespace, disk.prompt_ids[: stop * PAGE_SIZE]).pages)
+        wanted.num_tries, wanted.match = wanted.num_tries + 1, disk
+        if wanted.num_tries == 1:
+            wanted.num_in_memory, wanted.memory_by_kind = start, {**memory.tokens_by_kind}
+        assert disk.namespace is not None, "it has pages"
+        prefix = self._index.prefix(disk.namespace, disk.prompt_ids, stop)
+        has_same_ids = memory.prompt_ids == disk.prompt_ids  # else what is computed may be of other ids
+        if (shared := self._shared(prefix, start, has_same_ids)) is not None:
+            self._transfers[shared][wanted.name] = wanted
+            return shared.direction == "front"
+        queued_bytes = self._reader.queued_bytes
+        planned = self._plan(start, stop, queued_bytes, wanted.num_tokens_ahead if has_same_ids else None)
+        if planned.load is None:
+            self.counts.num_refused += 1
+            if not queued_bytes and self._clock() - self._probed_at > _PROBE_EVERY_S:
+                self.probe()
+            return False
+        if planned.load.source == "back":
+            rate, first = self._rates.disk_bytes_per_s, stop - self.room_bytes // self._page_bytes
+            piece_pages = 1 if rate is None else max(1, int(rate * _PIECE_S) // self._page_bytes)
+            self._load(wanted, prefix, max(start, first), "back", piece_pages)
+            self.counts.num_from_end += 1
+            return False
+        transfer = self._load(wanted, prefix, start, "front", self._reader.piece_pages)
+        self._queue.at(self._clock() + planned.deadline_s, partial(self._end_late, transfer))
+        return True
+
+    def begin_again(self, wanted: Wanted) -> bool:
+        """`begin` for a request that waited. One that cannot be looked up goes on, and fails alone."""
+        try:
+            return self.begin(wanted)
+        except Exception:
+            _LOGGER.exception("what %s waits for could not be looked up", wanted.name)
+            return False
+
+    def before_step(self) -> dict[str, int]:
+        """Insert what has been met. By name, the positions before which the next step had better stop: what is behind
+        comes from disk meanwhile.
+        """
+        stops: dict[str, int] = {}
+        for transfer in [transfer for transfer in self._transfers if transfer.direction == "back"]:
+            try:
+                self._meet(transfer)
+            except Exception:
+                _LOGGER.exception("the end of a prefix could not be inserted")
+                self._break(transfer)
+            if not transfer.is_over:
+                start, stop = transfer.there * PAGE_SIZE, transfer.arrived * PAGE_SIZE
+                met = meet(start, stop, self._rates, token_bytes=self._page_bytes / PAGE_SIZE)
+                met = min(max(met, transfer.start * PAGE_SIZE, start + _MIN_COMPUTED), stop)
+                stops |= dict.fromkeys(self._transfers[transfer], met)
+        return stops
+
+    def abandon(self, name: str) -> None:
+        """Load nothing for a request any more that has ended."""
+        for transfer, users in list(self._transfers.items()):
+            if users.pop(name, None) is not None and not users:
+                self._end(transfer)
+
+    def end(self, namespace: bytes | None = None) -> None:
+        """End all transfers, or a namespace's. Requests that wait for them go on."""
+        for transfer in list(self._transfers):
+            if namespace is None or transfer.prefix.namespace == namespace:
+                self._end(transfer)
+
+    def probe(self) -> None:
+        """Measure the disk with a batch of anything that is on it; no request waits for that."""
+        self._probed_at = self._clock()
+        heads = self._index.any_chain(max(1, min(self._reader.piece_pages, _PROBE_BYTES // self._page_bytes)))
+        if heads:
+            self._reader.read_pages(heads, self._measure)
+
+    def _shared(self, prefix: StoredPrefix, start: int, has_same_ids: bool) -> Transfer | None:
+        """A transfer that already brings page `start` of this prefix from the front, or its last page from the back."""
+        for transfer in self._transfers:
+            if transfer.direction == "front":
+                if transfer.start <= start and transfer.has(start, prefix):
+                    return transfer
+            elif has_same_ids and transfer.has(len(prefix.heads) - 1, prefix):
+                return transfer
+        return None
+
+    def _plan(self, start: int, stop: int, queued_bytes: int, num_tokens_ahead: int | None) -> PrefixPlan:
+        """Where the pages `[0, stop)` come from, of which memory has the first `start`."""
+        budget = LoadBudget(
+            token_bytes=self._page_bytes / PAGE_SIZE,
+            queued_bytes=queued_bytes,
+            room_bytes=self.room_bytes,
+            num_tokens_ahead=num_tokens_ahead,
+        )
+        return self.plan(start * PAGE_SIZE, stop * PAGE_SIZE, self._rates, budget)
+
+    def _load(
+        self, wanted: Wanted, prefix: StoredPrefix, start: int, direction: Literal["front", "back"], piece_pages: int
+    ) -> Transfer:
+        transfer = Transfer(
+            prefix, start, direction, self._inserter, self._reader, piece_pages=piece_pages, arrived=self._arrived
+        )
+        self._transfers[transfer] = {wanted.name: wanted}
+        self.counts.num_loads += 1
+        return transfer
+
+    def _measure(self, read: Read) -> None:
+        self._rates.observe_read(num_bytes=read.num_bytes, seconds=read.seconds)
+
+    def _arrived(self, transfer: Transfer, first: int, read: Read) -> None:
+        """Take in a batch; see whether the rest is still worth it."""
+        self._measure(read)
+        if transfer.is_over:
+            return
+        before = transfer.arrived
+        try:
+            transfer.take(first, read)
+        except Exception:
+            _LOGGER.exception("pages from disk could not be inserted")
+            transfer.is_broken = True
+        if transfer.direction == "front":
+            self.counts.num_pages += transfer.arrived - before
+        if transfer.is_broken:
+            self._break(transfer)
+        elif transfer.direction == "front":
+            if transfer.arrived == transfer.stop:
+                self._end(transfer)
+            elif self._plan(transfer.arrived, transfer.stop, 0, None).load is None:
+                self.counts.num_cut += 1
+                self._end(transfer)
+
+    def _meet(self, transfer: Transfer) -> None:
+        """Insert what a transfer from the back has, if the requests that compute have come there."""
+        is_met = transfer.meet()
+        if is_met:
+            self.counts.num_pages += transfer.stop - transfer.there
+            for wanted in self._transfers[transfer].values():
+                assert wanted.match is not None, "it was looked for"
+                stop = min(transfer.stop, len(wanted.match.pages))
+                loaded = LoadedPrefix(transfer.there * PAGE_SIZE, stop * PAGE_SIZE, wanted.memory_by_kind)
+                wanted.met(LoadedEnd(loaded, wanted.match))
+        elif transfer.there == transfer.stop:  # the disk was slower, all the way
+            self.counts.num_cut += 1
+        elif transfer.is_broken:
+            self.counts.num_broken += 1
+        else:
+            return
+        self._end(transfer)
+
+    def _end_late(self, transfer: Transfer) -> None:
+        """The deadline has passed."""
+        if not transfer.is_over:
+            self.counts.num_late += 1
+            self._end(transfer)
+
+    def _break(self, transfer: Transfer) -> None:
+        """A page was not right, or could not be inserted."""
+        self.counts.num_broken += 1
+        if transfer.lost_key is not None:
+            self._lost([transfer.lost_key])
+        self._end(transfer)
+
+    def _end(self, transfer: Transfer) -> None:
+        """Forget a transfer; the requests that wait for it go on before the next step."""
+        transfer.end()
+        users = self._transfers.pop(transfer)
+        self._ended()
+        if transfer.direction == "back":
+            return
+        for wanted in users.values():
+            stop = max(transfer.arrived, wanted.num_in_memory) * PAGE_SIZE
+            start = max(wanted.num_in_memory, transfer.start) * PAGE_SIZE
+            start = start if wanted.loaded is None else min(start, wanted.loaded.start)
+            wanted.loaded = LoadedPrefix(start, max(stop, start), wanted.memory_by_kind)
+            if transfer.arrived < transfer.stop:
+                wanted.num_tries = MAX_TRIES  # it was waited for in vain
+            self._queue.post(partial(self._continue, wanted))
+
+    def _continue(self, wanted: Wanted) -> None:
+        """Load more for a request that waited, if the disk has more by now; else it goes on."""
+        wanted.num_tokens_ahead = None
+        if wanted.is_abandoned or (wanted.num_tries < MAX_TRIES and self.begin_again(wanted)):
+            return
+        self._ready(wanted)

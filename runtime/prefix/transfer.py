@@ -1,0 +1,147 @@
+"""Bring pages of a stored prefix from disk into a cache's tree, from the front or from the back.
+
+Knows one prefix, the reader and the cache; not which requests want it, nor whether it is worth it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from ..artifact.manifest import PAGE_SIZE
+from ..cache.prefix_cache import PrefixCache
+from ..errors import OutOfPages
+from ..model.batch import PageIO, UInt8Array
+from .disk_index import StoredPrefix
+from .disk_reader import DiskReader, Read
+
+
+@dataclass(frozen=True)
+class PageInserter:
+    """Puts pages that were read into a cache's tree and pool, as if they had been computed: all, or none."""
+
+    cache: PrefixCache
+    io: PageIO
+
+    def num_there(self, prefix: StoredPrefix) -> int:
+        """How many first pages of a prefix the tree has."""
+        num_tokens = len(prefix.heads) * PAGE_SIZE
+        return len(self.cache.tree.find(prefix.namespace, prefix.token_ids[:num_tokens]).pages)
+
+    def insert(self, prefix: StoredPrefix, start: int, pages: UInt8Array) -> bool:
+        """Insert pages `[start, start + len(pages))` of a prefix. False, with nothing changed, if those before are no
+        longer there, or there is no room.
+        """
+        stop = start + len(pages)
+        num_tokens = stop * PAGE_SIZE
+        token_ids = prefix.token_ids[: num_tokens + 1]
+        match = self.cache.match(token_ids, num_match=num_tokens, namespace=prefix.namespace)
+        sequence = self.cache.open(match, context_length=len(token_ids))
+        try:
+            first = sequence.num_computed // PAGE_SIZE
+            if first < start or first == stop:  # or another request has computed them meanwhile
+                return first == stop
+            sequence.inherit_generated(prefix.generated[:num_tokens])
+            with self.cache.begin() as step:
+                reservation = step.reserve(sequence, num_tokens - sequence.num_computed)
+                assert len(reservation.new_page_ids) == stop - first
+                self.io.write_pages(reservation.new_page_ids, pages[first - start :])
+                step.commit()
+            return True
+        except OutOfPages:
+            return False
+        finally:
+            self.cache.close(sequence, keep=False)
+
+
+class Transfer:
+    """Pages `[start, stop)` of a stored prefix on their way into the tree::
+
+        front   [0, start) in memory    [start, arrived) in the tree           [arrived, stop) being read
+        back    [0, there) in the tree  [there, arrived) a request computes it  [arrived, stop) read
+
+    From the front, each batch of pages is inserted when it arrives, in buffers of the reader's. From the back, batches
+    stay in room of the transfer's own, until `meet` finds that all before them is in the tree.
+
+    Args:
+        piece_pages: pages of a batch.
+        arrived: called in the engine's thread with the first page of each batch and its read, until `end`; it calls
+            `take`.
+
+    Attributes:
+        arrived: see above; pages.
+        is_broken: a page was not right, or there was no room for it: nothing more arrives.
+        lost_key: of the first page that was not right.
+        is_over: `end` was called.
+    """
+
+    def __init__(
+        self,
+        prefix: StoredPrefix,
+        start: int,
+        direction: Literal["front", "back"],
+        inserter: PageInserter,
+        reader: DiskReader,
+        *,
+        piece_pages: int,
+        arrived: Callable[[Transfer, int, Read], None],
+    ) -> None:
+        self.prefix, self.start, self.stop, self.direction = prefix, start, len(prefix.heads), direction
+        self._inserter, self._reader = inserter, reader
+        self.there = start
+        self.arrived = start if direction == "front" else self.stop
+        self.is_broken = self.is_over = False
+        self.lost_key: bytes | None = None
+        self._room: UInt8Array | None = None
+        firsts = range(start, self.stop, piece_pages)
+        if direction == "back":
+            self._room = np.empty((self.stop - start, reader.page_bytes), np.uint8)
+            firsts = range(self.stop - piece_pages, start - piece_pages, -piece_pages)
+        self._reads = [self._read(first, piece_pages, arrived) for first in firsts]
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of memory that batches stay in."""
+        return 0 if self._room is None else self._room.nbytes
+
+    def has(self, page: int, prefix: StoredPrefix) -> bool:
+        """Whether this prefix has the pages of another one, up to and with `page`."""
+        return page < self.stop and self.prefix.heads[page].key == prefix.heads[page].key
+
+    def take(self, first: int, read: Read) -> None:
+        """Take in a batch that arrived, which begins with page `first`."""
+        if self.is_broken:
+            return
+        if not read.is_right:
+            self.is_broken, self.lost_key = True, self.prefix.heads[first + read.num_right].key
+        if self.direction == "back":
+            self.arrived = self.arrived if self.is_broken else first
+        elif read.num_right and read.pages is not None:
+            if self._inserter.insert(self.prefix, first, read.pages[: read.num_right]):
+                self.arrived = first + read.num_right
+            else:
+                self.is_broken = True
+
+    def meet(self) -> bool:
+        """From the back: look how far the tree is by now, and insert what was read once it is met; whether it was.
+        What cannot be inserted leaves the transfer broken.
+        """
+        self.there = self._inserter.num_there(self.prefix)
+        if self._room is None or not self.arrived <= self.there < self.stop:
+            return False
+        self.is_broken = not self._inserter.insert(self.prefix, self.there, self._room[self.there - self.start :])
+        return not self.is_broken
+
+    def end(self) -> None:
+        """Read no more, and drop what was read and not inserted."""
+        self.is_over, self._room = True, None
+        self._reader.cancel(self._reads)
+
+    def _read(self, first: int, num_pages: int, arrived: Callable[[Transfer, int, Read], None]) -> Read:
+        stop, first = first + num_pages, max(first, self.start)
+        into = None if self._room is None else self._room[first - self.start : stop - self.start]
+        return self._reader.read_pages(self.prefix.heads[first:stop], partial(arrived, self, first), into=into)
