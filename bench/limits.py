@@ -1,7 +1,5 @@
 """What this machine can do at most, measured in the process that is measured against it, by loops of the same compiler.
 
-    python -m bench.limits
-
 Read bandwidth of memory, integer dot products and float32 multiply-adds in registers; with one thread, and with all of
 TVM's pool. The best of many short runs: what other tenants of the machine take away is not its limit.
 """
@@ -9,18 +7,17 @@ TVM's pool. The best of many short runs: what other tenants of the machine take 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 from radixlm.compile.codegen.builder import SIZE, Kernel, parallel, registers, serial
-from radixlm.compile.codegen.targets import Target, find_target
+from radixlm.compile.codegen.targets import Target
 from radixlm.compile.codegen.vector import LANES, const, fma, lanes, splat
 from radixlm.compile.kernels.integer_dot import dot_of
 from tvm.script.ir_builder import tirx as T
 
 from .native import Native, aligned, num_threads
-from .results import write_results
 from .timing import best_s
 
 Result = TypeVar("Result")
@@ -53,7 +50,7 @@ class ReadBandwidth:
     def __init__(self, target: Target, num_bytes: int = READ_BYTES) -> None:
         self._native = Native({"read": _read()}, target)
         self._memory = aligned(np.zeros(num_bytes // 4, np.int32))
-        self._memory[::1024] = 1  # pages that nobody wrote are all the same page of zeros
+        self._memory[::1024] = 1  # pages that were never written are all the same page of zeros
         self._sums = aligned(np.zeros(num_threads() * LANES, np.int32))
 
     def measure(self, parts: int | None = None, runs: int = 10) -> float:
@@ -66,8 +63,8 @@ class ReadBandwidth:
 class LimitsMeter:
     """The machine's limits, with memory bandwidth measured again around each piece of work.
 
-    On a shared machine it varies by half from one second to the next, with who else reads and on which cores the host
-    runs us. So a share is of what could be read just before or just after.
+    On a shared machine it varies by half from one second to the next, with what other guests read and on which cores
+    the host runs this process. So a share is of what could be read just before or just after.
     """
 
     def __init__(self, target: Target) -> None:
@@ -185,16 +182,3 @@ def _multiply_adds(target: Target) -> Any:
                 total = total + a[lanes(0)]
             out[lanes(part * LANES)] = total
     return k.function
-
-
-def main() -> None:
-    """Measure, print, write `results/limits.json`."""
-    target = find_target("native")
-    limits = measure_limits(target)
-    for name, value in asdict(limits).items():
-        print(f"{name:28s} {value:10,.1f}")
-    write_results("limits", {"target": target.name, "limits": asdict(limits)})
-
-
-if __name__ == "__main__":
-    main()

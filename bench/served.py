@@ -14,10 +14,9 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from .worker import ROOT
+from .worker import ROOT, Closable
 
 _STARTS_WITHIN_S = 120.0
 _EVENT = b"data: "
@@ -32,7 +31,7 @@ class Event:
     data: Json
 
 
-class ServedProcess:
+class ServedProcess(Closable):
     """`command --port PORT`, ready when it is made; close it, or use it as a context manager."""
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -67,14 +66,6 @@ class ServedProcess:
             self._process.kill()
             self._process.wait()
         self._log.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _wait_until_ready(self, command: Sequence[str]) -> None:
         deadline = time.monotonic() + _STARTS_WITHIN_S

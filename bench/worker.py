@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,7 +37,21 @@ class WorkerError(Exception):
     """A call failed in the worker, or the worker died; the message has its last words."""
 
 
-class Worker:
+class Closable:
+    """What is closed at the end of a `with` block."""
+
+    def close(self) -> None:
+        """End it."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class Worker(Closable):
     """A running `python -m MODULE ARGUMENTS`; close it, or use it as a context manager."""
 
     def __init__(self, module: str, *arguments: object, python: str = sys.executable) -> None:
@@ -73,14 +86,6 @@ class Worker:
         """End its input, and wait until it has ended."""
         self._process.communicate()
         self._errors.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _reply(self) -> Any:
         assert self._process.stdout is not None

@@ -27,7 +27,8 @@ from radixlm.runtime.cache.sequence import Sequence as CachedSequence
 from radixlm.tokenizer_fix import SpelledPrompt
 from radixlm.tokenizer_fix.spelled_prompt import special_mark
 
-from ..results import write_results
+from ..options import read_options
+from ..report.page import publish
 
 CACHED_TOKENS = (10_000, 100_000, 1_000_000)
 PROMPT_TOKENS = (16, 64, 512, 4096, 16384)
@@ -38,8 +39,9 @@ SYSTEMS, SYSTEM_TOKENS, TURN_TOKENS, EARLIER = 5, 200, (20, 300), 50
 
 def main() -> None:
     """Measure, print and write the results."""
+    read_options(__doc__)
     sizes = [measure(num_cached, PROMPT_TOKENS) for num_cached in CACHED_TOKENS]
-    print(write_results("match_cost", {"bar": {"s": 50e-6, "s_per_token": 1e-6}, "sizes": sizes}))
+    publish("match_cost", {"bar": {"s": 50e-6, "s_per_token": 1e-6}, "sizes": sizes})
 
 
 def measure(num_cached: int, prompt_tokens: Sequence[int]) -> dict[str, object]:
@@ -55,9 +57,6 @@ def measure(num_cached: int, prompt_tokens: Sequence[int]) -> dict[str, object]:
     cached_tokens = cache.pool.num_cached * PAGE_SIZE
     num_nodes = cache.stats().num_nodes
     rows = [times_of(cache, num_tokens, chance) for num_tokens in prompt_tokens]
-    for row in rows:
-        took = ", ".join(f"{key} {1e6 * value:,.0f} us" for key, value in row.items() if key != "tokens")
-        print(f"{cached_tokens:>9,} cached, {row['tokens']:>6,} tokens: {took}")
     return {
         "cached_tokens": cached_tokens,
         "num_nodes": num_nodes,

@@ -10,7 +10,6 @@ eviction, without a model. The hit rate is the share of hash ids whose page is f
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import heapq
 import json
@@ -21,7 +20,8 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 
-from ..results import write_results
+from ..options import read_options
+from ..report.page import publish
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0)  # of the trace's distinct hash ids that the pool holds
 Trace = list[list[int]]  # the hash ids of each request, those of its prefix first
@@ -31,20 +31,16 @@ END = 2**32 - 1  # a token behind each prompt: its last one is always computed
 
 def main() -> None:
     """Replay, print and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("trace", type=Path)
-    trace = read(parser.parse_args().trace)
+    trace = read(read_options(__doc__, "trace").trace)
     num_hash_ids, num_distinct = sum(map(len, trace)), len({hash_id for request in trace for hash_id in request})
-    print(f"{len(trace):,} requests, {num_hash_ids:,} hash ids, {num_distinct:,} distinct")
     pools = []
     for share in SHARES:
         num_pages = round(share * num_distinct)
         rates = {"the engine": hit_rate(trace, num_pages)}
         rates["Belady"] = belady_hit_rate(trace, num_pages)
         pools.append({"share": share, "pages": num_pages, "hit_rates": rates})
-        print(f"{share:.0%}, {num_pages:,} pages:", ", ".join(f"{name} {rate:.2%}" for name, rate in rates.items()))
-    figures = {"requests": len(trace), "hash_ids": num_hash_ids, "distinct": num_distinct, "pools": pools}
-    print(write_results("mooncake", figures))
+    counts = {"requests": len(trace), "hash_ids": num_hash_ids, "distinct": num_distinct}
+    publish("mooncake", {**counts, "pools": pools})
 
 
 def read(path: Path) -> Trace:

@@ -8,23 +8,21 @@ take at the limits, over the time it took; memory bandwidth is measured again ar
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections import defaultdict
 from contextlib import closing
 from dataclasses import asdict
-from pathlib import Path
 
 from radixlm.compile.codegen.targets import find_target
 from radixlm.runtime.artifact import Artifact
 
 from ..limits import Limits, LimitsMeter
 from ..model_work import decode_work, prefill_work
+from ..options import read_options
 from ..peers.contestants import RadixLMContestant
 from ..prompts import Prompts
-from ..results import write_results
-from ..timing import Spread
+from ..report.page import publish
 from . import figures
 from .figures import Figure
 
@@ -33,10 +31,7 @@ FIGURES = (*figures.OF_AN_ENGINE, figures.START, figures.MEMORY)
 
 def main() -> None:
     """Measure, print, write `results/engine.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("artifact", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    options = read_options(__doc__, "artifact", rounds=5)
     artifact = Artifact.open(options.artifact)
     target = find_target("native")
     meter = LimitsMeter(target)
@@ -48,24 +43,16 @@ def main() -> None:
                 if number < 0 and figure not in figures.OF_AN_ENGINE:
                     continue
                 prompts = Prompts(seed, artifact.manifest.model.vocab_size)
-                measured, limits = meter.around(lambda: engine.measure(figure, prompts))  # noqa: B023
+                measured, limits_now = meter.around(lambda: engine.measure(figure, prompts))  # noqa: B023
                 if number >= 0:
                     for name, value in measured.items():
                         values[name].append(value)
-                    share = share_of_limit(figure, measured[figure.name], artifact, limits)
+                    share = share_of_limit(figure, measured[figure.name], artifact, limits_now)
                     if share is not None:
                         shares[figure.name].append(share)
             print(f"round {number + 1} of {options.rounds} done at {time.strftime('%H:%M:%S')}", file=sys.stderr)
-    for figure in (*FIGURES, figures.RESIDENT):
-        spread = Spread.of(values[figure.name])
-        share_text = f"{Spread.of(shares[figure.name]).median:7.1%}" if figure.name in shares else ""
-        print(
-            f"{figure.title + ', ' + figure.unit:62s}{spread.median:10,.2f} "
-            f"({spread.minimum:,.2f}-{spread.maximum:,.2f}) {share_text}"
-        )
-    write_results(
-        "engine", {"model": artifact.manifest.name, "limits": asdict(meter.limits), "values": values, "shares": shares}
-    )
+    limits = asdict(meter.limits)
+    publish("engine", {"model": artifact.manifest.name, "limits": limits, "values": values, "shares": shares})
 
 
 def share_of_limit(figure: Figure, value: float, artifact: Artifact, limits: Limits) -> float | None:

@@ -1,13 +1,13 @@
 """What compiling costs, and how fast decode is, against the size of the model: known shapes with random weights.
 
-    python -m bench.engine.model_sizes TOKENIZER.json --shape 135M --shape 7B --scratch DIRECTORY
+    python -m bench.engine.model_sizes TOKENIZER.json --shape 135M 7B --scratch DIRECTORY
 
-Weights are bfloat16, compiled to q4. The 7B shape needs 18 GB of disk and takes some minutes.
+TOKENIZER.json has 49,152 tokens, such as SmolLM2's. Weights are bfloat16, compiled to q4. The 7B shape needs 18 GB of
+disk and takes some minutes.
 """
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 import tempfile
@@ -20,10 +20,12 @@ from radixlm.runtime.artifact import Artifact
 
 from ..limits import LimitsMeter
 from ..model_work import decode_bytes_per_token
+from ..options import read_options
 from ..processes import RADIXLM, peak_memory_during
 from ..prompts import Prompts
 from ..random_models import SHAPES, Shape, write_random_model
-from ..results import read_results, write_results
+from ..report.page import publish
+from ..results import read_results
 from ..worker import Worker
 
 _PROMPT, _TOKENS, _RUNS = 16, 32, 3
@@ -46,27 +48,15 @@ class SizeResult:
 
 def main() -> None:
     """Measure, print, write `results/model_sizes.json`; shapes that are not measured now keep their last result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tokenizer", type=Path, help="tokenizer.json of 49,152 tokens, such as SmolLM2's")
-    parser.add_argument("--shape", action="append", choices=SHAPES, help="may be given several times; default: all")
-    parser.add_argument("--scratch", type=Path, help="where to write the models; default: the temporary directory")
-    options = parser.parse_args()
+    options = read_options(__doc__, "tokenizer", shape=tuple(SHAPES), scratch=Path)
     meter = LimitsMeter(find_target("native"))
     earlier = read_results("model_sizes") or {"shapes": {}}
     results = {name: SizeResult(**result) for name, result in earlier["shapes"].items()}
-    for name in options.shape or SHAPES:
+    for name in options.shape:
         with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
             results[name] = measure(SHAPES[name], Path(scratch), options.tokenizer.read_text("utf-8"), meter)
-        result = results[name]
-        print(
-            f"{name}: {result.num_parameters / 1e6:,.0f} M parameters, compiled in {result.compile_s:.1f} s with "
-            f"{result.compile_memory / 2**20:,.0f} MiB to {result.artifact_bytes / 1e6:,.0f} MB; decodes "
-            f"{result.decode_tokens_per_s:,.1f} tok/s ({result.decode_bandwidth_share:.0%} of read bandwidth) with "
-            f"{result.serve_memory / 2**20:,.0f} MiB",
-            flush=True,
-        )
         in_order = {shape: asdict(results[shape]) for shape in SHAPES if shape in results}
-        write_results("model_sizes", {"shapes": in_order})
+        publish("model_sizes", {"shapes": in_order})
 
 
 def measure(shape: Shape, scratch: Path, tokenizer_json: str, meter: LimitsMeter) -> SizeResult:

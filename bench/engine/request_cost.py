@@ -10,7 +10,6 @@ that is `.venv-clients/bin/python`.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import http.client
 import json
@@ -21,8 +20,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ..connection import Call, Connection
+from ..options import read_options
 from ..processes import RADIXLM
-from ..results import write_results
+from ..report.page import publish
 from ..served import ServedProcess
 from ..timing import in_turns, seconds_of
 from ..worker import Worker
@@ -36,12 +36,7 @@ _WHOLE = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0}
 
 def main() -> None:
     """Measure, print, write `results/request_cost.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("artifact", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=10, help="of each way in each round")
-    parser.add_argument("--openai", type=Path, metavar="PYTHON")
-    options = parser.parse_args()
+    options = read_options(__doc__, "artifact", rounds=5, requests=10, openai=Path)  # requests: of a way and round
     with ExitStack() as stack:
         server = stack.enter_context(ServedProcess([RADIXLM, "serve", str(options.artifact)]))
         engine = stack.enter_context(Worker("bench.engine.one_token", "engine", options.artifact))
@@ -52,9 +47,7 @@ def main() -> None:
             asked["openai"] = lambda: client.call("one", count=options.requests)
         seconds = in_turns(asked, options.rounds)
     medians = {name: statistics.median(each) * 1e3 for name, each in seconds.items()}
-    for name, milliseconds in medians.items():
-        print(f"{milliseconds:8.2f} ms  {name}")
-    print(write_results("request_cost", {"requests": options.rounds * options.requests, "median_ms": medians}))
+    publish("request_cost", {"requests": options.rounds * options.requests, "median_ms": medians})
 
 
 def ways(port: int, engine: Worker, count: int) -> dict[str, Callable[[], list[float]]]:

@@ -10,14 +10,14 @@ case found its rows in caches, or that the machine gave it more bandwidth than t
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import asdict
 
 from radixlm.compile.codegen.targets import Target, find_target
 
 from ..limits import LimitsMeter
-from ..results import write_results
+from ..options import read_options
+from ..report.page import publish
 from .attention import attention_cases
 from .case import Case, compile_cases, measure
 from .linear import Arena, linear_cases
@@ -28,28 +28,19 @@ _READS = 4  # runs of the reading loop around each case
 
 
 def main() -> None:
-    """Measure, print, write `results/kernels.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="kernels whose name begins so")
-    parser.add_argument("--target", default="native")
-    options = parser.parse_args()
+    """Measure, print, write `results/kernels.json` unless only some kernels are measured."""
+    options = read_options(__doc__, only="", target="native")
     target = find_target(options.target)
     cases = [case for case in all_cases(target) if case.kernel.startswith(options.only)]
     native = compile_cases(cases, target)
     meter = LimitsMeter(target)
-    for name, value in asdict(meter.limits).items():
-        print(f"{name:28s} {value:10,.1f}")
     results = []
     for case in cases:
         timed, limits = meter.around(lambda: measure(case, native), runs=_READS)  # noqa: B023
-        result = timed.beside(limits)
-        results.append(asdict(result))
-        print(
-            f"{result.kernel:38s} {result.size:24s} {result.seconds * 1e6:11,.1f} us {result.gb_per_s:8.1f} GB/s "
-            f"{result.gop_per_s:9,.1f} GOP/s {result.share:7.1%}"
-        )
+        results.append(asdict(timed.beside(limits)))
+        print({name: value for name, value in results[-1].items() if options.only or name == "kernel"}, flush=True)
     if not options.only:
-        write_results("kernels", {"target": target.name, "limits": asdict(meter.limits), "kernels": results})
+        publish("kernels", {"target": target.name, "limits": asdict(meter.limits), "kernels": results})
 
 
 def all_cases(target: Target) -> Iterator[Case]:

@@ -89,7 +89,7 @@ def profiled_modules() -> Iterator[list[Counters]]:
 
 
 def open_runner(artifact: Artifact, num_pages: int) -> tuple[ModelRunner, Bytes]:
-    """A runner, and its workspace, which nobody else gets to see."""
+    """A runner, and its workspace, which is otherwise private to it."""
     allocated: list[Bytes] = []
     allocate = model_runner._zeros
 

@@ -1,15 +1,15 @@
-"""Many impatient clients of a real server whose KV pool is far too small, and whether anybody was wronged.
+"""Many impatient clients of a real server whose KV pool is far too small, and whether each reply is right.
 
     python -m bench.load ARTIFACT --streams 50 --seconds 600 --seed 1
 
 The server has a process of its own, and so have the clients, which ask for random prompts with random sampling, go on
-with conversations, leave in the middle, and send what must be refused. Afterwards survivors are computed again, alone
-on a fresh engine, and must be the same bit for bit; the server's pages are counted; its memory must not have grown.
+with conversations, leave in the middle, and send what must be refused. Afterwards so many `--survivors`, drawn at
+random, are computed again, alone on a fresh engine, and must be the same bit for bit; the server's pages are counted;
+its memory must not have grown. `--pages` of 16 tokens are the whole KV pool.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +18,9 @@ from typing import Any
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine.engine import Engine
 
+from ..options import read_options
 from ..processes import MemoryWatch
-from ..results import add_run
+from ..report.page import publish
 from ..worker import Worker
 from .server import kv_cache_bytes
 from .survivors import Survivor, differences
@@ -31,18 +32,10 @@ MOST_GROWTH = 8 << 20  # bytes from warm to end that count as flat
 
 def main() -> None:
     """Run, print, and write `results/load.json`, which keeps the last run of each model and number of streams."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("artifact", type=Path)
-    parser.add_argument("--streams", type=int, default=50)
-    parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--pages", type=int, default=NUM_PAGES, help="of the KV pool, 16 tokens each")
-    parser.add_argument("--survivors", type=int, default=200, help="how many of them are computed again")
-    options = parser.parse_args()
-    result = run(options.artifact, **{key: value for key, value in vars(options).items() if key != "artifact"})
-    for name, value in result.items():
-        print(f"{name}: {value}")
-    print(add_run("load", f"{result['model']} {options.streams}", result))
+    options = read_options(__doc__, "artifact", streams=50, seconds=600.0, seed=1, pages=NUM_PAGES, survivors=200)
+    result = run(**vars(options))
+    publish("load", result, run=f"{result['model']} {options.streams}")
+    print(*result["faults"], *result["differences"], sep="\n")
     sys.exit(0 if result["is_met"] else "the load broke something: see above")
 
 

@@ -21,7 +21,7 @@ from .replies import Reply, ReplyError, check_usage
 from .requests import Ask, Facts, Stream
 from .survivors import Survivor
 
-HANG_S = 300.0  # nobody waits so long who is not forgotten
+HANG_S = 300.0  # only a request that was forgotten waits so long
 HEALTH_EVERY_S = 0.5
 MAX_FAULTS_TOLD = 20
 _LEAVE_WITHIN_S = 0.3

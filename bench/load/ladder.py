@@ -9,7 +9,6 @@ error if a request failed, or a page is not free when all have ended and the cac
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -18,7 +17,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from radixlm.runtime.artifact import Artifact
@@ -26,8 +24,9 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from tokenizers import Tokenizer
 
 from ..connection import BrokenReply, Call, Connection
+from ..options import read_options
 from ..processes import RADIXLM
-from ..results import add_run
+from ..report.page import publish
 from ..served import Client, ServedProcess
 from .clients import percentiles
 from .replies import Reply, ReplyError, check_usage
@@ -165,17 +164,12 @@ def _call(prompt: str, num_tokens: int) -> Call:
 
 def main() -> None:
     """Climb, print, and write `results/ladder.json`, which keeps the last run of each model and admission."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("artifact", type=Path)
-    parser.add_argument("--admission", help="as `radixlm serve` takes it; by default, its default")
-    options = parser.parse_args()
+    options = read_options(__doc__, "artifact", admission=str)  # as `radixlm serve` takes it
     artifact = Artifact.open(options.artifact)
-    rungs = []
-    for rung in RUNGS:
-        rungs.append(climb(artifact, rung, ("--admission", options.admission) if options.admission else ()))
-        print({name: value for name, value in rungs[-1].items() if not name.startswith("num_re")}, flush=True)
+    more = ("--admission", options.admission) if options.admission else ()
+    rungs = [climb(artifact, rung, more) for rung in RUNGS]
     name = f"{artifact.manifest.name}{f', --admission {options.admission}' if options.admission else ''}"
-    print(add_run("ladder", name, {"name": name, "rungs": rungs}))
+    publish("ladder", {"name": name, "rungs": rungs}, run=name)
     sys.exit(0 if all(map(is_met, rungs)) else "a request failed or a page is lost: see above")
 
 

@@ -8,13 +8,13 @@ the folder of real inputs (`RADIXLM_DATA`).
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 
 from radixlm.compile import compile_model
 
 from ..data import data_dir
+from ..options import read_options
 from ..random_models import Shape, write_random_model
 from ..replay.models import MODELS, read_tokenizer
 
@@ -24,9 +24,7 @@ _SPECIAL_IDS = (151_643, 151_645)  # <|endoftext|> and <|im_end|>
 
 def main() -> None:
     """Write the artifact."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("artifact", type=Path)
-    artifact = parser.parse_args().artifact
+    artifact = read_options(__doc__, "artifact").artifact
     model = MODELS["qwen2"]
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / SHAPE.name

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -188,33 +188,29 @@ class Stream:
     def _bad(self) -> Ask:
         rng, facts = self._random, self._facts
         good: dict[str, Any] = {"prompt": "Hello", "max_tokens": 4}
-        kind = rng.choice(("not JSON", "not UTF-8", "wrong type", "field", *_BAD_FIELDS, "no key", "wrong key", "long"))
         path, chat = "/v1/completions", "/v1/chat/completions"
-        call, status = self._call(path, good), 400
+        messages = rng.choice([{}, "Hi", [1], [{"role": "nobody", "content": "x"}]])
+        others: tuple[tuple[str, int, Callable[[], Call]], ...] = (
+            ("not JSON", 400, lambda: self._call(path, rng.randbytes(40).replace(b"{", b"") + b"\xff")),
+            ("not UTF-8", 400, lambda: self._call(path, b'{"prompt": "\xc3\x28"}')),
+            ("wrong type", 400, lambda: self._call(chat, {"messages": messages})),
+            ("field", 400, lambda: self._call(path, good | {"no_such_field": 1})),
+            ("no key", 401, lambda: Call("POST", path, json.dumps(good).encode())),
+            ("wrong key", 401, lambda: Call("POST", path, json.dumps(good).encode(), {"authorization": "Bearer no"})),
+        )
+        rare: tuple[tuple[str, int, Callable[[], Call]], ...] = (
+            ("no room for a reply", 400, lambda: self._call(path, {"prompt": self._ids(facts.context_length)})),
+            ("no such model", 404, lambda: self._call(path, good | {"model": "unknown"})),
+            ("no such path", 404, lambda: self._call("/v1/nothing", good)),
+            ("wrong method", 405, lambda: Call("GET", path, headers=self._headers())),
+            ("body too large", 413, lambda: self._call(path, b" " * (MAX_BODY_BYTES + 1))),
+        )
+        kind = rng.choice([*_BAD_FIELDS, *(name for name, _, _ in others), ""])
         if kind in _BAD_FIELDS:
-            call = self._call(path, {**good, **_BAD_FIELDS[kind]})
-        elif kind == "not JSON":
-            call = self._call(path, rng.randbytes(40).replace(b"{", b"") + b"\xff")
-        elif kind == "not UTF-8":
-            call = self._call(path, b'{"prompt": "\xc3\x28"}')
-        elif kind == "wrong type":
-            call = self._call(chat, {"messages": rng.choice([{}, "Hi", [1], [{"role": "nobody", "content": "x"}]])})
-        elif kind == "field":
-            call = self._call(path, good | {"no_such_field": 1})
-        elif kind == "long":
-            kind, status, call = rng.choice(
-                (
-                    ("no room for a reply", 400, self._call(path, {"prompt": self._ids(facts.context_length)})),
-                    ("no such model", 404, self._call(path, good | {"model": "nobody's"})),
-                    ("no such path", 404, self._call("/v1/nothing", good)),
-                    ("wrong method", 405, Call("GET", path, headers=self._headers())),
-                    ("body too large", 413, self._call(path, b" " * (MAX_BODY_BYTES + 1))),
-                )
-            )
+            status, call = 400, self._call(path, {**good, **_BAD_FIELDS[kind]})
         else:
-            status = 401
-            headers = {} if kind == "no key" else {"authorization": "Bearer nobody's"}
-            call = Call("POST", path, json.dumps(good).encode(), headers)
+            kind, status, make = next((one for one in others if one[0] == kind), None) or rng.choice(rare)
+            call = make()
         return Ask(f"bad: {kind}", call, frozenset({status}))
 
     def _call(self, path: str, body: Mapping[str, Any] | bytes) -> Call:

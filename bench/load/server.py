@@ -59,7 +59,7 @@ class LoadedServer:
         return asdict(self._engine.stats()) | {"num_evicted_pages": evicted}
 
     def leaks(self) -> dict[str, int]:
-        """Check every owner of every page, when nobody asks any more; then forget all prefixes, and count what is left.
+        """Check every owner of every page, after the last request; then forget all prefixes, and count what is left.
 
         Raises:
             AssertionError: owners and counts disagree.

@@ -9,7 +9,7 @@ text     as in the text: the same tokens are chosen, one by one
 ranked   by the attention of the prefix itself and of its other queries, first and recent tokens before all
 quarter  so ranked are as many as a quarter's stored half, and the others lie behind them as in the text: as it ships
 
-stored: the first tokens of each layer and head, as many as fill whole pages of 16 (`whole`: whole chunks). hybrid: half
+stored: the first tokens of each layer and head, as many as fill whole pages of 16. hybrid: half
 of them so, the other half in chunks of what ships that a look through the keys of one KV head finds.
 What a choice needs to be read with it counts: header, orders and checksums; probe keys too, but for the columns
 without. Runs lie where TMPDIR says, for instance in memory: nothing here is a time.
@@ -17,7 +17,6 @@ without. Runs lie where TMPDIR says, for instance in memory: nothing here is a t
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
@@ -42,7 +41,8 @@ from radixlm.runtime.store.ordered_run import OrderedRun
 from radixlm.runtime.store.ordered_store import OrderedStore
 from tokenizers import Tokenizer
 
-from ..results import write_results
+from ..options import read_options
+from ..report.page import publish
 from .policies import Order, Scores
 from .prefix import Prefix, PrefixModel
 from .texts import Case, Query, Texts
@@ -178,7 +178,6 @@ def measure(case: Case, artifact: Artifact, model: PrefixModel, directory: Path,
                 runs.read(choice, in_order=choice.policy == "stored" or is_first)
                 for choice, is_first in zip(chosen, is_ranked, strict=True)
             ]
-            wholes = [_whole(runs, scores, choice, chunk_size, token_bytes) for choice in chosen]
             runs.write(scores_to_store(scores, is_start=True), chunk_size)
             for i, choice in enumerate(chosen):
                 is_first = is_ranked[i] or choice.policy == "hybrid"
@@ -190,22 +189,9 @@ def measure(case: Case, artifact: Artifact, model: PrefixModel, directory: Path,
                     "text": text[i],
                     "ranked": ranked[i],
                     "quarter": runs.read(choice, in_order=True) if is_first else None,
-                    "whole": wholes[i],
                     "space": file_bytes / (num_tokens * token_bytes),
                 }
     runs.close()
-
-
-def _whole(
-    runs: Runs, scores: Scores, choice: Choice, chunk_size: int, token_bytes: float
-) -> tuple[float, float] | None:
-    """Bytes asked for and attended to where the budget is rounded down to whole chunks; None: to none at all."""
-    count = choice.num_first // chunk_size * chunk_size
-    if choice.policy != "stored" or count == 0:
-        return None
-    first = np.sort(np.argsort(-scores, axis=-1, kind="stable")[..., :count])
-    asked = runs.read(Choice("stored", choice.budget, count, first, choice.picks), in_order=True)
-    return asked.num_bytes, count * token_bytes
 
 
 def summary(measured: list[Json]) -> list[Json]:
@@ -218,7 +204,6 @@ def summary(measured: list[Json]) -> list[Json]:
         groups.items(), key=lambda item: (item[0][0] != "stored", item[0][1:])
     ):
         attended = sum(one["attended"] for one in mine)
-        wholes = [one["whole"] for one in mine if one["whole"] is not None]
         row: Json = {"policy": policy, "budget": budget, "chunk_size": chunk_size, "num_queries": len(mine)}
         for order in ("text", "ranked", "quarter"):
             asked: list[Asked] = [one[order] for one in mine]
@@ -230,8 +215,6 @@ def summary(measured: list[Json]) -> list[Json]:
             row[f"{order}_bytes"] = sum(one.num_bytes + one.probe_bytes for one in asked) / len(mine)
             row[f"{order}_reads"] = sum(one.num_reads for one in asked) / len(mine)
             row[f"{order}_chunks"] = sum(one.num_chunks for one in asked) / len(mine)
-        row["whole"] = sum(one[0] for one in wholes) / sum(one[1] for one in wholes) if wholes else None
-        row["num_whole"] = len(wholes)
         row["space"] = float(np.mean([one["space"] for one in mine]))
         rows.append(row)
     return rows
@@ -239,12 +222,7 @@ def summary(measured: list[Json]) -> list[Json]:
 
 def main() -> None:
     """Measure all workloads, print, write `results/store_amplification.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("artifact", type=Path)
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
-    parser.add_argument("--prefixes", type=int, default=3, help="of each workload")
-    parser.add_argument("--queries", type=int, default=3, help="of each prefix; all others are its history")
-    options = parser.parse_args()
+    options = read_options(__doc__, "artifact", workloads=WORKLOADS, prefixes=3, queries=3)
     artifact = Artifact.open(options.artifact)
     model, texts = PrefixModel(artifact), Texts(Tokenizer.from_str(artifact.tokenizer_json))
     measured: dict[str, list[Json]] = {}
@@ -258,17 +236,14 @@ def main() -> None:
                 for case in cases
                 for one in measure(case, artifact, model, Path(directory), max_queries=options.queries)
             ]
-            print(workload, len(measured[workload]), flush=True)
     model.close()
     rows = summary([one for some in measured.values() for one in some])
-    for row in rows:
-        print(row)
     figures: Json = {"model": artifact.manifest.name, "num_prefixes": len(lengths), "rows": rows}
     figures |= {"shortest_prefix": min(lengths), "longest_prefix": max(lengths)}
     figures["workloads"] = {
         name: [row for row in summary(some) if row["chunk_size"] == CHUNK_SIZES[0]] for name, some in measured.items()
     }
-    print(write_results("store_amplification", figures))
+    publish("store_amplification", figures)
 
 
 if __name__ == "__main__":

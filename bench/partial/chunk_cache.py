@@ -1,4 +1,4 @@
-"""Which chunks of ordered runs a cache should keep: LRU, LFU, and both with importance, beside who knows the future.
+"""Which chunks of ordered runs a cache should keep: LRU, LFU, and both with importance, beside the optimum.
 
     python -m bench.partial.chunk_cache ARTIFACT
 
@@ -12,10 +12,8 @@ forwards.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,8 @@ from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.store.chunk_cache import FADING, LFU, LRU, ChunkCache, Policy
 from tokenizers import Tokenizer
 
-from ..results import write_results
+from ..options import read_options
+from ..report.page import publish
 from .chunk_traces import BUDGET, Asked, Trace, asked_prefixes, zipf_trace
 from .prefix import PrefixModel
 from .texts import Texts
@@ -118,28 +117,21 @@ def measure(prefixes: Sequence[Asked]) -> list[Json]:
         trace = zipf_trace(prefixes, NUM_REQUESTS, change_after=change_after)
         for share in SHARES:
             max_bytes = round(share * ordered_bytes)
-            found = {who: replay(prefixes, trace, max_bytes, one) for who, one in CONTESTANTS.items()}
+            found = {policy: replay(prefixes, trace, max_bytes, one) for policy, one in CONTESTANTS.items()}
             found["optimum"] = replay_optimum(prefixes, trace, max_bytes)
-            for who, one in found.items():
-                row: Json = {"trace": name, "share": share, "policy": who, "hit_ratio": one.hit_ratio}
+            for policy, one in found.items():
+                row: Json = {"trace": name, "share": share, "policy": policy, "hit_ratio": one.hit_ratio}
                 row |= {"disk_bytes": one.disk_bytes}
                 row |= {f"ttft_s_{disk / 1e6:.0f}": one.disk_bytes / disk + PASSES_S for disk in DISKS}
                 rows.append(row)
-            print(name, share, {who: round(one.hit_ratio, 3) for who, one in found.items()}, flush=True)
     return rows
 
 
 def main() -> None:
     """Measure, print, write `results/chunk_cache.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("artifact", type=Path)
-    options = parser.parse_args()
-    artifact = Artifact.open(options.artifact)
+    artifact = Artifact.open(read_options(__doc__, "artifact").artifact)
     model = PrefixModel(artifact)
-    prefixes = []
-    for prefix in asked_prefixes(Texts(Tokenizer.from_str(artifact.tokenizer_json)), model):
-        prefixes.append(prefix)
-        print(f"{prefix.layout.num_tokens} tokens, {len(prefix.requests)} queries", flush=True)
+    prefixes = list(asked_prefixes(Texts(Tokenizer.from_str(artifact.tokenizer_json)), model))
     model.close()
     num_tokens = [prefix.layout.num_tokens for prefix in prefixes]
     wanted = [sum(map(len, request)) for prefix in prefixes for request in prefix.requests]
@@ -156,7 +148,7 @@ def main() -> None:
         "passes_s": PASSES_S,
         "rows": measure(prefixes),
     }
-    print(write_results("chunk_cache", figures))
+    publish("chunk_cache", figures)
 
 
 if __name__ == "__main__":

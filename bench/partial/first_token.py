@@ -16,7 +16,6 @@ other disks and ways is kept.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,11 +27,12 @@ from typing import Any
 
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
-from radixlm.runtime.store.ordered_run import RunOrder
 from tokenizers import Tokenizer
 
+from ..options import read_options
 from ..prompts import Prompts
-from ..results import read_results, write_results
+from ..report.page import publish
+from ..results import read_results
 from ..store.disks import DISKS_MB_PER_S, device_bytes, disk_files, drop_page_cache, open_store
 from .texts import Case, Texts
 from .ways import (
@@ -41,10 +41,7 @@ from .ways import (
     Way,
     engine_of,
     forget_memory,
-    heads_of,
     known_bytes,
-    lay_as_text,
-    save_orders,
     settle,
 )
 
@@ -87,14 +84,8 @@ class FirstToken:
 
 def main() -> None:
     """Measure, print, write `results/store_partial.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("artifact", type=Path)
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--workload", choices=SHAPES, default="nq")
-    parser.add_argument("--disks", nargs="*", choices=DISKS_MB_PER_S, default=list(DISKS_MB_PER_S))
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--append", action="store_true")
-    options = parser.parse_args()
+    kinds = {"workload": "nq", "disks": tuple(DISKS_MB_PER_S), "ways": tuple(WAYS), "append": False}
+    options = read_options(__doc__, "artifact", "directory", **kinds)
     artifact = Artifact.open(options.artifact)
     asked = list(asked_of(artifact, options.workload))
     directory = options.directory / options.workload
@@ -105,7 +96,7 @@ def main() -> None:
         measured[f"{disk} {name}"] = one_way(artifact, directory, WAYS[name], disk, asked, replies)
     if RECOMPUTE in options.ways:
         measured[RECOMPUTE] = one_way(artifact, directory, WAYS[RECOMPUTE], RECOMPUTE, asked, replies)
-    write_results(
+    publish(
         "store_partial",
         {
             "model": artifact.manifest.name,
@@ -135,8 +126,8 @@ def joined(cases: Sequence[Case]) -> Asked:
 
 
 def prepare(artifact: Artifact, directory: Path, asked: Sequence[Asked]) -> list[list[str]]:
-    """Ask for the history and store what it leaves, in the order of importance and as in the text; what the measured
-    questions' exact replies are is kept beside it, and returned."""
+    """Ask for the history and store what it leaves, in the order of importance; the exact replies to the measured
+    questions are kept beside it, and returned."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     store = open_store(artifact, directory / "store")
@@ -146,12 +137,6 @@ def prepare(artifact: Artifact, directory: Path, asked: Sequence[Asked]) -> list
                 engine.generate(prompt, PARAMS)
                 settle(engine)
         print(engine.stats().tier, flush=True)
-    shutil.copytree(directory / "store", directory / "store_in_text")
-    with open_store(artifact, directory / "store_in_text") as store:
-        orders: dict[str, RunOrder] = {}
-        for prompt in [prompt for one in asked for prompt in one.measured]:
-            lay_as_text(store, heads_of(artifact, prompt), orders)
-    save_orders(directory, orders)
     with Engine(artifact, max_num_seqs=2) as engine:
         replies = [[digest(engine.generate(prompt, PARAMS)) for prompt in one.measured] for one in asked]
     (directory / "replies.json").write_text(json.dumps(replies))
@@ -206,10 +191,7 @@ def one_way(
         "counts": {} if tier is None else {name: value for name, value in asdict(tier).items() if "num_" in name},
         "groups": list(groups(found)),
     }
-    print(disk, way)
-    for group in result["groups"]:
-        print("  ", group)
-    print("  ", result["counts"], flush=True)
+    print(disk, way, result["counts"], flush=True)
     return result
 
 

@@ -115,7 +115,7 @@ class PrefixModel:
         return pages
 
     def clear_mass(self) -> None:
-        """Forget who looked where."""
+        """Forget all attention."""
         assert self._runner.attention_sums is not None
         self._runner.attention_sums[...] = 0
 

@@ -4,7 +4,7 @@
 
 Every query follows a prefix whose KV was computed once, over all of its rows and over 10, 25 and 50 % of them, as many
 in each layer and KV head: KL and top-1 over what truly follows (teacher-forced), its perplexity, and the share of the
-attention on the prefix that was dropped. `needle` asks for a fact that nobody asked for before: the probability of the
+attention on the prefix that was dropped. `needle` asks for a fact that was not asked for before: the probability of the
 answer, and whether it is the model's first choice throughout. `oracle` knows what only an exact run tells. `nq`,
 `tools` and `bbh` need the folder of real inputs (`RADIXLM_DATA`). Minutes each on two cores.
 """
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from radixlm.runtime.artifact import Artifact
 from tokenizers import Tokenizer
 
-from ..results import write_results
+from ..report.page import publish
 from .policies import POLICIES, Evidence, Order, Scores
 from .prefix import Exact, Prefix, PrefixModel
 from .texts import WORKLOADS, Case, Query, Texts
@@ -156,12 +156,10 @@ def main() -> None:
     cases = list(Texts(Tokenizer.from_str(artifact.tokenizer_json)).cases(options.workload))
     rows = summary([one for number, case in enumerate(cases) for one in measure(case, number, model)])
     model.close()
-    for row in rows:
-        print(row)
     lengths = [len(case.prefix) for case in cases]
     figures: Json = {"workload": options.workload, "num_prefixes": len(cases), "rows": rows}
     figures |= {"shortest_prefix": min(lengths), "longest_prefix": max(lengths)}
-    print(write_results(f"partial_{options.workload}", figures))
+    publish(f"partial_{options.workload}", figures)
 
 
 if __name__ == "__main__":

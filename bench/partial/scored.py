@@ -7,15 +7,13 @@ Steps of random tokens, one call after the other in every round; medians, and th
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.model.model_runner import ModelRunner
 
 from ..kernels.forward import make_batch
-from ..results import write_results
+from ..options import read_options
+from ..report.page import publish
 from ..timing import Spread, in_turns, seconds_of
 
 STEPS = {
@@ -30,10 +28,7 @@ NUM_PAGES = 8 * -(-2001 // PAGE_SIZE)
 
 def main() -> None:
     """Measure, print, write `results/scored.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("artifact", type=Path)
-    parser.add_argument("--runs", type=int, default=30)
-    options = parser.parse_args()
+    options = read_options(__doc__, "artifact", runs=30)
     artifact = Artifact.open(options.artifact)
     runner = ModelRunner(artifact, num_pages=NUM_PAGES, keep_scores=True)
     rows = []
@@ -48,8 +43,7 @@ def main() -> None:
         )
         forward, scored = (Spread.of(seconds[name]).median for name in ("forward", "scored"))
         rows.append({"step": step, "forward_s": forward, "scored_s": scored, "scored_over_forward": scored / forward})
-        print(rows[-1])
-    print(write_results("scored", {"model": artifact.manifest.name, "runs": options.runs, "rows": rows}))
+    publish("scored", {"model": artifact.manifest.name, "runs": options.runs, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -28,13 +28,12 @@ from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.cpu import default_num_threads
 from radixlm.tokenizer_fix import TokenizerProfile
 
-from ..engine.figures import DECODE, MEASURES, MEMORY, RESIDENT, SERVED, START
+from ..engine.figures import DECODE, MEASURES, MEMORY, SERVED, START
 from ..limits import LimitsMeter
 from ..model_work import decode_bytes_per_token
 from ..prompts import Prompts
-from ..results import add_run
-from ..timing import Spread
-from .bars import OURS, PEERS, Q4_0, SAME, Values, ratios, verdicts
+from ..report.page import publish
+from .bars import OURS, Q4_0, SAME, Values, verdicts
 from .contestants import Contestant, LlamaCppContestant, RadixLMContestant
 from .models import default_models, q4_0_of
 
@@ -46,13 +45,14 @@ READ_GB_PER_S = "read_gb_per_s"  # beside ours: what all threads read right befo
 
 def main() -> None:
     """Measure, print, write `results/peers.json`, which keeps the last run of each model."""
-    options = _options()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", type=Path, nargs="*", help="GGUF files")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--llama-cpp", type=Path, default=Path(".cache/llama.cpp"), help="where its programs are")
+    parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where the Q4_0 files are kept")
+    options = parser.parse_args()
     for gguf in [path.resolve() for path in options.models] or default_models():
-        started = time.monotonic()
-        result = compare(gguf, options.llama_cpp, options.cache, options.rounds)
-        _print(result)
-        print(f"{time.monotonic() - started:.0f} s\n")
-        print(add_run("peers", gguf.name, result))
+        publish("peers", compare(gguf, options.llama_cpp, options.cache, options.rounds), run=gguf.name)
 
 
 def compare(gguf: Path, llama_cpp: Path, cache: Path, rounds: int) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def compare(gguf: Path, llama_cpp: Path, cache: Path, rounds: int) -> dict[str, 
 
 
 def measure(contestants: list[Contestant], meter: LimitsMeter, rounds: int, vocab_size: int) -> Values:
-    """Every figure of every contestant in turn, `rounds` times; who begins rotates."""
+    """Every figure of every contestant in turn, `rounds` times; each begins in its turn."""
     values: dict[str, dict[str, list[float]]] = {c.name: defaultdict(list) for c in contestants}
     for number in range(-1, rounds):  # the first round warms up and is not counted
         for seed, figure in enumerate(FIGURES, start=100 * (number + 1)):
@@ -116,33 +116,6 @@ def _vocab_size(artifact: Artifact) -> int:
     """How many ids have a token: a model may have more rows than that."""
     profile = TokenizerProfile.from_dict(artifact.manifest.tokenizer.profile)
     return min(artifact.manifest.model.vocab_size, profile.vocab_size)
-
-
-def _print(result: dict[str, Any]) -> None:
-    values: Values = result["values"]
-    print(f"{result['model']}; median (min-max)".ljust(62) + "".join(f"{name:>26s}" for name in (OURS, *PEERS)))
-    for figure in (*FIGURES, RESIDENT):
-        spreads = (Spread.of(values[name][figure.name]) for name in (OURS, *PEERS))
-        cells = (f"{spread.median:10,.2f} ({spread.minimum:,.1f}-{spread.maximum:,.1f})" for spread in spreads)
-        times = " ".join(f"{ratios(values, figure, (peer,)).median:.2f}" for peer in PEERS)
-        row = "".join(f"{cell:>26s}" for cell in cells)
-        print(f"{figure.title + ', ' + figure.unit:62s}{row}  times {times}")
-    reads = Spread.of(values[OURS][READ_GB_PER_S])
-    print(f"read bandwidth {reads.median:.1f} ({reads.minimum:.1f}-{reads.maximum:.1f}) GB/s around decode, ", end="")
-    print(f"{result['decode_bytes_per_token'] / 1e6:.1f} MB a token; llama.cpp was built for")
-    print(f"    {result['llama_cpp_system_info']['native']}")
-    for verdict in result["verdicts"]:
-        met = "met   " if verdict["is_met"] else "MISSED"
-        print(f"{met} {verdict['value']:10,.2f} of {verdict['wanted']:g}  {verdict['bar']}")
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", type=Path, nargs="*", help="GGUF files")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--llama-cpp", type=Path, default=Path(".cache/llama.cpp"), help="where its programs are")
-    parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where the Q4_0 files are kept")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,18 +36,6 @@ RATIO_BARS: tuple[tuple[Figure, tuple[str, ...], float], ...] = (
 )
 DECODE_BANDWIDTH_SHARE = 0.75
 
-# On a two-core AVX-512 VNNI Xeon that reads 19-25 GB/s; they move with the machine.
-ABSOLUTE_BARS: tuple[tuple[Figure, float], ...] = (
-    (figures.DECODE, 170),
-    (figures.PREFILL_512, 1800),
-    (figures.PREFILL_2048, 1400),
-    (figures.STREAMS_8, 480),
-    (figures.STREAMS_50, 1000),
-    (figures.CACHED_TTFT, 65),
-    (figures.START, 0.7),
-    (figures.MEMORY, 400),
-)
-
 
 def ratios(values: Values, figure: Figure, peers: Sequence[str]) -> Spread:
     """How many times better ours is than the best of `peers`, round by round."""
@@ -62,13 +49,9 @@ def verdicts(values: Values, decode_bandwidth_share: float) -> list[Verdict]:
     found = []
     for figure, peers, wanted in RATIO_BARS:
         ratio = ratios(values, figure, peers).median
-        whom = peers[0] if len(peers) == 1 else "the best llama.cpp"
-        found.append(Verdict(f"{figure.title}: times {whom}", ratio, wanted, ratio >= wanted))
+        against = peers[0] if len(peers) == 1 else "the best llama.cpp"
+        found.append(Verdict(f"{figure.title}: times {against}", ratio, wanted, ratio >= wanted))
     share = decode_bandwidth_share
     bandwidth = f"{figures.DECODE.title}: share of read bandwidth"
     found.append(Verdict(bandwidth, share, DECODE_BANDWIDTH_SHARE, share >= DECODE_BANDWIDTH_SHARE))
-    for figure, wanted in ABSOLUTE_BARS:
-        value = statistics.median(values[OURS][figure.name])
-        is_met = value >= wanted if figure.higher_is_better else value <= wanted
-        found.append(Verdict(f"{figure.title}, {figure.unit}", value, wanted, is_met))
     return found

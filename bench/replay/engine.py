@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 from radixlm.runtime import Completion, Engine, SamplingParams
 from radixlm.runtime.artifact import Artifact
@@ -16,6 +15,7 @@ from radixlm.runtime.model.batch import Runner
 from radixlm.runtime.model.scripted_runner import ScriptedRunner
 from radixlm.tokenizer_fix import SpelledPrompt
 
+from ..worker import Closable
 from .door import Door, Passed
 from .models import TalkingArtifact
 
@@ -34,10 +34,9 @@ class Turn:
     reply_ids: tuple[int, ...]
     reused_ids: tuple[int, ...]
     prefilled_ids: tuple[int, ...]
-    has_alias: bool
 
 
-class ReplayEngine:
+class ReplayEngine(Closable):
     """An engine of its own; close it, or use it as a context manager."""
 
     def __init__(self, artifact: TalkingArtifact) -> None:
@@ -78,36 +77,21 @@ class ReplayEngine:
 
     def _turn(self, completion: Completion) -> Turn:
         assert not self._script.script, "the model did not say all that it was told"
-        return turn_of(
-            completion.text,
-            completion.prompt_token_ids,
-            completion.token_ids,
-            self.door.take(),
-            has_alias="alias" in completion.usage.tokens_by_kind,
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        return turn_of(completion, self.door.take())
 
     def _open_runner(self, artifact: Artifact, num_pages: int, num_threads: int | None) -> Runner:
         self.door = Door(num_pages, self._script)
         return self.door
 
 
-def turn_of(
-    text: str, prompt_ids: tuple[int, ...], reply_ids: tuple[int, ...], passed: Passed, *, has_alias: bool
-) -> Turn:
+def turn_of(completion: Completion, passed: Passed) -> Turn:
     """A turn whose forwarded ids are divided into the prompt's and the reply's, whose last one is never computed."""
+    prompt_ids, reply_ids = completion.prompt_token_ids, completion.token_ids
     num_prefilled = len(passed.forwarded_ids) - (len(reply_ids) - 1)
     prefilled, decoded = passed.forwarded_ids[:num_prefilled], passed.forwarded_ids[num_prefilled:]
     assert passed.reused_ids + prefilled == prompt_ids, "what the model saw is not the prompt"
     assert decoded == reply_ids[:-1]
-    return Turn(text, prompt_ids, reply_ids, passed.reused_ids, prefilled, has_alias)
+    return Turn(completion.text, prompt_ids, reply_ids, passed.reused_ids, prefilled)
 
 
 def with_reply(messages: Sequence[Message], text: str, *asked: str) -> list[Message]:

@@ -9,14 +9,12 @@ whose text came whole to the client, no token may be prefilled again but the las
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 from radixlm.runtime import Completion, Engine, SamplingParams
 from radixlm.runtime.artifact import Artifact
@@ -24,7 +22,9 @@ from radixlm.runtime.model.batch import Runner
 from radixlm.runtime.model.model_runner import ModelRunner
 
 from ..data import data_dir
-from ..results import write_results
+from ..options import read_options
+from ..report.page import publish
+from ..worker import Closable
 from .door import Door
 from .engine import Message, turn_of, with_reply
 
@@ -56,7 +56,7 @@ class LiveTurn:
     num_by_ids: int  # what would be prefilled if the ids of the encoding were matched
 
 
-class LiveReplay:
+class LiveReplay(Closable):
     """A model that is asked one turn at a time; a context manager."""
 
     def __init__(self, artifact: Path, *, max_tokens: int = 64, seed: int = 0) -> None:
@@ -84,13 +84,7 @@ class LiveReplay:
         return self._engine.chat(messages, params)
 
     def _turn(self, last: Completion, now: Completion, messages: Sequence[Message]) -> LiveTurn:
-        turn = turn_of(
-            now.text,
-            now.prompt_token_ids,
-            now.token_ids,
-            self._door.take(),
-            has_alias="alias" in now.usage.tokens_by_kind,
-        )
+        turn = turn_of(now, self._door.take())
         computed = (*last.prompt_token_ids, *last.token_ids[:-1])
         tokenizer = self._engine.tokenizer
         encoded = tokenizer.prepare_chat(self._engine.render(messages)).ids
@@ -123,12 +117,8 @@ class LiveReplay:
         self._door = Door(num_pages, ModelRunner(artifact, num_pages=num_pages, num_threads=num_threads))
         return self._door
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the engine."""
         self._engine.close()
 
 
@@ -156,20 +146,15 @@ def _openings(data: Path) -> list[str]:
 
 def main() -> None:
     """Talk, print and write `bench/results/replay_live.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("artifact", type=Path)
-    parser.add_argument("--conversations", type=int, default=30)
-    arguments = parser.parse_args()
-    openings = _openings(data_dir())[: arguments.conversations]
+    options = read_options(__doc__, "artifact", conversations=30)
+    openings = _openings(data_dir())[: options.conversations]
     turns: list[LiveTurn] = []
-    with LiveReplay(arguments.artifact) as live:
+    with LiveReplay(options.artifact) as live:
         for number, opening in enumerate(openings):
             turns += live.talk(opening, NEXT[: NUM_TURNS - 1], STOPS[number % len(STOPS)])
-    for reply, counts in summary(turns).items():
-        print(f"{reply:14} {counts}")
     is_met = not any(turn.num_again for turn in turns if turn.reply == "whole")
-    results = {"num_conversations": len(openings), "num_turns": NUM_TURNS, "is_met": is_met, "replies": summary(turns)}
-    print(write_results("replay_live", results))
+    figures = {"num_conversations": len(openings), "num_turns": NUM_TURNS, "is_met": is_met}
+    publish("replay_live", {**figures, "replies": summary(turns)})
 
 
 if __name__ == "__main__":

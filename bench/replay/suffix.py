@@ -10,7 +10,6 @@ space around a reply off, as MLC's does. Each round asks in all ways, each in an
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -26,8 +25,10 @@ from radixlm.runtime.model.model_runner import ModelRunner
 from radixlm.runtime.model.scripted_runner import ScriptedRunner
 
 from ..data import data_dir, oasst
+from ..options import read_options
 from ..random_models import Shape, write_random_model
-from ..results import write_results
+from ..report.page import publish
+from ..worker import Closable
 from .models import MODELS, read_tokenizer
 
 SHAPE = Shape("llama2", 4096, 11008, 2, 32, 32, False, vocab_size=32_000)
@@ -62,7 +63,7 @@ class Turn:
     num_pages: int
 
 
-class Talk:
+class Talk(Closable):
     """An engine whose model says what it is told; a context manager."""
 
     def __init__(self, artifact: Path, way: Way) -> None:
@@ -100,10 +101,8 @@ class Talk:
         self._script = ScriptedRunner(artifact.manifest.model.vocab_size, model)
         return self._script
 
-    def __enter__(self) -> Talk:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Close the engine."""
         self._engine.close()
 
 
@@ -124,26 +123,20 @@ def _exchanges(num_turns: int) -> list[tuple[str, str]]:
 
 def main() -> None:
     """Measure, print, write `results/suffix.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("artifact", type=Path)
-    parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
-    if not arguments.artifact.exists():
-        make_artifact(arguments.artifact)
-    exchanges = _exchanges(arguments.turns)
+    options = read_options(__doc__, "artifact", turns=8, rounds=3)
+    if not options.artifact.exists():
+        make_artifact(options.artifact)
+    exchanges = _exchanges(options.turns)
     rows = []
-    for number in range(arguments.rounds):
+    for number in range(options.rounds):
         for beginning, before_reply in BEGINNINGS.items():
             for name, way in WAYS.items():
-                with Talk(arguments.artifact, way) as talk:
+                with Talk(options.artifact, way) as talk:
                     turns = list(talk.run(exchanges, before_reply))
                 rows.append({"round": number, "replies": beginning, "way": name, "turns": list(map(asdict, turns))})
-                first_s = sum(turn.to_first_token_s for turn in turns)
-                print(f"{beginning:5} {name:17} {first_s:7.2f} s, {turns[-1].num_pages:5} pages", flush=True)
-    layout = Artifact.open(arguments.artifact).manifest.kv
+    layout = Artifact.open(options.artifact).manifest.kv
     page_bytes = layout.page_bytes // layout.num_layers * NUM_LAYERS
-    print(write_results("suffix", {"page_bytes": page_bytes, "num_layers": layout.num_layers, "rows": rows}))
+    publish("suffix", {"page_bytes": page_bytes, "num_layers": layout.num_layers, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -17,12 +17,9 @@ import tokenizers
 from radixlm.runtime import Engine
 
 from ..data import Conversation, oasst
-from .adversaries import Adversaries, Held
 from .engine import POLICIES, Message, Policy, ReplayEngine, Turn, with_reply
 from .models import MODELS, TalkingArtifact, artifact, read_tokenizer
 from .replies import KINDS, Replies
-
-NUM_CHANGED = 60  # conversations that other clients change
 
 
 @dataclass(frozen=True)
@@ -83,21 +80,18 @@ def _turns(
     for number, question in enumerate(conversation.texts[::2]):
         messages = with_reply(messages, last.text, question) if last else [{"role": "user", "content": question}]
         answer = conversation.texts[2 * number + 1 : 2 * number + 3]
-        ids = KINDS[kind](replies, answer[0]) if len(answer) == 2 else []  # nobody goes on from the last one
+        ids = KINDS[kind](replies, answer[0]) if len(answer) == 2 else []  # no turn follows the last one
         turn = engine.ask(messages, ids if ids and kind == "cut" else [*ids, engine.end_id], policy, namespace)
         if last is not None:
             yield len(turn.prompt_ids), len(turn.prefilled_ids), ideal.num_tokens(last, messages)
         last = turn
 
 
-def replay_model(name: str, data: Path, most: int | None) -> tuple[list[Replayed], Held]:
-    """All kinds of replies and policies with one of `MODELS`, over the first conversations; then what others change."""
-    model = artifact(MODELS[name], read_tokenizer(MODELS[name], data))
+def replay_model(name: str, data: Path, most: int | None) -> list[Replayed]:
+    """All kinds of replies and policies with one of `MODELS`, over the first conversations."""
+    replay = Replay(name, artifact(MODELS[name], read_tokenizer(MODELS[name], data)))
     conversations = oasst(data, most)
-    replay = Replay(name, model)
-    rows = [replay.run(conversations, kind, policy) for kind in KINDS for policy in POLICIES]
-    with ReplayEngine(model) as engine:
-        return rows, Adversaries(engine).run(conversations[:NUM_CHANGED])
+    return [replay.run(conversations, kind, policy) for kind in KINDS for policy in POLICIES]
 
 
 class Ideal:

@@ -7,44 +7,9 @@ What was not measured is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-
 from ..machine import ROOT
-from ..results import RESULTS, read_results
-from . import cache, engine, partial, serving, store
-from .plots import Plot
-from .tables import Json, origin
-
-_HEAD = """# Results
-
-Made by `python -m bench.report` from the files in `bench/results`; what a command measures, its first lines say.
-Experiments, also those that did not help, are in [LOG.md](LOG.md).
-"""
-
-SECTIONS: Mapping[str, Callable[[Json], Iterator[str | Plot]] | Callable[[Json], Iterator[str]]] = {
-    "peers": engine.peers,
-    "engine": engine.engine,
-    "request_cost": engine.request_cost,
-    "growth": engine.growth,
-    "model_sizes": engine.model_sizes,
-    "match_cost": cache.match_cost,
-    "mooncake": cache.mooncake,
-    "partial_needle": partial.needle,
-    **{f"partial_{workload}": partial.quality for workload in partial.WORKLOADS},
-    "scored": partial.scored,
-    "store_restart": store.restart,
-    "store_partial": store.first_token,
-    "store_amplification": partial.amplification,
-    "chunk_cache": partial.chunk_cache,
-    "ladder": serving.ladder,
-    "load": serving.load,
-    "kernels": engine.kernels,
-    "replay": cache.replay,
-    "replay_live": cache.replay_live,
-    "suffix": cache.suffix,
-}
-"""By the name of a file of results, the paragraphs and plots that it becomes."""
+from ..results import RESULTS
+from .page import render
 
 
 def main() -> None:
@@ -52,21 +17,6 @@ def main() -> None:
     page = ROOT / "bench" / "RESULTS.md"
     page.write_text(render(RESULTS), encoding="utf-8")
     print(page)
-
-
-def render(directory: Path) -> str:
-    """The page of the results in `directory`; plots are written there."""
-    parts = [_HEAD]
-    for name, section in SECTIONS.items():
-        results = read_results(name, directory)
-        if results is not None:
-            for part in section(results):
-                if not isinstance(part, str):
-                    part.write(directory / part.name)
-                parts.append(part if isinstance(part, str) else f"![{part.alt}](results/{part.name})")
-            if "runs" not in results:  # each of which has its own
-                parts.append(origin(results))
-    return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 if __name__ == "__main__":

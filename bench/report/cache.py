@@ -51,7 +51,7 @@ def mooncake(results: Json) -> Iterator[str]:
 
 
 def replay(results: Json) -> Iterator[str]:
-    """Tokens prefilled to the ideal; requests that reused less than they must, by what clients did."""
+    """Tokens prefilled to the ideal, by model, kind of replies and policy."""
     yield "## Conversations replayed"
     yield (
         "Prompt tokens passed to the model in every turn but the first, over the ideal: all after the last token whose "
@@ -68,15 +68,6 @@ def replay(results: Json) -> Iterator[str]:
     columns["`text` prefills, tokens"] = "{text[num_prefilled]:,}"
     columns["of prompts with"] = "{text[num_prompt_tokens]:,}"
     yield table(columns, [{"name": name, **found} for name, found in rows.items()])
-    yield (
-        "The same conversations with clients that change what was said, or go on with another's: how many requests did "
-        "not reuse everything up to the last token before the first changed byte. Each reuse was true: the ids that "
-        "were used spell the prompt."
-    )
-    held = [found["text"] for found in results["changed"].values()]
-    names = list(held[0]["num_requests"])
-    sums = [[sum(one[field].get(name, 0) for one in held) for field in ("num_short", "num_requests")] for name in names]
-    yield table({"": "text"} | each(names, "cells"), [{"cells": [f"{short} of {all_}" for short, all_ in sums]}])
 
 
 def replay_live(results: Json) -> Iterator[str]:

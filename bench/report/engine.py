@@ -150,6 +150,20 @@ def model_sizes(results: Json) -> Iterator[str | Plot]:
     )
 
 
+def quality(results: Json) -> Iterator[str]:
+    """Distance to transformers by how keys and values are stored."""
+    yield "## Distributions beside transformers'"
+    yield (
+        f"SmolLM2 on {results['rows'][0]['positions']:,} positions: KL(transformers || ours) in nats, transformers "
+        "running the file's weights in float32, and the share of positions with the same most likely token. The ratio "
+        "is to llama.cpp's KL on the same file, with 95 % of paired bootstraps."
+    )
+    columns: dict[str, Cell] = {"keys and values": "{kv_dtype}", "mean KL": "{mean_kl_nats:.4f}"}
+    columns |= {"same top-1": "{top1_agreement:.1%}", "llama.cpp's mean KL": "{llama_cpp_mean_kl_nats:.4f}"}
+    columns["times llama.cpp's"] = "{ratio[1]:.2f} ({ratio[0]:.2f}-{ratio[2]:.2f})"
+    yield table(columns, results["rows"])
+
+
 def request_cost(results: Json) -> Iterator[str]:
     """Milliseconds of each way to ask, and how much longer that is than the engine alone takes."""
     yield "## What a request costs beyond the engine"

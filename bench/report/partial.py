@@ -88,7 +88,7 @@ def amplification(results: Json) -> Iterator[str | Plot]:
         "ranked by the attention that the prefix itself and other queries paid, and as it ships (quarter): ranked are "
         "those that half of a quarter takes, and the others lie behind as in the text. Bytes are whole units of 4 KiB, "
         "with headers, orders and checksums. Stored order: the first tokens of each layer and head, as many as fill "
-        "pages of 16; whole chunks: fewer, where that leaves any."
+        "pages of 16."
     )
     panels = [
         _amplification_panel(stored, "chosen by stored order", [name for name in _ORDERS if name != "quarter"]),
@@ -102,7 +102,6 @@ def amplification(results: Json) -> Iterator[str | Plot]:
             "share, chunk": size,
             "in text": "{text:.2f}",
             "ranked": "**{ranked:.3f}**",
-            "whole chunks": lambda row: "" if row["whole"] is None else f"{row['whole']:.3f}",
             "reads in text": "{text_reads:,.0f}",
             "reads ranked": "{ranked_reads:,.0f}",
             "chunks in text": "{text_chunks:,.0f}",

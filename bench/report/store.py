@@ -20,7 +20,6 @@ _WAYS = {
     "50%": "50%",
     _QUARTER: "25%",
     "25% always": "25% always",
-    "25% in text": "25% always, as in the text",
 }
 _DISKS = {"25": "25 MB/s", "50": "50 MB/s", "100": "100 MB/s", "500": "500 MB/s", "real": "the real one"}
 
@@ -79,7 +78,7 @@ def first_token(results: Json) -> Iterator[str]:
         f"Seconds to the first token over {len(results['num_tokens'])} prefixes that are on disk only, medians over "
         f"questions that were not asked before; {min(results['num_history'])} to {max(results['num_history'])} others "
         "of each were asked first, and where they looked is the order in which it is stored. Always: whatever the "
-        "engine thinks of it. As in the text: the same tokens, from runs that are in no order. Disks other than the "
+        "engine thinks of it. Disks other than the "
         "real one are throttled by a token bucket; the page cache is emptied before each request. Replies that are not "
         "of a part are those of an engine without a store, to the last bit of their logprobs."
     )

@@ -11,7 +11,6 @@ those that are there.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,8 +20,10 @@ from time import perf_counter
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
 
+from ..options import read_options
 from ..prompts import Prompts
-from ..results import read_results, write_results
+from ..report.page import publish
+from ..results import read_results
 from .disks import DISKS_MB_PER_S, device_bytes, disk_files, drop_page_cache, load_always, open_store
 from .throttled_files import ThrottledFiles
 
@@ -41,23 +42,16 @@ class FirstToken:
 
 def main() -> None:
     """Measure, print, write `results/store_restart.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("artifact", type=Path)
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--tokens", type=int, default=8000)
-    parser.add_argument("--disks", nargs="*", choices=DISKS_MB_PER_S, default=list(DISKS_MB_PER_S))
-    parser.add_argument("--append", action="store_true")
-    options = parser.parse_args()
+    disks = tuple(DISKS_MB_PER_S)
+    options = read_options(__doc__, "artifact", "directory", tokens=8000, disks=disks, append=False)
     artifact = Artifact.open(options.artifact)
     before = (read_results("store_restart") or {}) if options.append else {}
     options.directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.directory) as store:
         seed = len(before.get("rounds", ()))
         measured = one_round(artifact, Path(store), options.tokens, options.disks, seed=seed)
-    for name, first in measured.items():
-        print(f"{name:24} {first.seconds:7.3f} s, {first.disk_tokens:5} tokens from disk, {first.device_bytes:,} bytes")
     layout = artifact.manifest.kv
-    write_results(
+    publish(
         "store_restart",
         {
             "model": artifact.manifest.name,

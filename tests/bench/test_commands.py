@@ -55,7 +55,7 @@ def test_every_module_is_reached_from_a_named_command() -> None:
 
 
 def test_every_result_is_rendered() -> None:
-    from bench.report.__main__ import SECTIONS
+    from bench.report.page import SECTIONS
 
     assert {path.stem for path in (BENCH / "results").glob("*.json")} <= SECTIONS.keys()
     page = (BENCH / "RESULTS.md").read_text("utf-8")

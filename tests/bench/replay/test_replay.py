@@ -13,13 +13,14 @@ from radixlm.runtime.model.batch import PageCopy
 from radixlm.runtime.model.scripted_runner import ScriptedRunner
 
 from bench.data import Conversation, oasst
-from bench.replay.adversaries import Adversaries
 from bench.replay.door import Door
 from bench.replay.engine import ReplayEngine
-from bench.replay.ledger import Ledger
 from bench.replay.models import MODELS, TalkingArtifact, artifact, read_tokenizer
 from bench.replay.replies import KINDS, Replies
 from bench.replay.talks import Replay
+
+from .adversaries import Adversaries
+from .ledger import Ledger
 
 TOKENIZERS = Path(__file__).resolve().parents[2] / "data" / "tokenizers"
 ALWAYS = {
@@ -73,8 +74,8 @@ def test_reuse_among_clients_that_change_histories_is_true_and_as_long_as_it_may
     assert held.num_requests.total() > 30 and not held.num_short.total()
 
 
-@pytest.mark.parametrize("name", ["llama2", "llama3"])
-def test_metas_tokenizers_do_as_well_on_oasst(name: str, data_dir: Path) -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_real_tokenizers_do_as_well_on_oasst(name: str, data_dir: Path) -> None:
     real = artifact(MODELS[name], read_tokenizer(MODELS[name], data_dir))
     conversations = oasst(data_dir, 6)
     replayed = Replay(name, real).run(conversations, "split", "text")

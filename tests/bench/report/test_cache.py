@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from bench.cache import match_cost
-from bench.replay.adversaries import Held
 from bench.report import cache
 
 Lines = Callable[[Iterable[object]], list[str]]
@@ -37,21 +35,16 @@ def test_hit_rates_are_by_order_and_pool(lines: Lines) -> None:
     assert lines(cache.mooncake(results)) == ["| LRU | 5.00% | 25.00% |", "| Belady | 10.00% | 50.00% |"]
 
 
-def test_ratios_and_changed_histories_have_a_row_each(lines: Lines) -> None:
+def test_ratios_have_a_row_for_each_kind_of_replies(lines: Lines) -> None:
     def row(policy: str, num_prefilled: int) -> dict[str, Any]:
         fixed = {"model": "llama2", "replies": "bare", "num_prompt_tokens": 12_000}
         return {**fixed, "policy": policy, "num_prefilled": num_prefilled, "ratio": num_prefilled / 1000}
 
-    held = Held(Counter({"quoted": 20, "truncated": 20}), Counter({"quoted": 0, "truncated": 3}))
     results = {
         "is_met": True,
         "rows": [row("text", 1000), row("seam", 6500), row("exact", 6500), row("others", 6600)],
-        "changed": {name: {"text": vars(held)} for name in ("llama2", "qwen2")},
     }
-    assert lines(cache.replay(results)) == [
-        "| llama2, bare | 1 | 6.5 | 6.5 | 6.6 | 1,000 | 12,000 |",
-        "| text | 0 of 40 | 6 of 40 |",
-    ]
+    assert lines(cache.replay(results)) == ["| llama2, bare | 1 | 6.5 | 6.5 | 6.6 | 1,000 | 12,000 |"]
 
 
 def test_live_turns_have_a_row_each(lines: Lines) -> None:

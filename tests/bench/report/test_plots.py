@@ -36,7 +36,7 @@ def test_amplification_has_a_line_for_each_order_and_share(tmp_path: Path) -> No
     orders = {"text": 3.0, "ranked": 1.0, "quarter": 2.0}
     counts = {f"{order}_{what}": 1.0 for order in orders for what in ("reads", "chunks", "no_probe", "no_order")}
     rows: list[dict[str, Any]] = [
-        {"policy": policy, "budget": budget, "chunk_size": size, "whole": None, "space": 2.0, **orders, **counts}
+        {"policy": policy, "budget": budget, "chunk_size": size, "space": 2.0, **orders, **counts}
         for policy in ("stored", "hybrid")
         for budget in (0.1, 0.25)
         for size in (16, 32)

@@ -98,7 +98,7 @@ def test_a_row_of_results_is_a_line(tmp_path: Path) -> None:
 
 def test_a_page_has_a_section_for_each_file_and_its_plots(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need requirements-bench.lock")
-    from bench.report.__main__ import render
+    from bench.report.page import render
 
     assert "##" not in render(tmp_path)
     curve = [{"size": size, "seconds": size / 1e3, "limit_s": size / 2e3} for size in (1, 2)]

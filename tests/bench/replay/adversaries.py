@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..data import Conversation
-from .engine import Message, ReplayEngine, Turn, with_reply
+from bench.data import Conversation
+from bench.replay.engine import Message, ReplayEngine, Turn, with_reply
+from bench.replay.replies import Replies
+
 from .ledger import Ledger
-from .replies import Replies
 
 NO_ANSWER = "Well."
 ASK = "And what else is there to say about it?"

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from radixlm.tokenizer_fix import SpelledPrompt
 
-from .engine import Turn
+from bench.replay.engine import Turn
 
 
 @dataclass(frozen=True)
