@@ -28,7 +28,8 @@ class BatchArrays(NamedTuple):
 
     All are int32. A slot is `page_id * PAGE_SIZE + row`. Within a sequence, tokens come in order and each sees
     the rows `[0, kv_length)` of its sequence's pages, its own included: that is the causal mask. Unused places
-    of `page_table` are 0 and never read. `kv_length` is `position + 1`, but for sequences with a pruned prefix.
+    of `page_table` are 0 and never read. Rows are not positions: `kv_length` is `position + 1`, or less where some
+    positions of the sequence have no row.
     """
 
     token_ids: Int32Array  # [T]

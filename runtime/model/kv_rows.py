@@ -2,7 +2,7 @@
 
 Keys are stored after RoPE, so that attention does not care in which order the rows of a prefix lie, nor whether all
 are there: a row in pages may be any token's, another one in each layer and KV head. Copies bits and computes nothing.
-Knows how a page lies in memory, not pools, files or importance.
+Knows how a page lies in memory, not pools or files, nor why rows are chosen.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class KVRows:
     """Keys (`[0]`) and values (`[1]`) of tokens, as the pool stores them.
 
     >>> rows = KVRows.of_pages(layout, pages, num_tokens=20)  # 2 pages
-    >>> pruned = rows.take(order[:, :, :5]).to_pages()  # 1 page: in each layer and head the 5 tokens that come first
+    >>> few = rows.take(order[:, :, :5]).to_pages()  # 1 page: in each layer and head the 5 tokens that come first
     >>> (rows.take(order).take(inverse_order(order)).to_pages() == rows.to_pages()).all()
     True
     """

@@ -6,7 +6,7 @@ the probe picks. Knows one prompt and its prefix; neither what other requests wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -110,11 +110,12 @@ class PrunedSource:
 
     def close(self) -> None:
         """Close the files; the reader has done with them."""
+        self._stages.close()  # or it would keep the rows, and itself
         if self._prefix is not None:
             self._reads.close(self._prefix)
             self._prefix = None
 
-    def _in_order(self) -> Iterator[Stage]:
+    def _in_order(self) -> Generator[Stage]:
         """The stages; between two of them the engine's thread runs."""
         yield Stage(self._open)
         prefix = self._prefix
