@@ -77,7 +77,8 @@ def engine_of(way: Way, artifact: Artifact, directory: Path, files: ThrottledFil
         if not way.decides:
             tier.loader.plan = load_always
             if way.kv_budget < 1:
-                tier._parts.reads.plan, tier._parts.reads.rates = choose_always, PatientRates()
+                tier.chosen.reads.plan = choose_always
+                tier._rows._rates = tier.chosen.reads.rates = PatientRates()
         yield engine
         engine._loop.call(lambda core: tier._saver.forget())
 
@@ -88,7 +89,7 @@ def settle(engine: Engine) -> None:
 
     def is_busy() -> bool:
         is_saving = tier._saver.has_pending and tier.writer.max_bytes > 0
-        is_learning = tier._parts is not None and bool(tier._parts.reads.prefetch)
+        is_learning = tier.chosen is not None and bool(tier.chosen.reads.prefetch)
         return is_saving or is_learning or not tier.writer.is_idle or (tier.chosen is not None and tier.chosen.is_ready)
 
     while engine._loop.call(lambda core: is_busy()):
@@ -102,8 +103,8 @@ def forget_memory(engine: Engine) -> None:
 
 def known_bytes(engine: Engine) -> int:
     """What is kept in memory of runs on disk: probe keys and orders."""
-    parts = _tier(engine)._parts
-    return 0 if parts is None else int(parts.reads.known.num_bytes)
+    chosen = _tier(engine).chosen
+    return 0 if chosen is None else int(chosen.reads.known.num_bytes)
 
 
 def _tier(engine: Engine) -> Any:

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from ..cache.prefix_match import PrefixMatch
 from .disk_index import StoredPrefix
 from .loaded_rows import LoadedRows
-
-if TYPE_CHECKING:
-    from .prefix_loader import FindPrefix
 
 
 @dataclass(frozen=True)
@@ -40,19 +37,31 @@ class RowSource(Protocol):
 
     A transfer asks for a stage, has the reader thread run it, and asks for the next one when it has ended and was
     right. `next_stage` and `run` are never called at once. Whatever raises or is not right ends the transfer, and the
-    request is served from exact pages.
+    request is served from exact pages. All other methods are called in the engine's thread, between two steps.
+
+    Attributes:
+        computes_next: `next_stage` runs a forward; at most one does between two steps.
+        is_not_enough: the last stage found that the rows are not enough for the prompt.
     """
 
+    computes_next: bool
+    is_not_enough: bool
+
     def next_stage(self) -> Stage | None:
-        """What to read next; None: all is read. Called in the engine's thread, between two steps.
+        """What to read next; None: all is read.
 
         Raises:
             TransferRefused: exact pages are as quick.
+            OutOfPages, SparseSpanError: the forward cannot run now.
         """
         ...
 
     def rows(self) -> LoadedRows:
         """What was read, for the engine to open the request's sequence with; asked once, after the last stage."""
+        ...
+
+    def late(self) -> None:
+        """Note that the request has waited too long. `close` follows."""
         ...
 
     def close(self) -> None:
@@ -64,41 +73,25 @@ class TransferRefused(Exception):
     """A row source's transfer ends, because exact pages are as quick."""
 
 
-class PartLoads(Protocol):
-    """Loads chosen rows for requests that wait; replaced by transfers that run a `RowSource`."""
-
-    @property
-    def counts(self) -> Any: ...
-    @property
-    def is_ready(self) -> bool: ...
-    def begin(self, name: str, find: FindPrefix, budget: float, *, num_tokens_ahead: int | None = None) -> bool: ...
-    def advance(self) -> tuple[list[str], dict[str, tuple[FindPrefix, int | None]]]: ...
-    def loaded(self, name: str) -> LoadedRows | None: ...
-    def abandon(self, name: str) -> None: ...
-    def end(self, namespace: bytes | None = None) -> None: ...
-    def start_over(self) -> None: ...
-    def close(self) -> None: ...
-
-
 class ChosenRows(Protocol):
-    """Learns which rows matter, stores runs of pages ordered by that, and loads rows that are chosen.
+    """Learns which rows matter, stores runs of pages ordered by that, and reads rows that are chosen.
 
     All methods are called in the engine's thread.
     """
 
     @property
-    def parts(self) -> PartLoads | None:
-        """Loads chosen rows; None: no row is chosen, and all are loaded."""
-        ...
-
-    @property
     def num_rewritten(self) -> int:
-        """Runs that were stored in the order of importance."""
+        """Runs that were stored in a better order."""
         ...
 
     @property
     def num_dropped(self) -> int:
         """Runs that were not, because too many waited."""
+        ...
+
+    @property
+    def num_read_bytes(self) -> int:
+        """Bytes that closed sources asked of the disk."""
         ...
 
     @property
@@ -114,6 +107,18 @@ class ChosenRows(Protocol):
         """Note that a prompt is computed, of which the first `num_reused` tokens were found."""
         ...
 
+    def source(self, wanted: WantedRows) -> RowSource | None:
+        """What reads rows for a request; None: its prompt does not suit."""
+        ...
+
+    def read_ahead(self) -> None:
+        """Read something for later requests. Called when the disk has nothing to read."""
+        ...
+
     def forget(self, namespace: bytes | None = None) -> None:
-        """Drop the runs that wait to be stored, of one namespace or all."""
+        """Drop the runs that wait to be stored, and what memory keeps of runs, of one namespace or all."""
+        ...
+
+    def close(self) -> None:
+        """Close files; the reader has ended."""
         ...

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..artifact.manifest import PAGE_SIZE
@@ -22,6 +23,7 @@ from ..model.batch import PageIO
 from ..store.page_key import NO_PARENT, PageKey
 from ..store.record import BLOCK, padded
 from ..store.store_state import PutResult
+from .chosen_loader import ChosenLoader
 from .chosen_rows import ChosenRows
 from .disk_index import DiskIndex
 from .disk_reader import DiskReader, EngineThread
@@ -30,7 +32,7 @@ from .loaded_rows import LoadedRows
 from .page_saver import PageSaver
 from .prefix_loader import PrefixLoader, Wanted
 from .rates import Rates
-from .tier_stats import TierStats
+from .tier_stats import ChosenCounts, TierStats
 
 if TYPE_CHECKING:
     from ..store import PageStore
@@ -87,7 +89,20 @@ class DiskTier:
             lost=self._forget,
         )
         self.chosen = None if choose_rows is None else choose_rows(self)
-        self._parts = None if self.chosen is None else self.chosen.parts
+        self._rows: ChosenLoader | None = None
+        if self.chosen is not None:
+            self._rows = ChosenLoader(
+                self.chosen,
+                cache,
+                self.index,
+                self.reader,
+                self.rates,
+                queue,
+                clock=clock,
+                ready=self._go_on,
+                send_back=self._load_all,
+                ended=self._ended,
+            )
         self._waiting: dict[str, Wanted] = {}  # by name
         self._is_writing = False  # `_write_on` is posted
         self._is_closed = False
@@ -98,10 +113,7 @@ class DiskTier:
         """Load what the disk has of a prompt and memory has not, where that is quicker than computing it. Returns
         whether the request waits until `wanted.go_on` is called.
         """
-        parts = self._parts if wanted.kv_budget < 1 else None
-        waits = parts is not None and parts.begin(
-            wanted.name, wanted.find, wanted.kv_budget, num_tokens_ahead=wanted.num_tokens_ahead
-        )
+        waits = wanted.kv_budget < 1 and self._rows is not None and self._rows.begin(wanted)
         if not waits and not self.loader.begin(wanted):
             return False
         self._waiting[wanted.name] = wanted
@@ -112,8 +124,8 @@ class DiskTier:
         self.loader.abandon(name)
         if (wanted := self._waiting.pop(name, None)) is not None:
             wanted.is_abandoned = True
-            if self._parts is not None:
-                self._parts.abandon(name)
+            if self._rows is not None:
+                self._rows.abandon(name)
 
     def before_step(self) -> Mapping[str, int]:
         """Insert what came from the back and has been met. By request, positions that the next step is not to compute
@@ -159,19 +171,10 @@ class DiskTier:
             _LOGGER.exception("what a prompt looked at could not be noted")
         self._post_writing()
 
-    def advance_chosen(self) -> None:
-        """Read on for requests that wait for chosen rows; something was read for them, or one is late."""
-        if self._parts is None:
-            return
-        ready, back = self._parts.advance()
-        for name in ready:
-            if (wanted := self._waiting.get(name)) is not None:
-                self._go_on(wanted, self._parts.loaded(name))
-        for name in back:
-            if (wanted := self._waiting.get(name)) is not None and not self.loader.begin_again(wanted):
-                self._go_on(wanted)
-        if self._parts.is_ready:
-            self.queue.post(self.advance_chosen)
+    def read_ahead(self) -> None:
+        """Read something for later requests, if the disk has nothing to read."""
+        if self.chosen is not None and not self.reader.queued_bytes and not (self._rows and self._rows.is_loading):
+            self.chosen.read_ahead()
 
     def distrust(self, namespace: bytes, token_ids: collections.abc.Sequence[int]) -> None:
         """Take what was computed of these tokens off the disk, with all that goes on from it: it may be wrong."""
@@ -204,14 +207,14 @@ class DiskTier:
         self._waiting.clear()
         self._forget_unsaved()
         self.loader.end()
-        if self._parts is not None:
-            self._parts.start_over()
+        if self._rows is not None:
+            self._rows.end()
         self._is_writing = False
 
     def stats(self) -> TierStats:
         """Counts as of now, from any thread."""
         store, loads, saver = self.store.stats(), self.loader.counts, self._saver
-        chosen, parts = self.chosen, None if self._parts is None else self._parts.counts
+        chosen = self.chosen
         return TierStats(
             off_because=store.off_because,
             num_pages=len(self.index),
@@ -225,12 +228,8 @@ class DiskTier:
             num_loads_broken=loads.num_broken,
             num_loads_refused=loads.num_refused,
             num_loaded_pages=loads.num_pages,
-            num_parts=0 if parts is None else parts.num_pruned,
-            num_parts_refused=0 if parts is None else parts.num_refused,
-            num_parts_disagreed=0 if parts is None else parts.num_disagreed,
-            num_parts_broken=0 if parts is None else parts.num_broken,
-            num_parts_late=0 if parts is None else parts.num_late,
-            num_read_bytes=store.read_bytes + (0 if parts is None else parts.num_read_bytes),
+            chosen=ChosenCounts() if self._rows is None else replace(self._rows.counts),
+            num_read_bytes=store.read_bytes + (0 if chosen is None else chosen.num_read_bytes),
             num_saved_pages=saver.num_saved_pages,
             num_dropped_pages=saver.num_dropped_pages,
             num_written_bytes=store.num_pages_written * self.store.identity.page_bytes,
@@ -250,8 +249,9 @@ class DiskTier:
         self.cache.tree.leaving = None
         deadline = time.monotonic() + timeout_s
         self.reader.close()
-        if self._parts is not None:
-            self._parts.close()
+        if self._rows is not None and self.chosen is not None:
+            self._rows.close()
+            self.chosen.close()
         try:
             while self._saver.has_pending and remaining_s(deadline):
                 if not self._saver.is_ready:
@@ -271,10 +271,15 @@ class DiskTier:
         if self._waiting.pop(wanted.name, None) is wanted:
             wanted.go_on(wanted.loaded, rows)
 
+    def _load_all(self, wanted: Wanted) -> None:
+        """Load exact pages for a request that waited for chosen rows, or let it go on."""
+        if self._waiting.get(wanted.name) is wanted and not self.loader.begin_again(wanted):
+            self._go_on(wanted)
+
     def _ended(self) -> None:
-        """The disk may have nothing to read: what is read ahead of requests may be."""
-        if self._parts is not None:
-            self.queue.post(self.advance_chosen)
+        """A transfer has ended: the disk may have nothing to read."""
+        if self.chosen is not None:
+            self.queue.post(self.read_ahead)
 
     def _wrote(self, heads: tuple[PageKey, ...], result: PutResult) -> None:
         """The writer has changed the store."""
@@ -317,9 +322,8 @@ class DiskTier:
     def _end_loads(self, namespace: bytes | None = None) -> None:
         """All, or a namespace's; requests that wait go on before the next step."""
         self.loader.end(namespace)
-        if self._parts is not None:
-            self._parts.end(namespace)
-            self._ended()
+        if self._rows is not None:
+            self._rows.end(namespace)
 
     def _forget(self, keys: list[bytes]) -> None:
         """Take pages out of the index and the store, and what cannot be found without them."""

@@ -6,6 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
+@dataclass
+class ChosenCounts:
+    """What became of the requests for which a share of the rows is enough; all but the first were served exactly."""
+
+    num_loaded: int = 0
+    num_refused: int = 0  # all was as quick, there was no room, or the prompt does not suit
+    num_disagreed: int = 0  # too much of the prompt's attention would have been dropped
+    num_broken: int = 0  # some pages have no ordered run, or one that is not right, or there was no page
+    num_late: int = 0
+
+
 @dataclass(frozen=True)
 class TierStats:
     """The tier's state now, and what it did since it was opened; pages are of `PAGE_SIZE` tokens."""
@@ -22,11 +33,7 @@ class TierStats:
     num_loads_broken: int  # met a page that was not right, or found no room
     num_loads_refused: int  # computing was as quick
     num_loaded_pages: int
-    num_parts: int  # requests that began with a part of a prefix, because they said that it is enough
-    num_parts_refused: int  # all was as quick, or the prompt is not made for it: served exactly, as are the next three
-    num_parts_disagreed: int  # the prompt looked too much for what the part has not
-    num_parts_broken: int  # no ordered copy of some pages, one that was not right, or no room
-    num_parts_late: int
+    chosen: ChosenCounts
     num_read_bytes: int
     num_saved_pages: int
     num_dropped_pages: int  # were to be saved, and the queue was full
@@ -34,6 +41,6 @@ class TierStats:
     num_queued_bytes: int  # to be written
     num_evicted_pages: int  # made room on disk
     disk_bytes_per_s: float | None  # as measured; None: not yet
-    num_rewritten_runs: int = 0  # stored in the order of importance, too
+    num_rewritten_runs: int = 0  # stored in a better order, too
     num_dropped_rewrites: int = 0  # were to be, and too many waited
     misses_by_kind: Mapping[str, int] = field(default_factory=dict)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from cachetools import LRUCache
 
-from ..prefix.disk_reader import DiskReader, Read
+from ..prefix.disk_reader import DiskReader
 
 if TYPE_CHECKING:
     from ..store.chunk_cache import ChunkCache
@@ -88,20 +88,17 @@ class ProbeKeyCache:
                 del self._runs[key]
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class Prefetch:
     """Probe keys and row order that are to be read for later requests.
 
-    `read` is called in the reader thread and returns whether all was right; `close` is called after it.
+    `read` is called in the reader thread, and returns whether all was right; `close` in the engine's, after it.
     """
 
     key: bytes  # of the prefix
-    namespace: bytes
     read: Callable[[], bool]
     num_bytes: int
     close: Callable[[], None]
-    is_discarded: bool = False
-    work: Read | None = None
 
 
 class ProbeKeyPrefetch:
@@ -111,23 +108,16 @@ class ProbeKeyPrefetch:
     would never be pruned.
 
     Args:
-        discard: drops what is known of a namespace's runs.
-        on_read: called when a read is done.
+        ended: called when a prefetch has ended.
     """
 
-    def __init__(self, reader: DiskReader, discard: Callable[[bytes], None], on_read: Callable[[], None]) -> None:
-        self._reader, self._discard, self._on_read = reader, discard, on_read
-        self._queue: deque[Prefetch] = deque()  # the first may be running
+    def __init__(self, reader: DiskReader, ended: Callable[[], None]) -> None:
+        self._reader, self._ended = reader, ended
+        self._queue: deque[Prefetch] = deque()
+        self._is_reading = False  # the first
 
     def __len__(self) -> int:
         return len(self._queue)
-
-    def is_ready(self, *, is_idle: bool) -> bool:
-        """Whether `advance` would do anything now."""
-        if not self._queue:
-            return False
-        work = self._queue[0].work
-        return is_idle and self._reader.queued_bytes == 0 if work is None else work.is_done
 
     def add(self, prefetch: Prefetch) -> bool:
         """Queue a prefetch. Returns False if the queue is full, or has the prefix."""
@@ -136,25 +126,18 @@ class ProbeKeyPrefetch:
         self._queue.append(prefetch)
         return True
 
-    def advance(self, *, is_idle: bool) -> None:
-        """End a prefetch that is done, or start one if `is_idle`: no request waits for the disk."""
-        if not self.is_ready(is_idle=is_idle):
-            return
-        first = self._queue[0]
-        if first.work is None:
-            first.work = self._reader.run(first.read, lambda _: self._on_read(), num_bytes=first.num_bytes)
-            return
-        self._queue.popleft()
-        first.close()
-        if first.is_discarded:
-            self._discard(first.namespace)
-
-    def discard(self, namespace: bytes | None = None) -> None:
-        """Have what is being read of a namespace, or of all, discarded when it is there."""
-        for prefetch in self._queue:
-            prefetch.is_discarded |= namespace is None or prefetch.namespace == namespace
+    def start(self) -> None:
+        """Start the next prefetch, unless one runs."""
+        if self._queue and not self._is_reading:
+            self._is_reading, first = True, self._queue[0]
+            self._reader.run(first.read, lambda _: self._end(), num_bytes=first.num_bytes)
 
     def close(self) -> None:
         """Close all files; the reader has ended."""
         while self._queue:
             self._queue.popleft().close()
+
+    def _end(self) -> None:
+        self._queue.popleft().close()
+        self._is_reading = False
+        self._ended()

@@ -7,7 +7,7 @@ the probe picks. Knows one prompt and its prefix; neither what other requests wa
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -30,23 +30,13 @@ MAX_DROPPED_ATTENTION: Final = 0.15  # above it 10 % of SmolLM2's rows lose fact
 
 
 @dataclass
-class PruningCounts:
-    """What became of the requests that allow pruning, since the start; all but the first were served exactly."""
-
-    num_pruned: int = 0
-    num_refused: int = 0  # it was not clearly quicker, the prompt does not suit it, or there was no room
-    num_disagreed: int = 0  # too much of the prompt's attention would be dropped
-    num_broken: int = 0  # a run was missing or not right, or there was no page
-    num_late: int = 0
-    num_read_bytes: int = 0  # asked of the disk for all of them
-
-
-@dataclass
 class PrunedReads:
     """What the sources of a store share.
 
     Attributes:
         plan: decides whether chosen rows are worth it.
+        num_read_bytes: that closed sources asked of the disk.
+        generation: counts the calls of `forget`.
     """
 
     store: PageStore
@@ -57,27 +47,33 @@ class PrunedReads:
     prefetch: ProbeKeyPrefetch
     page_bytes: int
     clock: Callable[[], float]
-    counts: PruningCounts = field(default_factory=PruningCounts)
+    num_read_bytes: int = 0
+    generation: int = 0
 
     plan = staticmethod(plan_chosen)
 
-    def close(self, prefix: PrunedPrefix) -> None:
-        """Close a prefix that the reader has done with."""
-        self.counts.num_read_bytes += prefix.bytes_read
+    def close(self, prefix: PrunedPrefix, namespace: bytes, generation: int) -> None:
+        """Close a prefix that the reader has done with, and was opened in this generation. If its namespace may have
+        been forgotten since, what was read of it is forgotten, too.
+        """
+        self.num_read_bytes += prefix.bytes_read
         prefix.close()
+        if generation != self.generation:
+            self.known.discard(namespace)
+
+    def forget(self, namespace: bytes | None = None) -> None:
+        """Drop what memory keeps of the runs of a namespace, or of all."""
+        self.generation += 1
+        self.known.discard(namespace)
 
 
 class PrunedSource:
-    """The pruned prefix of one request.
-
-    Attributes:
-        probes_next: whether `next_stage` runs a forward of the prompt's end.
-        drops_too_much: whether the probe found that too much of the prompt's attention falls on the other rows.
-    """
+    """The pruned prefix of one request; see `RowSource`."""
 
     def __init__(self, wanted: WantedRows, reads: PrunedReads) -> None:
         self._wanted, self._reads = wanted, reads
-        self.probes_next = self.drops_too_much = False
+        self.computes_next = self.is_not_enough = False
+        self._generation = reads.generation
         self._start = wanted.num_in_memory  # the page from which on rows are pruned
         self._prefix: PrunedPrefix | None = None
         self._pages: UInt8Array | None = None
@@ -87,12 +83,7 @@ class PrunedSource:
         self._stages = self._in_order()
 
     def next_stage(self) -> Stage | None:
-        """What to read next; None: all is read. Called in the engine's thread.
-
-        Raises:
-            TransferRefused: exact pages are as quick.
-            OutOfPages, SparseSpanError: the probe cannot run now.
-        """
+        """What to read next; None: all is read."""
         return next(self._stages, None)
 
     def rows(self) -> LoadedRows:
@@ -112,7 +103,7 @@ class PrunedSource:
         """Close the files; the reader has done with them."""
         self._stages.close()  # or it would keep the rows, and itself
         if self._prefix is not None:
-            self._reads.close(self._prefix)
+            self._reads.close(self._prefix, self._wanted.prefix.namespace, self._generation)
             self._prefix = None
 
     def _in_order(self) -> Generator[Stage]:
@@ -124,9 +115,9 @@ class PrunedSource:
         if self._expected_s is None:
             self._prefetch(prefix)
             raise TransferRefused
-        self.probes_next = True
+        self.computes_next = True
         yield Stage(self._read_stored, prefix.bytes_to_read)
-        self.probes_next = False
+        self.computes_next = False
         queries = self._reads.probe.queries(self.rows(), prefix.probe_head)
         yield Stage(lambda: self._read_chosen(queries), max(0, prefix.bytes_to_read - prefix.bytes_read))
         self._observe(self._reads.clock() - self._planned_at)
@@ -157,8 +148,8 @@ class PrunedSource:
         num_bytes, stored = prefix.bytes_to_prefetch, self._wanted.prefix
         if num_bytes and self._plan(prefix, prefix.bytes_to_read - num_bytes) is not None:
             key = stored.heads[self._stop - 1].key
-            close = partial(self._reads.close, prefix)
-            if self._reads.prefetch.add(Prefetch(key, stored.namespace, prefix.prefetch, num_bytes, close)):
+            close = partial(self._reads.close, prefix, stored.namespace, self._generation)
+            if self._reads.prefetch.add(Prefetch(key, prefix.prefetch, num_bytes, close)):
                 self._prefix = None
 
     def _observe(self, seconds: float) -> None:
@@ -197,8 +188,8 @@ class PrunedSource:
         """Choose the other rows by the prompt's queries, and read them, if little enough attention is dropped."""
         assert self._prefix is not None
         self._dropped_attention = self._prefix.choose(queries)
-        self.drops_too_much = self._dropped_attention > MAX_DROPPED_ATTENTION
-        if self.drops_too_much or not self._prefix.read_chosen():
+        self.is_not_enough = self._dropped_attention > MAX_DROPPED_ATTENTION
+        if self.is_not_enough or not self._prefix.read_chosen():
             return False
         self._pages = self._prefix.rows()
         return True

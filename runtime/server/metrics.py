@@ -120,11 +120,11 @@ def _store_metrics(tier: TierStats) -> Iterator[Metric]:
         ("broken",): tier.num_loads_broken,
     }
     parts = {
-        ("pruned",): tier.num_parts,
-        ("not_quicker",): tier.num_parts_refused,
-        ("disagreed",): tier.num_parts_disagreed,
-        ("broken",): tier.num_parts_broken,
-        ("late",): tier.num_parts_late,
+        ("pruned",): tier.chosen.num_loaded,
+        ("not_quicker",): tier.chosen.num_refused,
+        ("disagreed",): tier.chosen.num_disagreed,
+        ("broken",): tier.chosen.num_broken,
+        ("late",): tier.chosen.num_late,
     }
     misses = {(kind,): count for kind, count in tier.misses_by_kind.items()}
     yield _gauge("store_up", "Whether pages are kept on disk; 0: the disk failed.", {(): tier.off_because is None})

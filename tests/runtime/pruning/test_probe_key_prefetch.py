@@ -56,10 +56,10 @@ def test_keys_that_nobody_waits_for_are_there_for_the_next(
         engine._loop.call(lambda core: setattr(core.tier.chosen, "used", lambda *_, **__: None))
         first = engine.generate(asked(7), PARAMS, kv_budget=0.5)
         assert first.usage.pruning is None and first.usage.cached_tokens == 192
-        wait(engine, lambda tier: not len(tier._parts.reads.prefetch))
+        wait(engine, lambda tier: not len(tier.chosen.reads.prefetch))
         engine._loop.call(lambda core: core.cache.clear())
         second = engine.generate(asked(8), PARAMS, kv_budget=0.5)
         assert second.usage.pruning is not None and second.usage.pruning.loaded == 0.5
         stats = engine.stats().tier
-        assert stats is not None and (stats.num_parts_refused, stats.num_parts) == (1, 1)
+        assert stats is not None and (stats.chosen.num_refused, stats.chosen.num_loaded) == (1, 1)
     assert len(planned) == 3 and planned[0] > planned[1] == planned[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,17 @@ from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
 from radixlm.runtime.engine.engine_core import EngineCore
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.model.batch import Float32Array
+from radixlm.runtime.prefix import chosen_loader
 from radixlm.runtime.prefix.disk_tier import DiskTier
+from radixlm.runtime.prefix.loaded_prefix import LoadedPrefix
 from radixlm.runtime.prefix.loaded_rows import LoadedRows
 from radixlm.runtime.prefix.prefix_loader import FindPrefix, Wanted
 from radixlm.runtime.prefix.rates import Rates
 from radixlm.runtime.prefix.tier_stats import TierStats
-from radixlm.runtime.pruning import pruned_loader, pruned_source
+from radixlm.runtime.pruning import pruned_source
 from radixlm.runtime.pruning.probe_forward import ProbeForward
-from radixlm.runtime.pruning.pruned_loader import PrunedLoader
+from radixlm.runtime.pruning.pruned_prefix import PrunedPrefix
+from radixlm.runtime.pruning.pruning import Pruning
 
 from ..eager_loads import choose_always
 
@@ -98,7 +101,7 @@ def test_a_part_is_labelled_and_what_it_led_to_is_never_found_again(open_engine:
     assert bits(whole) == bits(exact(engine, [*asked(7), *part.token_ids, 3]))
     engine = open_engine()
     assert bits(engine.generate(asked(7), PARAMS, kv_budget=1.0)) == bits(exact(engine, asked(7)))
-    assert (tier_of(engine).num_parts, tier_of(engine).num_parts_broken) == (0, 0)
+    assert (tier_of(engine).chosen.num_loaded, tier_of(engine).chosen.num_broken) == (0, 0)
 
 
 def test_what_is_wanted_again_is_read_from_memory(open_engine: Open) -> None:
@@ -108,7 +111,7 @@ def test_what_is_wanted_again_is_read_from_memory(open_engine: Open) -> None:
     for _ in range(2):
         replies.append(engine.generate(asked(7), PARAMS))
         read.append(tier_of(engine).num_read_bytes)
-    assert bits(replies[0]) == bits(replies[1]) and tier_of(engine).num_parts == 2
+    assert bits(replies[0]) == bits(replies[1]) and tier_of(engine).chosen.num_loaded == 2
     assert 0 < read[1] - read[0] < read[0] / 4, "headers only"
 
 
@@ -119,7 +122,7 @@ def test_the_same_part_gives_the_same_reply_in_company_too(open_engine: Open) ->
     streams = [engine.stream(asked(number), PARAMS) for number in range(5, 8)]
     together = [stream.result() for stream in streams]
     assert [bits(reply) for reply in together] == [bits(reply) for reply in alone]
-    assert tier_of(engine).num_parts == 3 and all(reply.usage.pruning for reply in together)
+    assert tier_of(engine).chosen.num_loaded == 3 and all(reply.usage.pruning for reply in together)
 
 
 def test_where_memory_has_a_part_of_a_run_the_run_is_read_from_its_start(open_engine: Open) -> None:
@@ -168,8 +171,8 @@ def test_whatever_fails_is_served_exactly(
     assert reply.usage.pruning is None and bits(reply) == bits(exact(engine, asked(7)))
     assert reply.usage.disk_tokens_by_kind == {"exact": 192}, "the exact pages did"
     tier = tier_of(engine)
-    counted = {"disagrees": tier.num_parts_disagreed, "late": tier.num_parts_late}.get(fault, tier.num_parts_broken)
-    assert (tier.num_parts, counted) == (0, 1)
+    counted = {"disagrees": tier.chosen.num_disagreed, "late": tier.chosen.num_late}.get(fault, tier.chosen.num_broken)
+    assert (tier.chosen.num_loaded, counted) == (0, 1)
 
 
 def test_who_leaves_while_a_part_is_read_leaves_nothing_behind(open_engine: Open) -> None:
@@ -199,189 +202,216 @@ def test_a_share_is_above_nothing_and_only_where_the_engine_allows_it(open_engin
     assert engine.generate(PREFIX, PARAMS, kv_budget=1.0).usage.pruning is None
 
 
-def in_its_thread(engine: Engine, do: Callable[[DiskTier, PrunedLoader], None]) -> None:
-    """What an engine's thread would do with its tier between two steps; and nobody is left waiting."""
-
-    def call(core: EngineCore) -> None:
-        tier = core.tier
-        assert tier is not None and tier._parts is not None
-        do(tier, tier._parts)
-
-    engine._loop.call(call)
-
-
 def find(cache: PrefixCache) -> PrefixMatch:
     return cache.match(asked(7))
 
 
-def part_of(parts: PrunedLoader, name: str) -> LoadedRows:
-    """A part that came for who waits under a name; nobody else waits."""
-    deadline = time.monotonic() + WAIT_S
-    while name not in parts.advance()[0]:
-        assert time.monotonic() < deadline, "nothing came"
-        time.sleep(0.001)
-    load = parts.loaded(name)
-    assert load is not None
-    return load
+@dataclass
+class Asking:
+    """Requests that a share of the rows is enough for, and the rows with which they went on: in the engine's thread."""
 
+    tier: DiskTier
+    gone: dict[str, LoadedRows | None] = field(default_factory=dict)
 
-def wait_for_probe(parts: PrunedLoader, name: str) -> Any:
-    """A request that begins to wait, and whose first rows are being read."""
-    assert parts.begin(name, find, 0.5)
-    waiting, deadline = parts._waiting[name], time.monotonic() + WAIT_S
-    while not waiting.source.probes_next:
-        parts.advance()
-        assert time.monotonic() < deadline, "it is never planned"
-    return waiting
+    def ask(self, name: str, *, share: float = 0.5, find: FindPrefix = find) -> None:
+        """Wait for rows, or for all of the prefix if they are refused."""
 
+        def go_on(loaded: LoadedPrefix | None, rows: LoadedRows | None) -> None:
+            self.gone[name] = rows
 
-def test_parts_count_for_as_long_as_somebody_waits_for_his_turn_with_them(
-    open_engine: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learn(open_engine())
+        assert self.tier.begin(Wanted(name, find, go_on, lambda _: None, kv_budget=share))
 
-    def ask(tier: DiskTier, parts: PrunedLoader) -> None:
-        assert parts.begin("first", find, 0.5)
-        load = part_of(parts, "first")
-        monkeypatch.setattr(pruned_loader, "MAX_STAGED_BYTES", load.pages.nbytes + 1)
-        assert not parts.begin("second", find, 0.5), "there is no room beside the first"
-        del load
-        assert parts.begin("second", find, 0.5)
-        parts.abandon("second")
+    @property
+    def num_refused(self) -> int:
+        return self.tier.stats().chosen.num_refused
 
-    in_its_thread(open_engine(), ask)
+    def run(self) -> None:
+        """What is between two steps."""
+        queue: Any = self.tier.queue
+        queue.run()
 
-
-def test_many_who_ask_at_once_have_few_files_open(open_engine: Open) -> None:
-    learn(open_engine())
-
-    def ask(tier: DiskTier, parts: PrunedLoader) -> None:
-        may_read = threading.Event()
-        tier.reader.run(lambda: may_read.wait(WAIT_S), lambda read: None)
-        begun = [parts.begin(str(number), find, 0.1) for number in range(pruned_loader.MAX_SOURCES + 3)]
-        assert begun == [True] * pruned_loader.MAX_SOURCES + [False] * 3
-        parts.abandon("0")
-        assert parts.begin("0", find, 0.1), "its files were not opened"
-        assert not parts.begin("another", find, 0.1)
-        may_read.set()
-        for number in range(pruned_loader.MAX_SOURCES):
-            parts.abandon(str(number))
+    def run_until(self, is_done: Callable[[], object]) -> None:
         deadline = time.monotonic() + WAIT_S
-        while parts._ended:
-            parts.advance()
-            assert time.monotonic() < deadline, "files stay open"
-        assert parts.begin("another", find, 0.1)
-        parts.abandon("another")
+        while not is_done():
+            self.run()
+            assert time.monotonic() < deadline, "it is never done"
+            time.sleep(0.001)
+
+
+def in_its_thread(engine: Engine, do: Callable[[Asking], None]) -> None:
+    def call(core: EngineCore) -> None:
+        assert core.tier is not None
+        do(Asking(core.tier))
+
+    engine._loop.call(call)
+
+
+class Held:
+    """A method that waits until `release`; `begun` says that it waits."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        self.begun, self._may_go_on = threading.Event(), threading.Event()
+        method = getattr(owner, name)
+
+        def held(*args: Any, **options: Any) -> Any:
+            self.begun.set()
+            assert self._may_go_on.wait(WAIT_S)
+            return method(*args, **options)
+
+        monkeypatch.setattr(owner, name, held)
+
+    def release(self) -> None:
+        self._may_go_on.set()
+
+
+def test_rows_count_until_they_are_in_the_pool(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    learn(open_engine())
+
+    def ask(asking: Asking) -> None:
+        asking.ask("first")
+        asking.run_until(lambda: "first" in asking.gone)
+        first = asking.gone["first"]
+        assert first is not None
+        monkeypatch.setattr(chosen_loader, "MAX_STAGED_BYTES", first.pages.nbytes + 1)
+        asking.ask("second")
+        assert asking.num_refused == 1, "there is no room beside the first"
+        asking.tier.abandon("second")
+        del first
+        asking.gone.clear()
+        asking.ask("third")
+        assert asking.num_refused == 1
+        asking.tier.abandon("third")
 
     in_its_thread(open_engine(), ask)
 
 
-def test_files_of_who_left_are_closed_though_nobody_asks_again(open_engine: Open) -> None:
+def test_many_requests_at_once_have_few_files_open(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    learn(open_engine())
+
+    def ask(asking: Asking) -> None:
+        tier, names = asking.tier, [str(number) for number in range(chosen_loader.MAX_SOURCES + 3)]
+        opening = Held(monkeypatch, tier.store, "open_ordered")
+        for name in names:
+            asking.ask(name, share=0.1)
+        assert asking.num_refused == 3 and opening.begun.wait(WAIT_S)
+        tier.abandon("1")
+        asking.ask("1", share=0.1)
+        assert asking.num_refused == 3, "its files were not opened"
+        tier.abandon("0")
+        asking.ask("0", share=0.1)
+        assert asking.num_refused == 4, "the reader has its files in use"
+        opening.release()
+        for name in names:
+            tier.abandon(name)
+        asking.run_until(lambda: tier._rows is not None and not tier._rows._closing)
+        asking.ask("another", share=0.1)
+        assert asking.num_refused == 4
+        tier.abandon("another")
+
+    in_its_thread(open_engine(), ask)
+
+
+def test_files_of_a_request_that_ended_are_closed_though_no_other_comes(open_engine: Open) -> None:
     learn(open_engine())
     engine = open_engine()
 
-    def leave(tier: DiskTier, parts: PrunedLoader) -> None:
-        assert parts.begin("gone", find, 0.5)
-        parts.abandon("gone")
+    def leave(asking: Asking) -> None:
+        asking.ask("gone")
+        asking.tier.abandon("gone")
 
     in_its_thread(engine, leave)
-    deadline, parts = time.monotonic() + WAIT_S, engine._core.tier._parts  # type: ignore[union-attr]
-    assert parts is not None
-    while parts._ended:
-        assert time.monotonic() < deadline, "a file stays open until somebody asks"
+    deadline, tier = time.monotonic() + WAIT_S, engine._core.tier
+    assert tier is not None and tier._rows is not None
+    while tier._rows._closing:
+        assert time.monotonic() < deadline, "a file stays open until the next request"
         time.sleep(0.001)
 
 
 @pytest.mark.parametrize("namespace", [b"", None])
-def test_a_cache_is_cleared_while_one_waits_and_what_another_left_was_just_read(
-    open_engine: Open, namespace: bytes | None
+def test_a_cache_is_cleared_while_one_waits_and_what_another_left_is_being_read(
+    open_engine: Open, namespace: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one who left was sent back once more; `DELETE /v1/cache` failed, and the thread died of the next step."""
+    """The one that left was sent back once more; `DELETE /v1/cache` failed, and the thread died of the next step."""
     learn(open_engine())
 
-    def clear(tier: DiskTier, parts: PrunedLoader) -> None:
-        may_read = threading.Event()
-        tier.reader.run(lambda: may_read.wait(WAIT_S), lambda read: None)
-        assert parts.begin("left", find, 0.5) and parts.begin("waits", find, 0.5)
-        parts.abandon("left")
-        may_read.set()
-        deadline = time.monotonic() + WAIT_S
-        while not all(waiter.work.is_done for waiter in parts._ended):
-            assert time.monotonic() < deadline
-        parts.end(namespace)
-        ready, back = parts.advance()
-        assert (ready, list(back)) == ([], ["waits"])
+    def clear(asking: Asking) -> None:
+        opening = Held(monkeypatch, asking.tier.store, "open_ordered")
+        asking.ask("left")
+        asking.ask("waits")
+        assert opening.begun.wait(WAIT_S)
+        asking.tier.abandon("left")
+        opening.release()
+        asking.tier._end_loads(namespace)
+        asking.run_until(lambda: asking.gone)
+        assert asking.gone == {"waits": None} and asking.tier.stats().num_waiting == 0
 
     in_its_thread(open_engine(), clear)
 
 
-def test_who_cannot_be_looked_up_after_a_part_failed_goes_on(open_engine: Open) -> None:
+def test_a_request_that_cannot_be_looked_up_after_its_rows_failed_goes_on(open_engine: Open) -> None:
     learn(open_engine())
 
-    def ask(tier: DiskTier, parts: PrunedLoader) -> None:
+    def ask(asking: Asking) -> None:
         finds = iter([find, find])  # in memory and on disk; then it raises
 
         def find_twice(cache: PrefixCache) -> PrefixMatch:
             return next(finds)(cache)
 
-        gone: list[str] = []
-
-        def wanted(name: str, find: FindPrefix) -> Wanted:
-            return Wanted(name, find, lambda *_: gone.append(name), lambda _: None, kv_budget=0.5)
-
-        assert tier.begin(wanted("one", find_twice)) and tier.begin(wanted("other", find))
-        tier._end_loads()
-        tier.advance_chosen()
-        assert gone == ["one"], "the other waits for all of it"
-        tier.abandon("other")
+        asking.ask("one", find=find_twice)
+        asking.ask("other")
+        asking.tier._end_loads()
+        asking.run()
+        assert asking.gone == {"one": None}, "the other waits for all of it"
+        asking.tier.abandon("other")
 
     in_its_thread(open_engine(), ask)
 
 
-def test_what_came_too_late_makes_the_next_plan_more_careful(
+def test_rows_that_came_too_late_make_the_next_plan_more_careful_and_no_probe_runs_for_them(
     open_engine: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learn(open_engine())
     seen: list[float] = []
     monkeypatch.setattr(Rates, "observe_chosen", lambda self, *, expected_s, seconds: seen.append(seconds))
+    monkeypatch.setattr(Rates, "compute_s", lambda *_: 0.2)
+    monkeypatch.setattr(ProbeForward, "queries", lambda *_: pytest.fail("it probes"))
 
-    def ask(tier: DiskTier, parts: PrunedLoader) -> None:
-        wait_for_probe(parts, "late")
-        parts._waiting["late"].deadline = -1.0
-        assert list(parts.advance()[1]) == ["late"] and parts.counts.num_late == 1
+    def ask(asking: Asking) -> None:
+        reading = Held(monkeypatch, PrunedPrefix, "read_stored")
+        asking.ask("late")
+        asking.run_until(reading.begun.is_set)
+        time.sleep(0.3)
+        reading.release()
+        while asking.tier.reader.queued_bytes:
+            time.sleep(0.001)
+        asking.run_until(lambda: asking.gone)
+        assert asking.gone == {"late": None} and asking.tier.stats().chosen.num_late == 1
 
     in_its_thread(open_engine(), ask)
-    assert len(seen) == 1 and seen[0] > 0
+    assert len(seen) == 1 and seen[0] > 0.2
 
 
-def test_nothing_of_a_namespace_is_noted_after_it_was_forgotten(
+def test_nothing_of_a_namespace_is_kept_after_it_was_forgotten(
     open_engine: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learn(open_engine())
 
-    def ask(tier: DiskTier, parts: PrunedLoader) -> None:
-        known = parts.reads.known
-        load = parts.begin("one", find, 0.5) and part_of(parts, "one")
-        assert load and known.num_bytes
-        [run] = known._runs.values()
-        parts.end(b"")
+    def ask(asking: Asking) -> None:
+        chosen = asking.tier.chosen
+        assert isinstance(chosen, Pruning)
+        known = chosen.reads.known
+        asking.ask("one")
+        asking.run_until(lambda: asking.gone)
+        assert asking.gone["one"] is not None and known.num_bytes
+        chosen.forget(b"")
         assert known.num_bytes == 0
-        begun, may_read, open_ordered = threading.Event(), threading.Event(), tier.store.open_ordered
-
-        def open_slowly(*args: Any, **options: Any) -> Any:
-            begun.set()
-            assert may_read.wait(WAIT_S)
-            return open_ordered(*args, **options)
-
-        monkeypatch.setattr(tier.store, "open_ordered", open_slowly)
-        assert parts.begin("two", find, 0.5) and begun.wait(WAIT_S)
-        parts.end(b"")
-        known._runs[b"", b""] = run  # as its read may, that runs
-        may_read.set()
-        deadline = time.monotonic() + WAIT_S
-        while parts._ended:
-            parts.advance()
-            assert time.monotonic() < deadline, "it never ends"
+        reading = Held(monkeypatch, PrunedPrefix, "read_stored")
+        asking.ask("two")
+        asking.run_until(reading.begun.is_set)
+        chosen.forget(b"")
+        asking.tier._end_loads(b"")
+        reading.release()
+        asking.run_until(lambda: "two" in asking.gone)
         assert known.num_bytes == 0
 
     in_its_thread(open_engine(), ask)
@@ -390,10 +420,7 @@ def test_nothing_of_a_namespace_is_noted_after_it_was_forgotten(
 def test_between_two_steps_there_is_one_probe_at_most(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     learn(open_engine())
 
-    def ask(tier: DiskTier, parts: PrunedLoader) -> None:
-        for name in "abc":
-            assert parts.begin(name, find, 0.5)
-        ready: list[str] = []
+    def ask(asking: Asking) -> None:
         num_probes, deadline = 0, time.monotonic() + WAIT_S
         queries = ProbeForward.queries
 
@@ -403,26 +430,14 @@ def test_between_two_steps_there_is_one_probe_at_most(open_engine: Open, monkeyp
             return queries(probe, rows, head)
 
         monkeypatch.setattr(ProbeForward, "queries", count)
-        while len(ready) < 3:
-            before, queued = num_probes, tier.reader.run(lambda: True, lambda read: None)
+        for name in "abc":
+            asking.ask(name)
+        while len(asking.gone) < 3:
+            before, queued = num_probes, asking.tier.reader.run(lambda: True, lambda read: None)
             while not queued.is_done:
                 time.sleep(0.001)
-            ready += parts.advance()[0]  # all that was asked of the reader is done
+            asking.run()  # all that was asked of the reader is done
             assert num_probes - before <= 1 and time.monotonic() < deadline
-        assert num_probes == 3 and sorted(ready) == ["a", "b", "c"]
-
-    in_its_thread(open_engine(), ask)
-
-
-def test_no_probe_runs_for_a_request_that_is_too_late(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    learn(open_engine())
-
-    def ask(tier: DiskTier, parts: PrunedLoader) -> None:
-        waiting, deadline = wait_for_probe(parts, "late"), time.monotonic() + WAIT_S
-        while not waiting.work.is_done:
-            assert time.monotonic() < deadline, "it is never read"
-        waiting.deadline = -1.0
-        monkeypatch.setattr(ProbeForward, "queries", lambda *_: pytest.fail("it probes"))
-        assert list(parts.advance()[1]) == ["late"]
+        assert num_probes == 3 and all(asking.gone.values())
 
     in_its_thread(open_engine(), ask)

@@ -16,6 +16,7 @@ from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.engine.work_queue import WorkQueue
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.pruning import run_compactor
+from radixlm.runtime.pruning.probe_forward import ProbeForward
 from radixlm.runtime.pruning.pruning import Pruning
 from radixlm.runtime.pruning.row_selection import scores_to_store
 from radixlm.runtime.pruning.scored_runner import ScoredRunner
@@ -40,13 +41,14 @@ class Asked:
         self.runner = ScoredRunner(FakeScoredModel(num_pages))
         self.cache = PrefixCache(PagePool(num_pages))
         self.queue = WorkQueue(clock=lambda: 0.0)
+        probe = ProbeForward(self.cache, self.runner, max_num_tokens=0, group_size=1)
         self.tier = DiskTier(
             self.store,
             self.cache,
             self.runner,
             self.queue,
             clock=lambda: 0.0,
-            choose_rows=lambda tier: Pruning(tier, self.runner.scores, None, clock=lambda: 0.0),
+            choose_rows=lambda tier: Pruning(tier, self.runner.scores, probe, clock=lambda: 0.0),
         )
 
     def ask(self, ids: Sequence[int], namespace: bytes = b"") -> None:

@@ -1,0 +1,204 @@
+"""Load chosen rows of stored prefixes for requests that said which share of the rows is enough.
+
+Drives row sources, stage by stage. Knows prompts by name, not which rows are chosen. Whatever is missing, wrong, late,
+or not clearly quicker sends a request back, to be served from exact pages. Each request has its own rows, which are
+shared with no other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from weakref import WeakSet
+
+from ..artifact.manifest import PAGE_SIZE
+from ..cache.prefix_cache import PrefixCache
+from ..errors import OutOfPages, SparseSpanError
+from .chosen_rows import ChosenRows, RowSource, TransferRefused, WantedRows
+from .disk_index import DiskIndex
+from .disk_reader import DiskReader, EngineThread, Read
+from .loaded_rows import LoadedRows
+from .prefix_loader import Wanted
+from .rates import Rates
+from .tier_stats import ChosenCounts
+
+_LOGGER = logging.getLogger(__name__)
+
+MAX_STAGED_BYTES = 256 << 20  # of rows that requests wait for, or with; beyond it requests are served exactly
+MAX_SOURCES = 16  # each may have a file open for each run of its prefix
+_SLACK_S = 0.05
+
+
+@dataclass(eq=False)
+class _Transfer:
+    """The rows of one request on their way."""
+
+    wanted: Wanted
+    namespace: bytes
+    source: RowSource
+    num_bytes: int  # of the rows when all are there, about
+    deadline: float
+    read: Read | None = None
+    is_over: bool = False
+
+
+class ChosenLoader:
+    """`begin` says whether a request is to wait.
+
+    Args:
+        ready: told of a request whose rows are there.
+        send_back: told of a request that is to be served from exact pages.
+        ended: told when a transfer has ended.
+
+    Attributes:
+        counts: what became of the requests.
+    """
+
+    def __init__(
+        self,
+        chosen: ChosenRows,
+        cache: PrefixCache,
+        index: DiskIndex,
+        reader: DiskReader,
+        rates: Rates,
+        queue: EngineThread,
+        *,
+        clock: Callable[[], float],
+        ready: Callable[[Wanted, LoadedRows], None],
+        send_back: Callable[[Wanted], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._chosen, self._cache, self._index, self._reader, self._rates = chosen, cache, index, reader, rates
+        self._queue, self._clock = queue, clock
+        self._ready, self._send_back, self._ended = ready, send_back, ended
+        self.counts = ChosenCounts()
+        self._transfers: dict[str, _Transfer] = {}  # by the request's name
+        self._closing: list[_Transfer] = []  # that are over, and whose read runs still
+        self._staged: WeakSet[LoadedRows] = WeakSet()  # until they are in the pool
+        self._has_computed = False  # since the last step
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a request waits for rows."""
+        return bool(self._transfers)
+
+    def begin(self, wanted: Wanted) -> bool:
+        """Load the share of the rows that the disk has and memory has not, if that may be worth it. Returns whether the
+        request is to wait.
+        """
+        memory, match = wanted.find(self._cache), wanted.find(self._index.cache)
+        stop = len(match.pages)
+        if stop * PAGE_SIZE <= memory.num_tokens:
+            return False
+        assert match.namespace is not None, "it has pages"
+        start = len(self._cache.tree.find(match.namespace, match.prompt_ids[: stop * PAGE_SIZE]).pages)
+        compute_s = self._rates.compute_s(start * PAGE_SIZE, stop * PAGE_SIZE)
+        num_bytes = int(wanted.kv_budget * (stop - start) * self._reader.page_bytes)
+        source = None
+        if compute_s is not None and self._has_room(num_bytes):
+            prefix = self._index.prefix(match.namespace, match.prompt_ids, stop)
+            source = self._chosen.source(WantedRows(match, prefix, start, wanted.kv_budget))
+        if source is None or compute_s is None:
+            self.counts.num_refused += 1
+            return False
+        deadline = self._clock() + compute_s + _SLACK_S
+        transfer = self._transfers[wanted.name] = _Transfer(wanted, match.namespace, source, num_bytes, deadline)
+        self._go_on(transfer)
+        self._queue.at(deadline, partial(self._end_late, transfer))
+        return True
+
+    def abandon(self, name: str) -> None:
+        """Load nothing for a request any more that has ended."""
+        if (transfer := self._transfers.get(name)) is not None:
+            self._end(transfer)
+
+    def end(self, namespace: bytes | None = None) -> None:
+        """Send the requests of a namespace back before the next step, or all."""
+        for transfer in list(self._transfers.values()):
+            if namespace is None or transfer.namespace == namespace:
+                self._break(transfer)
+
+    def close(self) -> None:
+        """Close all sources; the reader has ended."""
+        for transfer in [*self._transfers.values(), *self._closing]:
+            transfer.source.close()
+
+    def _has_room(self, num_bytes: int) -> bool:
+        """Whether there is room for one more source, with so many bytes of rows."""
+        staged = sum(transfer.num_bytes for transfer in self._transfers.values())
+        staged += sum(rows.pages.nbytes for rows in self._staged)
+        num_sources = len(self._transfers) + len(self._closing)
+        return staged + num_bytes <= MAX_STAGED_BYTES and num_sources < MAX_SOURCES
+
+    def _go_on(self, transfer: _Transfer) -> None:
+        """Have the next stage read; after the last one, the request goes on with the rows."""
+        if (stage := transfer.source.next_stage()) is not None:
+            transfer.read = self._reader.run(stage.run, partial(self._arrived, transfer), num_bytes=stage.num_bytes)
+            return
+        rows = transfer.source.rows()
+        self._staged.add(rows)
+        self.counts.num_loaded += 1
+        self._end(transfer)
+        self._ready(transfer.wanted, rows)
+
+    def _arrived(self, transfer: _Transfer, read: Read) -> None:
+        """A stage was read."""
+        if transfer.is_over:
+            self._close(transfer)
+            return
+        if read.is_right and transfer.source.computes_next:
+            if self._clock() >= transfer.deadline:  # which ends it, before the forward
+                return
+            if self._has_computed:
+                self._queue.post(partial(self._arrived, transfer, read))  # after the next step
+                return
+            self._has_computed = True
+            self._queue.post(self._may_compute)
+        try:
+            if read.is_right:
+                self._go_on(transfer)
+                return
+            self.counts.num_disagreed += transfer.source.is_not_enough
+            self.counts.num_broken += not transfer.source.is_not_enough
+        except TransferRefused:
+            self.counts.num_refused += 1
+        except (OutOfPages, SparseSpanError):
+            self.counts.num_broken += 1
+        except Exception:  # the request must go on
+            _LOGGER.exception("the rows that %s waits for could not be loaded", transfer.wanted.name)
+            self.counts.num_broken += 1
+        self._break(transfer)
+
+    def _may_compute(self) -> None:
+        """Let the next forward run."""
+        self._has_computed = False
+
+    def _end_late(self, transfer: _Transfer) -> None:
+        """The deadline has passed."""
+        if not transfer.is_over:
+            self.counts.num_late += 1
+            transfer.source.late()
+            self._break(transfer)
+
+    def _break(self, transfer: _Transfer) -> None:
+        """End a transfer, and send its request back before anything is read ahead."""
+        self._queue.post(partial(self._send_back, transfer.wanted))
+        self._end(transfer)
+
+    def _end(self, transfer: _Transfer) -> None:
+        """Forget a transfer; its source is closed once the reader has done with it."""
+        del self._transfers[transfer.wanted.name]
+        transfer.is_over = True
+        assert transfer.read is not None
+        self._reader.cancel([transfer.read])
+        self._closing.append(transfer)
+        if transfer.read.is_done:
+            self._close(transfer)
+        self._ended()
+
+    def _close(self, transfer: _Transfer) -> None:
+        if transfer in self._closing:
+            self._closing.remove(transfer)
+            transfer.source.close()
