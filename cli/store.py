@@ -54,8 +54,8 @@ def ls(directory: Path, artifact: Path | None, as_json: bool) -> None:
         click.echo(title_of(model))
         namespace = None
         for run in runs_of:
-            if run.pages[0].head.namespace != namespace:
-                namespace = run.pages[0].head.namespace
+            if run.pages[0].namespace != namespace:
+                namespace = run.pages[0].namespace
                 click.echo(f"  namespace {namespace.hex()[:KEY_DIGITS]}")
             click.echo("    " + line_of(described_run(run, text_of(model)), run.depth))
     if not listed:
@@ -80,12 +80,12 @@ def stats(directory: Path, as_json: bool) -> None:
         return
     for model in catalogue.models:
         click.echo(title_of(model))
-        for namespace, num_pages in Counter(row.head.namespace for row in model.pages).most_common():
+        for namespace, num_pages in Counter(page.namespace for page in model.pages).most_common():
             click.echo(f"  namespace {namespace.hex()[:KEY_DIGITS]}  {num_pages:,} pages")
         for segment in model.segments:
-            state = "full" if segment.sealed_at is not None else "open"
+            state = "full" if segment.is_sealed else "open"
             begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(segment.begun_at))
-            click.echo(f"  segment {segment.number}  {segment.num_records:,} records, {state}, begun {begun}")
+            click.echo(f"  segment {segment.number}  {segment.num_bytes / 1e6:,.1f} MB, {state}, begun {begun}")
     click.echo(f"{sum(model.num_bytes for model in catalogue.models) / 1e6:,.1f} MB in all")
 
 
@@ -99,8 +99,7 @@ def verify_(directory: Path) -> None:
     """
     from radixlm.runtime.errors import StoreCorrupt
     from radixlm.runtime.store import OSFiles
-    from radixlm.runtime.store.catalogue import Catalogue
-    from radixlm.runtime.store.verification import verify
+    from radixlm.runtime.store.catalogue import Catalogue, verify
 
     num_broken = Catalogue.read(directory).num_broken
     report = verify(directory, OSFiles())
@@ -123,9 +122,9 @@ def gc(directory: Path) -> None:
     radixlm store gc cache
     """
     from radixlm.runtime.store import OSFiles, PageStore
-    from radixlm.runtime.store.catalogue import read_segments
+    from radixlm.runtime.store.segment import read_segments
 
-    segments = read_segments(directory, OSFiles())
+    segments = {n: segment for n, segment in read_segments(directory, OSFiles()).items() if segment is not None}
     if not segments:
         click.echo("no pages")
         return

@@ -37,7 +37,7 @@ def described_model(model: StoredModel) -> dict[str, Any]:
 
 def described_run(run: Run, text_of: Callable[[Sequence[int]], str] | None) -> dict[str, Any]:
     """A run, with its whole text where `text_of` makes one."""
-    last, ids = run.pages[-1].head, [token for page in run.pages for token in page.head.token_ids]
+    last, ids = run.pages[-1], [token for page in run.pages for token in page.token_ids]
     return {
         "key": last.key.hex(),
         "namespace": last.namespace.hex(),

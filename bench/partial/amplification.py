@@ -35,10 +35,10 @@ from radixlm.runtime.pruning.row_selection import (
     stored_shares,
     with_probed,
 )
-from radixlm.runtime.store import NO_PARENT, OSFiles, PageKey, StoreIdentity
-from radixlm.runtime.store.ordered_reader import BlockHeads, OpenRun, ReadCounts
+from radixlm.runtime.store import NO_PARENT, PageKey, PageStore, StoreIdentity
+from radixlm.runtime.store.ordered_reader import OpenRun, ReadCounts
+from radixlm.runtime.store.ordered_record import BlockHeads
 from radixlm.runtime.store.ordered_run import OrderedRun
-from radixlm.runtime.store.ordered_store import OrderedStore
 from tokenizers import Tokenizer
 
 from ..options import read_options
@@ -49,6 +49,7 @@ from .texts import Case, Query, Texts
 
 CHUNK_SIZES = (16, 32, 64, 128, 256)
 BUDGETS = (0.1, 0.25, 0.5)
+STORE_BYTES = 4 << 30
 WORKLOADS = ("text", "nq", "tools", "bbh")
 Json = dict[str, Any]
 
@@ -91,13 +92,14 @@ class Runs:
             self.heads.append(PageKey.of(identity, b"", parent, token_ids[first : first + PAGE_SIZE], bytes(PAGE_SIZE)))
         self._kv, self._probe_head = model.layout, model.probe_head
         self._pages = model.read(len(token_ids))
-        self._store = OrderedStore.open(directory, identity, OSFiles())
+        self._store = PageStore.open(directory, identity, max_bytes=STORE_BYTES)
+        self._store.put(self.heads, self._pages)
 
     def write(self, scores: Scores, chunk_size: int) -> int:
-        """Put the run in the order of `scores`; the bytes of its file."""
+        """Put the run in the order of `scores`; the bytes that it takes."""
         run = OrderedRun.of_pages(self._kv, self._pages, scores, probe_head=self._probe_head)
-        num_bytes: int = self._store.put(self.heads, run, chunk_size=chunk_size)
-        return num_bytes
+        assert self._store.put_ordered(self.heads, run, chunk_size=chunk_size).stored
+        return self._store.stats().num_ordered_bytes
 
     def read(self, choice: Choice, *, in_order: bool) -> Asked:
         """Read a choice; without the order, token by token."""
@@ -116,8 +118,8 @@ class Runs:
         return Asked(counts.num_bytes, again.num_bytes, probe, counts.num_reads, counts.num_chunks)
 
     def close(self) -> None:
-        """Remove the files."""
-        self._store.shrink(0)
+        """Close the store."""
+        self._store.close()
 
     def _read(self, choice: Choice, *, in_order: bool, block_heads: BlockHeads | None) -> ReadCounts:
         run = self._open(block_heads)
@@ -131,7 +133,7 @@ class Runs:
         return run.counts
 
     def _open(self, block_heads: BlockHeads | None) -> OpenRun:
-        run = self._store.open_run(self.heads, block_heads=block_heads)
+        run = self._store.open_ordered(self.heads, block_heads=block_heads)
         assert run is not None
         return run
 

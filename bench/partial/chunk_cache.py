@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.store.chunk_cache import FADING, LFU, LRU, ChunkCache, Policy
+from radixlm.runtime.store.ordered_record import RunHeader
 from tokenizers import Tokenizer
 
 from ..options import read_options
@@ -104,7 +105,8 @@ def replay_optimum(prefixes: Sequence[Asked], trace: Trace, max_bytes: int) -> F
 def _found(prefixes: Sequence[Asked], trace: Trace, wanted: Sequence[int], missed: Sequence[int]) -> Found:
     first = len(trace) // 4
     chunk_bytes = prefixes[0].layout.chunk_bytes(0)
-    headers = [prefixes[number].layout.header_bytes for number, _ in trace[first:]]
+    layouts = [prefixes[number].layout for number, _ in trace[first:]]
+    headers = [RunHeader.num_bytes(layout.num_pages, layout.kv) for layout in layouts]
     hit_ratio = 1 - sum(missed[first:]) / sum(wanted[first:])
     return Found(hit_ratio, sum(missed[first:]) * chunk_bytes / len(headers) + float(np.mean(headers)))
 

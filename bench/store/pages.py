@@ -21,6 +21,7 @@ from time import perf_counter
 
 import numpy as np
 from radixlm.runtime.store import NO_PARENT, OSFiles, PageKey, PageStore, StoreIdentity
+from radixlm.runtime.store.record import BLOCK, padded
 from radixlm.runtime.store.segment import Segment
 
 from ..options import read_options
@@ -60,7 +61,7 @@ def prompt(num_pages: int, seed: int) -> list[PageKey]:
 def _measure_pages(directory: Path) -> None:
     payload = np.random.default_rng(0).integers(0, 256, (NUM_PAGES, PAGE_BYTES), dtype=np.uint8)
     heads, seeds, out = prompt(NUM_PAGES, 0), count(1), np.empty_like(payload)
-    buffer = bytearray(NUM_PAGES * Segment(1, IDENTITY).record_bytes)  # touched: no page faults are measured
+    buffer = bytearray(NUM_PAGES * (BLOCK + padded(PAGE_BYTES)))  # touched: no page faults are measured
     with PageStore.open(directory, IDENTITY, max_bytes=4 << 30) as store:
         store.put(heads, payload)
         _say("put, with fdatasync", lambda: store.put(prompt(NUM_PAGES, next(seeds)), payload))
@@ -75,7 +76,7 @@ def _measure_pages(directory: Path) -> None:
 def _raw_read(directory: Path, buffer: bytearray, *, drop: bool) -> None:
     segment = Segment(1, IDENTITY)
     fd = os.open(directory / segment.name, os.O_RDONLY)
-    os.preadv(fd, [buffer], segment.offset(0))
+    os.preadv(fd, [buffer], segment.num_header_blocks * BLOCK)
     if drop:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(fd)

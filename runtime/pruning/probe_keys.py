@@ -20,7 +20,8 @@ from ..prefix.disk_reader import DiskReader
 
 if TYPE_CHECKING:
     from ..store.chunk_cache import ChunkCache
-    from ..store.ordered_reader import BlockHeads, OpenRun
+    from ..store.ordered_reader import OpenRun
+    from ..store.ordered_record import BlockHeads
     from ..store.page_key import PageKey
 
 DEFAULT_MAX_BYTES: Final = 128 << 20

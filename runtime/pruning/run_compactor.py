@@ -22,7 +22,6 @@ from ..prefix.disk_index import DiskIndex
 from ..prefix.disk_writer import DiskWriter
 from ..store.page_key import PageKey
 from ..store.page_store import PageStore
-from ..store.rewriting import rewrite
 from ..store.store_state import PutResult
 from .attention_scores import AttentionScores
 from .row_selection import scores_to_store
@@ -116,7 +115,7 @@ class RunCompactor:
         """Store a run in order, beside its pages; in the writer's thread."""
         probe_head = min(PROBE_HEAD, run.scores.shape[1] - 1)
         scores = scores_to_store(run.scores, is_start=run.is_start)
-        result = rewrite(store, run.heads, scores, probe_head=probe_head)
+        result = store.rewrite(run.heads, scores, probe_head=probe_head)
         self.num_rewritten += bool(result.stored)
         return result
 

@@ -1,5 +1,6 @@
 """Pages of keys and values on disk: found again by what they depend on, checked on every read, safe from any crash."""
 
+from .alias_record import StoredAlias
 from .bundle import ImportReport, export_bundle, import_bundle
 from .files import Files, OSFiles
 from .page_key import NO_PARENT, PageKey, StoreIdentity
@@ -18,6 +19,7 @@ __all__ = [
     "RecoveryReport",
     "StoreIdentity",
     "StoreStats",
+    "StoredAlias",
     "VerifyReport",
     "export_bundle",
     "import_bundle",

@@ -1,26 +1,34 @@
-"""What a directory has, read beside whoever writes it: models, pages, and where prompts part.
+"""What a directory has, read beside a server that writes it: models, pages, where prompts part, and what is not right.
 
-Knows index and segment headers; takes no lock, changes nothing, and reads keys and values only when asked to.
+Knows index, segment headers and readers; takes no lock, changes nothing, and reads keys and values only when asked to.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import StoreCorrupt, StoreError, StoreMismatch
-from .directory import INDEX
-from .files import Files, OSFiles
+from ..errors import StoreCorrupt, StoreError
+from .files import INDEX, Files, OSFiles
 from .index import Index
-from .index_rows import PageRow, SegmentRow
+from .index_rows import RecordRow, SegmentRow
+from .ordered_reader import OpenRun
+from .ordered_record import RunHeader
+from .ordered_run import OrderedLayout
 from .page_key import NO_PARENT, PageKey, StoreIdentity
-from .page_reader import PageReader
-from .segment import Segment, read_segment, segment_paths
+from .page_reader import ChainReader, PageReader
+from .record import Kind, MissKind
+from .segment import Segment, read_record, read_segments
+from .store_state import VerifyReport
+
+_BYTES_AT_ONCE: Final = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -29,15 +37,19 @@ class StoredModel:
 
     identity: StoreIdentity
     segments: tuple[SegmentRow, ...]
-    pages: tuple[PageRow, ...]  # each after the one before it in its prompt
-    num_bytes: int  # of its segments
+    pages: tuple[PageKey, ...]  # each after the one before it in its prompt
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its segments."""
+        return sum(segment.num_bytes for segment in self.segments)
 
 
 @dataclass(frozen=True)
 class Run:
     """Pages one behind the other, up to where prompts part or end."""
 
-    pages: tuple[PageRow, ...]
+    pages: tuple[PageKey, ...]
     num_before: int  # pages from the start of the prompt to here
     depth: int  # how many runs are before it
 
@@ -56,24 +68,38 @@ class Catalogue:
 
         Raises:
             StoreError: there is no store.
+            StoreMismatch: a radixlm with another format wrote it.
             StoreCorrupt: its index is broken; opening it to serve makes another one.
         """
         path = Path(directory)
         if not (path / INDEX).is_file():
             raise StoreError(f"{path} is no store: it has no {INDEX}; give a directory that --store was given")
+        found = read_segments(path, OSFiles())
         try:
             index = Index.open_to_read(path / INDEX)
             try:
-                rows, known = list(index.pages()), index.segments()
+                rows, known = list(index.reachable()), index.segments()
             finally:
                 index.close()
         except sqlite3.Error as error:
             raise StoreCorrupt(f"{path / INDEX} cannot be read: {error}; the next server makes it again") from None
-        segments = {n: segment for n, segment in read_segments(path, OSFiles()).items() if n in known}
-        pages = [row for _, row in rows if row is not None and row.place.segment in segments]
-        identities = {segment.identity.digest: segment.identity for segment in segments.values()}
-        models = (_model(identities[digest], segments, known, pages) for digest in sorted(identities))
-        return cls(path, tuple(models), len(rows) - len(pages))
+        segments = {n: segment for n, segment in found.items() if n in known and segment is not None}
+        pages: dict[StoreIdentity, list[PageKey]] = {segment.identity: [] for segment in segments.values()}
+        num_broken = 0
+        for _, row in rows:
+            if row is None or row.place.segment not in segments:
+                num_broken += 1
+            elif row.header.kind == Kind.PAGE:
+                pages[segments[row.place.segment].identity].append(row.header.page)
+        models = tuple(
+            StoredModel(
+                identity,
+                tuple(known[n] for n, segment in segments.items() if segment.identity == identity),
+                tuple(pages[identity]),
+            )
+            for identity in sorted(pages, key=lambda identity: identity.digest)
+        )
+        return cls(path, models, num_broken)
 
     def find(self, key_prefix: str) -> tuple[StoreIdentity, list[PageKey]]:
         """The page whose key in hexadecimal digits begins so, with all before it in its prompt.
@@ -82,92 +108,164 @@ class Catalogue:
             StoreError: there is none, or more than one.
         """
         found = [
-            (model, row.head)
+            (model, page)
             for model in self.models
-            for row in model.pages
-            if row.head.key.hex().startswith(key_prefix.lower())
+            for page in model.pages
+            if page.key.hex().startswith(key_prefix.lower())
         ]
         if len(found) != 1:
             raise StoreError(
                 f"{len(found)} pages have a key that begins with {key_prefix!r}, it must be one; "
                 f"`radixlm store ls {self.directory}` shows keys"
             )
-        model, head = found[0]
-        by_key = {row.head.key: row.head for row in model.pages}
-        heads = [head]
-        while heads[-1].parent_key != NO_PARENT:
-            heads.append(by_key[heads[-1].parent_key])
-        return model.identity, heads[::-1]
+        model, page = found[0]
+        by_key = {page.key: page for page in model.pages}
+        pages = [page]
+        while pages[-1].parent_key != NO_PARENT:
+            pages.append(by_key[pages[-1].parent_key])
+        return model.identity, pages[::-1]
 
 
 @dataclass
 class StoredPages:
-    """Reads keys and values of one model, beside whoever writes them."""
+    """Reads keys and values of one model, beside a server that writes them."""
 
     directory: Path
     identity: StoreIdentity
     files: Files = field(default_factory=OSFiles)
 
-    def read(self, heads: Sequence[PageKey], out: NDArray[np.uint8]) -> int:
+    def read(self, pages: Sequence[PageKey], out: NDArray[np.uint8]) -> int:
         """Fill `out` with pages; how many of the first ones are right.
 
         Raises:
             OSError, sqlite3.Error: the disk failed.
         """
-        index = Index.open_to_read(self.directory / INDEX)
-        reader = PageReader(self.directory, self.files, self.identity)
+        reader = ChainReader(self.directory, self.files, self.identity)
         try:
-            found = index.find([head.key for head in heads])
-            places = [found[head.key] for head in heads if head.key in found]
-            return reader.read(heads, places, out).num_read
+            return reader.read(pages, out, frozenset()).num_read
         finally:
             reader.close()
-            index.close()
 
 
-def runs(pages: Sequence[PageRow]) -> Iterator[Run]:
+def runs(pages: Sequence[PageKey]) -> Iterator[Run]:
     """The pages of a model as runs, each prompt's one after the other, those of a namespace together."""
-    children: dict[bytes, list[PageRow]] = {}
+    children: dict[bytes, list[PageKey]] = {}
     for page in pages:
-        children.setdefault(page.head.parent_key, []).append(page)
-    roots = sorted(children.get(NO_PARENT, []), key=lambda page: page.head.namespace)
+        children.setdefault(page.parent_key, []).append(page)
+    roots = sorted(children.get(NO_PARENT, []), key=lambda page: page.namespace)
     waiting = [(page, 0, 0) for page in reversed(roots)]
     while waiting:
         first, num_before, depth = waiting.pop()
         run = [first]
-        while len(after := children.get(run[-1].head.key, [])) == 1:
+        while len(after := children.get(run[-1].key, [])) == 1:
             run.append(after[0])
         yield Run(tuple(run), num_before, depth)
         waiting += [(page, num_before + len(run), depth + 1) for page in reversed(after)]
 
 
-def read_segments(directory: Path, files: Files) -> dict[int, Segment]:
-    """The segments of a directory whose headers can be read."""
-    segments = {}
-    for number, path in segment_paths(directory).items():
+def verify(directory: Path, files: Files, identity: StoreIdentity | None = None) -> VerifyReport:
+    """What is right and what is not of all records in the index.
+
+    Args:
+        identity: look at this model's alone.
+
+    Raises:
+        StoreMismatch: a radixlm with another format wrote the directory.
+        OSError, sqlite3.Error: the disk failed.
+    """
+    index = Index.open_to_read(directory / INDEX)
+    try:
+        verification = _Verification(directory, files, index)
+        segments = read_segments(directory, files)
+        for number in index.segments():
+            segment = segments.get(number)
+            if identity is None or (segment is not None and segment.identity == identity):
+                verification.read(number, segment)
+        return verification.report()
+    finally:
+        index.close()
+
+
+class _Verification:
+    def __init__(self, directory: Path, files: Files, index: Index) -> None:
+        self._directory = directory
+        self._files = files
+        self._index = index
+        self._num_pages = self._num_bytes = 0
+        self._bad: dict[bytes, MissKind] = {}
+
+    def report(self) -> VerifyReport:
+        """What was found so far."""
+        return VerifyReport(self._num_pages, self._num_bytes, Counter(self._bad.values()), frozenset(self._bad))
+
+    def read(self, number: int, segment: Segment | None) -> None:
+        """Read the records of a segment; None is one whose header cannot be read."""
+        rows = self._index.rows_in(number)
+        self._bad.update((key, "index") for key, row in rows.items() if row is None)
+        whole = [row for row in rows.values() if row is not None]
+        if segment is None:
+            self._note(whole, "gone")
+        else:
+            self._read_pages(segment, [row for row in whole if row.header.kind == Kind.PAGE])
+            self._read_others(segment, [row for row in whole if row.header.kind != Kind.PAGE])
+
+    def _read_pages(self, segment: Segment, rows: list[RecordRow]) -> None:
+        reader = PageReader(self._directory, self._files, segment.identity)
+        page_bytes = segment.identity.page_bytes
+        out, first = np.empty((max(1, min(len(rows), _BYTES_AT_ONCE // page_bytes)), page_bytes), np.uint8), 0
         try:
-            fd = files.open(path)
-        except FileNotFoundError:
-            continue  # removed just now
-        try:
-            segments[number] = read_segment(files, fd, path)
-        except (StoreCorrupt, StoreMismatch):
-            continue
+            while first < len(rows):
+                some = rows[first : first + len(out)]
+                result = reader.read([row.header.page for row in some], [row.place for row in some], out)
+                self._num_pages += result.num_read
+                self._num_bytes += result.num_bytes
+                first += result.num_read
+                if result.miss is not None:
+                    self._note(rows[first : first + 1], result.miss)
+                    first += 1
         finally:
-            files.close(fd)
-    return segments
+            reader.close()
 
+    def _read_others(self, segment: Segment, rows: list[RecordRow]) -> None:
+        if not rows:
+            return
+        try:
+            fd = self._files.open(self._directory / segment.name)
+        except FileNotFoundError:
+            self._note(rows, "gone")
+            return
+        try:
+            for row in rows:
+                miss = self._wrong(segment, fd, row)
+                if miss is not None:
+                    self._note([row], miss)
+        finally:
+            self._files.close(fd)
 
-def _model(
-    identity: StoreIdentity,
-    segments: dict[int, Segment],
-    known: dict[int, SegmentRow],
-    pages: Sequence[PageRow],
-) -> StoredModel:
-    ours = {number for number, segment in segments.items() if segment.identity == identity}
-    return StoredModel(
-        identity,
-        tuple(known[number] for number in sorted(ours)),
-        tuple(page for page in pages if page.place.segment in ours),
-        sum(segments[number].offset(known[number].num_records) for number in ours),
-    )
+    def _wrong(self, segment: Segment, fd: int, row: RecordRow) -> MissKind | None:
+        """What is wrong with a record that is no page."""
+        record = read_record(self._files, fd, row.place.block)
+        if record is None:
+            return "header"
+        digest = segment.identity.digest
+        if (miss := record.unlike(digest, row.header, row.place, len(row.header.details))) is not None:
+            return miss
+        self._num_bytes += row.header.num_bytes
+        header = RunHeader.of(record)
+        if header is None:
+            return None
+        misses: list[MissKind] = []
+        kv = segment.identity.kv
+        layout = OrderedLayout(kv, header.num_pages * kv.page_size, header.chunk_size)
+        start = row.place.offset + row.header.num_bytes
+        run = OpenRun(
+            self._files, fd, layout, header, start=start, on_miss=lambda kind, error: misses.append(kind)
+        )  # its file is closed by the caller
+        is_right = run.is_right()
+        self._num_bytes += run.counts.num_bytes
+        return None if is_right else misses[0]
+
+    def _note(self, rows: list[RecordRow], kind: MissKind) -> None:
+        """Count records as bad that the index still has in that place."""
+        now = self._index.find([row.header.key for row in rows])
+        self._bad.update((row.header.key, kind) for row in rows if now.get(row.header.key) == row.place)

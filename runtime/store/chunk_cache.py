@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StoreError
-from .ordered_layout import OrderedLayout
-from .ordered_run import UInt8Array
+from .ordered_run import OrderedLayout, UInt8Array
 
 ChunkIds = NDArray[np.int64]  # places in a run: block times number of groups, plus group
 _TABLES_SHARE: Final = 0.02  # of `max_bytes`, for the uses of runs that have no chunk in memory

@@ -1,7 +1,7 @@
-"""Take whole segments away, the oldest first, and keep of them what was used since they were sealed.
+"""Take whole segments away: single records by their last use, then the oldest of the others.
 
-Knows the segments and their index, for one thread. Pages that stay are copied to the newest segment; the others go, and
-with each all that come after it in its prompt.
+Knows the log and the index, for one thread. Records that were used since their segment was sealed are copied to the
+newest one; the others go, and all below them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import numpy as np
 
 from .files import Files
 from .index import Index
-from .index_rows import PageRow
+from .index_rows import Located, RecordRow
 from .page_reader import PageReader
+from .record import Kind, RecordHeader
 from .segment import Segment
 from .segment_log import NO_SPACE, SegmentLog
 
@@ -29,73 +30,113 @@ class Evictor:
     index: Index
     log: SegmentLog
     files: Files
-    max_kept_share: float = 0.5  # of a segment's records that are copied when it is evicted: room is made in any case
+    max_kept_share: float = 0.5  # of a segment's blocks that are copied when it is evicted: room is made in any case
 
-    def evict(self, number: int, use: int) -> tuple[bytes, ...]:
-        """Remove a segment for the room that it takes; the keys of pages that are there no more."""
+    def next_victim(self) -> int | None:
+        """The segment that goes first: copies before any page, the one used longest ago; None if there is nothing."""
+        return self.log.oldest if (single := self.next_single()) is None else single
+
+    def next_single(self) -> int | None:
+        """The segment of the single record that was used longest ago; those without a record before it."""
+        singles = {number for number, segment in self.log.segments.items() if segment.is_single}
+        if not singles:
+            return None
+        in_order = [row.place.segment for row in self.index.rows_of_kind(Kind.RUN).values() if row is not None]
+        in_order = [number for number in in_order if number in singles]
+        return min(singles - set(in_order), default=in_order[0] if in_order else None)
+
+    def evict(self, number: int, use: int) -> list[Located]:
+        """Remove a segment for the room that it takes; the records that are gone."""
         if number == self.log.active:
             self.log.seal(use - 1)
-        pages, row = self.index.pages_in(number), self.log.rows[number]
-        sealed_at = use - 1 if row.sealed_at is None else row.sealed_at
-        whole = [page for page in pages.values() if page is not None]
-        kept = kept_pages(whole, sealed_at, int(row.num_records * self.max_kept_share))
-        return self._retire(number, pages, list(kept), use)
+        rows, segment = self.index.rows_in(number), self.log.rows[number]
+        sealed_at = use - 1 if segment.sealed_at is None else segment.sealed_at
+        whole = [row for row in rows.values() if row is not None]
+        num_blocks = segment.num_blocks - self.log.segments[number].num_header_blocks
+        kept = kept_rows(whole, sealed_at, int(num_blocks * self.max_kept_share))
+        return self._retire(number, rows, list(kept), use)
 
-    def compact(self, number: int, use: int) -> tuple[bytes, ...]:
-        """Remove a segment and keep all pages of it that are right; the keys of the others."""
+    def compact(self, number: int, use: int) -> list[Located]:
+        """Remove a segment and keep all records of it that are right; the others are gone."""
         if number == self.log.active:
             self.log.seal(use)
-        pages = self.index.pages_in(number)
-        return self._retire(number, pages, [page for page in pages.values() if page is not None], use)
+        rows = self.index.rows_in(number)
+        return self._retire(number, rows, [row for row in rows.values() if row is not None], use)
 
-    def _retire(self, number: int, pages: Iterable[bytes], kept: Sequence[PageRow], use: int) -> tuple[bytes, ...]:
-        """Remove a segment, with all pages in it but those that are copied to the newest."""
+    def remove_empty(self, numbers: Iterable[int]) -> list[int]:
+        """Remove those of these segments that have no record left, but for the one that is appended to; which."""
+        there = set(numbers) & self.log.segments.keys() - {self.log.active}
+        empty = self.index.are_empty(sorted(there))
+        for number in empty:
+            self._remove(number)
+        return empty
+
+    def _retire(self, number: int, keys: Iterable[bytes], kept: Sequence[RecordRow], use: int) -> list[Located]:
+        """Remove a segment, with all records in it but those that are copied to the newest; a single one is not."""
+        segment = self.log.segments[number]
         try:
-            moved = list(self._move(self.log.segments[number], kept, use))
+            moved = [] if segment.is_single else list(self._move(segment, kept, use))
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise
             moved = []
         with self.index.transaction():
             self.index.put(moved)
-            removed = self.index.remove(set(pages) - {page.head.key for page in moved})
+            removed = self.index.remove(set(keys) - {row.header.key for row in moved})
             self.log.doom(number)
             self.index.put_segments(self.log.take_changed())
+        self._remove(number)
+        return removed
+
+    def _remove(self, number: int) -> None:
         self.log.remove(number)
         self.index.remove_segment(number)
-        return tuple(removed)
 
-    def _move(self, segment: Segment, pages: Sequence[PageRow], use: int) -> Iterator[PageRow]:
-        """Copy pages to the newest segment, but for those that are not right; where they are now."""
+    def _move(self, segment: Segment, rows: Sequence[RecordRow], use: int) -> Iterator[RecordRow]:
+        """Copy records to the newest segment, but for those that are not right; where they are now."""
+        pages = [row for row in rows if row.header.kind == Kind.PAGE]
+        others = [row for row in rows if row.header.kind != Kind.PAGE]  # without a payload
         reader = PageReader(self.log.directory, self.files, segment.identity)
-        num_pages = max(1, min(len(pages), _MOVE_BYTES // segment.record_bytes))
-        payload = np.empty((num_pages, segment.identity.page_bytes), np.uint8)
+        page_bytes = segment.identity.page_bytes
+        payload = np.empty((max(1, min(len(pages), _MOVE_BYTES // page_bytes)), page_bytes), np.uint8)
         first = 0
         try:
             while first < len(pages):
-                some = pages[first : first + num_pages]
-                read = reader.read([page.head for page in some], [page.place for page in some], payload)
+                some = pages[first : first + len(payload)]
+                read = reader.read([row.header.page for row in some], [row.place for row in some], payload)
                 some = some[: read.num_read]
-                rows = self.log.append(segment.identity, [page.head for page in some], payload[: read.num_read], use)
-                yield from (replace(row, last_used=page.last_used) for row, page in zip(rows, some, strict=True))
+                records = [(row.header, out.data) for row, out in zip(some, payload, strict=False)]
+                yield from self._append(segment, records, some, use)
                 first += read.num_read + (read.miss is not None)
         finally:
             reader.close()
+        yield from self._append(segment, [(row.header, memoryview(b"")) for row in others], others, use)
+
+    def _append(
+        self, segment: Segment, records: Sequence[tuple[RecordHeader, memoryview]], rows: Sequence[RecordRow], use: int
+    ) -> Iterator[RecordRow]:
+        moved = self.log.append(segment.identity, records, use)
+        return (replace(new, last_used=old.last_used) for new, old in zip(moved, rows, strict=True))
 
 
-def kept_pages(pages: Sequence[PageRow], sealed_at: int, max_pages: int) -> Iterator[PageRow]:
-    """The pages of a segment to keep: used since it was sealed, the latest first if they are too many, and none
+def kept_rows(rows: Sequence[RecordRow], sealed_at: int, max_blocks: int) -> Iterator[RecordRow]:
+    """The records of a segment to keep: used since it was sealed, the latest first if they are too many, and none
     without its parent. They come in the order in which they lie.
 
     Args:
-        pages: in the order in which they lie, parents before children.
+        rows: in the order in which they lie, parents before children.
     """
-    last_used = {page.head.key: page.last_used for page in pages}
-    for page in reversed(pages):
-        parent = page.head.parent_key
+    last_used = {row.header.key: row.last_used for row in rows}
+    for row in reversed(rows):
+        parent = row.header.parent_key
         if parent in last_used:
-            last_used[parent] = max(last_used[parent], last_used[page.head.key])
-    wanted = [page.head.key for page in pages if last_used[page.head.key] > sealed_at]
-    wanted.sort(key=lambda key: -last_used[key])  # stable: of equals the parents first
-    kept = set(wanted[:max_pages])
-    return (page for page in pages if page.head.key in kept)
+            last_used[parent] = max(last_used[parent], last_used[row.header.key])
+    wanted = [row for row in rows if last_used[row.header.key] > sealed_at]
+    wanted.sort(key=lambda row: -last_used[row.header.key])  # stable: of equals the parents first
+    kept, num_blocks = set[bytes](), 0
+    for row in wanted:
+        num_blocks += row.place.num_blocks
+        if num_blocks > max_blocks:
+            break
+        kept.add(row.header.key)
+    return (row for row in rows if row.header.key in kept)

@@ -1,56 +1,60 @@
-"""Which pages are on disk and where, in SQLite: found by key, changed in transactions, readable beside a server.
+"""Which records are on disk and where, in SQLite: found by key, changed in transactions, readable beside a server.
 
-Knows rows; reads and writes no pages. The segments are the truth and this is a list of them: when it is lost or broken
-it is made again from their headers. SQLite, because it is in the standard library, keeps what was committed through any
+Knows rows; reads and writes no records. The segments are the truth and this is a list of them: a lost or broken index
+is made again from their headers. SQLite, because it is in the standard library, keeps what was committed through any
 crash, and lets `radixlm store ls` read while a server writes (WAL). In that mode `synchronous=NORMAL` may lose the last
-commits with the power; then the segments' tails are read again, as after any crash. Each row has a checksum, for SQLite
-has none.
+commits with the power; then the segments' tails are read again, as after any crash.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from ..errors import StoreCorrupt
-from .index_rows import PageRow, SegmentRow
+from .index_rows import Located, RecordRow, SegmentRow
 from .page_key import NO_PARENT
-from .record import Place
+from .record import FORMAT_VERSION, Kind, Place
 
-FORMAT_VERSION: Final = 1
 _NUM_KEYS: Final = 500  # in one query; SQLite takes 999 values at least
 _SCHEMA: Final = f"""
 CREATE TABLE segments (
     number INTEGER PRIMARY KEY,
-    num_records INTEGER NOT NULL,  -- written before the last commit; what the file has behind them is a tail
-    sealed_at INTEGER,             -- the count of uses then; NULL: pages are still appended
-    is_doomed INTEGER NOT NULL DEFAULT 0,  -- its pages are gone or elsewhere; the file goes after the commit
+    num_blocks INTEGER NOT NULL,   -- written before the last commit; the file has a tail behind them
+    sealed_at INTEGER,             -- the count of uses then; NULL: records are still appended
+    is_doomed INTEGER NOT NULL DEFAULT 0,  -- its records are gone or elsewhere; the file goes after the commit
     begun_at REAL NOT NULL         -- seconds since 1970, for people
 );
-CREATE TABLE pages (
+CREATE TABLE records (
     key BLOB PRIMARY KEY,
+    kind INTEGER NOT NULL,
     parent BLOB NOT NULL,
     namespace BLOB NOT NULL,
-    token_ids BLOB NOT NULL,
-    generated BLOB NOT NULL,
+    details BLOB NOT NULL,
     segment INTEGER NOT NULL,
-    number INTEGER NOT NULL,
+    block INTEGER NOT NULL,
+    num_blocks INTEGER NOT NULL,
     last_used INTEGER NOT NULL,
     row_check BLOB NOT NULL
 ) WITHOUT ROWID;
-CREATE INDEX pages_by_parent ON pages(parent);
-CREATE INDEX pages_by_place ON pages(segment, number);
+CREATE INDEX records_by_parent ON records(parent, kind);
+CREATE INDEX records_by_place ON records(segment, block, num_blocks);
 PRAGMA user_version = {FORMAT_VERSION};
 """
-_COLUMNS: Final = "key, parent, namespace, token_ids, generated, segment, number, last_used, row_check"
+_COLUMNS: Final = "key, kind, parent, namespace, details, segment, block, num_blocks, last_used, row_check"
+_SEGMENT_COLUMNS: Final = "number, num_blocks, sealed_at, is_doomed, begun_at"
+_REACHED: Final = (
+    "WITH RECURSIVE reached(key) AS (SELECT key FROM records WHERE parent = ? UNION "
+    "SELECT records.key FROM reached CROSS JOIN records ON records.parent = reached.key)"
+)
 
 
 class Index:
-    """One connection. Methods that change something do so inside of `transaction`, or alone.
+    """One connection. Methods that change something are called inside of `transaction`, or alone.
 
     All raise sqlite3.Error where the file is broken or the disk fails.
     """
@@ -60,7 +64,7 @@ class Index:
 
     @classmethod
     def open(cls, path: Path) -> Index:
-        """The index of a directory; a new one where there is none.
+        """The index of a directory, made if there is none.
 
         Raises:
             StoreCorrupt: it is broken, or of another version; make it again.
@@ -79,7 +83,8 @@ class Index:
             if sql.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok":
                 raise StoreCorrupt(f"{path} is broken; remove it, and it is made again")
             sql.execute("CREATE TEMP TABLE named (key BLOB PRIMARY KEY) WITHOUT ROWID")
-            _check_tables(sql)
+            sql.execute(f"SELECT {_COLUMNS} FROM records LIMIT 0")
+            sql.execute(f"SELECT {_SEGMENT_COLUMNS} FROM segments LIMIT 0")
         except StoreCorrupt:
             sql.close()
             raise
@@ -93,18 +98,16 @@ class Index:
 
     @classmethod
     def open_to_read(cls, path: Path) -> Index:
-        """The same beside whoever writes it; it sees what was committed, and changes nothing."""
-        sql = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
-        )
-        return cls(sql)
+        """A connection beside the writer's: it sees what was committed, and changes nothing."""
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        return cls(sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False))
 
     def close(self) -> None:
         """End the connection."""
         self._sql.close()
 
     def forget(self) -> None:
-        """Leave nothing on disk of the rows that were removed, and lose none of that with the power."""
+        """Leave nothing on disk of the rows that were removed, also after a loss of power."""
         self._sql.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     @contextmanager
@@ -119,142 +122,155 @@ class Index:
             raise
         self._sql.execute("COMMIT")
 
-    # Pages.
+    # Records.
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, Place]:
-        """Where those pages lie that are there."""
-        found: dict[bytes, Place] = {}
-        for first in range(0, len(keys), _NUM_KEYS):
-            some = keys[first : first + _NUM_KEYS]
-            marks = ",".join("?" * len(some))
-            rows = self._sql.execute(f"SELECT key, segment, number FROM pages WHERE key IN ({marks})", some)
-            found.update((key, Place(segment, number)) for key, segment, number in rows)
-        return found
+        """Where records lie, of those that are there."""
+        return {key: place for key, _, place in self._located("key", keys)}
 
-    def put(self, rows: Iterable[PageRow]) -> None:
-        """Add pages, each instead of the one that had its key."""
-        marks = ",".join("?" * 9)
+    def find_below(self, parents: Sequence[bytes], kind: Kind) -> dict[bytes, Place]:
+        """Where the records of a kind lie that have one of these parents."""
+        return {key: place for key, _, place in self._located(f"kind = {kind:d} AND parent", parents)}
+
+    def put(self, rows: Iterable[RecordRow]) -> None:
+        """Add records, each in place of the one that had its key."""
+        marks = ",".join("?" * 10)
         self._sql.executemany(
-            f"INSERT OR REPLACE INTO pages ({_COLUMNS}) VALUES ({marks})", (row.values() for row in rows)
+            f"INSERT OR REPLACE INTO records ({_COLUMNS}) VALUES ({marks})", (row.values() for row in rows)
         )
 
-    def remove(self, keys: Iterable[bytes]) -> dict[bytes, Place]:
-        """Take out pages and all that come after them, for nobody could find those; all that were there, and where."""
+    def remove(self, keys: Iterable[bytes]) -> list[Located]:
+        """Take out records and all below them, which could not be found any more; all that were taken out."""
         removed = self.below(keys)
-        self._sql.execute("DELETE FROM pages WHERE key IN (SELECT key FROM named)")
+        self._sql.execute("DELETE FROM records WHERE key IN (SELECT key FROM named)")
         return removed
 
-    def below(self, keys: Iterable[bytes]) -> dict[bytes, Place]:
-        """These pages and all that come after them, as far as they are there, and where they lie."""
+    def below(self, keys: Iterable[bytes]) -> list[Located]:
+        """These records and all below them, as far as they are there."""
         self._name(keys)
         self._sql.execute(
             "WITH RECURSIVE below(key) AS (SELECT key FROM named UNION "
-            "SELECT pages.key FROM below CROSS JOIN pages ON pages.parent = below.key) "
+            "SELECT records.key FROM below CROSS JOIN records ON records.parent = below.key) "
             "INSERT OR IGNORE INTO named SELECT key FROM below"
         )
-        rows = self._sql.execute("SELECT key, segment, number FROM pages WHERE key IN (SELECT key FROM named)")
-        return {key: Place(segment, number) for key, segment, number in rows}
+        return self._all_located("key IN (SELECT key FROM named)")
 
     def remove_unreachable(self) -> int:
-        """Take out pages without all the pages before them; how many there were."""
+        """Take out records without all the pages before them; how many there were."""
         self._sql.execute("DELETE FROM named")
         self._sql.execute(f"INSERT INTO named {_REACHED} SELECT key FROM reached", (NO_PARENT,))
-        return self._sql.execute("DELETE FROM pages WHERE key NOT IN (SELECT key FROM named)").rowcount
+        return self._sql.execute("DELETE FROM records WHERE key NOT IN (SELECT key FROM named)").rowcount
 
-    def pages(self) -> Iterator[tuple[bytes, PageRow | None]]:
-        """All pages that can be reached and their keys, each after the one before it in its prompt; None for a row that
-        broke, and for those that come after it."""
+    def reachable(self) -> Iterator[tuple[bytes, RecordRow | None]]:
+        """All records and their keys, parents first; None for a row that broke, and for those below it."""
         broken: set[bytes] = set()
-        columns = ", ".join(f"pages.{name}" for name in _COLUMNS.split(", "))
+        columns = ", ".join(f"records.{name}" for name in _COLUMNS.split(", "))
         for values in self._sql.execute(
-            f"{_REACHED} SELECT {columns} FROM reached CROSS JOIN pages ON pages.key = reached.key", (NO_PARENT,)
+            f"{_REACHED} SELECT {columns} FROM reached CROSS JOIN records ON records.key = reached.key", (NO_PARENT,)
         ):
-            row = PageRow.of(values)
-            if row is None or row.head.parent_key in broken:
+            row = RecordRow.of(values)
+            if row is None or row.header.parent_key in broken:
                 broken.add(values[0])
                 yield values[0], None
             else:
                 yield values[0], row
 
-    def pages_in(self, segment: int) -> dict[bytes, PageRow | None]:
-        """The pages in a segment by their keys, in the order of their records; None for rows that broke."""
-        rows = self._sql.execute(f"SELECT {_COLUMNS} FROM pages WHERE segment = ? ORDER BY number", (segment,))
-        return {values[0]: PageRow.of(values) for values in rows}
+    def rows_in(self, segment: int) -> dict[bytes, RecordRow | None]:
+        """The records of a segment by their keys, in the order in which they lie; None for rows that broke."""
+        return self._rows("segment = ? ORDER BY block", segment)
 
-    def pages_of(self, namespace: bytes) -> dict[bytes, PageRow | None]:
-        """The pages of a namespace by their keys; None for rows that broke."""
-        rows = self._sql.execute(f"SELECT {_COLUMNS} FROM pages WHERE namespace = ?", (namespace,))
-        return {values[0]: PageRow.of(values) for values in rows}
+    def rows_of(self, namespace: bytes) -> dict[bytes, RecordRow | None]:
+        """The records of a namespace by their keys; None for rows that broke."""
+        return self._rows("namespace = ?", namespace)
+
+    def rows_of_kind(self, kind: Kind) -> dict[bytes, RecordRow | None]:
+        """The records of a kind by their keys, the one used longest ago first; None for rows that broke."""
+        return self._rows("kind = ? ORDER BY last_used, segment, block", int(kind))
 
     def touch(self, keys: Iterable[bytes], use: int) -> None:
-        """Note that pages were used, and so were all those before them in their prompts."""
+        """Note that records were used, and with a page those before it in its prompt and its aliases."""
         self._name(keys)
         self._sql.execute(
             "WITH RECURSIVE up(key) AS (SELECT key FROM named UNION "
-            "SELECT pages.parent FROM up CROSS JOIN pages ON pages.key = up.key) "
-            "UPDATE pages SET last_used = ? WHERE last_used < ? AND key IN (SELECT key FROM up)",
-            (use, use),
+            f"SELECT records.parent FROM up CROSS JOIN records ON records.key = up.key AND kind = {Kind.PAGE:d}) "
+            "INSERT OR IGNORE INTO named SELECT key FROM up"
         )
-
-    def _name(self, keys: Iterable[bytes]) -> None:
-        """Fill the table that the next statement takes its keys from."""
-        self._sql.execute("DELETE FROM named")
-        self._sql.executemany("INSERT OR IGNORE INTO named VALUES (?)", ((key,) for key in keys))
+        for which in ("key", f"kind = {Kind.ALIAS:d} AND parent"):
+            self._sql.execute(
+                f"UPDATE records SET last_used = ? WHERE last_used < ? AND {which} IN (SELECT key FROM named)",
+                (use, use),
+            )
 
     def num_pages(self) -> dict[int, int]:
         """How many pages each segment has that has any."""
-        return dict(self._sql.execute("SELECT segment, count(*) FROM pages GROUP BY segment").fetchall())
+        sql = f"SELECT segment, count(*) FROM records WHERE kind = {Kind.PAGE:d} GROUP BY segment"
+        return dict(self._sql.execute(sql).fetchall())
+
+    def num_blocks(self) -> dict[int, int]:
+        """How many blocks the records of each segment take that has any."""
+        return dict(self._sql.execute("SELECT segment, sum(num_blocks) FROM records GROUP BY segment").fetchall())
+
+    def are_empty(self, segments: Collection[int]) -> list[int]:
+        """Those of these segments that have no record."""
+        sql = "SELECT 1 FROM records WHERE segment = ? LIMIT 1"
+        return [number for number in segments if self._sql.execute(sql, (number,)).fetchone() is None]
 
     def last_use(self) -> int:
         """The largest count of uses."""
-        return int(
-            self._sql.execute(
-                "SELECT max(coalesce((SELECT max(last_used) FROM pages), 0), "
-                "coalesce((SELECT max(sealed_at) FROM segments), 0))"
-            ).fetchone()[0]
+        sql = (
+            "SELECT max(coalesce((SELECT max(last_used) FROM records), 0), "
+            "coalesce((SELECT max(sealed_at) FROM segments), 0))"
         )
+        return int(self._sql.execute(sql).fetchone()[0])
 
     # Segments.
 
     def segments(self) -> dict[int, SegmentRow]:
         """All segments by their numbers, in order."""
-        rows = self._sql.execute(
-            "SELECT number, num_records, sealed_at, is_doomed, begun_at FROM segments ORDER BY number"
-        )
+        rows = self._sql.execute(f"SELECT {_SEGMENT_COLUMNS} FROM segments ORDER BY number")
         return {row[0]: SegmentRow(row[0], row[1], row[2], bool(row[3]), row[4]) for row in rows}
 
     def put_segments(self, rows: Iterable[SegmentRow]) -> None:
         """Add segments, or change what is known of them."""
         self._sql.executemany(
             "INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?, ?)",
-            ((row.number, row.num_records, row.sealed_at, row.is_doomed, row.begun_at) for row in rows),
+            ((row.number, row.num_blocks, row.sealed_at, row.is_doomed, row.begun_at) for row in rows),
         )
 
     def remove_segment(self, number: int) -> None:
-        """Forget a segment, and pages that are said to be in it."""
+        """Forget a segment, and the records that are said to be in it."""
         self._sql.execute("DELETE FROM segments WHERE number = ?", (number,))
-        self._sql.execute("DELETE FROM pages WHERE segment = ?", (number,))
+        self._sql.execute("DELETE FROM records WHERE segment = ?", (number,))
 
-    def cut_segment(self, number: int, num_records: int) -> None:
-        """Forget pages that are said to be in a segment behind its end."""
-        self._sql.execute("DELETE FROM pages WHERE segment = ? AND number >= ?", (number, num_records))
+    def cut_segment(self, number: int, num_blocks: int) -> tuple[int, int]:
+        """Forget records that end behind a segment's end: how many, and where the last of the others ends."""
+        sql = "DELETE FROM records WHERE segment = ? AND block + num_blocks > ?"
+        num_cut = self._sql.execute(sql, (number, num_blocks)).rowcount
+        sql = "SELECT coalesce(max(block + num_blocks), 0) FROM records WHERE segment = ?"
+        return num_cut, int(self._sql.execute(sql, (number,)).fetchone()[0])
+
+    def _name(self, keys: Iterable[bytes]) -> None:
+        """Fill the table that the next statement takes its keys from."""
+        self._sql.execute("DELETE FROM named")
+        self._sql.executemany("INSERT OR IGNORE INTO named VALUES (?)", ((key,) for key in keys))
+
+    def _located(self, which: str, keys: Sequence[bytes]) -> Iterator[Located]:
+        for first in range(0, len(keys), _NUM_KEYS):
+            some = keys[first : first + _NUM_KEYS]
+            yield from self._all_located(f"{which} IN ({','.join('?' * len(some))})", some)
+
+    def _all_located(self, where: str, values: Sequence[bytes] = ()) -> list[Located]:
+        rows = self._sql.execute(f"SELECT key, kind, segment, block, num_blocks FROM records WHERE {where}", values)
+        return [Located(key, kind, Place(*at)) for key, kind, *at in rows if all(type(part) is int for part in at)]
+
+    def _rows(self, where: str, value: bytes | int) -> dict[bytes, RecordRow | None]:
+        rows = self._sql.execute(f"SELECT {_COLUMNS} FROM records WHERE {where}", (value,))
+        return {values[0]: RecordRow.of(values) for values in rows}
 
 
 def is_broken(error: Exception) -> bool:
-    """Whether an error says that the index itself is wrong, not the disk or a caller: then a new one must be made."""
+    """Whether an error says that the index itself is wrong, not the disk or the caller: it has to be made again."""
     if isinstance(error, sqlite3.IntegrityError | StoreCorrupt):
         return True
     code = getattr(error, "sqlite_errorcode", None)  # the low byte is the kind, the others say more
     return code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
-
-_REACHED: Final = (
-    "WITH RECURSIVE reached(key) AS (SELECT key FROM pages WHERE parent = ? UNION "
-    "SELECT pages.key FROM reached CROSS JOIN pages ON pages.parent = reached.key)"
-)
-
-
-def _check_tables(sql: sqlite3.Connection) -> None:
-    """Raise sqlite3.OperationalError if a table or column is missing."""
-    sql.execute(f"SELECT {_COLUMNS} FROM pages LIMIT 0")
-    sql.execute("SELECT number, num_records, sealed_at, is_doomed, begun_at FROM segments LIMIT 0")

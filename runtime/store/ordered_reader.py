@@ -1,7 +1,7 @@
 """Read an ordered run: its first tokens, chosen ones, the keys of its probe head, or all of it as pages.
 
-Knows one open file; believes nothing in it before the checksums agree. What is read is whole units of 4 KiB, few and
-large where they lie together, and is counted.
+Knows one open file; believes nothing in it before the checksums agree. Reads whole units of 4 KiB, in one read where
+they lie together, and counts them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,20 @@ from ..errors import StoreError
 from ..model.kv_rows import KVRows, inverse_order
 from .chunk_cache import ChunkIds, RunChunks
 from .files import Files, read_all
-from .ordered_file import BlockHead, Checksums, RunHeader, chunk_checksum
-from .ordered_layout import Extent, OrderedLayout, units
-from .ordered_run import RunOrder, UInt8Array, key_bytes, restored, row_bytes, unpack, unpack_keys
-from .record import BLOCK, MissKind
+from .ordered_record import BlockHead, BlockHeads, Checksums, RunHeader, chunk_checksum
+from .ordered_run import (
+    Extent,
+    OrderedLayout,
+    RunOrder,
+    UInt8Array,
+    key_bytes,
+    restored,
+    row_bytes,
+    units,
+    unpack,
+    unpack_keys,
+)
+from .record import MissKind
 
 
 @dataclass(frozen=True)
@@ -40,21 +50,14 @@ class ReadCounts:
     num_chunks: int = 0
 
 
-@dataclass
-class BlockHeads:
-    """The order of all tokens and the checksums of all chunks: kept in memory they need not be read for each query.
-
-    In chunks of 16 tokens 2.5 bytes for each token, layer and KV head: 225 bytes a token of SmolLM2, 1 % of its KV.
-    """
-
-    number: int  # of the file that they are of
-    by_block: list[BlockHead | None]
-
-
 class OpenRun:
-    """A run whose file is open; for one thread. Methods return None where the disk has not what they need: then the run
-    is a miss, which `on_miss` was told, and the exact pages must do. A disk that fails is a miss, too, told with its
-    error.
+    """A run whose file is open; for one thread. Methods return None where something is wrong or the disk fails: then
+    `on_miss` was told, and the caller reads the exact pages instead.
+
+    Args:
+        start: bytes of the file before the payload.
+        block_heads: of this very run, if the caller kept them.
+        chunks: those in memory are not read again.
 
     Attributes:
         header: what the run is of.
@@ -68,6 +71,7 @@ class OpenRun:
         layout: OrderedLayout,
         header: RunHeader,
         *,
+        start: int,
         block_heads: BlockHeads | None = None,
         chunks: RunChunks | None = None,
         on_miss: Callable[[MissKind, OSError | None], None],
@@ -76,12 +80,13 @@ class OpenRun:
         self.counts = ReadCounts()
         self._files = files
         self._fd = fd
+        self._start = start
         self.header = header
         self._on_miss = on_miss
         self._chunks = chunks
         is_known = block_heads is not None and block_heads.number == header.number  # it was not written again since
         self._heads = block_heads if block_heads and is_known else BlockHeads(header.number, [None] * layout.num_blocks)
-        # by rank, of the first blocks alone: with huge pages also memory that nobody touches is zeroed
+        # by rank, of the first blocks alone: with huge pages, memory is zeroed that is never used
         self._rows = np.empty((layout.num_groups, 0, row_bytes(layout.kv)), np.uint8)
         self._num_blocks = 0  # which are in `_rows`
 
@@ -110,7 +115,7 @@ class OpenRun:
             layout.num_groups, -1
         )
         groups = np.arange(layout.num_groups)[:, None]
-        chunk_ids = ranks // layout.chunk_size * layout.num_groups + groups  # as they lie in the file
+        chunk_ids = ranks // layout.chunk_size * layout.num_groups + groups  # as they lie in the payload
         wanted = np.unique(chunk_ids[ranks >= self._num_blocks * layout.chunk_size])
         scattered = self._read_chunks(wanted)
         if scattered is None:
@@ -129,7 +134,7 @@ class OpenRun:
         return self._order(self.layout.num_blocks) if self._read_heads() else None
 
     def block_heads(self) -> BlockHeads | None:
-        """What to give to the next who opens the run, so that it need not read the order again."""
+        """What to open the run with the next time, so that the order is not read again."""
         return self._heads if self._read_heads() else None
 
     def probe_keys(self) -> NDArray[np.float32] | None:
@@ -151,6 +156,12 @@ class OpenRun:
             return None
         return restored(layout.kv, self._order(layout.num_blocks), self._by_head(self._rows))
 
+    def is_right(self) -> bool:
+        """Read everything, a block at a time, and say whether it is what was written."""
+        return all(self._read_whole(block, block + 1) for block in range(self.layout.num_blocks)) and (
+            self.probe_keys() is not None
+        )
+
     def close(self) -> None:
         """Close the file."""
         self._files.close(self._fd)
@@ -162,27 +173,36 @@ class OpenRun:
             return True
         if self._chunks is not None:
             return self._read_blocks_by_chunk(num_blocks)
-        whole = layout.blocks(first, num_blocks)
-        read = self._read([whole])
+        read = self._read_whole(first, num_blocks)
         if read is None:
             return False
         rows = self._grown(num_blocks)
-        for block in range(first, num_blocks):
-            at = layout.block_start(block) - whole.start
-            head_bytes, chunk_bytes = layout.block_head_bytes(block), layout.chunk_bytes(block)
-            head = self._take_head(block, read[0][at : at + head_bytes])
-            if head is None:
-                return False
-            chunks = read[0][at + head_bytes :][: layout.num_groups * chunk_bytes].reshape(layout.num_groups, -1)
-            for chunk, checksum in zip(chunks, head.checksums.tolist(), strict=True):
-                if chunk_checksum(chunk) != checksum:
-                    self._on_miss("payload", None)
-                    return False
+        for block, chunks in enumerate(read, first):
             some = slice(block * layout.chunk_size, block * layout.chunk_size + layout.block_tokens(block))
             rows[:, some] = chunks.reshape(layout.num_groups, -1, rows.shape[-1])
         self._rows, self._num_blocks = rows, num_blocks
         self.counts.num_chunks += (num_blocks - first) * layout.num_groups
         return True
+
+    def _read_whole(self, first: int, stop: int) -> list[UInt8Array] | None:
+        """The chunks of blocks, `[groups, bytes of a chunk]` each, and their heads into memory: one read."""
+        layout, whole = self.layout, self.layout.blocks(first, stop)
+        read = self._read([whole])
+        if read is None:
+            return None
+        blocks: list[UInt8Array] = []
+        for block in range(first, stop):
+            at = layout.block_start(block) - whole.start
+            head_bytes, chunk_bytes = layout.block_head_bytes(block), layout.chunk_bytes(block)
+            head = self._take_head(block, read[0][at : at + head_bytes])
+            if head is None:
+                return None
+            chunks = read[0][at + head_bytes :][: layout.num_groups * chunk_bytes].reshape(layout.num_groups, -1)
+            if [chunk_checksum(chunk) for chunk in chunks] != head.checksums.tolist():
+                self._on_miss("payload", None)
+                return None
+            blocks.append(chunks)
+        return blocks
 
     def _read_blocks_by_chunk(self, num_blocks: int) -> bool:
         """The same without those chunks that are kept in memory."""
@@ -225,8 +245,7 @@ class OpenRun:
         return head
 
     def _read_chunks(self, ids: ChunkIds) -> UInt8Array | None:
-        """Chunks as they lie in the file, block times groups plus group: `[len(ids), chunk_size, row_bytes]`. What is
-        in front of their blocks is in memory."""
+        """Chunks by their ids: `[len(ids), chunk_size, row_bytes]`. The heads of their blocks are in memory."""
         layout = self.layout
         places = [divmod(i, layout.num_groups) for i in ids.tolist()]
         checksums = self._checksums(places)
@@ -266,8 +285,8 @@ class OpenRun:
         for whole in units(extents):
             buffer = np.empty(whole.num_bytes, np.uint8)
             try:
-                got = read_all(self._files, self._fd, [buffer.data], whole.start)
-                self._files.drop_cache(self._fd, whole.start, whole.num_bytes)
+                got = read_all(self._files, self._fd, [buffer.data], self._start + whole.start)
+                self._files.drop_cache(self._fd, self._start + whole.start, whole.num_bytes)
             except OSError as error:
                 self._on_miss("io", error)
                 return None
@@ -289,15 +308,3 @@ class OpenRun:
     def _by_head(self, by_group: NDArray[Any]) -> NDArray[Any]:
         kv = self.layout.kv
         return by_group.reshape(kv.num_layers, kv.num_kv_heads, *by_group.shape[1:])
-
-
-def read_header(files: Files, fd: int) -> RunHeader | None:
-    """What the file says of itself; None if it is no whole run."""
-    start = bytearray(BLOCK)
-    if read_all(files, fd, [start], 0) < BLOCK:
-        return None
-    num_bytes = RunHeader.num_bytes(start)
-    if num_bytes is None:
-        return None
-    header = bytearray(num_bytes)
-    return RunHeader.decode(header) if read_all(files, fd, [header], 0) == num_bytes else None

@@ -1,7 +1,7 @@
 """Name a stored page: a chain of hashes over the model, the client's namespace and every token up to the page's end.
 
 Knows ids and digests; not files, nor what the page holds. Two pages have one key only if all that they depend on is
-equal, and whoever finds a page by its key compares namespace, parent and tokens besides.
+equal; a page that is found by its key is still compared by namespace, parent and tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..artifact.manifest import PAGE_SIZE
+from ..artifact.manifest import PAGE_SIZE, KVLayout
 from ..errors import StoreCorrupt, StoreError
 
 if TYPE_CHECKING:
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 KEY_BYTES = 32
 NO_PARENT = bytes(KEY_BYTES)  # of the first page of a prompt
 MAX_NAMESPACE_BYTES = 256
+PAGE_DETAILS_BYTES = 80  # of a record's header: 16 token ids, 16 flags
 MAX_PAGE_BYTES = 1 << 30
 _TOKENS = struct.Struct(f"<{PAGE_SIZE}I")
 
 
 @dataclass(frozen=True)
 class StoreIdentity:
-    """What a stored page depends on besides namespace and tokens: with another one, none of it can be used.
+    """What a stored page depends on besides namespace and tokens: pages of another identity cannot be used.
 
     Raises:
         StoreError: a page would be empty or larger than 1 GiB.
@@ -68,6 +69,18 @@ class StoreIdentity:
             hashed.update(len(value).to_bytes(8, "little") + value)
         return hashed.digest()
 
+    @cached_property
+    def kv(self) -> KVLayout:
+        """How a page lies in memory.
+
+        Raises:
+            StoreError: the identity does not say.
+        """
+        try:
+            return msgspec.json.decode(self.kv_layout, type=KVLayout)
+        except msgspec.MsgspecError as error:
+            raise StoreError(f"pages of {self.kv_layout!r:.80} cannot be ordered: {error}") from None
+
     def to_json(self) -> bytes:
         """All fields, the same bytes each time."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
@@ -87,7 +100,7 @@ class StoreIdentity:
 
 @dataclass(frozen=True)
 class PageKey:
-    """All that is known of a stored page without its payload."""
+    """What a stored page is of: everything that its keys and values depend on."""
 
     key: bytes  # 32 bytes, over everything below but `generated`
     parent_key: bytes  # of the page before it; `NO_PARENT` at the start of a prompt
@@ -104,10 +117,10 @@ class PageKey:
         token_ids: Sequence[int],
         generated: bytes,
     ) -> PageKey:
-        """The head of a page of `token_ids` behind the page `parent_key`.
+        """The key of a page of `token_ids` behind the page `parent_key`.
 
         Raises:
-            StoreError: a length or a token id is none that a page can have.
+            StoreError: a length or a token id is not one of a page.
         """
         if len(parent_key) != KEY_BYTES or len(generated) != PAGE_SIZE or len(namespace) > MAX_NAMESPACE_BYTES:
             raise StoreError(

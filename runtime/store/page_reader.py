@@ -1,6 +1,7 @@
 """Read pages back, and believe nothing: each must be the one that was asked for, and whole.
 
-Knows places, headers and checksums. Counts what was wrong by kind; what becomes of a page that was, others decide.
+Knows the index, places, headers and checksums. Says by kind what was wrong; the caller decides what becomes of such a
+page.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from .directory import INDEX
-from .files import Buffer, Files, read_all
+from .files import INDEX, Buffer, Files, read_all
 from .index import Index
 from .page_key import PageKey, StoreIdentity
-from .record import BLOCK, MissKind, Place, RecordHeader, checksum, padded
+from .record import BLOCK, MissKind, Place, Record, RecordHeader, checksum, padded
 from .segment import Segment, extents
 
 _READ_BYTES: Final = 32 << 20  # at once: far more than a disk needs to be fast, and soon enough checked
+_TOKENS_BYTES: Final = 64  # of a page's details, that are compared
 
 
 @dataclass
@@ -35,7 +36,7 @@ class ReadResult:
 
 @dataclass
 class PageReader:
-    """Reads records of one identity; keeps the files open that it reads from. For one thread at a time."""
+    """Reads pages of one identity; keeps the files open that it reads from. For one thread at a time."""
 
     directory: Path
     files: Files
@@ -49,22 +50,23 @@ class PageReader:
         self._headers = np.empty((self._max_records, BLOCK), np.uint8)
         self._padding = memoryview(bytearray(self._num_padding))
 
-    def read(self, heads: Sequence[PageKey], places: Sequence[Place], out: NDArray[np.uint8]) -> ReadResult:
-        """Fill `out` with pages up to the first that is not right.
+    def read(self, pages: Sequence[PageKey], places: Sequence[Place], out: NDArray[np.uint8]) -> ReadResult:
+        """Fill `out` with pages up to the first that is not right; those that lie together are one read.
 
         Args:
-            places: of the first pages of `heads`, perhaps not of all.
-            out: `[at least len(heads), page_bytes]`, rows contiguous; rows behind the last right one are rubbish.
+            places: of the first of `pages`, perhaps not of all.
+            out: `[at least len(pages), page_bytes]`, rows contiguous; rows behind the last right one are rubbish.
 
         Raises:
             OSError: the disk failed.
         """
         result = ReadResult()
         for some in extents(places, self._max_records):
-            self._read_extent(heads[some.start : some.stop], places[some.start], out[some.start : some.stop], result)
+            span = slice(some.start, some.stop)
+            self._read_extent(pages[span], places[span], out[span], result)
             if result.miss is not None:
                 return result
-        if len(places) < len(heads):
+        if len(places) < len(pages):
             result.miss = "absent"
         return result
 
@@ -79,43 +81,43 @@ class PageReader:
         for segment in list(self._fds):
             self.forget(segment)
 
-    def _read_extent(self, heads: Sequence[PageKey], first: Place, out: NDArray[np.uint8], result: ReadResult) -> None:
-        segment = Segment(first.segment, self.identity)
+    def _read_extent(
+        self, pages: Sequence[PageKey], places: Sequence[Place], out: NDArray[np.uint8], result: ReadResult
+    ) -> None:
+        first = places[0]
         try:
-            fd = self._fd(segment)
+            fd = self._fd(first.segment)
         except FileNotFoundError:
             result.miss = "gone"
             return
         buffers: list[Buffer] = []
         for header, row in zip(self._headers, out, strict=False):
             buffers += [header.data, row.data, self._padding]
-        offset, wanted = segment.offset(first.number), len(heads) * self._record_bytes
-        got = read_all(self.files, fd, buffers, offset)
+        got = read_all(self.files, fd, buffers, first.offset)
         result.num_bytes += got
-        self.files.drop_cache(fd, offset, wanted)
-        for i, head in enumerate(heads):
+        self.files.drop_cache(fd, first.offset, len(pages) * self._record_bytes)
+        for i, (page, place) in enumerate(zip(pages, places, strict=True)):
             if got < (i + 1) * self._record_bytes:
                 result.miss = "short"
             else:
-                place = Place(first.segment, first.number + i)
-                result.miss = self._wrong(self._headers[i].data, out[i].data, head, place)
+                result.miss = self._wrong(self._headers[i].data, out[i].data, page, place)
             if result.miss is not None:
                 return
             result.num_read += 1
 
-    def _wrong(self, block: Buffer, payload: Buffer, head: PageKey, place: Place) -> MissKind | None:
-        header = RecordHeader.decode(block)
-        if header is None:
+    def _wrong(self, block: Buffer, payload: Buffer, page: PageKey, place: Place) -> MissKind | None:
+        record = Record.decode(block)
+        if record is None:
             return "header"
-        unlike = header.unlike(self.identity.digest, head, place)
+        unlike = record.unlike(self.identity.digest, RecordHeader.of_page(page), place, _TOKENS_BYTES)
         if unlike is not None:
             return unlike
-        return None if checksum(payload) == header.payload_checksum else "payload"
+        return None if checksum(payload) == record.payload_checksum else "payload"
 
-    def _fd(self, segment: Segment) -> int:
-        fd = self._fds.get(segment.number)
+    def _fd(self, segment: int) -> int:
+        fd = self._fds.get(segment)
         if fd is None:
-            fd = self._fds[segment.number] = self.files.open(self.directory / segment.name)
+            fd = self._fds[segment] = self.files.open(self.directory / Segment(segment, self.identity).name)
         return fd
 
 
@@ -134,39 +136,39 @@ class ChainReader:
 
     def __init__(self, directory: Path, files: Files, identity: StoreIdentity) -> None:
         self._index = Index.open_to_read(directory / INDEX)
-        self._pages = PageReader(directory, files, identity)
+        self._reader = PageReader(directory, files, identity)
 
-    def read(self, heads: Sequence[PageKey], out: NDArray[np.uint8], bad: Set[bytes]) -> ChainRead:
+    def read(self, pages: Sequence[PageKey], out: NDArray[np.uint8], bad: Set[bytes]) -> ChainRead:
         """Fill `out` with pages up to the first that cannot be had.
 
         Args:
             bad: keys that the index still has and must not have.
         """
-        num_read, num_bytes, places = 0, 0, self._places(heads, bad)
+        num_read, num_bytes, places = 0, 0, self._places(pages, bad)
         while True:
-            result = self._pages.read(heads[num_read:], places, out[num_read:])
+            result = self._reader.read(pages[num_read:], places, out[num_read:])
             num_read, num_bytes = num_read + result.num_read, num_bytes + result.num_bytes
             if result.miss is None or result.miss == "absent":
                 return ChainRead(num_read, num_bytes, result.miss, None)
             was = places[result.num_read]
-            places = self._places(heads[num_read:], bad)
+            places = self._places(pages[num_read:], bad)
             if not places:  # evicted or discarded while we read
                 return ChainRead(num_read, num_bytes, "gone", None)
             if places[0] == was:  # not moved: the page itself is wrong
-                return ChainRead(num_read, num_bytes, result.miss, heads[num_read].key)
+                return ChainRead(num_read, num_bytes, result.miss, pages[num_read].key)
 
     def forget(self, segments: Sequence[int]) -> None:
         """Close the files of segments that are no more."""
         for segment in segments:
-            self._pages.forget(segment)
+            self._reader.forget(segment)
 
     def close(self) -> None:
         """Close files and index."""
-        self._pages.close()
+        self._reader.close()
         self._index.close()
 
-    def _places(self, heads: Sequence[PageKey], bad: Set[bytes]) -> list[Place]:
-        """Where the first of `heads` lie, up to one that is not there."""
-        found = self._index.find([head.key for head in heads])
-        places = (None if head.key in bad else found.get(head.key) for head in heads)
+    def _places(self, pages: Sequence[PageKey], bad: Set[bytes]) -> list[Place]:
+        """Where the first of `pages` lie, up to one that is not there."""
+        found = self._index.find([page.key for page in pages])
+        places = (None if page.key in bad else found.get(page.key) for page in pages)
         return [place for place in takewhile(lambda place: place is not None, places) if place is not None]

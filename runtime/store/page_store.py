@@ -1,49 +1,47 @@
 """Pages of keys and values on disk, found again by everything that they depend on; never a wrong one.
 
-Knows bytes, keys and files; no engine, tree or pool. A page that cannot be had, for whatever reason, is a miss, counted
-by kind; when the disk fails the store turns itself off, says so once, and its owner goes on without it.
+Knows bytes, keys and files; no engine, tree or pool. A page that cannot be read, for whatever reason, is a miss, which
+is counted by kind. When the disk fails the store turns itself off and logs that once; its owner goes on without it.
 
-Three threads may use one store: one puts, discards and collects; one reads; any touches and asks for `stats`.
+Three threads may use one store: one puts, discards and collects; one reads; any touches, opens ordered runs and asks
+for `stats`.
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..artifact.manifest import KVLayout
-from ..errors import StoreCorrupt, StoreError
+from ..errors import StoreCorrupt
+from .alias_record import StoredAlias
+from .catalogue import verify
 from .chunk_cache import ChunkCache
-from .directory import INDEX, StoreLock, read_secret
-from .files import Files, OSFiles
+from .files import INDEX, Files, OSFiles, StoreLock, read_secret
 from .index import Index, is_broken
-from .ordered_reader import BlockHeads, OpenRun
+from .index_rows import RecordRow
+from .ordered_reader import OpenRun
+from .ordered_record import BlockHeads, ordered_record
 from .ordered_run import OrderedRun
-from .ordered_store import OrderedStore
+from .ordered_runs import OrderedRuns
 from .page_key import PageKey, StoreIdentity
 from .page_reader import ChainReader
-from .page_writer import PageWriter
-from .recovery import recover, remove_index
-from .segment import Segment
-from .segment_log import NO_SPACE, SegmentLog
+from .record import Kind, RecordHeader
+from .record_writer import RecordWriter
+from .recovery import remove_index
 from .store_state import GCReport, PutResult, RecoveryReport, StoreState, StoreStats, VerifyReport
-from .verification import verify
 
 _LOGGER = logging.getLogger(__name__)
-_MAX_SEGMENT_BYTES: Final = 256 << 20
-_MIN_SEGMENTS: Final = 8  # that a full store has, so that one of them is not much of it
 
 
 class PageStore:
@@ -58,25 +56,22 @@ class PageStore:
         identity: StoreIdentity,
         *,
         lock: StoreLock,
-        secret: bytes,
-        writer: PageWriter,
-        ordered: OrderedStore,
+        writer: RecordWriter,
         recovery: RecoveryReport,
         files: Files,
     ) -> None:
         self.directory = directory
         self.identity = identity
-        self.secret = secret  # 32 bytes of this directory, for CacheNamespaces
+        self.files = files
+        self.secret = read_secret(directory)  # 32 bytes of this directory, for CacheNamespaces
         self._lock = lock
         self._writer = writer
-        self._ordered = ordered
-        ordered.on_error = self._turn_off
         self._recovery = recovery
-        self.files = files
         self._write = threading.RLock()
         self._read = threading.Lock()
-        self._reader = ChainReader(directory, files, identity)
         self._state = StoreState(writer.num_pages())
+        self._reader = ChainReader(directory, files, identity)
+        self._runs = OrderedRuns(directory, identity, files, self._state, on_error=self._turn_off)
         self._is_closed = False
 
     @classmethod
@@ -99,91 +94,78 @@ class PageStore:
         Raises:
             StoreBusy: another process has it open.
             StoreCorrupt: the directory cannot be used at all.
-            StoreMismatch: another version of radixlm wrote it.
+            StoreMismatch: a radixlm with another format wrote it.
             StoreError: not one page fits into `max_bytes`.
         """
         path, files = Path(directory), OSFiles() if files is None else files
-        smallest = Segment(1, identity)
-        if max_bytes < smallest.offset(1):
-            raise StoreError(
-                f"a store of {max_bytes} bytes holds no page, one takes {smallest.offset(1)} with its segment; "
-                f"raise --store-gb"
-            )
-        lock = None
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = StoreLock.take(path)
-            max_bytes = min(max_bytes, shutil.disk_usage(path).total)  # owners keep books for as many pages as fit
-            secret = read_secret(path)
-            segment_bytes = max(smallest.offset(1), min(_MAX_SEGMENT_BYTES, max_bytes // _MIN_SEGMENTS))
-            new_log = partial(SegmentLog, path, files, segment_bytes=segment_bytes, clock=clock)
-            index, log, recovery = recover(path, files, new_log, clock)
-            ordered = OrderedStore.open(path, identity, files)
-            writer = PageWriter(
-                identity,
-                index,
-                log,
-                files,
-                max_bytes=max_bytes,
-                bytes_beside=lambda: ordered.num_bytes,
-                shrink_beside=ordered.shrink,
-            )
-            return cls(
-                path,
-                identity,
-                lock=lock,
-                secret=secret,
-                writer=writer,
-                ordered=ordered,
-                recovery=recovery,
-                files=files,
-            )
+            with ExitStack() as stack:
+                lock = StoreLock.take(path)
+                stack.callback(lock.release)
+                writer, recovery = RecordWriter.open(path, identity, files, max_bytes=max_bytes, clock=clock)
+                store = cls(path, identity, lock=lock, writer=writer, recovery=recovery, files=files)
+                stack.pop_all()
+                return store
         except (OSError, sqlite3.Error) as error:
-            if lock is not None:
-                lock.release()
             raise StoreCorrupt(f"{path} cannot hold a store: {error}; give another directory") from error
-        except BaseException:
-            if lock is not None:
-                lock.release()
-            raise
 
     def heads(self) -> Iterator[PageKey]:
         """All pages of this model, each after the one before it in its prompt."""
-        if self._state.off_because is not None:
-            return
-        index = None
-        try:
-            index = Index.open_to_read(self.directory / INDEX)
-            ours = self._writer.segments()
-            for key, row in index.pages():
-                if row is None:
-                    self._state.add_miss("index")
-                    self._state.add_bad([key])
-                elif row.place.segment in ours:
-                    yield row.head
-        except sqlite3.Error as error:
-            self._turn_off(error)
-        finally:
-            if index is not None:
-                index.close()
+        return (row.header.page for row in self._rows(Index.reachable) if row.header.kind == Kind.PAGE)
+
+    def aliases(self) -> Iterator[StoredAlias]:
+        """All aliases of this model, the one used longest ago first."""
+        rows = self._rows(lambda index: index.rows_of_kind(Kind.ALIAS).items())
+        return (alias for row in rows if (alias := StoredAlias.of(row.header)) is not None)
 
     def put(self, heads: Sequence[PageKey], payload: NDArray[np.uint8], *, evicts: bool = True) -> PutResult:
         """Store pages; readers find all of them at once, when they outlive a loss of power.
 
-        Pages whose parent is neither stored nor before them here are left out: nobody could find them. After a crash
+        Pages whose parent is neither stored nor before them here are left out: they could not be found. After a crash
         the first few of them may be there.
 
         Args:
             heads: of this store's identity, each parent before its children.
             payload: `[len(heads), page_bytes]`.
-            evicts: whether pages that are there go where there is no room; else those that find none are left out.
+            evicts: whether stored pages go where there is no room; else the new ones that find none are left out.
         """
         assert payload.shape == (len(heads), self.identity.page_bytes) and payload.dtype == np.uint8
-        with self._write, self._guarded():
-            if self._state.off_because is None:
-                payload, noted = np.ascontiguousarray(payload), self._state.for_writer()
-                return self._count(self._writer.put(heads, payload, *noted, evicts=evicts))
-        return PutResult()
+        rows = np.ascontiguousarray(payload)
+        records = [(RecordHeader.of_page(head), row.data) for head, row in zip(heads, rows, strict=True)]
+        return self._change(partial(self._writer.put, records, evicts=evicts))
+
+    def put_alias(self, alias: StoredAlias) -> PutResult:
+        """Store an alias, if its page is there. It is evicted, dropped and discarded with that page."""
+        header = alias.header(self.identity)
+        return PutResult() if header is None else self._change(partial(self._writer.put, [(header, b"")]))
+
+    def put_ordered(self, heads: Sequence[PageKey], run: OrderedRun, *, chunk_size: int = 16) -> PutResult:
+        """Store pages that are there in the order of importance, too, in place of an older order.
+
+        Nothing is stored if one of the pages is not there. Ordered runs take at most half of the store, and of the room
+        that pages leave: only runs that were used longest ago make room for one.
+
+        Raises:
+            StoreError: the run is not of those pages.
+        """
+        record = ordered_record(self.identity.kv, heads, run, chunk_size)
+        return self._change(partial(self._writer.put_single, record, [head.key for head in heads]))
+
+    def rewrite(
+        self, heads: Sequence[PageKey], scores: NDArray[Any], *, chunk_size: int = 16, probe_head: int = 0
+    ) -> PutResult:
+        """Read stored pages and store them ordered by `scores`, `[layers, kv_heads, 16 len(heads)]`, too.
+
+        Nothing is stored if one of the pages is not there, or not right. By the thread that puts.
+
+        Raises:
+            StoreError: the scores are not of those pages.
+        """
+        run = None
+        with self._guarded():
+            run = self._runs.ordered(heads, scores, probe_head)
+        return PutResult() if run is None else self.put_ordered(heads, run, chunk_size=chunk_size)
 
     def read(self, heads: Sequence[PageKey], out: NDArray[np.uint8]) -> int:
         """Read a chain, or a part of one, and count it as used; how many of its first pages are right.
@@ -204,6 +186,21 @@ class PageStore:
         self._state.add_miss("io")
         return 0
 
+    def open_ordered(
+        self, heads: Sequence[PageKey], *, block_heads: BlockHeads | None = None, chunks: ChunkCache | None = None
+    ) -> OpenRun | None:
+        """The longest ordered run that `heads` begin with, to read from by one thread until it is closed, also when it
+        is removed meanwhile; None if there is none, or it is not right. By any thread.
+
+        Args:
+            block_heads: of that run, if they were kept.
+            chunks: a cache of this store's chunks alone; those of a run go with it. Any thread may share it.
+        """
+        with self._guarded():
+            if self._state.off_because is None and heads:
+                return self._runs.open(heads, block_heads=block_heads, chunks=chunks)
+        return None
+
     def touch(self, keys: Iterable[bytes]) -> None:
         """Count pages, and those before them in their prompts, as used now: they are evicted later."""
         self._state.touch(keys)
@@ -211,78 +208,22 @@ class PageStore:
     def drop(self, keys: Iterable[bytes]) -> list[bytes]:
         """Take out pages that are wrong, or unused for too long, and all that come after them, and overwrite them on
         disk; their keys. By the thread that puts."""
-        with self._write, self._guarded(), self._state.erasing():
-            if self._state.off_because is None:
-                dropped = self._writer.drop(set(keys), *self._state.for_writer())
-                self._ordered.forget(dropped.evicted, erases=True)
-                return list(self._count(dropped).evicted)
-        return []
+        with self._state.erasing():
+            return list(self._change(partial(self._writer.drop, set(keys))).evicted)
 
     def discard(self, namespace: bytes) -> list[bytes]:
         """Take out all pages of a namespace, and overwrite them on disk; their keys. By the thread that puts."""
-        with self._write, self._guarded(), self._state.erasing():
-            if self._state.off_because is None:
-                self._ordered.discard(namespace)
-                return list(self._count(self._writer.discard(namespace, *self._state.for_writer())).evicted)
-        return []
-
-    @property
-    def kv(self) -> KVLayout:
-        """How a page lies in memory; raises StoreError where the identity does not say."""
-        return self._ordered.kv
-
-    def put_ordered(self, heads: Sequence[PageKey], run: OrderedRun, *, chunk_size: int = 16) -> PutResult:
-        """Store pages that are there in the order of importance, too, in place of an older order; nothing if they are
-        not, or if ordered runs would take more than half of the store, or of the room that pages leave: for a copy no
-        page makes room, only copies that were not used for longer. By the thread that puts.
-
-        Raises:
-            StoreError: the run is not of those pages.
-        """
-        with self._write, self._guarded():
-            if self._state.off_because is not None:
-                return PutResult()
-            num_bytes, keys = self._ordered.bytes_for(len(heads), chunk_size), [head.key for head in heads]
-            max_bytes = self._writer.max_bytes
-            room = min(max_bytes // 2, max_bytes - self._writer.num_bytes) - num_bytes
-            if room < 0 or not self._writer.are_there(keys):
-                return PutResult()
-            self._ordered.shrink(room)
-            try:
-                self._ordered.put(heads, run, chunk_size=chunk_size)
-            except OSError as error:
-                if error.errno not in NO_SPACE:
-                    raise
-                return PutResult()
-            return PutResult(tuple(keys))
-        return PutResult()
-
-    def open_ordered(
-        self, heads: Sequence[PageKey], *, block_heads: BlockHeads | None = None, chunks: ChunkCache | None = None
-    ) -> OpenRun | None:
-        """The longest ordered run that `heads` begin with, to read from by one thread until it is closed; None if there
-        is none, or it is not right. By any thread.
-
-        Args:
-            block_heads: of that run, if they were kept.
-            chunks: a cache of this store's chunks alone; those of a run go with it. Any thread may share it.
-        """
-        with self._guarded():
-            if self._state.off_because is None:
-                return self._ordered.open_run(heads, block_heads=block_heads, chunks=chunks)
-        return None
+        with self._state.erasing():
+            return list(self._change(partial(self._writer.discard, namespace)).evicted)
 
     def gc(self) -> GCReport:
-        """Give the room of pages back that are there no more. By the thread that puts."""
-        with self._write, self._guarded():
-            if self._state.off_because is None:
-                written, report = self._writer.collect(*self._state.for_writer())
-                self._count(written)
-                return report
-        return GCReport(0, 0, self._writer.num_bytes, self._writer.num_bytes)
+        """Give the room of records back that are not there any more. By the thread that puts."""
+        before = self._writer.num_bytes
+        result = self._change(self._writer.collect)
+        return GCReport(len(result.segments_removed), result.num_moved, before, self._writer.num_bytes)
 
     def verify(self) -> VerifyReport:
-        """Read all pages of this model, and find those no more that are not right. By any thread."""
+        """Read all records of this model; those that are wrong are not found any more. By any thread."""
         with self._guarded():
             if self._state.off_because is None:
                 report = verify(self.directory, self.files, self.identity)
@@ -291,26 +232,23 @@ class PageStore:
         return VerifyReport(0, 0, {})
 
     def stats(self) -> StoreStats:
-        """Counts as of now."""
-        num_ordered_bytes = self._ordered.num_bytes
+        """The counts now."""
         return self._state.stats(
             num_segments=self._writer.num_segments,
-            num_bytes=self._writer.num_bytes + num_ordered_bytes,
-            num_ordered_bytes=num_ordered_bytes,
+            num_bytes=self._writer.num_bytes,
+            num_ordered_bytes=self._writer.num_single_bytes,
             max_bytes=self._writer.max_bytes,
             recovery=self._recovery,
         )
 
     def close(self) -> None:
-        """Note what was used, and let others have the directory."""
+        """Note what was used, and let other processes have the directory."""
         with self._write, self._read:
             if self._is_closed:
                 return
             self._is_closed = True
-            if self._state.off_because is None:
-                with self._guarded():
-                    self._count(self._writer.settle(*self._state.for_writer()))
-            for part in (self._reader, self._writer):
+            self._change(self._writer.settle)
+            for part in (self._runs, self._reader, self._writer):
                 try:
                     part.close()
                 except (OSError, sqlite3.Error) as error:
@@ -326,6 +264,19 @@ class PageStore:
     ) -> None:
         self.close()
 
+    def _rows(self, rows_of: Callable[[Index], Iterable[tuple[bytes, RecordRow | None]]]) -> Iterator[RecordRow]:
+        """Rows of this model, read by a connection of their own; those that broke are misses."""
+        if self._state.off_because is not None:
+            return
+        with self._guarded(), closing(Index.open_to_read(self.directory / INDEX)) as index:
+            ours = self._writer.segments()
+            for key, row in rows_of(index):
+                if row is None:
+                    self._state.add_miss("index")
+                    self._state.add_bad([key])
+                elif row.place.segment in ours:
+                    yield row
+
     def _read_chain(self, heads: Sequence[PageKey], out: NDArray[np.uint8]) -> int:
         begun = time.perf_counter()
         removed, bad, num_erasures = self._state.for_reader()
@@ -334,11 +285,15 @@ class PageStore:
         self._state.add_read(heads, result, time.perf_counter() - begun, num_erasures)
         return result.num_read
 
-    def _count(self, result: PutResult) -> PutResult:
-        """Count what the writer did, and remove the ordered runs whose pages are gone."""
-        self._ordered.forget(result.evicted)
-        self._state.add_put(result)
-        return result
+    def _change(self, change: Callable[[set[bytes], set[bytes]], PutResult]) -> PutResult:
+        """Have the writer change something, after it was told which keys were used and which are bad."""
+        with self._write, self._guarded():
+            if self._state.off_because is None:
+                result = change(*self._state.for_writer())
+                self._state.add_put(result)
+                self._runs.removed(result.segments_removed)
+                return result
+        return PutResult()
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:

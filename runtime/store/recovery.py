@@ -1,8 +1,8 @@
 """Make index and segments agree again, whatever ended the process before: the segments are right.
 
 Knows both. Records that the index lacks are taken in if they are whole, and the file is cut behind the last that is.
-One that is not may lie before others that are: it was being overwritten because somebody discarded it. Pages whose
-record is gone leave the index, and all that come after them with them.
+One that is not may lie before others that are: it was being overwritten by a discard. Records that are gone leave the
+index, and all below them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import StoreCorrupt
-from .directory import INDEX
-from .files import Files
+from .files import INDEX, Files
 from .index import Index, is_broken
-from .index_rows import PageRow, SegmentRow
-from .record import KIND_PAGE
-from .segment import Segment, read_segment, segment_paths
+from .index_rows import RecordRow, SegmentRow
+from .record import BLOCK, Kind
+from .segment import Segment, read_segments, segment_paths
 from .segment_log import SegmentLog
 from .store_state import RecoveryReport
 
@@ -36,33 +35,41 @@ def recover(
         log_of: a new log of the directory.
 
     Raises:
+        StoreMismatch: a radixlm with another format wrote it; nothing was changed.
         StoreCorrupt, OSError, sqlite3.Error: the disk failed.
     """
+    segments = read_segments(directory, files)
     try:
-        return _recover(directory, files, log_of(), clock, was_index_rebuilt=False)
+        return _recover(directory, files, log_of(), segments, clock, was_index_rebuilt=False)
     except (StoreCorrupt, sqlite3.Error) as error:
         if not is_broken(error):
             raise
         _LOGGER.warning("the index in %s is made again: %s", directory, error)
         remove_index(directory)
-        return _recover(directory, files, log_of(), clock, was_index_rebuilt=True)
+        return _recover(directory, files, log_of(), segments, clock, was_index_rebuilt=True)
 
 
 def remove_index(directory: Path) -> None:
-    """Let the next one who opens the directory make a new index."""
+    """Have the next start make a new index."""
     for name in (INDEX, f"{INDEX}-wal", f"{INDEX}-shm"):
         (directory / name).unlink(missing_ok=True)
 
 
 def _recover(
-    directory: Path, files: Files, log: SegmentLog, clock: Callable[[], float], *, was_index_rebuilt: bool
+    directory: Path,
+    files: Files,
+    log: SegmentLog,
+    segments: dict[int, Segment | None],
+    clock: Callable[[], float],
+    *,
+    was_index_rebuilt: bool,
 ) -> tuple[Index, SegmentLog, RecoveryReport]:
     if not (directory / INDEX).exists():
         remove_index(directory)  # what SQLite kept beside one that is no more
     index = Index.open(directory / INDEX)
     try:
         recovery = Recovery(log, index, files, was_index_rebuilt=was_index_rebuilt, clock=clock)
-        return index, log, recovery.run()
+        return index, log, recovery.run(segments)
     except BaseException:
         index.close()
         raise
@@ -86,70 +93,68 @@ class Recovery:
         self._clock = clock
         self.report = RecoveryReport(was_index_rebuilt=was_index_rebuilt)
 
-    def run(self) -> RecoveryReport:
-        """Fill the log with the segments that are there, and the index with their pages.
+    def run(self, segments: dict[int, Segment | None]) -> RecoveryReport:
+        """Fill the log with the segments that are there, and the index with their records.
 
         Raises:
             OSError, sqlite3.Error: the disk failed.
         """
-        paths = segment_paths(self._log.directory)
-        known = self._index.segments()
+        known, paths = self._index.segments(), segment_paths(self._log.directory)
+        newest = max((n for n, segment in segments.items() if segment is not None and not segment.is_single), default=0)
         with self._index.transaction():
-            for number, path in paths.items():
-                self._take(path, known.get(number), is_newest=number == max(paths))
+            for number, segment in segments.items():
+                row = known.get(number)
+                if segment is None or (row is not None and row.is_doomed):
+                    self._drop(paths[number], was_broken=segment is None)
+                else:
+                    self._take(paths[number], segment, row, is_newest=number == newest)
             for number in known.keys() - self._log.segments.keys():
-                self._cut(self._index.num_pages().get(number, 0))
+                self._count(num_cut=self._index.cut_segment(number, 0)[0])
                 self._index.remove_segment(number)
             if self.report != RecoveryReport():
                 self._count(num_unreachable=self._index.remove_unreachable())
             self._index.put_segments(self._log.take_changed())
         return self.report
 
-    def _take(self, path: Path, known: SegmentRow | None, *, is_newest: bool) -> None:
-        if known is not None and known.is_doomed:
-            self._files.unlink(path)
-            return
+    def _drop(self, path: Path, *, was_broken: bool) -> None:
+        if was_broken:
+            _LOGGER.warning("%s has no header that says whose pages it holds; its pages are lost", path)
+            self._count(num_segments_dropped=1)
+        self._files.unlink(path)
+
+    def _take(self, path: Path, segment: Segment, known: SegmentRow | None, *, is_newest: bool) -> None:
         fd = self._files.open(path)
         try:
-            segment = read_segment(self._files, fd, path)
-            num_known = known.num_records if known is not None else 0
-            num_records = self._scan(segment, fd, num_known, payloads=is_newest)
-        except StoreCorrupt as error:
-            _LOGGER.warning("%s", error)
-            self._count(num_segments_dropped=1)
-            self._files.unlink(path)
-            return
+            num_known = known.num_blocks if known is not None else segment.num_header_blocks
+            num_blocks = self._scan(segment, fd, num_known, payloads=is_newest)
         finally:
             self._files.close(fd)
         sealed_at = known.sealed_at if known is not None else None
         if sealed_at is None and not is_newest:
             sealed_at = self._index.last_use()
         begun_at = known.begun_at if known is not None else self._clock()
-        self._log.adopt(segment, SegmentRow(segment.number, num_records, sealed_at, False, begun_at))
+        self._log.adopt(segment, SegmentRow(segment.number, num_blocks, sealed_at, False, begun_at))
 
     def _scan(self, segment: Segment, fd: int, num_known: int, *, payloads: bool) -> int:
-        """Take in what the index does not know of a segment; where the last record ends that is whole.
+        """Take in what the index does not know of a segment; the block behind its last whole record.
 
         In all but the newest segment everything is known to have been written: what broke there, a read will tell.
         """
-        num_there = segment.num_records(self._files.size(fd))
+        num_there = self._files.size(fd) // BLOCK
         if num_there < num_known:
-            self._cut(num_known - num_there)
-            self._index.cut_segment(segment.number, num_there)
-            return num_there
-        use, num_records = self._index.last_use(), num_known
-        for number, header in enumerate(segment.scan(self._files, fd, num_known, payloads=payloads), num_known):
-            if header is None:
-                self._cut(1)
+            num_cut, stop = self._index.cut_segment(segment.number, num_there)
+            self._count(num_cut=num_cut)
+            return max(stop, segment.num_header_blocks)
+        use, num_blocks = self._index.last_use(), num_known
+        for record in segment.scan(self._files, fd, num_known, payloads=payloads):
+            if record is None:
+                self._count(num_cut=1)
                 continue
-            num_records = number + 1
-            if header.kind == KIND_PAGE:
-                self._index.put([PageRow(header.head, header.place, use)])
+            num_blocks = record.place.stop
+            if record.header.kind != Kind.DISCARDED:
+                self._index.put([RecordRow(record.header, record.place, use)])
                 self._count(num_adopted=1)
-        return num_records
-
-    def _cut(self, num_records: int) -> None:
-        self._count(num_cut=num_records)
+        return num_blocks
 
     def _count(
         self, *, num_adopted: int = 0, num_cut: int = 0, num_unreachable: int = 0, num_segments_dropped: int = 0

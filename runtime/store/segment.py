@@ -1,6 +1,7 @@
-"""A file of records that only grows: what its first blocks say, and where each record lies.
+"""A file of records that only grows: what its first blocks say, and which records follow.
 
-Knows one file's layout; which records of it are still wanted, the index knows.
+A segment has many small records, or a single large one, which then leaves without moving others. Knows the layout of
+one file; which of its records are still wanted, the index knows.
 """
 
 from __future__ import annotations
@@ -17,52 +18,43 @@ from typing import Final
 from ..errors import StoreCorrupt, StoreMismatch
 from .files import Files, read_all, write_all
 from .page_key import StoreIdentity
-from .record import BLOCK, KIND_PAGE, Place, RecordHeader, checksum, is_sealed, padded, sealed
+from .record import BLOCK, FORMAT_VERSION, Kind, Place, Record, checksum, is_sealed, padded, sealed
 
-FORMAT_VERSION: Final = 1
 _MAGIC: Final = b"RLXSEGM\n"
-_HEADER: Final = struct.Struct("<8sIIQI")  # magic, version, bytes of the header, number, bytes of the identity
+_HEADER: Final = struct.Struct("<8sIIQII")  # magic, version, bytes of the header, number, bytes of the identity, single
 _MAX_HEADER_BYTES: Final = 1 << 20
-_NAME: Final = re.compile(r"segment-([0-9]{10})\.pages")
+_NAME: Final = re.compile(r"segment-([0-9]{10})\.(?:pages|run)")
 
 
 @dataclass(frozen=True)
 class Segment:
-    """What never changes of a segment: its number, and the model whose pages it holds."""
+    """What never changes of a segment: its number, the model whose records it holds, and whether it holds one alone."""
 
     number: int
     identity: StoreIdentity
+    is_single: bool = False
 
     @cached_property
-    def header_bytes(self) -> int:
-        """Bytes before the first record."""
-        return padded(_HEADER.size + len(self.identity.to_json()) + 16)
-
-    @cached_property
-    def record_bytes(self) -> int:
-        """Bytes of each record."""
-        return BLOCK + padded(self.identity.page_bytes)
+    def num_header_blocks(self) -> int:
+        """Blocks before the first record."""
+        return padded(_HEADER.size + len(self.identity.to_json()) + 16) // BLOCK
 
     @property
     def name(self) -> str:
         """Of the file."""
-        return f"segment-{self.number:010d}.pages"
-
-    def offset(self, number: int) -> int:
-        """Where record `number` begins."""
-        return self.header_bytes + number * self.record_bytes
-
-    def num_records(self, num_bytes: int) -> int:
-        """How many whole records a file of `num_bytes` can hold."""
-        return max(0, num_bytes - self.header_bytes) // self.record_bytes
+        return f"segment-{self.number:010d}.{'run' if self.is_single else 'pages'}"
 
     def create(self, files: Files, directory: Path) -> int:
-        """Make the file, whose name and header outlive a loss of power when this returns; its descriptor."""
-        identity = self.identity.to_json()
-        header = _HEADER.pack(_MAGIC, FORMAT_VERSION, self.header_bytes, self.number, len(identity)) + identity
+        """Make the file; its name and header outlive a loss of power when this returns.
+
+        Returns:
+            Its descriptor.
+        """
+        identity, num_bytes = self.identity.to_json(), self.num_header_blocks * BLOCK
+        header = _HEADER.pack(_MAGIC, FORMAT_VERSION, num_bytes, self.number, len(identity), self.is_single) + identity
         fd = files.open(directory / self.name, create=True)
         try:
-            write_all(files, fd, [sealed(header, self.header_bytes)], 0)
+            write_all(files, fd, [sealed(header, num_bytes)], 0)
             files.fdatasync(fd)
             files.fsync_dir(directory)
         except BaseException:
@@ -72,50 +64,100 @@ class Segment:
             raise
         return fd
 
-    def scan(self, files: Files, fd: int, first: int, *, payloads: bool) -> Iterator[RecordHeader | None]:
-        """The records from number `first` to the end of the file, None for each that is not whole.
+    def scan(self, files: Files, fd: int, first: int, *, payloads: bool) -> Iterator[Record | None]:
+        """The records from block `first` to the end of the file; None for blocks in a row that belong to none.
 
         Args:
-            payloads: read keys and values too, and compare their checksums; otherwise only the headers.
+            payloads: read the payloads of pages, too, and compare their checksums. A single record has no need of it:
+                its header is written after everything else.
         """
-        block, payload = bytearray(BLOCK), memoryview(bytearray(self.identity.page_bytes if payloads else 0))
-        for number in range(first, self.num_records(files.size(fd))):
-            read_all(files, fd, [block, payload], self.offset(number))
-            header = RecordHeader.decode(block)
-            if header is not None and payloads and header.kind == KIND_PAGE:
-                header = header if checksum(payload) == header.payload_checksum else None
-            yield header if header is not None and self.owns(header, number) else None
+        block, stop, was_record = first, files.size(fd) // BLOCK, True
+        while block < stop:
+            record = self._record(files, fd, block, stop)
+            if record is not None:
+                yield record if not payloads or self._has_payload(files, fd, record) else None
+                block = record.place.stop
+            else:
+                if was_record:
+                    yield None
+                block += 1
+            was_record = record is not None
 
-    def owns(self, header: RecordHeader, number: int) -> bool:
-        """Whether a record says of itself that it is number `number` of this segment."""
-        return (
-            header.place == Place(self.number, number)
-            and header.identity_digest == self.identity.digest
-            and header.payload_bytes == self.identity.page_bytes
-        )
+    def _record(self, files: Files, fd: int, block: int, stop: int) -> Record | None:
+        """The whole record that begins at a block, and says so."""
+        record = read_record(files, fd, block)
+        if record is None or record.place.stop > stop or record.identity_digest != self.identity.digest:
+            return None
+        if record.header.kind == Kind.PAGE and record.payload_bytes != self.identity.page_bytes:
+            return None
+        return record if (record.segment, record.block) == (self.number, block) else None
+
+    def _has_payload(self, files: Files, fd: int, record: Record) -> bool:
+        if record.header.kind != Kind.PAGE:
+            return True
+        payload = bytearray(record.payload_bytes)
+        read_all(files, fd, [payload], record.block * BLOCK + record.header.num_bytes)
+        return checksum(payload) == record.payload_checksum
+
+
+def read_record(files: Files, fd: int, block: int) -> Record | None:
+    """What a record that begins at a block says of itself; None if none does, or it broke."""
+    start = bytearray(BLOCK)
+    if read_all(files, fd, [start], block * BLOCK) < BLOCK:
+        return None
+    num_bytes = Record.num_header_bytes(start)
+    if num_bytes is None:
+        return None
+    rest = bytearray(num_bytes - BLOCK)
+    read_all(files, fd, [rest], (block + 1) * BLOCK)
+    return Record.decode(start + rest)
 
 
 def read_segment(files: Files, fd: int, path: Path) -> Segment:
     """What the file's header says.
 
     Raises:
-        StoreCorrupt: it is not a segment's, broke, or belongs to a file of another name.
-        StoreMismatch: another version of radixlm wrote it.
+        StoreCorrupt: it is no segment, broke, or has the name of another.
+        StoreMismatch: a radixlm with another format wrote it.
     """
     header = bytearray(BLOCK)
     if read_all(files, fd, [header], 0) == BLOCK:
-        magic, version, header_bytes, number, identity_bytes = _HEADER.unpack_from(header)
+        magic, version, header_bytes, number, identity_bytes, is_single = _HEADER.unpack_from(header)
         if magic == _MAGIC and header_bytes % BLOCK == 0 and BLOCK <= header_bytes <= _MAX_HEADER_BYTES:
             header = bytearray(header_bytes)
             if read_all(files, fd, [header], 0) == header_bytes and is_sealed(header):
                 if version != FORMAT_VERSION:
                     raise StoreMismatch(
-                        f"{path} has version {version}, this radixlm reads {FORMAT_VERSION}; give another directory"
+                        f"{path} has version {version}, this radixlm reads {FORMAT_VERSION}; give --store another "
+                        f"directory, or remove this one: its pages are computed again"
                     )
-                segment = Segment(number, StoreIdentity.from_json(bytes(header[_HEADER.size :][:identity_bytes])))
-                if segment.name == path.name and segment.header_bytes == header_bytes:
+                identity = StoreIdentity.from_json(bytes(header[_HEADER.size :][:identity_bytes]))
+                segment = Segment(number, identity, bool(is_single))
+                if segment.name == path.name and segment.num_header_blocks * BLOCK == header_bytes:
                     return segment
     raise StoreCorrupt(f"{path} has no header that says whose pages it holds; its pages are lost")
+
+
+def read_segments(directory: Path, files: Files) -> dict[int, Segment | None]:
+    """The segments of a directory by their numbers, in order; None for those whose header broke.
+
+    Raises:
+        StoreMismatch: a radixlm with another format wrote one of them.
+        OSError: the disk failed.
+    """
+    segments: dict[int, Segment | None] = {}
+    for number, path in segment_paths(directory).items():
+        try:
+            fd = files.open(path)
+        except FileNotFoundError:
+            continue  # removed just now
+        try:
+            segments[number] = read_segment(files, fd, path)
+        except StoreCorrupt:
+            segments[number] = None
+        finally:
+            files.close(fd)
+    return segments
 
 
 def segment_paths(directory: Path) -> dict[int, Path]:
@@ -127,12 +169,13 @@ def segment_paths(directory: Path) -> dict[int, Path]:
 def extents(places: Sequence[Place], max_records: int) -> Iterator[range]:
     """Ranges of `places` that lie one behind the other in a file, each of at most `max_records`.
 
-    >>> list(extents([Place(1, 4), Place(1, 5), Place(2, 6)], 9))
+    >>> list(extents([Place(1, 4, 2), Place(1, 6, 2), Place(2, 8, 2)], 9))
     [range(0, 2), range(2, 3)]
     """
     first = 0
     for i in range(1, len(places) + 1):
-        follows = i < len(places) and places[i] == Place(places[i - 1].segment, places[i - 1].number + 1)
+        before = places[i - 1]
+        follows = i < len(places) and (places[i].segment, places[i].block) == (before.segment, before.stop)
         if not follows or i - first == max_records:
             yield range(first, i)
             first = i

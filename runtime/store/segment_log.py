@@ -1,6 +1,6 @@
-"""The segments of a directory: pages are appended to the newest, and whole segments are removed.
+"""The log: records are appended to the newest segment, a large one to a segment of its own; whole segments are removed.
 
-Knows files and how full they are; which pages in them are wanted, the index knows. Used by one thread at a time.
+Knows files and how full they are; which records in them are wanted, the index knows. Used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .files import Buffer, Files, write_all
-from .index_rows import PageRow, SegmentRow
-from .page_key import PageKey, StoreIdentity
-from .record import BLOCK, KIND_PAGE, Place, RecordHeader, checksum, discarded, padded
+from .index_rows import RecordRow, SegmentRow
+from .page_key import StoreIdentity
+from .record import BLOCK, CHECKSUM_BYTES, Kind, Place, Record, RecordHeader, SingleRecord, checksum, discarded, padded
 from .segment import Segment
 
 NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)  # of an OSError: the disk is full, and otherwise well
+_MAX_ZEROS: Final = 1 << 24  # bytes at once
 
 
 class SegmentLog:
@@ -33,6 +31,10 @@ class SegmentLog:
     Args:
         segment_bytes: a new segment is begun when the newest has that many.
         clock: seconds since 1970; shown to people, and never compared.
+
+    Attributes:
+        num_bytes: of all segments.
+        num_single_bytes: of them, of segments with a single record.
     """
 
     def __init__(
@@ -41,18 +43,23 @@ class SegmentLog:
         self.directory = directory
         self.segments: dict[int, Segment] = {}
         self.rows: dict[int, SegmentRow] = {}
+        self.num_bytes = self.num_single_bytes = 0
         self._files = files
-        self._segment_bytes = segment_bytes
+        self._segment_blocks = segment_bytes // BLOCK
         self._clock = clock
         self._active: tuple[Segment, int] | None = None  # with its descriptor
         self._changed: set[int] = set()
         self._next_number = 1  # never one that was used before: a reader may still have that file open
-        self.num_bytes = 0
 
     @property
     def active(self) -> int | None:
-        """The number of the segment that pages are appended to."""
+        """The number of the segment that records are appended to."""
         return None if self._active is None else self._active[0].number
+
+    @property
+    def oldest(self) -> int | None:
+        """The number of the oldest segment with many records; None if there is none."""
+        return min((number for number, segment in self.segments.items() if not segment.is_single), default=None)
 
     def adopt(self, segment: Segment, row: SegmentRow) -> None:
         """Take a segment that is there already."""
@@ -60,14 +67,16 @@ class SegmentLog:
         self.rows[segment.number] = row
         self._changed.add(segment.number)
         self._next_number = max(self._next_number, segment.number + 1)
-        self.num_bytes += segment.offset(row.num_records)
+        self._count(segment, row.num_blocks)
 
-    def reopen(self, number: int) -> None:
-        """Go on appending to a segment, behind its last record; what the file has there is cut off."""
-        segment = self.segments[number]
-        fd = self._files.open(self.directory / segment.name)
-        self._active = segment, fd
-        self._files.truncate(fd, segment.offset(self.rows[number].num_records))
+    def reopen(self) -> None:
+        """Go on appending to the segment that was not full, behind its last record; what else it has is cut off."""
+        for number, row in self.rows.items():
+            if not row.is_sealed:
+                segment = self.segments[number]
+                fd = self._files.open(self.directory / segment.name)
+                self._active = segment, fd
+                self._files.truncate(fd, row.num_blocks * BLOCK)
 
     def take_changed(self) -> list[SegmentRow]:
         """The rows that changed since the last call."""
@@ -76,62 +85,101 @@ class SegmentLog:
         return rows
 
     def append(
-        self, identity: StoreIdentity, heads: Sequence[PageKey], payload: NDArray[np.uint8], use: int
-    ) -> list[PageRow]:
-        """Write pages one behind the other; they outlive a loss of power when this returns.
+        self, identity: StoreIdentity, records: Sequence[tuple[RecordHeader, Buffer]], use: int
+    ) -> list[RecordRow]:
+        """Write records with their payloads one behind the other; they outlive a loss of power when this returns.
 
         Args:
-            payload: `[len(heads), page_bytes]`.
-            use: the count of uses that the pages get, and the segments that are sealed.
+            use: the count of uses that the records get, and the segments that are sealed.
 
         Raises:
-            OSError: the rest is not there; pages before it may be, but nobody will find them.
+            OSError: the rest is not there; records before it may be, but the index does not know them.
         """
-        rows: list[PageRow] = []
-        while len(rows) < len(heads):
-            segment, fd, room = self._room(identity, use)
-            some = slice(len(rows), min(len(heads), len(rows) + room))
-            first = self.rows[segment.number].num_records
-            places = [Place(segment.number, first + i) for i in range(some.stop - some.start)]
-            self._write(segment, fd, heads[some], payload[some], places)
-            self._grow(segment, len(places))
-            rows += [PageRow(head, place, use) for head, place in zip(heads[some], places, strict=True)]
+        rows: list[RecordRow] = []
+        while len(rows) < len(records):
+            sizes = [header.num_blocks(len(payload)) for header, payload in records[len(rows) :]]
+            segment, fd = self._segment_for(identity, sizes[0], use)
+            block, places = self.rows[segment.number].num_blocks, list[Place]()
+            for size in sizes:
+                if places and block + size > self._segment_blocks:
+                    break
+                places.append(Place(segment.number, block, size))
+                block += size
+            some = records[len(rows) : len(rows) + len(places)]
+            self._write(segment, fd, some, places)
+            self._change(replace(self.rows[segment.number], num_blocks=block))
+            self._count(segment, block - places[0].block)
+            rows += [RecordRow(header, place, use) for (header, _), place in zip(some, places, strict=True)]
         return rows
 
-    def bytes_for(self, identity: StoreIdentity, num_pages: int) -> int:
-        """How much the segments grow at most by so many pages."""
-        segment = Segment(1, identity)
-        num_segments = -(-num_pages // max(1, segment.num_records(self._segment_bytes)))
-        return num_pages * segment.record_bytes + num_segments * segment.header_bytes
+    def append_single(self, identity: StoreIdentity, new: SingleRecord, use: int) -> RecordRow:
+        """Write a large record to a segment of its own; it outlives a loss of power when this returns.
+
+        Its header is written last: a record with a whole header is whole.
+
+        Raises:
+            OSError: nothing of it is there.
+        """
+        segment = Segment(self._next_number, identity, is_single=True)
+        self._next_number += 1
+        fd = segment.create(self._files, self.directory)
+        first, no_checksum = segment.num_header_blocks, bytes(CHECKSUM_BYTES)
+        record = Record(new.header, segment.number, first, identity.digest, new.payload_bytes, no_checksum)
+        try:
+            offset = first * BLOCK + new.header.num_bytes
+            for part in new.body_of(segment.number):
+                offset += write_all(self._files, fd, part, offset)
+            self._files.fdatasync(fd)
+            write_all(self._files, fd, [record.encode()], first * BLOCK)
+            self._files.fdatasync(fd)
+            self._files.drop_cache(fd, 0, offset)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._files.unlink(self.directory / segment.name)
+            raise
+        finally:
+            self._files.close(fd)
+        self.adopt(segment, SegmentRow(segment.number, record.place.stop, use, False, self._clock()))
+        return RecordRow(new.header, record.place, use)
+
+    def bytes_for(self, identity: StoreIdentity, num_records: int, num_blocks: int) -> int:
+        """How much the log grows at most by so many records of so many blocks each."""
+        num_header_blocks = Segment(1, identity).num_header_blocks
+        num_segments = -(-num_records // max(1, (self._segment_blocks - num_header_blocks) // num_blocks))
+        return (num_records * num_blocks + num_segments * num_header_blocks) * BLOCK
 
     def seal(self, use: int) -> None:
         """Append no more to the newest segment."""
         if self._active is not None:
-            segment, fd = self._active
-            self._active = None
-            self._files.close(fd)
+            segment = self._active[0]
+            self.close()
             self._change(replace(self.rows[segment.number], sealed_at=use))
 
-    def records_of(self, number: int, namespace: bytes) -> list[int]:
-        """Which records of a segment are pages of a namespace, whether anybody knows of them or not."""
+    def places_of(self, number: int, namespace: bytes) -> list[Place]:
+        """Where a segment has records of a namespace, also those that the index does not know."""
         segment = self.segments[number]
         fd = self._files.open(self.directory / segment.name)
         try:
-            headers = segment.scan(self._files, fd, 0, payloads=False)
-            pages = (header for header in headers if header is not None and header.kind == KIND_PAGE)
-            return [header.place.number for header in pages if header.head.namespace == namespace]
+            records = segment.scan(self._files, fd, segment.num_header_blocks, payloads=False)
+            found = [record for record in records if record is not None and record.header.kind != Kind.DISCARDED]
+            return [record.place for record in found if record.header.namespace == namespace]
         finally:
             self._files.close(fd)
 
-    def erase(self, number: int, records: Iterable[int]) -> None:
-        """Put headers on records that say only that they were discarded, and zeros over keys and values."""
+    def erase(self, number: int, places: Iterable[Place]) -> None:
+        """Overwrite records by ones that say only that they were discarded, with zeros behind their headers."""
         segment = self.segments[number]
-        nothing = bytes(segment.record_bytes - BLOCK)
-        fd = self._files.open(self.directory / segment.name)
         try:
-            for record in records:
-                header = discarded(Place(number, record), segment.identity.page_bytes, segment.identity.digest)
-                write_all(self._files, fd, [header.encode(), nothing], segment.offset(record))
+            fd = self._files.open(self.directory / segment.name)
+        except FileNotFoundError:
+            return
+        try:
+            for place in places:
+                header, end = discarded(place, segment.identity.digest).encode(), place.stop * BLOCK
+                for offset in range(place.offset, end, _MAX_ZEROS):
+                    zeros = bytes(min(_MAX_ZEROS, end - offset) - len(header))
+                    write_all(self._files, fd, [header, zeros], offset)
+                    header = b""
             self._files.fdatasync(fd)
         finally:
             self._files.close(fd)
@@ -141,10 +189,10 @@ class SegmentLog:
         self._change(replace(self.rows[number], is_doomed=True))
 
     def remove(self, number: int) -> None:
-        """Remove a segment's file; there may be none any more."""
+        """Remove a segment's file; it may be gone already, and readers that have it open go on."""
         segment, row = self.segments.pop(number), self.rows.pop(number)
         self._changed.discard(number)
-        self.num_bytes -= segment.offset(row.num_records)
+        self._count(segment, -row.num_blocks)
         with contextlib.suppress(FileNotFoundError):
             self._files.unlink(self.directory / segment.name)
 
@@ -155,36 +203,29 @@ class SegmentLog:
             self._active = None
             self._files.close(fd)
 
-    def _room(self, identity: StoreIdentity, use: int) -> tuple[Segment, int, int]:
-        """A segment of the identity, its descriptor, and how many records it may get."""
+    def _segment_for(self, identity: StoreIdentity, num_blocks: int, use: int) -> tuple[Segment, int]:
+        """A segment of the identity with room for a record, and its descriptor; a new one has room for any."""
         if self._active is not None:
             segment, fd = self._active
-            num_bytes = segment.offset(self.rows[segment.number].num_records)
-            room = (self._segment_bytes - num_bytes) // segment.record_bytes
-            if segment.identity == identity and room > 0:
-                return segment, fd, room
+            has_room = self.rows[segment.number].num_blocks + num_blocks <= self._segment_blocks
+            if segment.identity == identity and has_room:
+                return segment, fd
             self.seal(use)
         segment = Segment(self._next_number, identity)
         fd = segment.create(self._files, self.directory)
         self._active = segment, fd
-        self.adopt(segment, SegmentRow(segment.number, 0, None, False, self._clock()))
-        return segment, fd, max(1, (self._segment_bytes - segment.header_bytes) // segment.record_bytes)
+        self.adopt(segment, SegmentRow(segment.number, segment.num_header_blocks, None, False, self._clock()))
+        return segment, fd
 
     def _write(
-        self,
-        segment: Segment,
-        fd: int,
-        heads: Sequence[PageKey],
-        payload: NDArray[np.uint8],
-        places: Sequence[Place],
+        self, segment: Segment, fd: int, records: Sequence[tuple[RecordHeader, Buffer]], places: Sequence[Place]
     ) -> None:
-        page_bytes, digest = segment.identity.page_bytes, segment.identity.digest
-        padding = bytes(padded(page_bytes) - page_bytes)
         buffers: list[Buffer] = []
-        for head, row, place in zip(heads, payload, places, strict=True):
-            header = RecordHeader(KIND_PAGE, place, page_bytes, digest, head, checksum(row.data))
-            buffers += [header.encode(), row.data, padding]
-        start, num_bytes = segment.offset(places[0].number), len(places) * segment.record_bytes
+        for (header, payload), place in zip(records, places, strict=True):
+            num_bytes, digest = len(payload), segment.identity.digest
+            record = Record(header, place.segment, place.block, digest, num_bytes, checksum(payload))
+            buffers += [record.encode(), payload, bytes(padded(num_bytes) - num_bytes)]
+        start = places[0].offset
         try:
             write_all(self._files, fd, buffers, start)
             self._files.fdatasync(fd)
@@ -192,13 +233,12 @@ class SegmentLog:
             with contextlib.suppress(OSError):
                 self._files.truncate(fd, start)
             raise
-        self._files.drop_cache(fd, start, num_bytes)
-
-    def _grow(self, segment: Segment, num_records: int) -> None:
-        row = self.rows[segment.number]
-        self._change(replace(row, num_records=row.num_records + num_records))
-        self.num_bytes += num_records * segment.record_bytes
+        self._files.drop_cache(fd, start, places[-1].stop * BLOCK - start)
 
     def _change(self, row: SegmentRow) -> None:
         self.rows[row.number] = row
         self._changed.add(row.number)
+
+    def _count(self, segment: Segment, num_blocks: int) -> None:
+        self.num_bytes += num_blocks * BLOCK
+        self.num_single_bytes += num_blocks * BLOCK * segment.is_single

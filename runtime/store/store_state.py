@@ -29,6 +29,7 @@ class PutResult:
     num_new: int = 0
     num_removed: int = 0  # also those that were written again at once
     num_evicted: int = 0  # of the removed: for want of room
+    num_moved: int = 0  # pages that were copied to another segment
     segments_removed: tuple[int, ...] = ()
 
 
@@ -149,6 +150,20 @@ class StoreState:
         """Note that records are wrong."""
         with self._lock:
             self._bad.update(keys)
+
+    def add_wrong(self, key: bytes, kind: MissKind) -> None:
+        """Count a record that was read and is wrong; one that is being erased is gone."""
+        with self._lock:
+            if self._num_erasing:
+                kind = "gone"
+            else:
+                self._bad.add(key)
+            self._misses[kind] += 1
+
+    def is_bad(self, key: bytes) -> bool:
+        """Whether a record was found wrong and is still in the index."""
+        with self._lock:
+            return key in self._bad
 
     def add_miss(self, kind: MissKind) -> None:
         """Count a record that could not be read."""

@@ -189,7 +189,7 @@ def test_an_import_that_the_disk_has_no_room_for_says_so_and_takes_nothing_out(
 
 
 def keys_in(directory: Path) -> set[bytes]:
-    return {row.head.key for model in Catalogue.read(directory).models for row in model.pages}
+    return {page.key for model in Catalogue.read(directory).models for page in model.pages}
 
 
 def test_a_key_of_no_page_or_of_several_is_refused(stored: Stored, tmp_path: Path) -> None:

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVLayout
-from radixlm.runtime.store import NO_PARENT, OSFiles, PageKey, StoreIdentity
+from radixlm.runtime.store import NO_PARENT, PageKey, PageStore, StoreIdentity
 from radixlm.runtime.store.chunk_cache import ChunkCache
-from radixlm.runtime.store.ordered_layout import OrderedLayout
-from radixlm.runtime.store.ordered_run import OrderedRun
-from radixlm.runtime.store.ordered_store import OrderedStore
+from radixlm.runtime.store.ordered_record import RunHeader
+from radixlm.runtime.store.ordered_run import OrderedLayout, OrderedRun
 
 from bench.partial.chunk_cache import CONTESTANTS, SHARES, measure, replay, replay_optimum
 from bench.partial.chunk_traces import Asked, asked, zipf_trace
@@ -41,7 +40,7 @@ def test_a_replay_misses_what_a_reader_of_files_misses(tmp_path: Path) -> None:
     prefixes = prefixes_of(3)
     trace = zipf_trace(prefixes, 40, change_after=None)
     identity = StoreIdentity("model", "tokenizer", "q4", msgspec.json.encode(KV).decode(), KV.page_bytes)
-    store = OrderedStore(tmp_path, identity, OSFiles())
+    store = PageStore.open(tmp_path, identity, max_bytes=64 << 20)
     orders, chains, chance = [], [], np.random.default_rng(1)
     for number in range(len(prefixes)):
         heads: list[PageKey] = []
@@ -50,13 +49,14 @@ def test_a_replay_misses_what_a_reader_of_files_misses(tmp_path: Path) -> None:
             heads.append(PageKey.of(identity, bytes([number]), parent, range(PAGE_SIZE), bytes(PAGE_SIZE)))
         pages = chance.integers(0, 256, (6, KV.page_bytes), np.uint8)
         run = OrderedRun.of_pages(KV, pages, chance.random((2, 2, 96)))
-        store.put(heads, run)
+        store.put(heads, pages)
+        assert store.put_ordered(heads, run).stored
         orders.append(run.order.reshape(4, 6, PAGE_SIZE))
         chains.append(heads)
     max_bytes = 30 * prefixes[0].layout.chunk_bytes(0)
     cache, num_read = ChunkCache(max_bytes, policy=CONTESTANTS["LFU"].policy), []
     for number, request in trace:
-        reader = store.open_run(chains[number], chunks=cache)
+        reader = store.open_ordered(chains[number], chunks=cache)
         assert reader is not None and reader.first(PAGE_SIZE) is not None
         for chunk in prefixes[number].requests[request][1]:  # one token of each chunk, by a read of its own
             block, group = divmod(int(chunk), 4)
@@ -66,7 +66,7 @@ def test_a_replay_misses_what_a_reader_of_files_misses(tmp_path: Path) -> None:
         num_read.append(reader.counts.num_chunks)
         reader.close()
     found = replay(prefixes, trace, max_bytes, CONTESTANTS["LFU"])
-    header, chunk = prefixes[0].layout.header_bytes, prefixes[0].layout.chunk_bytes(0)
+    header, chunk = RunHeader.num_bytes(6, KV), prefixes[0].layout.chunk_bytes(0)
     # Chunk by chunk others may have to go than all at once.
     assert found.disk_bytes == pytest.approx(header + np.mean(num_read[10:]) * chunk, rel=0.1)
     assert 0 < found.hit_ratio < 1

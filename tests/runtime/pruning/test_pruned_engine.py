@@ -144,7 +144,7 @@ def test_what_memory_has_is_not_pruned(open_engine: Open) -> None:
 
 
 def spoil(directory: Path) -> None:
-    [path] = directory.glob("ordered-*.run")
+    [path] = directory.glob("segment-*.run")
     content = bytearray(path.read_bytes())
     for at in range(len(content) // 3, len(content), 4096):
         content[at] ^= 1

@@ -20,9 +20,8 @@ from radixlm.runtime.pruning.probe_keys import ProbeKeyCache
 from radixlm.runtime.pruning.pruned_prefix import PrunedPrefix
 from radixlm.runtime.pruning.row_selection import always, num_rows, probe, with_probed
 from radixlm.runtime.store import NO_PARENT, OSFiles, PageKey, PageStore
-from radixlm.runtime.store.ordered_layout import OrderedLayout
-from radixlm.runtime.store.ordered_run import ranked_before_text
-from radixlm.runtime.store.rewriting import rewrite
+from radixlm.runtime.store.ordered_run import OrderedLayout, ranked_before_text
+from radixlm.runtime.store.record import BLOCK
 
 from ..store.faulty_files import FailAt, FaultyFiles
 from ..store.pages import BOB, chain
@@ -86,7 +85,7 @@ def stored(
         scores = rng.integers(0, 30, (kv.num_layers, kv.num_kv_heads, 16 * length)).astype(np.float32)
         ranked = ranked_before_text(scores, 4 * length) if seed % 2 else scores
         some = heads[first : first + length]
-        assert len(rewrite(store, some, ranked, probe_head=PROBE_HEAD).stored) == length
+        assert len(store.rewrite(some, ranked, probe_head=PROBE_HEAD).stored) == length
         first += length
     return Stored(
         store, directory, kv, heads, exact, rng.normal(size=(kv.num_layers, 5, 2, kv.head_dim)).astype(np.float32)
@@ -192,7 +191,7 @@ def test_an_order_written_again_is_another_run(prefix: Stored) -> None:
         rows_of(part, prefix)
         part.close()
         scores = np.random.default_rng(seed).random((2, 3, 64))
-        assert rewrite(prefix.store, prefix.heads[6:10], scores, probe_head=PROBE_HEAD).stored
+        assert prefix.store.rewrite(prefix.heads[6:10], scores, probe_head=PROBE_HEAD).stored
 
 
 def test_runs_that_leave_a_gap_or_differ_in_their_probe_are_not_opened(prefix: Stored) -> None:
@@ -204,7 +203,7 @@ def test_runs_that_leave_a_gap_or_differ_in_their_probe_are_not_opened(prefix: S
         part = PrunedPrefix.open(prefix.store, heads, budget=0.5, num_before=16, known=known)
         assert part is not None and part.num_tokens == 16 * len(heads)
         part.close()
-    rewrite(prefix.store, prefix.heads[6:10], np.zeros((2, 3, 64)), probe_head=0)
+    prefix.store.rewrite(prefix.heads[6:10], np.zeros((2, 3, 64)), probe_head=0)
     assert prefix.open(0.5) is None
     other = chain(6, 5, namespace=BOB, identity=identity_of(prefix.kv), parent_key=NO_PARENT)
     assert PrunedPrefix.open(prefix.store, other, budget=0.5, num_before=0, known=known) is None
@@ -235,10 +234,12 @@ def test_a_discarded_run_is_read_no_more(prefix: Stored) -> None:
 def test_flipped_bits_are_no_rows(tmp_path: Path) -> None:
     it, chance = stored(tmp_path / "store", [6, 4]), random.Random(0)
     it.store.close()
-    wholes = {path: path.read_bytes() for path in (tmp_path / "store").glob("ordered-*.run")}
+    wholes = {path: path.read_bytes() for path in (tmp_path / "store").glob("segment-*.run")}
     layout, longest = OrderedLayout(it.kv, 96), max(wholes, key=lambda path: len(wholes[path]))
+    start = len(wholes[longest]) - layout.num_bytes  # of the payload in the file
     picks = [layout.chunk(block, group).start + 3 for block in (4, 5) for group in range(6)]
-    places = [(longest, place) for place in (70, layout.block_head(5).start, layout.probe.start + 9, *picks)]
+    places = [(longest, start + place) for place in (layout.block_head(5).start, layout.probe.start + 9, *picks)]
+    places.append((longest, BLOCK + 70))
     places += [(path, chance.randrange(len(whole))) for path, whole in wholes.items() for _ in range(12)]
     outcomes = set()
     for path, place in places:
@@ -254,7 +255,7 @@ def test_flipped_bits_are_no_rows(tmp_path: Path) -> None:
 def test_a_disk_that_fails_gives_no_rows_and_turns_the_store_off(tmp_path: Path) -> None:
     it = stored(tmp_path / "store", [6, 4])
     it.store.close()
-    wholes = {path: path.read_bytes() for path in it.directory.glob("ordered-*.run")}
+    wholes = {path: path.read_bytes() for path in it.directory.glob("segment-*.run")}
     outcomes = []
     for at in range(100):
         with reopened(it, files := FaultyFiles()) as again:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayout
-from radixlm.runtime.store import PageKey, StoreIdentity
+from radixlm.runtime.store import OSFiles, PageKey, PageStore, StoreIdentity
+from radixlm.runtime.store.ordered_reader import OpenRun
+from radixlm.runtime.store.ordered_run import OrderedRun
 
 from .pages import chain
 
@@ -46,3 +49,43 @@ def run_of(kv: KVLayout, num_pages: int, seed: int = 0, **options: bytes) -> Run
     scores = rng.integers(0, 20, (kv.num_layers, kv.num_kv_heads, num_pages * PAGE_SIZE)).astype(np.float32)
     identity = identity_of(kv)
     return Run(kv, identity, chain(num_pages, seed, identity=identity, **options), pages, scores)  # type: ignore[arg-type]
+
+
+def open_store(directory: Path, run: Run, files: OSFiles | None = None) -> PageStore:
+    """A store with room for a few runs."""
+    return PageStore.open(directory, run.identity, max_bytes=64 << 20, files=files)
+
+
+def stored(directory: Path, run: Run, chunk_size: int = 16) -> PageStore:
+    """A store that has the pages of a run, and the run."""
+    store = open_store(directory, run)
+    put_run(store, run, chunk_size=chunk_size)
+    return store
+
+
+def put_run(store: PageStore, run: Run, sign: int = 1, chunk_size: int = 16) -> bool:
+    """Put the pages of a run and the run, by its scores or their opposites; whether it is stored."""
+    store.put(run.heads, run.pages)
+    ordered = OrderedRun.of_pages(run.kv, run.pages, sign * run.scores)
+    return bool(store.put_ordered(run.heads, ordered, chunk_size=chunk_size).stored)
+
+
+def opened(store: PageStore, run: Run) -> OpenRun:
+    """The run, which has to be there."""
+    found = store.open_ordered(run.heads)
+    assert found is not None
+    return found
+
+
+def num_found(store: PageStore, heads: list[PageKey]) -> int:
+    """How many of the first pages are a run."""
+    found = store.open_ordered(heads)
+    if found is None:
+        return 0
+    found.close()
+    return found.header.num_pages
+
+
+def run_files(directory: Path) -> list[Path]:
+    """The files of runs, the oldest first."""
+    return sorted(directory.glob("segment-*.run"))

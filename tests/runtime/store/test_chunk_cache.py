@@ -12,15 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.errors import StoreError
+from radixlm.runtime.store import PageStore
 from radixlm.runtime.store.chunk_cache import FADING, LFU, LRU, ChunkCache, Policy, RunChunks
-from radixlm.runtime.store.files import OSFiles
-from radixlm.runtime.store.ordered_file import chunk_checksum
-from radixlm.runtime.store.ordered_layout import OrderedLayout
-from radixlm.runtime.store.ordered_reader import BlockHeads, OpenRun
-from radixlm.runtime.store.ordered_run import OrderedRun
-from radixlm.runtime.store.ordered_store import OrderedStore
+from radixlm.runtime.store.ordered_reader import OpenRun
+from radixlm.runtime.store.ordered_record import BlockHeads, RunHeader, chunk_checksum
+from radixlm.runtime.store.ordered_run import OrderedLayout, OrderedRun
 
-from .runs import Run, kv_of, run_of
+from .runs import Run, kv_of, open_store, put_run, run_files, run_of
 
 LAYOUTS = (OrderedLayout(kv_of(), 48), OrderedLayout(kv_of(), 80, 32))  # of 512 bytes a chunk, and of 1024 and 512
 CHUNK = 512
@@ -159,14 +157,10 @@ def test_books_of_runs_without_chunks_are_few() -> None:
 # With files.
 
 
-def opened(store: OrderedStore, run: Run, cache: ChunkCache | None, heads: BlockHeads | None = None) -> OpenRun:
-    found = store.open_run(run.heads, block_heads=heads, chunks=cache)
+def opened(store: PageStore, run: Run, cache: ChunkCache | None, heads: BlockHeads | None = None) -> OpenRun:
+    found = store.open_ordered(run.heads, block_heads=heads, chunks=cache)
     assert found is not None
     return found
-
-
-def put(store: OrderedStore, run: Run, sign: int = 1, chunk_size: int = 16) -> None:
-    store.put(run.heads, OrderedRun.of_pages(run.kv, run.pages, sign * run.scores), chunk_size=chunk_size)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "int8"])
@@ -175,8 +169,8 @@ def test_reads_through_a_cache_are_the_same_and_ask_the_disk_for_what_is_not_the
     tmp_path: Path, dtype: str, chunk_size: int
 ) -> None:
     run = run_of(kv_of(dtype, head_dim=64), 5)  # type: ignore[arg-type]
-    store = OrderedStore.open(tmp_path, run.identity, OSFiles())
-    put(store, run, chunk_size=chunk_size)
+    store = open_store(tmp_path, run)
+    put_run(store, run, chunk_size=chunk_size)
     cache, chance = ChunkCache(1 << 20), np.random.default_rng(0)
     heads: BlockHeads | None = None
     asked = []
@@ -200,17 +194,17 @@ def test_reads_through_a_cache_are_the_same_and_ask_the_disk_for_what_is_not_the
         assert cached.counts.num_chunks == (0 if len(asked) > 1 else 6 * -(-80 // chunk_size))
         plain.close()
         cached.close()
-    assert set(asked[1:]) == {cached.layout.header_bytes}  # all is there, and the order was kept
+    assert set(asked[1:]) == {RunHeader.num_bytes(5, run.kv)}  # all is there, and the order was kept
     cache.check()
 
 
 def test_a_run_that_is_written_again_or_removed_leaves_nothing(tmp_path: Path) -> None:
     run, cache = run_of(kv_of(), 3), ChunkCache(1 << 20)
-    store = OrderedStore.open(tmp_path, run.identity, OSFiles())
-    put(store, run)
+    store = open_store(tmp_path, run)
+    put_run(store, run)
     old = opened(store, run, cache)
     assert old.first(16) is not None and cache.stats().num_bytes > 0
-    put(store, run, -1)
+    put_run(store, run, -1)
     assert cache.stats().num_bytes == 0
     rest = old.pages()  # who has it open still reads it, for nobody else
     assert rest is not None and (rest == run.pages).all() and cache.stats().num_bytes == 0
@@ -221,49 +215,50 @@ def test_a_run_that_is_written_again_or_removed_leaves_nothing(tmp_path: Path) -
     assert np.array_equal(first.tokens, OrderedRun.of_pages(run.kv, run.pages, -run.scores).order[:, :, :16])
     new.close()
     assert cache.stats().num_bytes > 0
-    store.forget([run.heads[2].key])
-    assert cache.stats().num_bytes == 0 and store.open_run(run.heads, chunks=cache) is None
+    store.drop([run.heads[2].key])
+    assert cache.stats().num_bytes == 0 and store.open_ordered(run.heads, chunks=cache) is None
 
 
 def test_numbers_that_a_directory_gives_twice_are_no_danger(tmp_path: Path) -> None:
     run, cache = run_of(kv_of(), 3), ChunkCache(1 << 20)
     for sign in (1, -1):  # the same pages in another order, by a store that knows of no other
-        store = OrderedStore.open(tmp_path, run.identity, OSFiles())
-        put(store, run, sign)
+        store = open_store(tmp_path, run)
+        put_run(store, run, sign)
         found = opened(store, run, cache)
         first, pages = found.first(16), found.pages()
         assert first is not None and pages is not None and (pages == run.pages).all()
         found.close()
+        store.close()
         for path in tmp_path.iterdir():
             path.unlink()
 
 
 def test_chunks_that_broke_on_disk_are_not_kept(tmp_path: Path) -> None:
     run, cache = run_of(kv_of(), 3), ChunkCache(1 << 20)
-    store = OrderedStore.open(tmp_path, run.identity, OSFiles())
-    put(store, run)
-    (path,) = tmp_path.iterdir()
+    store = open_store(tmp_path, run)
+    put_run(store, run)
+    (path,) = run_files(tmp_path)
     whole = bytearray(path.read_bytes())
-    whole[LAYOUTS[0].chunk(2, 4).start] ^= 1
+    whole[len(whole) - LAYOUTS[0].num_bytes + LAYOUTS[0].chunk(2, 4).start] ^= 1
     path.write_bytes(whole)
     found = opened(store, run, cache)
     assert found.first(32) is not None and cache.stats().num_bytes > 0
-    assert found.pages() is None and store.find(run.heads) == 0
+    assert found.pages() is None and store.open_ordered(run.heads) is None
     assert cache.stats().num_bytes == 0
     found.close()
 
 
 def test_many_threads_read_what_was_written(tmp_path: Path) -> None:
     runs, cache = [run_of(kv_of(), 3, seed) for seed in range(3)], ChunkCache(20 * CHUNK)
-    store = OrderedStore.open(tmp_path, runs[0].identity, OSFiles())
+    store = open_store(tmp_path, runs[0])
     for run in runs:
-        put(store, run)
+        put_run(store, run)
     wrong: list[int] = []
 
     def read(seed: int) -> None:
         for turn in range(30):
             run = runs[(seed + turn) % 3]
-            found = store.open_run(run.heads, chunks=cache)
+            found = store.open_ordered(run.heads, chunks=cache)
             pages = None if found is None else found.pages()
             if pages is not None and (pages != run.pages).any():
                 wrong.append(seed)
@@ -274,11 +269,11 @@ def test_many_threads_read_what_was_written(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for turn in range(30):
-        put(store, runs[turn % 3], -1 if turn % 2 else 1)
+        put_run(store, runs[turn % 3], -1 if turn % 2 else 1)
     for thread in threads:
         thread.join()
     assert not wrong
     cache.check()
     for run in runs:
-        store.forget([run.heads[0].key])
+        store.drop([run.heads[0].key])
     assert cache.stats().num_bytes == 0

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from radixlm.runtime.store import PageKey, PageStore, VerifyReport
-from radixlm.runtime.store.evictor import kept_pages
-from radixlm.runtime.store.index_rows import PageRow
-from radixlm.runtime.store.record import Place
+from radixlm.runtime.store.evictor import kept_rows
+from radixlm.runtime.store.index_rows import RecordRow
+from radixlm.runtime.store.record import Place, RecordHeader
 
 from .pages import ALICE, BOB, IDENTITY, OTHER, PAGE_BYTES, chain, keys, payload
 
@@ -105,10 +105,13 @@ def test_pages_of_another_model_go_like_any(tmp_path: Path) -> None:
 
 def test_children_of_a_page_that_goes_do_not_stay() -> None:
     heads = chain(4)
-    rows = [PageRow(head, Place(1, i), use) for i, (head, use) in enumerate(zip(heads, (1, 1, 9, 1), strict=True))]
-    assert [row.place.number for row in kept_pages(rows, 5, 4)] == [0, 1, 2]
-    assert [row.place.number for row in kept_pages(rows, 5, 2)] == [0, 1]
-    assert list(kept_pages(rows, 9, 4)) == []
+    rows = [
+        RecordRow(RecordHeader.of_page(head), Place(1, i, 1), use)
+        for i, (head, use) in enumerate(zip(heads, (1, 1, 9, 1), strict=True))
+    ]
+    assert [row.place.block for row in kept_rows(rows, 5, 4)] == [0, 1, 2]
+    assert [row.place.block for row in kept_rows(rows, 5, 2)] == [0, 1]
+    assert list(kept_rows(rows, 9, 4)) == []
 
 
 def test_reading_beside_a_writer_that_evicts_gives_nothing_wrong(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from radixlm.runtime.errors import StoreMismatch
 from radixlm.runtime.store import PageKey, PageStore
 from radixlm.runtime.store.files import OSFiles
 from radixlm.runtime.store.page_reader import PageReader
-from radixlm.runtime.store.record import BLOCK, Place, RecordHeader, sealed
+from radixlm.runtime.store.record import BLOCK, Kind, Place, Record, RecordHeader, sealed
 from radixlm.runtime.store.segment import Segment
 
 from .pages import IDENTITY, PAGE_BYTES, chain, keys, payload
@@ -21,7 +22,13 @@ from .pages import IDENTITY, PAGE_BYTES, chain, keys, payload
 MAX_BYTES = 4 << 20
 HEADS = chain(8)
 NUM_INDEX_FLIPS = 60
-NUM_FIELD_BYTES = 464  # of a record's header; zeros up to the checksum follow
+NUM_FIELD_BYTES = 490  # of a page's header; zeros up to the checksum follow
+RECORD_BLOCKS = 3
+
+
+def place_of(number: int) -> Place:
+    """Where a page lies."""
+    return Place(1, 1 + number * RECORD_BLOCKS, RECORD_BLOCKS)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +73,7 @@ def read(store: PageStore, heads: list[PageKey]) -> int:
 def test_every_byte_of_a_header_and_any_of_a_payload_are_checked(directory: Path) -> None:
     segment, chance, number = Segment(1, IDENTITY), random.Random(0), 3
     path, reader, out = directory / segment.name, PageReader(directory, OSFiles(), IDENTITY), payload(HEADS)
-    places, start = [Place(1, i) for i in range(8)], segment.offset(number)
+    places, start = [place_of(i) for i in range(8)], place_of(number).offset
     in_header = [*range(NUM_FIELD_BYTES), *range(BLOCK - 16, BLOCK), *chance.sample(range(NUM_FIELD_BYTES, BLOCK), 30)]
     in_payload = [BLOCK, BLOCK + PAGE_BYTES - 1, *(BLOCK + chance.randrange(PAGE_BYTES) for _ in range(100))]
     for offset in in_header + in_payload:
@@ -80,20 +87,20 @@ def test_every_byte_of_a_header_and_any_of_a_payload_are_checked(directory: Path
 
 
 def test_a_record_of_another_format_is_none() -> None:
-    header = RecordHeader(1, Place(1, 3), PAGE_BYTES, b"i" * 32, HEADS[3], bytes(16))
+    header = Record(RecordHeader.of_page(HEADS[3]), 1, 10, b"i" * 32, PAGE_BYTES, bytes(16))
     for offset in (0, 8):  # the magic, the version
         changed = bytearray(header.encode()[:-16])
         changed[offset] ^= 1
-        assert RecordHeader.decode(sealed(bytes(changed), BLOCK)) is None
-    assert RecordHeader.decode(header.encode()) == header
+        assert Record.decode(sealed(bytes(changed), BLOCK)) is None
+    assert Record.decode(header.encode()) == header
 
 
 @pytest.mark.parametrize("offset", [0, 10, BLOCK, BLOCK + 10])
 def test_a_record_that_is_cut_is_short_though_its_bytes_were_there_before(directory: Path, offset: int) -> None:
-    segment, places, out = Segment(1, IDENTITY), [Place(1, i) for i in range(8)], payload(HEADS)
+    segment, places, out = Segment(1, IDENTITY), [place_of(i) for i in range(8)], payload(HEADS)
     reader = PageReader(directory, OSFiles(), IDENTITY)
     assert reader.read(HEADS, places, out).num_read == 8
-    os.truncate(directory / segment.name, segment.offset(3) + offset)
+    os.truncate(directory / segment.name, place_of(3).offset + offset)
     result = reader.read(HEADS, places, out)  # into memory that holds the right header and page of the read before
     assert (result.num_read, result.miss) == (3, "short")
     reader.close()
@@ -104,25 +111,19 @@ def test_a_whole_record_of_another_page_in_this_place_is_a_miss_of_its_kind(dire
     segment = Segment(1, IDENTITY)
     path = directory / segment.name
     data = bytearray(path.read_bytes())
-    block = slice(segment.offset(3), segment.offset(3) + BLOCK)
-    header = RecordHeader.decode(data[block])
-    assert header is not None
-    head, wrong = header.head, {"key": b"k" * 32, "parent": b"p" * 32, "namespace": b"bob"}
-    changed = PageKey(
-        wrong["key"] if field == "key" else head.key,
-        wrong["parent"] if field == "parent" else head.parent_key,
-        wrong["namespace"] if field == "namespace" else head.namespace,
-        (7,) * 16 if field == "tokens" else head.token_ids,
-        head.generated,
-    )
-    data[block] = RecordHeader(
-        2 if field == "kind" else header.kind,
-        Place(1, 4) if field == "place" else header.place,
-        header.payload_bytes,
-        b"i" * 32 if field == "identity" else header.identity_digest,
-        changed,
-        header.payload_checksum,
-    ).encode()
+    block = slice(place_of(3).offset, place_of(3).offset + BLOCK)
+    record = Record.decode(data[block])
+    assert record is not None
+    changes: dict[str, Record] = {
+        "kind": replace(record, header=replace(record.header, kind=Kind.DISCARDED)),
+        "key": replace(record, header=replace(record.header, key=b"k" * 32)),
+        "parent": replace(record, header=replace(record.header, parent_key=b"p" * 32)),
+        "namespace": replace(record, header=replace(record.header, namespace=b"bob")),
+        "tokens": replace(record, header=replace(record.header, details=bytes(64) + record.header.details[64:])),
+        "place": replace(record, block=record.block + RECORD_BLOCKS),
+        "identity": replace(record, identity_digest=b"i" * 32),
+    }
+    data[block] = changes[field].encode()
     path.write_bytes(data)
     with PageStore.open(directory, IDENTITY, max_bytes=MAX_BYTES) as store:
         assert read(store, HEADS) == 3
@@ -153,14 +154,15 @@ def test_a_flipped_bit_anywhere_in_the_index_gives_nothing_wrong(stored: Path, t
     assert found.count(8) > NUM_INDEX_FLIPS / 2  # most bits are of no row, or the segments have what it said
 
 
-@pytest.mark.parametrize("column", ["key", "parent", "namespace", "token_ids", "generated", "segment", "number"])
+@pytest.mark.parametrize("column", ["key", "kind", "parent", "namespace", "details", "segment", "block", "num_blocks"])
 def test_a_row_that_changed_is_not_believed(directory: Path, column: str) -> None:
     import sqlite3
 
+    block = place_of(5).block
     with sqlite3.connect(directory / "index.sqlite") as sql:
-        value = sql.execute(f"SELECT {column} FROM pages WHERE number = 5").fetchone()[0]
+        value = sql.execute(f"SELECT {column} FROM records WHERE block = {block}").fetchone()[0]
         wrong = value + 1 if isinstance(value, int) else bytes([value[0] ^ 1, *value[1:]])
-        sql.execute(f"UPDATE pages SET {column} = ? WHERE number = 5", (wrong,))
+        sql.execute(f"UPDATE records SET {column} = ? WHERE block = {block}", (wrong,))
     sql.close()
     assert num_listed(directory) == 5
 
@@ -173,7 +175,7 @@ def test_an_index_that_is_lost_or_broken_is_made_again_from_the_segments(directo
 
 def test_without_an_index_a_last_record_whose_payload_broke_is_not_taken_in(directory: Path) -> None:
     segment = Segment(1, IDENTITY)
-    flip(directory / segment.name, segment.offset(7) + BLOCK + 100, 3)
+    flip(directory / segment.name, place_of(7).offset + BLOCK + 100, 3)
     (directory / "index.sqlite").unlink()
     assert num_listed(directory) == 7
 
@@ -186,7 +188,7 @@ def test_a_broken_record_in_an_older_segment_costs_what_comes_after_it_alone(tmp
         assert store.stats().num_segments > 2
     (tmp_path / "index.sqlite").unlink()
     segment = Segment(1, IDENTITY)
-    flip(tmp_path / segment.name, segment.offset(6) + 100, 0)  # the second page of the second chain
+    flip(tmp_path / segment.name, place_of(6).offset + 100, 0)  # the second page of the second chain
     with PageStore.open(tmp_path, IDENTITY, max_bytes=2_000_000) as store:
         assert [read(store, heads) for heads in chains] == [5, 1, *[5] * 10]
 
@@ -194,10 +196,10 @@ def test_a_broken_record_in_an_older_segment_costs_what_comes_after_it_alone(tmp
 def test_a_segment_of_another_version_is_left_alone(directory: Path) -> None:
     path = directory / Segment(1, IDENTITY).name
     data = bytearray(path.read_bytes())
-    data[8] = 2
+    data[8] = 1
     data[:BLOCK] = sealed(bytes(data[: BLOCK - 16]), BLOCK)
     path.write_bytes(data)
-    with pytest.raises(StoreMismatch, match="has version 2, this radixlm reads 1"):
+    with pytest.raises(StoreMismatch, match="has version 1, this radixlm reads 2; give --store another directory"):
         PageStore.open(directory, IDENTITY, max_bytes=MAX_BYTES)
     assert path.read_bytes() == data
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
 from dataclasses import replace
@@ -11,26 +12,26 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from radixlm.runtime.model.kv_rows import KVRows
-from radixlm.runtime.store.files import OSFiles
-from radixlm.runtime.store.ordered_file import RunHeader
-from radixlm.runtime.store.ordered_layout import OrderedLayout
-from radixlm.runtime.store.ordered_run import OrderedRun
-from radixlm.runtime.store.ordered_store import OrderedStore
-from radixlm.runtime.store.record import CHECKSUM_BYTES, sealed
+from radixlm.runtime.store import PageStore
+from radixlm.runtime.store.ordered_record import RunHeader
+from radixlm.runtime.store.ordered_run import OrderedLayout, OrderedRun
+from radixlm.runtime.store.record import BLOCK, CHECKSUM_BYTES, Record, sealed
 
 from .faulty_files import FailAt, FaultyFiles, PowerLost
 from .pages import BOB
-from .runs import Run, kv_of, run_of
-from .test_ordered_store import assert_same_rows, stored
+from .runs import Run, kv_of, num_found, open_store, put_run, run_files, run_of, stored
+from .test_ordered_store import assert_same_rows
 
 LAYOUT = OrderedLayout(kv_of(), 48)
+HEADER_BYTES = RunHeader.num_bytes(3, kv_of())
+START = BLOCK + HEADER_BYTES  # of the payload in the file
 
 
-def reads_right_or_misses(store: OrderedStore, run: Run) -> bool:
+def reads_right_or_misses(store: PageStore, run: Run) -> bool:
     """Whether everything can be read; what can is right."""
     wanted = np.arange(3 * run.kv.num_layers).reshape(-1, 3, 1) * 7
     ordered = OrderedRun.of_pages(run.kv, run.pages, run.scores)
-    found = store.open_run(run.heads)
+    found = store.open_ordered(run.heads)
     if found is None:
         return False
     keys, chosen, pages = found.probe_keys(), found.at(wanted), found.pages()
@@ -50,157 +51,172 @@ def run_keys(run: Run) -> NDArray[np.float32]:
 
 
 def file_of(directory: Path) -> Path:
-    (path,) = directory.iterdir()
+    (path,) = run_files(directory)
     return path
 
 
+def is_right(directory: Path, run: Run) -> bool:
+    """The same of a store that is opened for it."""
+    with open_store(directory, run) as store:
+        return reads_right_or_misses(store, run)
+
+
+def only_stored(directory: Path, run: Run) -> bytes:
+    """Store a run, and close the store; the bytes of its file."""
+    stored(directory, run).close()
+    return file_of(directory).read_bytes()
+
+
 def test_a_flipped_bit_anywhere_is_a_miss_or_touches_nothing(tmp_path: Path) -> None:
-    run = run_of(kv_of(), 3)
-    stored(tmp_path, run)
-    whole, chance = file_of(tmp_path).read_bytes(), random.Random(0)
+    run, chance = run_of(kv_of(), 3), random.Random(0)
+    whole = only_stored(tmp_path, run)
     padding = 0
-    places = [chance.randrange(len(whole)) for _ in range(30)]
-    places += [LAYOUT.chunk(block, group).start + 3 for block in range(3) for group in range(6)]
-    places += [LAYOUT.probe.start + 5, LAYOUT.block_head(1).start + 70, LAYOUT.block_head(2).start, 9, 20, 60, 110, 440]
+    places = [chance.randrange(BLOCK, len(whole)) for _ in range(30)]
+    places += [START + LAYOUT.chunk(block, group).start + 3 for block in range(3) for group in range(6)]
+    places += [START + place for place in (LAYOUT.probe.start + 5, LAYOUT.block_head(1).start + 70)]
+    places += [START + LAYOUT.block_head(2).start, *(BLOCK + place for place in (9, 20, 60, 110, 440))]
     for place in places:
         broken = bytearray(whole)
         broken[place] ^= 1 << chance.randrange(8)
         for is_reopened in (False, True):
-            (tmp_path / "ordered-0000000001.run").write_bytes(whole)
-            store = OrderedStore.open(tmp_path, run.identity, OSFiles())
-            (tmp_path / "ordered-0000000001.run").write_bytes(broken)
-            if is_reopened:
-                store = OrderedStore.open(tmp_path, run.identity, OSFiles())
-            is_right = reads_right_or_misses(store, run)
-            padding += is_right
-            assert (store.find(run.heads) == 3) == is_right  # what broke is found no more
-            store.put(run.heads[:1], OrderedRun.of_pages(run.kv, run.pages[:1], run.scores[..., :16]))
-            assert len(list(tmp_path.iterdir())) == 1 + is_right  # and its file goes with the next change
-            store.shrink(0)
+            with stored(tmp_path, run) as store:
+                path = file_of(tmp_path)
+                content = bytearray(path.read_bytes())
+                content[place] ^= 1 << chance.randrange(8)
+                path.write_bytes(content)
+                if is_reopened:
+                    store.close()
+                    store = open_store(tmp_path, run)
+                right = reads_right_or_misses(store, run)
+                padding += right
+                assert (num_found(store, run.heads) == 3) == right  # what broke is found no more
+                store.put((), run.pages[:0])
+                assert len(run_files(tmp_path)) == right  # and its file goes with the next change
+                store.close()
     assert 0 < padding < len(places)  # most of so small a run is what fills up units
 
 
 def test_every_byte_of_a_header_is_checked_and_so_is_its_format(tmp_path: Path) -> None:
     run = run_of(kv_of(), 3)
-    store = stored(tmp_path, run)
-    header = file_of(tmp_path).read_bytes()[: LAYOUT.header_bytes]
-    assert RunHeader.decode(header) is not None
-    for place in range(len(header)):
-        broken = bytearray(header)
-        broken[place] ^= 1 << place % 8
-        assert RunHeader.decode(broken) is None, place
-    for place in (0, 8):  # the magic, the version
-        other = bytearray(header[:-CHECKSUM_BYTES])
-        other[place] ^= 1
-        assert RunHeader.decode(sealed(bytes(other), len(header))) is None
-    with file_of(tmp_path).open("r+b") as file:
-        file.write(broken)
-    assert store.open_run(run.heads) is None
-    assert store.misses() == {"header": 1}
+    with stored(tmp_path, run) as store:
+        header = file_of(tmp_path).read_bytes()[BLOCK:START]
+        assert Record.decode(header) is not None
+        for place in range(len(header)):
+            broken = bytearray(header)
+            broken[place] ^= 1 << place % 8
+            assert Record.decode(broken) is None, place
+        for place in (0, 8):  # the magic, the version
+            other = bytearray(header[:-CHECKSUM_BYTES])
+            other[place] ^= 1
+            assert Record.decode(sealed(bytes(other), len(header))) is None
+        with file_of(tmp_path).open("r+b") as file:
+            file.seek(BLOCK)
+            file.write(broken)
+        assert store.open_ordered(run.heads) is None
+        assert store.stats().misses == {"header": 1}
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 4096, 8192, -1, -4096])
 def test_a_cut_file_is_a_miss(tmp_path: Path, num_bytes: int) -> None:
     run = run_of(kv_of(), 3)
-    store = stored(tmp_path, run)
-    whole = file_of(tmp_path).read_bytes()
+    with stored(tmp_path, run) as store:
+        whole = file_of(tmp_path).read_bytes()
+        file_of(tmp_path).write_bytes(whole[:num_bytes])
+        assert not reads_right_or_misses(store, run)
+    only_stored(tmp_path, run)
     file_of(tmp_path).write_bytes(whole[:num_bytes])
-    assert not reads_right_or_misses(store, run)
-    assert OrderedStore.open(tmp_path, run.identity, OSFiles()).find(run.heads) == 0
-    assert list(tmp_path.iterdir()) == []
+    with open_store(tmp_path, run) as store:
+        assert store.open_ordered(run.heads) is None
+        assert run_files(tmp_path) == []
 
 
-def test_a_run_of_anything_else_is_a_miss_of_its_kind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["identity", "namespace", "parent", "tokens", "key", "place"])
+def test_a_run_of_anything_else_is_a_miss_of_its_kind(tmp_path: Path, kind: str) -> None:
     run = run_of(kv_of(), 3)
-    stored(tmp_path, run)
-    whole = file_of(tmp_path).read_bytes()
-    header = RunHeader.decode(whole[: LAYOUT.header_bytes])
-    assert header is not None
-    others = {
-        "identity": replace(header, identity_digest=bytes(32)),
-        "namespace": replace(header, namespace=BOB),
-        "parent": replace(header, parent_key=b"x" * 32),
-        "tokens": replace(header, tokens=bytes(64) + header.tokens[64:]),
-        "key": replace(header, key=bytes(32)),
-        "place": replace(header, number=7),
-    }
-    for kind, other in others.items():
-        file_of(tmp_path).write_bytes(whole)
-        store = OrderedStore.open(tmp_path, run.identity, OSFiles())
-        file_of(tmp_path).write_bytes(other.encode() + whole[LAYOUT.header_bytes :])
-        assert store.open_run(run.heads) is None
-        assert store.misses() == {kind: 1}
-        if kind != "identity":
-            OrderedStore.open(tmp_path, run.identity, OSFiles())
-            assert list(tmp_path.iterdir()) == []
-            (tmp_path / "ordered-0000000001.run").touch()
+    with stored(tmp_path, run) as store:
+        whole = file_of(tmp_path).read_bytes()
+        record = Record.decode(whole[BLOCK:START])
+        assert record is not None
+        header, at = record.header, len(record.header.details) - 16 - 3 * 64
+        others = {
+            "identity": replace(record, identity_digest=bytes(32)),
+            "namespace": replace(record, header=replace(header, namespace=BOB)),
+            "parent": replace(record, header=replace(header, details=_with(header.details, at - 32, b"x" * 32))),
+            "tokens": replace(record, header=replace(header, details=_with(header.details, at, bytes(64)))),
+            "key": replace(record, header=replace(header, parent_key=bytes(32))),
+            "place": replace(record, segment=7),
+        }
+        file_of(tmp_path).write_bytes(whole[:BLOCK] + others[kind].encode() + whole[START:])
+        assert store.open_ordered(run.heads) is None
+        assert store.stats().misses == {kind: 1}
+
+
+def _with(whole: bytes, start: int, part: bytes) -> bytes:
+    return whole[:start] + part + whole[start + len(part) :]
 
 
 def test_a_block_of_the_same_run_in_an_older_order_is_a_miss(tmp_path: Path) -> None:
-    run = run_of(kv_of(), 3)
-    older = stored(tmp_path, run)
-    before = file_of(tmp_path).read_bytes()
-    older.put(run.heads, OrderedRun.of_pages(run.kv, run.pages, -run.scores))
-    path, block = file_of(tmp_path), LAYOUT.blocks(1, 2)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: block.start] + before[block.start : block.stop] + whole[block.stop :])
-    assert not reads_right_or_misses(
-        OrderedStore.open(tmp_path, run.identity, OSFiles()), replace(run, scores=-run.scores)
-    )
+    run, block = run_of(kv_of(), 3), LAYOUT.blocks(1, 2)
+    with stored(tmp_path, run) as store:
+        before = file_of(tmp_path).read_bytes()
+        put_run(store, run, -1)
+        whole = file_of(tmp_path).read_bytes()
+        part = before[START + block.start : START + block.stop]
+        file_of(tmp_path).write_bytes(_with(whole, START + block.start, part))
+        assert not reads_right_or_misses(store, replace(run, scores=-run.scores))
 
 
-def test_a_block_of_another_stores_file_of_this_number_is_a_miss(tmp_path: Path) -> None:
+def test_a_block_of_another_stores_segment_of_this_number_is_a_miss(tmp_path: Path) -> None:
     run, other = run_of(kv_of(), 3), run_of(kv_of(), 3, 1)
-    stored(tmp_path / "ours", run)
-    stored(tmp_path / "theirs", other)
+    whole, theirs = only_stored(tmp_path / "ours", run), only_stored(tmp_path / "theirs", other)
     path, block = file_of(tmp_path / "ours"), LAYOUT.blocks(1, 2)
-    whole, theirs = path.read_bytes(), file_of(tmp_path / "theirs").read_bytes()
-    path.write_bytes(whole[: block.start] + theirs[block.start : block.stop] + whole[block.stop :])
-    assert not reads_right_or_misses(OrderedStore.open(tmp_path / "ours", run.identity, OSFiles()), run)
+    assert path.name == file_of(tmp_path / "theirs").name
+    path.write_bytes(_with(whole, START + block.start, theirs[START + block.start : START + block.stop]))
+    assert not is_right(tmp_path / "ours", run)
 
 
 def test_blocks_of_another_run_or_place_are_misses(tmp_path: Path) -> None:
     run, other = run_of(kv_of(), 3), run_of(kv_of(), 3, 1)
-    store = stored(tmp_path, run)
-    path = file_of(tmp_path)
-    store.put(other.heads, OrderedRun.of_pages(other.kv, other.pages, other.scores))
-    whole, theirs = path.read_bytes(), (tmp_path / "ordered-0000000002.run").read_bytes()
-    block = LAYOUT.blocks(1, 2)
-    path.write_bytes(whole[: block.start] + theirs[block.start : block.stop] + whole[block.stop :])
-    assert not reads_right_or_misses(store, run)
-    first = LAYOUT.blocks(0, 1)
-    path.write_bytes(whole[: block.start] + whole[first.start : first.stop] + whole[block.stop :])
-    assert not reads_right_or_misses(OrderedStore.open(tmp_path, run.identity, OSFiles()), run)
-    chunks = [whole[LAYOUT.chunk(0, group).start : LAYOUT.chunk(0, group).stop] for group in range(2)]
-    start = LAYOUT.chunk(0, 0).start
-    swapped = b"".join(reversed(chunks))
-    path.write_bytes(whole[:start] + swapped + whole[start + len(swapped) :])
-    assert not reads_right_or_misses(OrderedStore.open(tmp_path, run.identity, OSFiles()), run)
+    whole = only_stored(tmp_path, run)
+    with open_store(tmp_path, run) as store:
+        put_run(store, other)
+    path, theirs = run_files(tmp_path)
+    block, first, chunk = LAYOUT.blocks(1, 2), LAYOUT.blocks(0, 1), LAYOUT.chunk(0, 0)
+    chunks = [whole[START + part.start : START + part.stop] for part in (chunk, LAYOUT.chunk(0, 1))]
+    for start, part in (
+        (block.start, theirs.read_bytes()[START + block.start : START + block.stop]),
+        (block.start, whole[START + first.start : START + first.stop]),
+        (chunk.start, b"".join(reversed(chunks))),
+    ):
+        path.write_bytes(_with(whole, START + start, part))
+        assert not is_right(tmp_path, run)
+        with open_store(tmp_path, run) as store:
+            put_run(store, run)
+        path = max(set(run_files(tmp_path)) - {theirs})
+        whole = path.read_bytes()
 
 
 def test_after_any_loss_of_power_there_is_the_old_run_or_the_new_one(tmp_path: Path) -> None:
     run, chance = run_of(kv_of(layers=1), 3), random.Random(1)
-    better = replace(run, scores=-run.scores)
+    orders = [OrderedRun.of_pages(run.kv, run.pages, scores).order for scores in (run.scores, -run.scores)]
     seen = set()
-    for at in range(40):
+    for at in range(60):
         directory, left = tmp_path / str(at), tmp_path / f"left {at}"
-        stored(directory, run)
+        only_stored(directory, run)
         fault = FailAt(at, PowerLost())
         files = FaultyFiles(before=fault, max_write=1 << chance.randrange(9, 16))
-        try:
-            store = OrderedStore.open(directory, run.identity, files)
-            store.put(run.heads, OrderedRun.of_pages(run.kv, run.pages, better.scores))
-        except PowerLost:
-            pass
+        with contextlib.suppress(PowerLost):
+            put_run(open_store(directory, run, files), run, -1)
         files.lose_power(directory, left, chance)
-        found = OrderedStore.open(left, run.identity, OSFiles()).open_run(run.heads)
-        assert found is not None and (found.pages() == run.pages).all()
-        first = found.first(48)
-        assert first is not None
-        orders = [OrderedRun.of_pages(run.kv, run.pages, scores).order for scores in (run.scores, better.scores)]
-        (which,) = (i for i, order in enumerate(orders) if np.array_equal(order, first.tokens))
+        with open_store(left, run) as store:
+            found = store.open_ordered(run.heads)
+            assert found is not None and (found.pages() == run.pages).all()
+            first = found.first(48)
+            assert first is not None
+            (which,) = (i for i, order in enumerate(orders) if np.array_equal(order, first.tokens))
+            found.close()
         seen.add(which)
-        assert len(list(left.iterdir())) == 1
+        assert len(run_files(left)) == 1
         if not fault.has_failed:
             break
     assert not fault.has_failed and seen == {0, 1}
@@ -211,15 +227,14 @@ def test_a_put_that_fails_leaves_the_run_that_was_there(tmp_path: Path, error: i
     run = run_of(kv_of(layers=1), 3)
     for at in range(40):
         directory = tmp_path / str(at)
-        stored(directory, run)
+        only_stored(directory, run)
         files = FaultyFiles()
-        store = OrderedStore.open(directory, run.identity, files)
-        files.before = fault = FailAt(at, error, operations=("open", "pwritev", "fdatasync", "fsync_dir"))
-        try:
-            store.put(run.heads, OrderedRun.of_pages(run.kv, run.pages, -run.scores))
-        except OSError:
-            assert reads_right_or_misses(store, run)
-            assert store.num_bytes == sum(path.stat().st_size for path in directory.iterdir())
+        with open_store(directory, run, files) as store:
+            files.before = fault = FailAt(at, error, operations=("open", "pwritev", "fdatasync", "fsync_dir"))
+            if not put_run(store, run, -1):
+                assert store.stats().is_off == (error == errno.EIO)
+                assert store.stats().num_bytes == sum(path.stat().st_size for path in directory.glob("segment-*"))
         if not fault.has_failed:
             return
+        assert is_right(directory, run) or is_right(directory, replace(run, scores=-run.scores))
     pytest.fail("there was no end to the operations")

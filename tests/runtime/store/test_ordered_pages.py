@@ -10,11 +10,10 @@ from radixlm.runtime.errors import StoreError
 from radixlm.runtime.store import PageStore
 from radixlm.runtime.store.files import OSFiles
 from radixlm.runtime.store.ordered_run import OrderedRun
-from radixlm.runtime.store.rewriting import rewrite
 
 from .faulty_files import FailAt, FaultyFiles
 from .pages import BOB, IDENTITY, chain, keys, payload
-from .runs import Run, kv_of, run_of
+from .runs import Run, kv_of, run_files, run_of
 
 
 def opened(directory: Path, run: Run, max_bytes: int = 4 << 20, files: OSFiles | None = None) -> PageStore:
@@ -35,14 +34,14 @@ def is_right(store: PageStore, run: Run) -> bool:
 def test_stored_pages_are_rewritten_in_order_and_found_again(tmp_path: Path) -> None:
     run = run_of(kv_of(), 6)
     with opened(tmp_path, run) as store:
-        assert rewrite(store, run.heads, run.scores).stored == ()  # the pages are not there
+        assert store.rewrite(run.heads, run.scores).stored == ()  # the pages are not there
         store.put(run.heads, run.pages)
-        assert rewrite(store, run.heads, run.scores).stored == keys(run.heads)
+        assert store.rewrite(run.heads, run.scores).stored == keys(run.heads)
         assert is_right(store, run)
         before = store.stats()
-        assert before.num_ordered_bytes == (tmp_path / "ordered-0000000001.run").stat().st_size
+        assert before.num_ordered_bytes == run_files(tmp_path)[0].stat().st_size
         with pytest.raises(StoreError, match="scores"):
-            rewrite(store, run.heads, run.scores[..., :16])
+            store.rewrite(run.heads, run.scores[..., :16])
     with opened(tmp_path, run) as store:
         assert is_right(store, run)
         assert store.stats().num_bytes == before.num_bytes
@@ -55,9 +54,9 @@ def test_runs_go_with_one_of_their_pages_and_with_their_namespace(tmp_path: Path
     with opened(tmp_path, run) as store:
         for one in (run, other):
             store.put(one.heads, one.pages)
-            rewrite(store, one.heads, one.scores)
+            store.rewrite(one.heads, one.scores)
         ordered = other.pages[0, :64].tobytes()
-        path = tmp_path / "ordered-0000000002.run"
+        path = run_files(tmp_path)[1]
         assert path.is_file() and ordered not in path.read_bytes()
         store.discard(BOB)
         assert not path.exists() and not is_right(store, other)
@@ -74,15 +73,15 @@ def test_pages_win_over_runs_and_runs_go_before_any_page_does(tmp_path: Path) ->
         for seed in range(14):
             one = run_of(run.kv, 4, seed)
             ours, theirs = store.put(one.heads, one.pages), alone.put(one.heads, one.pages)
-            assert ours == theirs, "runs cost a page its place"
+            assert (ours.stored, ours.evicted) == (theirs.stored, theirs.evicted), "runs cost a page its place"
             before = {head.key for head in store.heads()}
-            result = rewrite(store, one.heads, one.scores)
+            result = store.rewrite(one.heads, one.scores)
             assert result.evicted == () and before == {head.key for head in store.heads()}
             num_written += bool(result.stored)
             assert is_right(store, one) == bool(result.stored)
             stats = store.stats()
             assert stats.num_bytes <= max_bytes and stats.num_ordered_bytes <= max_bytes // 2
-            assert stats.num_bytes == sum(path.stat().st_size for path in (tmp_path / "beside").glob("*-*.*[sn]"))
+            assert stats.num_bytes == sum(path.stat().st_size for path in (tmp_path / "beside").glob("segment-*"))
             for old_seed in range(seed + 1):
                 old = run_of(run.kv, 4, old_seed)
                 assert not is_right(store, old) or set(keys(old.heads)) <= before
@@ -93,7 +92,7 @@ def test_a_run_larger_than_its_share_is_not_stored(tmp_path: Path) -> None:
     run = run_of(kv_of(head_dim=64), 8)
     with opened(tmp_path, run, 10 * (run.kv.page_bytes + 4096)) as store:
         store.put(run.heads, run.pages)
-        assert rewrite(store, run.heads, run.scores).stored == ()
+        assert store.rewrite(run.heads, run.scores).stored == ()
         assert store.stats().num_pages == 8
 
 
@@ -112,7 +111,7 @@ def test_a_disk_that_fails_while_a_run_is_read_or_written_turns_the_store_off(tm
         files = FaultyFiles()
         with opened(tmp_path / operations[0], run, files=files) as store:
             store.put(run.heads, run.pages)
-            rewrite(store, run.heads, run.scores)
+            store.rewrite(run.heads, run.scores)
             found = store.open_ordered(run.heads)
             assert found is not None
             files.before = FailAt(0, operations=operations)

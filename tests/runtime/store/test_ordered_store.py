@@ -14,27 +14,12 @@ from hypothesis import strategies as st
 from radixlm.runtime.artifact.manifest import KVDType
 from radixlm.runtime.errors import StoreError
 from radixlm.runtime.model.kv_rows import KVRows
-from radixlm.runtime.store.files import OSFiles
-from radixlm.runtime.store.ordered_layout import OrderedLayout
-from radixlm.runtime.store.ordered_reader import OpenRun
-from radixlm.runtime.store.ordered_run import OrderedRun, ranked_before_text
-from radixlm.runtime.store.ordered_store import OrderedStore
+from radixlm.runtime.store import PageStore
+from radixlm.runtime.store.ordered_run import OrderedLayout, OrderedRun, ranked_before_text
+from radixlm.runtime.store.page_key import pack_tokens
 
-from .pages import ALICE, BOB
-from .runs import DTYPES, Run, identity_of, kv_of, run_of
-
-
-def stored(directory: Path, run: Run, chunk_size: int = 16) -> OrderedStore:
-    directory.mkdir(exist_ok=True)
-    store = OrderedStore.open(directory, run.identity, OSFiles())
-    store.put(run.heads, OrderedRun.of_pages(run.kv, run.pages, run.scores), chunk_size=chunk_size)
-    return store
-
-
-def opened(store: OrderedStore, run: Run) -> OpenRun:
-    found = store.open_run(run.heads)
-    assert found is not None
-    return found
+from .pages import ALICE, BOB, chain
+from .runs import DTYPES, Run, identity_of, kv_of, num_found, open_store, opened, put_run, run_files, run_of, stored
 
 
 def most_important(run: Run, layer: int, head: int) -> list[int]:
@@ -68,7 +53,8 @@ def test_any_part_of_a_stored_run_is_that_of_its_pages(
     run = run_of(kv_of(dtype, layers=layers, heads=heads, head_dim=head_dim), num_pages, seed)
     num_tokens = min(num_tokens, 16 * num_pages)
     exact = KVRows.of_pages(run.kv, run.pages)
-    open_run = opened(stored(tmp_path_factory.mktemp("run"), run, chunk_size), run)
+    store = stored(tmp_path_factory.mktemp("run"), run, chunk_size)
+    open_run = opened(store, run)
     with np.errstate(over="ignore", invalid="ignore"):  # any bits: some scales are infinite
         np.testing.assert_array_equal(open_run.probe_keys(), exact.keys_of(0))
     first = open_run.first(num_tokens)
@@ -83,6 +69,7 @@ def test_any_part_of_a_stored_run_is_that_of_its_pages(
     assert_same_rows(chosen.rows, exact.take(wanted))
     assert (open_run.pages() == run.pages).all()
     open_run.close()
+    store.close()
 
 
 def assert_same_rows(rows: KVRows, wanted: KVRows) -> None:
@@ -137,7 +124,7 @@ def test_a_kept_order_is_not_read_again(tmp_path: Path) -> None:
     store = stored(tmp_path, run)
     first = opened(store, run)
     heads = first.block_heads()
-    again = store.open_run(run.heads, block_heads=heads)
+    again = store.open_ordered(run.heads, block_heads=heads)
     assert again is not None
     before = replace(again.counts)
     np.testing.assert_array_equal(again.order(), first.order())
@@ -148,8 +135,8 @@ def test_a_kept_order_of_a_run_that_was_written_again_is_not_used(tmp_path: Path
     run = run_of(kv_of(), 6)
     store = stored(tmp_path, run)
     heads = opened(store, run).block_heads()
-    store.put(run.heads, OrderedRun.of_pages(run.kv, run.pages, -run.scores))
-    again = store.open_run(run.heads, block_heads=heads)
+    put_run(store, run, -1)
+    again = store.open_ordered(run.heads, block_heads=heads)
     assert again is not None
     np.testing.assert_array_equal(again.order(), OrderedRun.of_pages(run.kv, run.pages, -run.scores).order)
     assert (again.pages() == run.pages).all()
@@ -157,70 +144,77 @@ def test_a_kept_order_of_a_run_that_was_written_again_is_not_used(tmp_path: Path
 
 def test_runs_are_found_after_a_restart_by_the_pages_that_begin_with_them(tmp_path: Path) -> None:
     run, other = run_of(kv_of(), 6), run_of(kv_of(), 3, 1, namespace=BOB)
-    store = stored(tmp_path, run)
-    store.put(other.heads, OrderedRun.of_pages(other.kv, other.pages, other.scores))
-    store.put(run.heads[:2], OrderedRun.of_pages(run.kv, run.pages[:2], run.scores[..., :32]))
+    with stored(tmp_path, run) as store:
+        put_run(store, other)
+        part = OrderedRun.of_pages(run.kv, run.pages[:2], run.scores[..., :32])
+        store.put_ordered(run.heads[:2], part)
     for _ in range(2):
-        assert (store.find(run.heads), store.find(run.heads[:5]), store.find(run.heads[1:])) == (6, 2, 0)
-        assert (store.find(other.heads), store.find(other.heads[:2]), store.find([])) == (3, 0, 0)
-        part = store.open_run(run.heads[:4])
-        assert part is not None and (part.pages() == run.pages[:2]).all()
-        assert store.num_bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
-        store = OrderedStore.open(tmp_path, run.identity, OSFiles())
+        with open_store(tmp_path, run) as store:
+            assert (num_found(store, run.heads), num_found(store, run.heads[:5])) == (6, 2)
+            assert num_found(store, [*run.heads, *chain(2, 9, parent_key=run.heads[-1].key)]) == 6
+            assert [num_found(store, run.heads[first:]) for first in (0, 1, 2)] == [6, 0, 0]
+            assert (num_found(store, other.heads), num_found(store, other.heads[:2])) == (3, 0)
+            assert store.open_ordered([]) is None
+            found = store.open_ordered(run.heads[:4])
+            assert found is not None and (found.pages() == run.pages[:2]).all()
+            found.close()
+            sizes = [path.stat().st_size for path in tmp_path.glob("segment-*")]
+            assert store.stats().num_bytes == sum(sizes)
+            assert store.stats().num_ordered_bytes == sum(path.stat().st_size for path in run_files(tmp_path))
     assert {stat.S_IMODE(os.stat(path).st_mode) for path in tmp_path.iterdir()} == {0o600}
 
 
 def test_a_run_that_is_written_again_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     run = run_of(kv_of(), 4)
-    store = stored(tmp_path, run)
-    old = opened(store, run)
-    other = np.negative(run.scores)
-    store.put(run.heads, OrderedRun.of_pages(run.kv, run.pages, other), chunk_size=32)
-    assert len(list(tmp_path.iterdir())) == store.num_runs == 1
-    assert (old.pages() == run.pages).all()  # who reads it still can
-    new = opened(store, run).first(5)
-    assert new is not None
-    assert new.tokens[1, 2].tolist() == most_important(replace(run, scores=other), 1, 2)[:5]
+    with stored(tmp_path, run) as store:
+        old = opened(store, run)
+        put_run(store, run, -1, chunk_size=32)
+        assert len(run_files(tmp_path)) == 1
+        assert (old.pages() == run.pages).all()  # a reader that has it open still can
+        old.close()
+        found = opened(store, run)
+        new = found.first(5)
+        assert new is not None
+        assert new.tokens[1, 2].tolist() == most_important(replace(run, scores=np.negative(run.scores)), 1, 2)[:5]
+        found.close()
 
 
-def test_runs_leave_with_their_pages_their_namespace_or_for_want_of_room(tmp_path: Path) -> None:
-    run, other = run_of(kv_of(), 4), run_of(kv_of(), 3, 1, namespace=BOB)
-    store = stored(tmp_path, run)
-    store.put(other.heads, OrderedRun.of_pages(other.kv, other.pages, other.scores))
-    store.forget([b"x" * 32, run.heads[2].key])
-    assert (store.find(run.heads), store.find(other.heads)) == (0, 3)
-    store.put(run.heads, OrderedRun.of_pages(run.kv, run.pages, run.scores))
-    store.discard(BOB)
-    assert (store.find(run.heads), store.find(other.heads)) == (4, 0)
-    store.put(other.heads, OrderedRun.of_pages(other.kv, other.pages, other.scores))
-    opened(store, run)  # the other one was used longest ago
-    store.shrink(store.num_bytes - 1)
-    assert (store.find(run.heads), store.find(other.heads)) == (4, 0)
-    assert store.num_bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
-    store.shrink(0)
-    assert store.num_bytes == 0 and list(tmp_path.iterdir()) == []
+def test_the_run_that_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
+    runs = [run_of(kv_of(head_dim=64), 4, seed) for seed in range(3)]
+    record_bytes = runs[0].kv.page_bytes + 4096
+    with PageStore.open(tmp_path, runs[0].identity, max_bytes=28 * record_bytes) as store:
+        for run in runs[:2]:
+            assert put_run(store, run)
+        opened(store, runs[0]).close()
+        store.put(runs[2].heads, runs[2].pages)  # from here on the other one was used longest ago
+        assert put_run(store, runs[2])
+        assert [num_found(store, run.heads) for run in runs] == [4, 0, 4]
 
 
 @pytest.mark.parametrize("how", ["drop", "discard"])
 def test_what_is_forgotten_is_overwritten_before_it_is_removed(tmp_path: Path, how: str) -> None:
     run = run_of(kv_of(), 4)
-    store = stored(tmp_path / "store", run)
-    [path] = (tmp_path / "store").iterdir()
-    os.link(path, tmp_path / "disk")  # what is on the disk when the file has no name any more
-    if how == "drop":
-        store.forget([run.heads[2].key], erases=True)
-    else:
-        store.discard(ALICE)
-    assert not path.exists() and not any((tmp_path / "disk").read_bytes())
+    with stored(tmp_path / "store", run) as store:
+        [path] = run_files(tmp_path / "store")
+        os.link(path, tmp_path / "disk")  # what is on the disk when the file has no name any more
+        if how == "drop":
+            store.drop([run.heads[2].key])
+        else:
+            store.discard(ALICE)
+        left = (tmp_path / "disk").read_bytes()
+        assert not path.exists() and not any(left[8192:])
+        on_disk = left + b"".join(file.read_bytes() for file in (tmp_path / "store").iterdir())
+        assert run.heads[3].key not in on_disk and pack_tokens(run.heads[3].token_ids) not in on_disk
 
 
 def test_runs_of_another_model_are_not_found_and_take_room(tmp_path: Path) -> None:
     run = run_of(kv_of(), 4)
-    store = stored(tmp_path, run)
-    other = OrderedStore.open(tmp_path, identity_of(kv_of("f32")), OSFiles())
-    assert (other.num_bytes, other.num_runs, other.find(run.heads)) == (store.num_bytes, 0, 0)
-    other.shrink(0)
-    assert list(tmp_path.iterdir()) == []
+    with stored(tmp_path, run) as store:
+        num_bytes = store.stats().num_ordered_bytes
+    with PageStore.open(tmp_path, identity_of(kv_of("f32")), max_bytes=64 << 20) as other:
+        assert (other.stats().num_ordered_bytes, num_found(other, run.heads)) == (num_bytes, 0)
+        other.discard(ALICE)
+        assert other.stats().num_ordered_bytes == 0 and run_files(tmp_path) == []
 
 
 def test_what_cannot_be_ordered_is_refused(tmp_path: Path) -> None:
@@ -236,13 +230,15 @@ def test_what_cannot_be_ordered_is_refused(tmp_path: Path) -> None:
     for size in (15, 257):
         with pytest.raises(StoreError, match="16 to 256 tokens"):
             OrderedLayout(run.kv, 64, size)
-    store = OrderedStore.open(tmp_path, run.identity, OSFiles())
+    store = open_store(tmp_path, run)
+    store.put(run.heads, run.pages)
     ordered = OrderedRun.of_pages(run.kv, run.pages, run.scores)
     for heads in (run.heads[1:], [run.heads[0], *run.heads[:3]]):
         with pytest.raises(StoreError, match="not of the same pages"):
-            store.put(heads, ordered)
-    assert list(tmp_path.iterdir()) == []
-    open_run = opened(stored(tmp_path, run), run)
+            store.put_ordered(heads, ordered)
+    assert run_files(tmp_path) == []
+    put_run(store, run)
+    open_run = opened(store, run)
     with pytest.raises(StoreError, match="65 tokens are wanted of a run of 64"):
         open_run.first(65)
     for wrong in (np.full((2, 3, 1), 64), np.full((2, 3, 1), -1), np.full((3, 2, 1), 0)):

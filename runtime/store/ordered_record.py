@@ -1,0 +1,164 @@
+"""The bytes of an ordered run: the details of its record's header, what is in front of each block, and its payload.
+
+Knows layouts and checksums, not files. Each chunk has a checksum, XXH3-64, in the head of its block, which has one of
+its own, is bound to run and segment, and is so small that the order and the checksums of 90 chunks of 16 tokens fit
+into one unit of 4 KiB.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from ..artifact.manifest import KVLayout
+from ..errors import StoreError
+from .files import Buffer
+from .ordered_run import BLOCK_FIELDS_BYTES, OrderedLayout, OrderedRun, RunOrder, UInt8Array
+from .page_key import KEY_BYTES, PageKey, pack_tokens
+from .record import Kind, MissKind, Record, RecordHeader, SingleRecord, header_bytes, is_sealed, padded, sealed
+
+_BLOCK_MAGIC: Final = b"RLXORDB\n"
+_DETAILS: Final = struct.Struct(f"<HHHHI{KEY_BYTES}s")  # size of chunks, probe head, layers, 0, pages, key before
+_BLOCK: Final = struct.Struct(f"<8sIIQ{KEY_BYTES}s")
+_TOKENS_BYTES: Final = 64  # of a page
+Checksums = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class RunHeader:
+    """What the record of a run says of it."""
+
+    number: int  # of its segment: another one whenever the run is written again
+    namespace: bytes
+    parent_key: bytes  # of the page before the run
+    key: bytes  # of the run's last page, over all before it
+    tokens: bytes  # 64 a page
+    chunk_size: int
+    probe_head: int
+    probe_checksums: tuple[int, ...]  # of each layer's
+
+    @classmethod
+    def of(cls, record: Record) -> RunHeader | None:
+        """What a record says; None if it is no run's."""
+        header, details = record.header, record.header.details
+        if header.kind != Kind.RUN or len(details) < _DETAILS.size:
+            return None
+        chunk_size, probe_head, num_layers, _, num_pages, parent_key = _DETAILS.unpack_from(details)
+        end = _DETAILS.size + _TOKENS_BYTES * num_pages
+        if not num_pages or len(details) != end + 8 * num_layers:
+            return None
+        checksums = np.frombuffer(details, "<u8", num_layers, end).tolist()
+        tokens = details[_DETAILS.size : end]
+        return cls(
+            *(record.segment, header.namespace, parent_key, header.parent_key, tokens),
+            *(chunk_size, probe_head, tuple(checksums)),
+        )
+
+    @staticmethod
+    def num_bytes(num_pages: int, kv: KVLayout) -> int:
+        """Bytes before the payload of a run of so many pages."""
+        return header_bytes(_DETAILS.size + _TOKENS_BYTES * num_pages + 8 * kv.num_layers)
+
+    @property
+    def num_pages(self) -> int:
+        """Of the run."""
+        return len(self.tokens) // _TOKENS_BYTES
+
+    def unlike(self, heads: Sequence[PageKey]) -> MissKind | None:
+        """What sets this run apart from the one of the pages `heads`; None if nothing does."""
+        if any(self.namespace != head.namespace for head in heads):
+            return "namespace"
+        if self.parent_key != heads[0].parent_key:
+            return "parent"
+        if self.tokens != b"".join(pack_tokens(head.token_ids) for head in heads):
+            return "tokens"
+        return None if self.key == heads[-1].key else "key"
+
+
+@dataclass(frozen=True)
+class BlockHead:
+    """What is in front of a block: which tokens its chunks hold, and their checksums."""
+
+    order: RunOrder  # [groups, tokens of the block]
+    checksums: Checksums  # [groups]
+
+    def encode(self, number: int, key: bytes, block: int, num_bytes: int) -> bytes:
+        """Whole units of 4 KiB, bound to a segment, a run by its last page, and a block."""
+        fields = _BLOCK.pack(_BLOCK_MAGIC, block, self.order.shape[1], number, key)
+        content = fields.ljust(BLOCK_FIELDS_BYTES, b"\0") + self.checksums.astype("<u8").tobytes()
+        return sealed(content + self.order.astype("<u2").tobytes(), num_bytes)
+
+    @classmethod
+    def decode(cls, head: Buffer, header: RunHeader, layout: OrderedLayout, block: int) -> BlockHead | None:
+        """What is in front of block `block` of that very run; None if it broke, or belongs elsewhere."""
+        num_groups, count = layout.num_groups, layout.block_tokens(block)
+        if not is_sealed(head):
+            return None
+        if _BLOCK.unpack_from(head) != (_BLOCK_MAGIC, block, count, header.number, header.key):
+            return None
+        checksums = np.frombuffer(head, "<u8", num_groups, BLOCK_FIELDS_BYTES)
+        order = np.frombuffer(head, "<u2", num_groups * count, BLOCK_FIELDS_BYTES + 8 * num_groups)
+        return cls(order.reshape(num_groups, count).copy(), checksums.copy())
+
+
+@dataclass
+class BlockHeads:
+    """The order of all tokens and the checksums of all chunks. A caller that keeps them saves the next query that read.
+
+    In chunks of 16 tokens 2.5 bytes for each token, layer and KV head: 225 bytes a token of SmolLM2, 1 % of its KV.
+    """
+
+    number: int  # of the segment that they are of
+    by_block: list[BlockHead | None]
+
+
+def run_key(parent_key: bytes, last_key: bytes) -> bytes:
+    """The key of the record of a run behind the page `parent_key` that ends with the page `last_key`."""
+    return blake2b(parent_key + last_key, digest_size=KEY_BYTES, person=b"radixlm/run/1").digest()
+
+
+def ordered_record(kv: KVLayout, heads: Sequence[PageKey], run: OrderedRun, chunk_size: int) -> SingleRecord:
+    """The record that holds `run`, which is of the pages `heads`.
+
+    Raises:
+        StoreError: it is not, or it is of another layout.
+    """
+    layout = OrderedLayout(run.kv, run.rows.shape[2], chunk_size)
+    is_chain = all(head.parent_key == before.key for before, head in pairwise(heads))
+    if run.kv != kv or layout.num_pages != len(heads) or not is_chain:
+        raise StoreError(f"{len(heads)} heads and a run of {layout.num_pages} pages are not of the same pages")
+    first, last = heads[0], heads[-1]
+    fields = _DETAILS.pack(chunk_size, run.probe_head, len(run.probe_keys), 0, len(heads), first.parent_key)
+    tokens = b"".join(pack_tokens(head.token_ids) for head in heads)
+    checksums = np.array([chunk_checksum(keys) for keys in run.probe_keys], "<u8").tobytes()
+    key, details = run_key(first.parent_key, last.key), fields + tokens + checksums
+    header = RecordHeader(Kind.RUN, key, last.key, first.namespace, details)
+    return SingleRecord(header, layout.num_bytes, partial(_body_of, run, layout, last.key))
+
+
+def _body_of(run: OrderedRun, layout: OrderedLayout, key: bytes, number: int) -> Iterator[list[Buffer]]:
+    """The payload in order, a part at a time, bound to the run's last page `key` and to segment `number`."""
+    for block in range(layout.num_blocks):
+        first = block * layout.chunk_size
+        some = slice(first, first + layout.block_tokens(block))
+        chunks = np.ascontiguousarray(run.rows[:, :, some]).reshape(layout.num_groups, -1)
+        order = run.order[:, :, some].reshape(layout.num_groups, -1)
+        checksums = np.array([chunk_checksum(chunk) for chunk in chunks], np.uint64)
+        head = BlockHead(order, checksums).encode(number, key, block, layout.block_head_bytes(block))
+        yield [head, chunks.reshape(-1).data, bytes(padded(chunks.nbytes) - chunks.nbytes)]
+    keys = np.ascontiguousarray(run.probe_keys)
+    yield [keys.reshape(-1).data, bytes(padded(keys.nbytes) - keys.nbytes)]
+
+
+def chunk_checksum(chunk: UInt8Array) -> int:
+    """Of a chunk, or the probe keys of a layer."""
+    return xxh3_64_intdigest(np.ascontiguousarray(chunk).data)

@@ -1,0 +1,179 @@
+"""Find the ordered runs of a store in its index and open them, while the writer replaces and removes runs.
+
+Knows index, files and headers. A run is a copy of exact pages: whatever is wrong with one, it is not found again, and
+the caller reads those pages instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .catalogue import StoredPages
+from .chunk_cache import ChunkCache, RunChunks
+from .files import INDEX, Files, read_all
+from .index import Index
+from .ordered_reader import OpenRun
+from .ordered_record import BlockHeads, RunHeader, run_key
+from .ordered_run import OrderedLayout, OrderedRun
+from .page_key import PageKey, StoreIdentity
+from .record import Kind, MissKind, Place, Record
+from .segment import Segment
+from .store_state import StoreState
+
+
+class OrderedRuns:
+    """Any thread may use it; `open` raises OSError and sqlite3.Error where the disk fails.
+
+    Args:
+        on_error: told of a disk that fails while an open run is read.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        identity: StoreIdentity,
+        files: Files,
+        state: StoreState,
+        *,
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self._directory = directory
+        self._identity = identity
+        self._files = files
+        self._state = state
+        self._on_error = on_error
+        self._lock = threading.Lock()  # of all below
+        self._index = Index.open_to_read(directory / INDEX)
+        self._caches: WeakSet[ChunkCache] = WeakSet()  # that runs were opened with; told of each that goes
+
+    def open(
+        self, heads: Sequence[PageKey], *, block_heads: BlockHeads | None = None, chunks: ChunkCache | None = None
+    ) -> OpenRun | None:
+        """See `PageStore.open_ordered`."""
+        found = self._find(heads)
+        if found is None:
+            return None
+        num_pages, key, place = found
+        segment = Segment(place.segment, self._identity, is_single=True)
+        try:
+            fd = self._files.open(self._directory / segment.name, is_scattered=True)
+        except FileNotFoundError:
+            self._missed(key, place, "gone")
+            return None
+        try:
+            run = self._open(fd, heads[:num_pages], key, place, block_heads, chunks)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._files.close(fd)
+            raise
+        if run is None:
+            self._files.close(fd)
+        else:
+            self._state.touch([key])
+        return run
+
+    def ordered(self, heads: Sequence[PageKey], scores: NDArray[Any], probe_head: int) -> OrderedRun | None:
+        """Read exact pages and order them by `scores`; None if one is not there, or not right."""
+        pages = np.empty((len(heads), self._identity.page_bytes), np.uint8)
+        if StoredPages(self._directory, self._identity, self._files).read(heads, pages) < len(heads):
+            return None
+        return OrderedRun.of_pages(self._identity.kv, pages, scores, probe_head=probe_head)
+
+    def removed(self, segments: Sequence[int]) -> None:
+        """Have caches forget the runs of segments that are no more."""
+        with self._lock:
+            caches = list(self._caches) if segments else []
+        for cache in caches:
+            for number in segments:
+                cache.drop(number)
+
+    def close(self) -> None:
+        """Close the index."""
+        with self._lock:
+            self._index.close()
+
+    def _find(self, heads: Sequence[PageKey]) -> tuple[int, bytes, Place] | None:
+        """The longest run that `heads` begin with: how many pages, its key and place."""
+        with self._lock:
+            below = self._index.find_below([head.key for head in heads], Kind.RUN)
+        there = {key: place for key, place in below.items() if not self._state.is_bad(key)}
+        for num_pages in range(len(heads), 0, -1) if there else ():
+            key = run_key(heads[0].parent_key, heads[num_pages - 1].key)
+            if key in there:
+                return num_pages, key, there[key]
+        return None
+
+    def _open(
+        self,
+        fd: int,
+        heads: Sequence[PageKey],
+        key: bytes,
+        place: Place,
+        block_heads: BlockHeads | None,
+        chunks: ChunkCache | None,
+    ) -> OpenRun | None:
+        num_tokens = len(heads) * self._identity.kv.page_size
+        start = bytearray(RunHeader.num_bytes(len(heads), self._identity.kv))
+        got = read_all(self._files, fd, [start], place.offset)
+        record = Record.decode(start) if got == len(start) else None
+        header = None if record is None else RunHeader.of(record)
+        if record is None or header is None:
+            self._missed(key, place, "header" if record is None else "gone")  # overwritten, and then the process ended
+            return None
+        miss = "identity" if record.identity_digest != self._identity.digest else header.unlike(heads)
+        layout = OrderedLayout(self._identity.kv, num_tokens, header.chunk_size)
+        if miss is None and (record.place != place or layout.num_bytes != record.payload_bytes):
+            miss = "place"
+        if miss is not None:
+            self._missed(key, place, miss)
+            return None
+        run = OpenRun(
+            self._files,
+            fd,
+            layout,
+            header,
+            start=place.offset + len(start),
+            block_heads=block_heads,
+            chunks=None if chunks is None else self._cached(key, place, layout, chunks),
+            on_miss=partial(self._missed, key, place),
+        )
+        run.counts.num_bytes += len(start)
+        run.counts.num_reads += 1
+        return run
+
+    def _cached(self, key: bytes, place: Place, layout: OrderedLayout, cache: ChunkCache) -> RunChunks | None:
+        """What a cache has of a run; None if the run was removed meanwhile, and the cache would not be told."""
+        with self._lock:
+            self._caches.add(cache)
+        chunks = cache.of_run(place.segment, layout)
+        if self._is_there(key, place):
+            return chunks
+        cache.drop(place.segment)
+        return None
+
+    def _missed(self, key: bytes, place: Place, kind: MissKind, error: OSError | None = None) -> None:
+        """Count a miss, and never find that run again."""
+        try:
+            if self._is_there(key, place):
+                self._state.add_wrong(key, kind)
+            else:
+                self._state.add_miss("gone")
+        except sqlite3.Error as broken:
+            self._on_error(broken)
+        self.removed([place.segment])
+        if error is not None:
+            self._on_error(error)
+
+    def _is_there(self, key: bytes, place: Place) -> bool:
+        with self._lock:
+            return self._index.find([key]).get(key) == place

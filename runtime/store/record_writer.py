@@ -1,0 +1,284 @@
+"""Put records on disk, and take the least used away when there are too many.
+
+Knows the log and its index, for one thread. Records are written, then synced, then in the index: what the index has is
+on disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from ..errors import StoreError
+from .evictor import Evictor
+from .files import Buffer, Files
+from .index import Index
+from .index_rows import Located, RecordRow
+from .page_key import NO_PARENT, StoreIdentity
+from .record import BLOCK, Kind, Place, RecordHeader, SingleRecord, padded
+from .recovery import recover
+from .segment import Segment
+from .segment_log import NO_SPACE, SegmentLog
+from .store_state import PutResult, RecoveryReport
+
+_LOGGER = logging.getLogger(__name__)
+_MAX_SEGMENT_BYTES: Final = 256 << 20
+_MIN_SEGMENTS: Final = 8  # of a full store, so that one of them is not much of it
+
+
+@dataclass
+class RecordWriter:
+    """Raises OSError and sqlite3.Error where the disk fails; then it must not be used again."""
+
+    identity: StoreIdentity
+    index: Index
+    log: SegmentLog
+    files: Files
+    max_bytes: int
+    _use: int = field(init=False)  # counts what happens; clocks may go backwards
+
+    def __post_init__(self) -> None:
+        self._use = self.index.last_use()
+        self._evictor = Evictor(self.index, self.log, self.files)
+        self.log.reopen()
+        self._evictor.remove_empty(self._singles())
+
+    @classmethod
+    def open(
+        cls, directory: Path, identity: StoreIdentity, files: Files, *, max_bytes: int, clock: Callable[[], float]
+    ) -> tuple[RecordWriter, RecoveryReport]:
+        """The writer of a directory after recovery, and what that found; see `PageStore.open`."""
+        smallest = (Segment(1, identity).num_header_blocks + 1) * BLOCK + padded(identity.page_bytes)
+        if max_bytes < smallest:
+            raise StoreError(
+                f"a store of {max_bytes} bytes holds no page, one takes {smallest} with its segment; raise --store-gb"
+            )
+        max_bytes = min(max_bytes, shutil.disk_usage(directory).total)  # the engine keeps books for all that fit
+        segment_bytes = max(smallest, min(_MAX_SEGMENT_BYTES, max_bytes // _MIN_SEGMENTS))
+        new_log = partial(SegmentLog, directory, files, segment_bytes=segment_bytes, clock=clock)
+        index, log, report = recover(directory, files, new_log, clock)
+        return cls(identity, index, log, files, max_bytes), report
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all segments."""
+        return self.log.num_bytes
+
+    @property
+    def num_single_bytes(self) -> int:
+        """Of them, of large records."""
+        return self.log.num_single_bytes
+
+    @property
+    def num_segments(self) -> int:
+        """Of all models."""
+        return len(self.log.segments)
+
+    def segments(self) -> set[int]:
+        """The numbers of this model's segments."""
+        return {number for number in list(self.log.segments) if self._is_ours(number)}
+
+    def num_pages(self) -> int:
+        """Of this model."""
+        return sum(count for number, count in self.index.num_pages().items() if self._is_ours(number))
+
+    def put(
+        self,
+        records: Sequence[tuple[RecordHeader, Buffer]],
+        touched: set[bytes],
+        bad: set[bytes],
+        *,
+        evicts: bool = True,
+    ) -> PutResult:
+        """Store small records that are not there yet and whose parents are; those that do not fit are left out, without
+        `evicts` as soon as others would have to go for them."""
+        headers = [header for header, _ in records]
+        before = self.settle(touched | _needed(headers), bad)
+        num_blocks = max((header.num_blocks(len(payload)) for header, payload in records), default=1)
+        made, chosen = self._make_room(headers, num_blocks, evicts)
+        there = self.index.find([header.key for header in headers])
+        rows = self._append([records[i] for i in chosen])
+        with self.index.transaction():
+            self.index.put(rows)
+            self.index.put_segments(self.log.take_changed())
+        new = {row.header.key for row in rows}
+        stored = tuple(header.key for header in headers if header.key in new or header.key in there)
+        num_new = sum(row.header.kind == Kind.PAGE for row in rows)
+        both = _together(before, made)
+        gone = tuple(key for key in both.evicted if key not in new)
+        return replace(both, stored=stored, evicted=gone, num_new=num_new, num_evicted=made.num_removed)
+
+    def put_single(
+        self, record: SingleRecord, pages: Sequence[bytes], touched: set[bytes], bad: set[bytes]
+    ) -> PutResult:
+        """Store a large record in a segment of its own, in place of the one with its key; not unless `pages` are there.
+
+        All such records take at most half of the store, and of the room that others leave: none of those goes for one,
+        only large ones that were used longest ago.
+        """
+        before = self.settle(touched, bad)
+        num_bytes = record.num_bytes + Segment(1, self.identity).num_header_blocks * BLOCK
+        others = self.num_bytes - self.num_single_bytes
+        room = min(self.max_bytes // 2, self.max_bytes - others) - num_bytes
+        if room < 0 or len(self.index.find(pages)) < len(set(pages)):
+            return before
+        segments = list(before.segments_removed)
+        while self.num_single_bytes > room and (victim := self._evictor.next_single()) is not None:
+            self._evictor.evict(victim, self._use)
+            segments.append(victim)
+        old = self.index.find([record.header.key])
+        try:
+            row = self.log.append_single(self.identity, record, self._use)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            return replace(before, segments_removed=tuple(segments))
+        with self.index.transaction():
+            self.index.put([row])
+            self.index.put_segments(self.log.take_changed())
+        segments += self._evictor.remove_empty(place.segment for place in old.values())
+        return replace(before, stored=tuple(pages), segments_removed=tuple(segments))
+
+    def settle(self, touched: Iterable[bytes], bad: Iterable[bytes]) -> PutResult:
+        """Note which records were used, and take out those that are wrong."""
+        self._use += 1
+        with self.index.transaction():
+            self.index.touch(touched, self._use)
+            removed = self.index.remove(bad)
+        return self._removed(removed)
+
+    def drop(self, keys: set[bytes], touched: set[bytes], bad: set[bytes]) -> PutResult:
+        """Take out records and all below them, and overwrite them: nothing of them is left on disk."""
+        leaving = self.index.below(keys | bad)  # before the index forgets what is bad
+        places: dict[int, list[Place]] = {}
+        for _, _, place in leaving:
+            places.setdefault(place.segment, []).append(place)
+        for number in places.keys() & self.log.segments.keys():
+            self.log.erase(number, places[number])
+        return self._forget(keys, touched, bad)
+
+    def discard(self, namespace: bytes, touched: set[bytes], bad: set[bytes]) -> PutResult:
+        """Take out a namespace and overwrite its records, also those that the index forgot before."""
+        before = self.settle(touched, bad)
+        num_indexed, rows = self.index.num_blocks(), self.index.rows_of(namespace)
+        for number, segment in list(self.log.segments.items()):
+            if num_indexed.get(number, 0) + segment.num_header_blocks == self.log.rows[number].num_blocks:
+                whole = (row for row in rows.values() if row is not None)
+                places = [row.place for row in whole if row.place.segment == number]
+            else:
+                places = self.log.places_of(number, namespace)
+            if places:
+                self.log.erase(number, places)
+        return _together(before, self._forget(rows, (), ()))
+
+    def collect(self, touched: set[bytes], bad: set[bytes]) -> PutResult:
+        """Copy what is left of segments that lost records to new ones, and remove them."""
+        result = self.settle(touched, bad)
+        num_indexed, num_pages, moved = self.index.num_blocks(), self.index.num_pages(), 0
+        wasteful = [
+            number
+            for number, segment in self.log.segments.items()
+            if num_indexed.get(number, 0) + segment.num_header_blocks < self.log.rows[number].num_blocks
+        ]
+        for number in sorted(wasteful, key=lambda n: (self.log.segments[n].identity.digest, n)):
+            is_ours = self._is_ours(number)
+            gone = self._evictor.compact(number, self._use)
+            moved += max(0, num_pages.get(number, 0) - sum(kind == Kind.PAGE for _, kind, _ in gone))
+            result = _together(result, self._removed(gone, is_ours=is_ours, segments=(number,)))
+        return replace(result, num_moved=moved)
+
+    def close(self) -> None:
+        """Close files and index."""
+        self.log.close()
+        self.index.close()
+
+    def _forget(self, keys: Iterable[bytes], touched: Iterable[bytes], bad: Iterable[bytes]) -> PutResult:
+        """Take records out of the index that were overwritten."""
+        before = self.settle(touched, bad)
+        with self.index.transaction():
+            removed = self.index.remove(keys)
+        self.index.forget()
+        return _together(before, self._removed(removed))
+
+    def _choose(self, headers: Sequence[RecordHeader]) -> list[int]:
+        """Which of `headers` are new, and can be found once they are there."""
+        known, chosen = {NO_PARENT, *self.index.find(list(_needed(headers)))}, []
+        for i, header in enumerate(headers):
+            if header.key not in known and header.parent_key in known:
+                known.add(header.key)
+                chosen.append(i)
+        return chosen
+
+    def _append(self, records: Sequence[tuple[RecordHeader, Buffer]]) -> list[RecordRow]:
+        try:
+            return self.log.append(self.identity, records, self._use)
+        except OSError as error:
+            if error.errno not in NO_SPACE or self.log.num_bytes == 0:
+                raise
+            _LOGGER.warning(
+                "the disk of %s is full: the store stays below %d bytes instead of %d from here on",
+                *(self.log.directory, self.log.num_bytes, self.max_bytes),
+            )
+            self.max_bytes = self.log.num_bytes
+            return []
+
+    def _make_room(self, headers: Sequence[RecordHeader], num_blocks: int, evicts: bool) -> tuple[PutResult, list[int]]:
+        """Evict segments, if it may, until those of `headers` fit that are not there, or all that can; and which those
+        are then.
+
+        Records that were there when it began may have had to go, and are among those that are to be written again.
+        """
+        made, chosen = PutResult(), self._choose(headers)
+        while evicts and not self._fits(len(chosen), num_blocks) and (victim := self._evictor.next_victim()):
+            is_ours = self._is_ours(victim)
+            gone = self._evictor.evict(victim, self._use)
+            made = _together(made, self._removed(gone, is_ours=is_ours, segments=(victim,)))
+            chosen = self._choose(headers)
+        while not self._fits(len(chosen), num_blocks):
+            chosen.pop()
+        return made, chosen
+
+    def _fits(self, num_records: int, num_blocks: int) -> bool:
+        num_bytes = self.log.bytes_for(self.identity, num_records, num_blocks)
+        return self.log.num_bytes + num_bytes <= self.max_bytes or num_records == 0
+
+    def _removed(
+        self, records: Sequence[Located], *, is_ours: bool | None = None, segments: Sequence[int] = ()
+    ) -> PutResult:
+        """What was taken out, with the segments of large records that left; pages of other models are not counted.
+
+        Args:
+            is_ours: whose they are, if their segment is gone.
+        """
+        ours = [
+            key
+            for key, kind, place in records
+            if kind == Kind.PAGE and (self._is_ours(place.segment) if is_ours is None else is_ours)
+        ]
+        emptied = self._evictor.remove_empty(self._singles() & {place.segment for _, _, place in records})
+        return PutResult(evicted=tuple(ours), num_removed=len(ours), segments_removed=(*segments, *emptied))
+
+    def _singles(self) -> set[int]:
+        return {number for number, segment in self.log.segments.items() if segment.is_single}
+
+    def _is_ours(self, number: int) -> bool:
+        segment = self.log.segments.get(number)
+        return segment is not None and segment.identity == self.identity
+
+
+def _needed(headers: Sequence[RecordHeader]) -> set[bytes]:
+    return {key for header in headers for key in (header.key, header.parent_key)}
+
+
+def _together(first: PutResult, then: PutResult) -> PutResult:
+    """Two changes without anything stored, one after the other."""
+    return PutResult(
+        evicted=first.evicted + then.evicted,
+        num_removed=first.num_removed + then.num_removed,
+        segments_removed=first.segments_removed + then.segments_removed,
+    )
