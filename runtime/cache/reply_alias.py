@@ -49,9 +49,14 @@ class ReplyAlias:
 
 
 class ReplyAliases:
-    """The aliases used last of all namespaces, by the ids of the prompt that was replied to."""
+    """The aliases used last of all namespaces, by the ids of the prompt that was replied to.
+
+    Attributes:
+        recorded: told of the namespace, the prompt's ids and the alias with each `record`.
+    """
 
     def __init__(self, max_tokens: int = 1 << 20, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.recorded: Callable[[bytes, Sequence[int], ReplyAlias], None] | None = None
         self._max_tokens = max_tokens
         self._clock = clock
         self._num_tokens = 0
@@ -61,7 +66,13 @@ class ReplyAliases:
 
     def record(self, namespace: bytes, prompt_ids: Sequence[int], alias: ReplyAlias) -> None:
         """Note that the namespace's reply to `prompt_ids` is rendered so; the oldest are forgotten."""
-        key = (namespace, len(prompt_ids), _digest(encode_key(prompt_ids)))
+        self.restore(namespace, len(prompt_ids), prompt_digest(prompt_ids), alias)
+        if self.recorded is not None:
+            self.recorded(namespace, prompt_ids, alias)
+
+    def restore(self, namespace: bytes, num_prompt_tokens: int, digest: bytes, alias: ReplyAlias) -> None:
+        """Note it, too, where only the number of the prompt's ids and their `prompt_digest` are known."""
+        key = (namespace, num_prompt_tokens, digest)
         known = self._aliases.get(key, ())
         self._num_of_length[key[:2]] += not known
         if alias not in known:
@@ -105,6 +116,11 @@ class ReplyAliases:
         self._num_of_length[key[:2]] -= 1
         if not self._num_of_length[key[:2]]:
             del self._num_of_length[key[:2]]
+
+
+def prompt_digest(prompt_ids: Sequence[int]) -> bytes:
+    """16 bytes over a prompt's ids."""
+    return _digest(encode_key(prompt_ids))
 
 
 def _digest(prompt_key: bytes) -> bytes:

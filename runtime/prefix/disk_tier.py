@@ -23,6 +23,7 @@ from ..model.batch import PageIO
 from ..store.page_key import NO_PARENT, PageKey
 from ..store.record import BLOCK, padded
 from ..store.store_state import PutResult
+from .alias_saver import AliasSaver
 from .chosen_loader import ChosenLoader
 from .chosen_rows import ChosenRows
 from .disk_index import DiskIndex
@@ -75,6 +76,7 @@ class DiskTier:
         self.index.add(store.heads())
         self.writer = DiskWriter(store, queue, max_bytes=max(queue_bytes, page_bytes), wrote=self._wrote)
         self.reader = DiskReader(store, page_bytes, queue)
+        self._aliases = AliasSaver(cache.aliases, store, self.writer)
         self._saver = PageSaver(cache, self.index, self.writer, io, store.identity, store.touch)
         self.loader = PrefixLoader(
             cache,
@@ -206,6 +208,7 @@ class DiskTier:
             wanted.is_abandoned = True
         self._waiting.clear()
         self._forget_unsaved()
+        self._aliases.load()
         self.loader.end()
         if self._rows is not None:
             self._rows.end()
@@ -257,6 +260,7 @@ class DiskTier:
                 if not self._saver.is_ready:
                     time.sleep(0.01)  # for the writer to make room
                 self._saver.advance()
+            self._aliases.save()
         except Exception:
             _LOGGER.exception("what was computed last could not be saved")
         self.writer.close(remaining_s(deadline))
@@ -301,6 +305,8 @@ class DiskTier:
         try:
             if self._saver.has_pending:
                 self._saver.advance()
+                if not self._saver.has_pending:
+                    self._aliases.save()
             elif self.chosen is not None:
                 self.chosen.advance()
         except Exception:  # what is not saved is computed again
@@ -316,6 +322,7 @@ class DiskTier:
     def _forget_unsaved(self, namespace: bytes | None = None) -> None:
         """Drop what waits to be written, of a namespace or all."""
         self._saver.forget(namespace)
+        self._aliases.forget(namespace)
         if self.chosen is not None:
             self.chosen.forget(namespace)
 

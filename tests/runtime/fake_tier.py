@@ -15,7 +15,7 @@ from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.engine.scheduler import SchedulerPolicy
 from radixlm.runtime.engine.work_queue import WorkQueue
 from radixlm.runtime.prefix.disk_tier import DiskTier
-from radixlm.runtime.store import PageKey, PageStore, PutResult, StoreIdentity, StoreStats
+from radixlm.runtime.store import PageKey, PageStore, PutResult, StoredAlias, StoreIdentity, StoreStats
 
 from .fake_model import FAKE_PAGE_BYTES, POLICY, Bench, FakeModel
 
@@ -40,6 +40,12 @@ class SlowStore:
 
     def heads(self) -> Iterator[PageKey]:
         return self.store.heads()
+
+    def aliases(self) -> Iterator[StoredAlias]:
+        return self.store.aliases()
+
+    def put_alias(self, alias: StoredAlias) -> PutResult:
+        return self.store.put_alias(alias)
 
     def put(self, heads: Sequence[PageKey], payload: np.ndarray) -> PutResult:
         assert self.may_write.wait(WAIT_S)
