@@ -36,7 +36,7 @@ def main() -> None:
     result = run(**vars(options))
     publish("load", result, run=f"{result['model']} {options.streams}")
     print(*result["faults"], *result["differences"], sep="\n")
-    sys.exit(0 if result["is_met"] else "the load broke something: see above")
+    sys.exit(0 if result["is_met"] else "a law is broken, or too little was preempted or evicted: see above")
 
 
 def run(artifact: Path, *, streams: int, seconds: float, seed: int, pages: int, survivors: int) -> dict[str, Any]:

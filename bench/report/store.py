@@ -125,7 +125,8 @@ class _Measured:
 
     def gains_table(self) -> str:
         """A row a disk and shape; over all requests, those that were answered exactly with them."""
-        disks = [disk for disk in self._disks if f"{disk} {_QUARTER}" in self._measured]
+        has_computed = _RECOMPUTE in self._measured
+        disks = [disk for disk in self._disks if has_computed and f"{disk} {_QUARTER}" in self._measured]
         rows = [self._gain(disk, num_joined) for disk in disks for num_joined in self.shapes]
         columns: dict[str, Cell] = {"disk, tokens": "{name}", "times as fast as full": "{gain:.2f}"}
         columns[f"{MIN_GAIN} is"] = lambda row: met(row["gain"] >= MIN_GAIN) if row["is_slow"] else ""
