@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .interrupts import interrupts
+from .conversation import interrupts
 from .options import engine_options, sampling_options, store_options, take
 
 if TYPE_CHECKING:

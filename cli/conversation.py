@@ -1,16 +1,17 @@
-"""A conversation in the terminal: what was said, and the next reply as it comes.
+"""A conversation in the terminal: what was said, and the next reply as it comes, which Ctrl-C stops.
 
-Knows messages and how to show a reply; where the questions come from is `chat.py`'s.
+Knows messages and how to show a reply; `chat.py` knows where the questions come from.
 """
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import click
-
-from .interrupts import interrupts
 
 if TYPE_CHECKING:
     from radixlm.runtime import Completion, Engine, SamplingParams
@@ -68,3 +69,17 @@ def summary(completion: Completion) -> str:
     if completion.finish_reason != "stop":
         parts.append({"length": "cut at the length limit", "cancelled": "stopped"}[completion.finish_reason])
     return " · ".join(parts)
+
+
+@contextmanager
+def interrupts(action: Callable[[], None]) -> Iterator[None]:
+    """Call `action` for each SIGINT within the block, instead of raising KeyboardInterrupt.
+
+    An exception hits cleaning up, too, so that two quick ones would end the program. The main thread must enter the
+    block; `action` runs in it.
+    """
+    previous = signal.signal(signal.SIGINT, lambda signum, frame: action())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,14 +1,24 @@
-"""How `radixlm serve` writes its log: lines for people, or one JSON object a line.
+"""How `radixlm serve` writes its log: lines for people, or one JSON object a line, the command's errors among them.
 
-Knows formats, not what is logged.
+Knows click, logging and formats; not what the command does. A program that reads the log as JSON reads no other line.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import logging.config
+import threading
 import time
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, NoReturn
+
+import click
+
+_OPTION = "--log-format"
+_log = logging.getLogger("radixlm.serve")
 
 
 class JSONFormatter(logging.Formatter):
@@ -45,3 +55,64 @@ def log_config(log_format: str) -> dict[str, Any]:
         "root": {"handlers": ["stderr"], "level": "WARNING"},
         "loggers": {name: {"level": "INFO"} for name in ("radixlm", "uvicorn")},
     }
+
+
+class JSONErrors(click.Command):
+    """A command with `--log-format`: told `json`, it says what is wrong with its options, and what fails, in JSON."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """As click's."""
+        if not _asks_for_json(args):
+            return super().make_context(info_name, args, parent, **extra)
+        with _told_as_json(has_traceback=False):
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click's."""
+        if ctx.params["log_format"] != "json":
+            return super().invoke(ctx)
+        logging.captureWarnings(True)
+        threading.excepthook = _log_thread
+        with _told_as_json(has_traceback=bool(ctx.find_root().params.get("debug"))):
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _told_as_json(*, has_traceback: bool) -> Iterator[None]:
+    """Log an error that passes, and exit with the code that it has elsewhere."""
+    from .main import EXIT_BAD_INPUT, EXIT_INTERRUPTED, is_foreseen
+
+    logging.config.dictConfig(log_config("json"))
+    try:
+        yield
+    except click.exceptions.Exit:
+        raise
+    except click.ClickException as error:
+        _end(error.format_message(), error.exit_code)
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
+    except Exception as error:
+        if is_foreseen(error):
+            _end(str(error), EXIT_BAD_INPUT, error if has_traceback else None)
+        _end("a mistake of radixlm's own", 1, error)
+
+
+def _end(message: str, exit_code: int, error: Exception | None = None) -> NoReturn:
+    _log.error("%s", message, exc_info=error)
+    raise click.exceptions.Exit(exit_code) from None
+
+
+def _log_thread(args: threading.ExceptHookArgs) -> None:
+    name = args.thread.name if args.thread else "?"
+    _log.error("thread %s ended", name, exc_info=args.exc_value)
+
+
+def _asks_for_json(args: Sequence[str]) -> bool:
+    """Whether the options say so, be they right or wrong.
+
+    >>> _asks_for_json(["a", "--log-format", "json"]), _asks_for_json(["--log-format=json"]), _asks_for_json(["json"])
+    (True, True, False)
+    """
+    return f"{_OPTION}=json" in args or any(name == _OPTION and value == "json" for name, value in pairwise(args))

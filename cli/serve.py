@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .json_errors import JSONErrors
+from .log_config import JSONErrors
 from .options import EngineOptions, engine_options, store_options
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Answer over HTTP while an engine is opened, when it is, and until running replies had their time to end.
+"""Answer over HTTP while an engine is opened, when it is open, and until running replies had their time to end.
 
 Knows sockets, the server and when an engine comes and goes; not the options that say how it is opened.
 """
@@ -11,10 +11,11 @@ import ipaddress
 import logging
 import math
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import click
 import uvicorn
@@ -26,7 +27,6 @@ from radixlm.runtime.server.http.listener import listen
 from radixlm.runtime.server.http.origins import local_hosts
 
 from .log_config import log_config
-from .opening import Opening
 
 if TYPE_CHECKING:
     from radixlm.runtime import Engine
@@ -141,3 +141,55 @@ def _listen(host: str, port: int) -> socket.socket:
         return listen(host, port)
     except OSError as error:
         raise ValueError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from error
+
+
+class Closable(Protocol):
+    """What is opened."""
+
+    def close(self) -> None:
+        """Free it."""
+        ...
+
+
+T = TypeVar("T", bound=Closable)
+
+
+class Opening(Generic[T]):
+    """Opens something slow in a thread of its own, while something else answers in its place.
+
+    Runs `open`, and then `opened` with what it returned, or `failed` if one of them raised.
+
+    >>> import io
+    >>> texts = []
+    >>> opening = Opening(lambda: io.StringIO("text"), opened=lambda file: texts.append(file.read()), failed=print)
+    >>> opening.close()
+    >>> texts
+    ['text']
+    """
+
+    def __init__(self, open: Callable[[], T], *, opened: Callable[[T], None], failed: Callable[[], None]) -> None:
+        self._open, self._opened, self._failed = open, opened, failed
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="radixlm-opening", daemon=True)
+        self._thread.start()
+
+    def close_value(self) -> None:
+        """Close what was opened, if it was by now; harmless twice, and from any thread."""
+        if self._value is not None:
+            self._value.close()
+
+    def close(self) -> None:
+        """Wait for the end of opening, close what was opened, and raise what opening raised."""
+        self._thread.join()
+        self.close_value()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._value = self._open()
+            self._opened(self._value)
+        except BaseException as error:
+            self._error = error
+            self._failed()

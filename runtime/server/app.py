@@ -1,6 +1,6 @@
 """The routes of the server, over one engine.
 
-Knows paths and who answers them; `served.py` has the limits, `chat.py` and `completions.py` the answers.
+Knows paths and which object answers each; `app_state.py` has the limits, `openai/` the answers.
 """
 
 from __future__ import annotations
@@ -55,21 +55,22 @@ def create_app(
     hosts: Sequence[str] = (),
     truncation: Truncation = "none",
 ) -> Starlette:
-    """An ASGI application that serves `engine`; closing the engine is its owner's part.
+    """An ASGI application that serves `engine`. The caller closes the engine.
 
     Args:
-        model_id: the name that clients call the model by; None: the artifact's own.
+        model_id: the model's name for clients; None: the artifact's own.
         max_body_bytes: longer request bodies are refused with 413.
-        api_keys: clients must send one of them, and each has a cache of its own; none: everybody is let in.
-        tells_cached_text: whether a reply's `why_not_more` has some tokens of what is cached in its namespace, and
-            `/v1/cache` the beginnings of runs: not for a server whose clients share a namespace and no trust.
-        max_stall_s: `/health` is 503 when there was work for so long and none was done.
-        keep_alive_s: a stream on which nothing came for so long gets a comment, lest a proxy close it.
-        logs_prompts: whether the log's line of a request has what was asked, too, unless its match is `off`.
-        cors_origins: of the web pages that may send requests and read answers; `*`: of all; none: only the server's
-            own page may.
+        api_keys: clients must send one of them, and each key has a cache of its own; none: every client is answered.
+        tells_cached_text: whether `why_not_more` shows some tokens of what is cached in the request's namespace, and
+            `/v1/cache` the beginnings of runs. False for a server whose clients share a namespace and do not trust
+            each other.
+        max_stall_s: `/health` is 503 when the engine had work for so long and did none of it.
+        keep_alive_s: a stream that was silent for so long gets a comment, so that no proxy closes it.
+        logs_prompts: whether the log has the prompts, except of requests whose match is `off`.
+        cors_origins: origins of the web pages that may send requests and read answers; `*`: any page; none: only the
+            server's own.
         hosts: names that requests may be sent to; none: any.
-        truncation: what becomes of a history or prompt that does not fit, where a request does not say.
+        truncation: how to treat a history or prompt that does not fit, where a request does not say.
 
     Raises:
         InvalidParameter: an API key is empty, has white space around it or is too long; an origin is none.
@@ -94,7 +95,7 @@ def create_app(
         *page_routes(),
     ]
     metrics = Metrics(engine.stats, model_id, version("radixlm"), routes)
-    routes.append(Route("/metrics", metrics.answer, methods=["GET"]))  # which it counts, too
+    routes.append(Route("/metrics", metrics.answer, methods=["GET"]))  # metrics counts this route, too
     middleware = [
         Middleware(RequestLog, count=metrics.count_response, has_prompts=logs_prompts, match=engine.match),
         Middleware(KnownHosts, hosts=hosts),
@@ -112,5 +113,5 @@ def create_app(
 
 
 async def _nobody_listens(request: Request, error: Exception) -> Response:
-    """nginx's status for a client that has gone; only a log ever sees it."""
+    """nginx's status for a client that has gone; only the log sees it."""
     return Response(status_code=499)

@@ -74,11 +74,11 @@ class AppState:
             raise HTTPError(404, message, param="model", code="model_not_found")
 
     def truncates(self, asked: Truncation | None) -> bool:
-        """Whether a request that says this, or nothing, loses what does not fit."""
+        """Whether a request that asks for this, or for nothing, loses what does not fit."""
         return (asked or self.default_truncation) == "middle"
 
     def namespace(self, request: Request, cache_salt: str | None, prompt_cache_key: str | None) -> bytes:
-        """The part of the cache that a request may use: its key's own, and of that its salt's and cache key's.
+        """The part of the cache that a request may use, by its API key, its salt and its cache key.
 
         Raises:
             InvalidParameter: the salt or the cache key is too long.
@@ -144,7 +144,7 @@ class AppState:
         return await Choices.open(asks, run, self._waker(), record_of(request), most=self.engine.max_num_requests)
 
     async def read(self, request: Request, type: type[T], *, max_bytes: int | None = None) -> T:
-        """The request's body as `type`; see `read_json`. `max_bytes` is a bound of its own, below everybody's."""
+        """The request's body as `type`; see `read_json`. `max_bytes` may lower the server's limit."""
         most = self.max_body_bytes if max_bytes is None else min(max_bytes, self.max_body_bytes)
         return await read_json(request, type, max_bytes=most)
 
@@ -159,15 +159,15 @@ class AppState:
         return waker
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token, with the space that a text would lose at its beginning; half a character is U+FFFD."""
+        """The text of one token, its leading space included; half a character is U+FFFD."""
         return self.text([token_id])
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token, of which a character may need several."""
+        """The bytes of one token; a character may need several tokens."""
         return self.engine.tokenizer.token_bytes(token_id)
 
     def begins_character(self, token_id: int) -> bool:
-        """Whether a prompt may be cut before a token; before one that is unknown, of which the engine says more."""
+        """Whether a prompt may be cut before a token. It may before an unknown one, which the engine refuses later."""
         try:
             spelled = self.token_bytes(token_id)
         except TokenizerError:
@@ -175,7 +175,7 @@ class AppState:
         return not spelled or spelled[0] & 0xC0 != 0x80
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """What ids spell; a character that is cut is U+FFFD."""
+        """The text that ids spell; a character that is cut is U+FFFD."""
         return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
 
 

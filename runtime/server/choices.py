@@ -1,6 +1,6 @@
 """Several replies to one request: opened together, read as they come, left together.
 
-Knows their order, not what they say; how one of them is read is `reply_stream.py`'s.
+Knows their order, not what they say; `reply_stream.py` reads one of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Ask(Protocol):
 
 
 def params_of_choices(params: SamplingParams, n: int) -> list[SamplingParams]:
-    """The parameters of each of `n` replies to one prompt: the same but for the seed, lest all replies be the same.
+    """The parameters of each of `n` replies to one prompt. Only the seeds differ, so that the replies do, too.
 
     >>> [params.seed for params in params_of_choices(SamplingParams(seed=7), 3)]
     [7, 8, 9]
@@ -59,14 +59,14 @@ class Choices:
         *,
         most: int | None = None,
     ) -> Self:
-        """Submit one request for each choice, by `run`: all of them, or none. Their ends are told to `record`.
+        """Submit one request for each choice, by `run`: all of them, or none. `record` gets their completions.
 
         Args:
-            most: as many as the engine ever takes at once; None: any number.
+            most: how many requests the engine takes at once; None: any number.
 
         Raises:
-            InvalidParameter: there are more than that; to send the request again would never help.
-            InvalidRequest, EngineError: the engine refuses one, and those before it are cancelled.
+            InvalidParameter: there are more than that, and sending the request again cannot help.
+            InvalidRequest, EngineError: the engine refuses one; those before it are cancelled.
         """
         if most is not None and len(asks) > most:
             message = f"{len(asks)} replies are asked for, and this server takes {most} at once; ask for fewer"
@@ -79,7 +79,7 @@ class Choices:
         return cls(streams)
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
-        """Each delta with the index of its choice, as soon as it is there.
+        """Each delta with the index of its choice, as soon as it arrives.
 
         Raises:
             EngineError: one of the requests failed.

@@ -1,6 +1,6 @@
-"""`GET /health`: whether the engine gets on with its work, which is more than that it exists.
+"""`GET /health`: whether the engine makes progress, not only whether it exists.
 
-Knows the engine's counts and what is bad about them, not how they came to be.
+Knows the engine's counts and what is bad about them, not how they came about.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _ELSEWHERE = {"to_first_token", "between_tokens", "to_end"}  # in `/metrics`
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is to be said of the engine. One that `serves` may be degraded, and still answers."""
+    """Whether the engine serves requests, and what is wrong with it. A degraded engine may still serve."""
 
     reason: str | None  # None: nothing is wrong
     serves: bool = True
 
     @classmethod
     def of(cls, stats: EngineStats, max_stall_s: float) -> Verdict:
-        """Bad is an engine whose thread is gone, that has work and does not get on with it, or whose steps fail."""
+        """Something is wrong if the engine's thread is gone, if it has work and makes no progress, or if steps fail."""
         num_failed = stats.num_failed_steps_in_a_row
         if stats.crash is not None:
             return cls(f"the engine's thread died of {stats.crash}; start the server again", serves=False)
@@ -51,7 +51,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Health:
-    """The endpoint; `stats` must not wait for the engine. Where there are keys, counts are for who has one."""
+    """The endpoint; `stats` must not wait for the engine. Where there are keys, only clients with one get counts."""
 
     stats: Callable[[], EngineStats]
     max_stall_s: float

@@ -1,7 +1,7 @@
-"""Threads for what an event loop may not do itself: of each kind of work its own, so that no kind waits for another.
+"""Threads for work that would hold the event loop; each kind of work has its own, so that no kind waits for another.
 
-Knows how much is done at a time and for which client, not what it is. Work has its turn before it has a thread: all
-kinds shared forty threads once, and a hundred long texts, of which two were encoded at a time, held them all.
+Knows how much is done at a time and for which client, not what the work is. Work gets its turn before it gets a thread:
+all kinds shared forty threads once, and a hundred long texts, of which two were encoded at a time, held them all.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from ..engine.engine import Engine
 
 T = TypeVar("T")
-NUM_SHORT = 4  # at a time in each lane; what they compute takes milliseconds
-LONG_BODY_BYTES = 1 << 15  # whose text may take 30 ms to encode, and a hundred times as many a hundred times as long
-AT_ONCE_BYTES = 1 << 11  # the text of a shorter body is encoded sooner than a thread begins
+NUM_SHORT = 4  # short requests at a time in each lane, milliseconds of work each
+LONG_BODY_BYTES = 1 << 15  # so much text takes about 30 ms to encode; a body may have 500 times as much
+AT_ONCE_BYTES = 1 << 11  # encoding the text of a shorter body takes less time than starting a thread
 _RETRY_AFTER_S = 1
 
 
 class Lane:
-    """One kind of work: clients have their turns one after the other, and short requests wait for no long one.
+    """One kind of work. Clients take turns, and short requests do not wait for long ones.
 
     Args:
-        num_long: requests with long bodies that are worked on at a time.
-        at_once_bytes: work of bodies shorter than this is done at once, on the event loop.
-        max_waiting: says how many may wait now, short and long ones together.
+        num_long: how many requests with long bodies are worked on at a time.
+        at_once_bytes: work for bodies shorter than this is done at once, on the event loop.
+        max_waiting: returns how many requests may wait now, short and long ones together.
         refusal: makes the error for one too many.
     """
 
@@ -43,7 +43,8 @@ class Lane:
         self, *, num_long: int, max_waiting: Callable[[], int], refusal: Refusal, at_once_bytes: int = 0
     ) -> None:
         self._at_once_bytes = at_once_bytes
-        # One end for both queues: with one each, a client that filled its own had the other's clients refused.
+        # Both queues have one limit together. With one each, the clients of a queue that one client had filled were
+        # refused.
         self._short = FairLock(num_turns=NUM_SHORT, max_waiting=max_waiting, refusal=refusal)
         self._long = FairLock(num_turns=num_long, max_waiting=max_waiting, refusal=refusal, beside=self._short)
 
@@ -53,10 +54,11 @@ class Lane:
         return self._short.num_waiting + self._long.num_waiting
 
     async def run(self, request: Request, work: Callable[[], T]) -> T:
-        """What `work` returns or raises, done at once or in a thread when it is the turn of the request's client.
+        """What `work` returns or raises, done at once, or in a thread when the request's client has its turn.
 
         Raises:
-            EngineOverloaded: too many wait.
+            EngineOverloaded: too many requests wait.
+            ClientGone: the client disconnected before the end.
         """
         num_bytes = num_body_bytes_of(request)
         if num_bytes < self._at_once_bytes:
@@ -67,16 +69,16 @@ class Lane:
 
 @dataclass(frozen=True)
 class Lanes:
-    """Every kind of work that requests are for the threads of one server."""
+    """The kinds of work that one server does in threads."""
 
-    submission: Lane  # of requests to the engine; those that wait here are part of its queue
+    submission: Lane  # handing requests to the engine; those that wait here count as its queue
     tokenization: Lane
     truncation: Lane
-    cache: Lane  # looks at it, and clearing it: each waits for a step of the engine
+    cache: Lane  # looking at the cache and clearing it; each waits for a step of the engine
 
     @classmethod
     def of(cls, engine: Engine) -> Lanes:
-        """In front of an engine; where its queue has an end, so has each lane's."""
+        """The lanes in front of an engine; where its queue is limited, each lane's is."""
 
         def room() -> int:
             return sys.maxsize if engine.room is None else engine.room
@@ -89,6 +91,6 @@ class Lanes:
 
             return Lane(num_long=1, max_waiting=lambda: most, refusal=refusal)
 
-        # Two long prompts at a time: behind one that is refused in the end, another need not wait.
+        # Two long prompts at a time, so that a good one need not wait for one that is refused in the end.
         submission = Lane(num_long=2, max_waiting=room, refusal=engine.refusal, at_once_bytes=AT_ONCE_BYTES)
         return cls(submission, lane("tokenization"), lane("truncation"), lane("the cache"))

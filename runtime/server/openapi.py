@@ -1,6 +1,6 @@
 """`GET /openapi.json`: the server's API in OpenAPI 3.1, made of the very types that check requests.
 
-Knows what each path takes and gives, in a table; `app.py` says who answers it, and a test that none is missing.
+Knows what each path takes and returns, in a table. `app.py` has the objects that answer, and a test compares both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A request's deltas, for an event loop: the engine's thread wakes the loop, no thread waits for a reply.
+"""A request's deltas, for an event loop: the engine's thread wakes the loop, and no thread waits for a reply.
 
 Knows when there is something to read, not what it says.
 """
@@ -18,18 +18,18 @@ from ..engine.engine import GenerationStream
 from ..errors import EngineClosed, RadixLMError
 from .request_log import RequestRecord
 
-CANCELLING_S = 1.0  # for the step that runs; what a request was until then is only for the log
+CANCELLING_S = 1.0  # how long the log waits for the counts of a request that was cancelled
 Submit = Callable[[Callable[[], None]], GenerationStream]
 """Hands a request to the engine; gets the callback for `on_ready`."""
 Run = Callable[[Callable[[], None]], Awaitable[None]]
-"""Does this in a thread: tokenizing a long prompt takes a while."""
+"""Runs the submission, in a thread where the prompt is long: tokenizing takes a while."""
 
 
 class Waker:
-    """Lets an event loop's tasks go on, from the engine's thread: all that a step has something for by one call.
+    """Wakes tasks of an event loop from the engine's thread, all tasks of a step by one call.
 
-    Each such call asks the kernel, and gives the interpreter's lock to the loop's thread: with one call a reply, the
-    engine's thread waited for the first reply to be sent before it could hand over the second.
+    Each call asks the kernel, and gives the interpreter's lock to the loop's thread. With one call a reply, the
+    engine's thread waited until the first reply was sent before it could hand over the second.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Waker:
         self._is_called = False
 
     def set(self, event: asyncio.Event) -> None:
-        """Set an event of the loop's; any thread may call this, and it does not wait."""
+        """Set an event of the loop. Any thread may call this; it does not wait."""
         self._ready.append(event)  # before the look at the flag, which is lowered before the look at the events
         if not self._is_called and not self._loop.is_closed():
             self._is_called = True
@@ -51,7 +51,7 @@ class Waker:
 
 
 class ReplyStream:
-    """One request's reply: iterate it once, or take `result`; left as a context manager, it is cancelled."""
+    """One request's reply: iterate it once, or await `result`. Left as a context manager, it is cancelled."""
 
     def __init__(self, stream: GenerationStream, ready: asyncio.Event, record: RequestRecord | None = None) -> None:
         self._stream = stream
@@ -61,7 +61,7 @@ class ReplyStream:
 
     @classmethod
     async def open(cls, submit: Submit, run: Run, waker: Waker, record: RequestRecord | None = None) -> Self:
-        """Submit a request, by `run`. Its end is told to `record`.
+        """Submit a request, by `run`. `record` gets its completion.
 
         Raises:
             InvalidRequest, EngineError: the engine refuses the request, or `run` does.
@@ -77,10 +77,10 @@ class ReplyStream:
         return cls(submitted[0], ready, record)
 
     def __aiter__(self) -> Self:
-        """The deltas, each as soon as it is there.
+        """The deltas, each as soon as it arrives.
 
         Raises:
-            EngineError: the request failed; EngineClosed if the engine was closed under it.
+            EngineError: the request failed; EngineClosed if the engine was closed meanwhile.
         """
         return self
 
@@ -123,7 +123,7 @@ class ReplyStream:
         self._stream.cancel()
 
     async def _next(self) -> Delta | None:
-        """What the engine says next; None after its last delta, of which the record is told."""
+        """The next delta; None after the last one, whose completion goes to the record."""
         while True:
             self._ready.clear()  # before polling: what comes after the poll sets it again
             try:

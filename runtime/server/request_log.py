@@ -1,6 +1,6 @@
-"""Give every request an id, and the log one line of each: what it asked for and what became of it.
+"""Give every request an id, and write one line to the log for each: its counts, its times and how it ended.
 
-Knows counts, times and names of errors. Never what was said, unless asked to.
+Knows counts, times and names of errors. Prompts are logged only on demand.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .http.headers import header_of
 
 _log = logging.getLogger("radixlm.requests")
 
-# Asked for every second or few, by the page too: worth a line for who debugs, or if they fail.
+# Monitors and the page ask for these every few seconds: logged at level debug, unless they fail.
 QUIET = frozenset({("GET", "/health"), ("GET", "/metrics"), ("GET", "/v1/cache")})
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _BARE = re.compile(r"[^\s\"\x00-\x1f\x7f]+")  # needs no quotes in the log
@@ -34,7 +34,7 @@ _MAX_ERROR_BYTES = 1 << 14
 STATUS_CLIENT_GONE = 499  # as nginx has it
 CLIENT_GONE = "client_gone"
 CountResponse = Callable[[Scope, int], None]
-"""Gets a request's scope and its status, when it has ended."""
+"""Called with the scope and the status of a request that has ended."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class RequestRecord:
     _error_body: bytearray = field(default_factory=bytearray)
 
     def fields(self, scope: Scope) -> dict[str, Any]:
-        """What the log says of it; times in seconds, counts of all its replies together."""
+        """The fields of the log's line; times in seconds, counts for all replies together."""
         said: dict[str, Any] = {
             "id": self.request_id,
             "method": scope["method"],
@@ -72,12 +72,12 @@ class RequestRecord:
         return said
 
     def add_error_body(self, part: bytes) -> None:
-        """Keep what a client is told, if it is an error."""
+        """Keep the body of an error's answer."""
         if self.status >= 400 and len(self._error_body) + len(part) <= _MAX_ERROR_BYTES:
             self._error_body += part
 
     def _error_of_body(self) -> str | None:
-        """The code or the type of the error that the client was told, never its message: that may quote the prompt."""
+        """The code or the type of the error in the answer, never its message: that may quote the prompt."""
         if not self._error_body:
             return None
         try:
@@ -91,9 +91,9 @@ class RequestLog:
     """An ASGI middleware around all others; `record_of` finds the record of a request.
 
     Args:
-        count: is told of every response.
-        has_prompts: whether the log says what was asked, but for requests whose match is `off`.
-        match: that of requests which do not say.
+        count: called for every response.
+        has_prompts: whether the log has the prompts, except of requests whose match is `off`.
+        match: the match of requests that do not name one.
     """
 
     def __init__(
@@ -199,13 +199,13 @@ def _summed(completions: Sequence[Completion]) -> dict[str, Any]:
 
 
 def _request_id(scope: Scope) -> str:
-    """The client's own, if it is fit to be written down; else a new one."""
+    """The client's own id if it is printable and short, else a new one."""
     given = header_of(scope, b"x-request-id") or ""
     return given if _REQUEST_ID.fullmatch(given) else new_id("req-")
 
 
 def _prompt_of(body: bytearray, match: MatchPolicy) -> Any:
-    """What was asked; None where nothing is to be kept of it, or it cannot be read."""
+    """The prompt in a body; None if its match is `off`, or the body cannot be read."""
     try:
         asked = json.loads(bytes(body))
         if (asked.get("cache_match") or match) == "off":

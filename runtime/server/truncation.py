@@ -1,6 +1,6 @@
-"""Make what outgrew the context fit again: whole turns are dropped from a history's middle, tokens from a prompt's.
+"""Make a request that outgrew the context fit again: drop whole turns of a history's middle, or tokens of a prompt's.
 
-What would be served as it is stays as it is. Knows messages and how many tokens they make together, not what they say.
+A request that fits stays as it is. Knows messages and how many tokens they make together, not what they say.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PROBE: Message = {"role": "user", "content": "x"}
 
 @dataclass(frozen=True)
 class Truncated:
-    """What is left of a history, and what is not."""
+    """What is left of a history, and what was dropped."""
 
     messages: Sequence[Message]
     dropped: Sequence[int] = ()  # places in the history that was sent
@@ -47,14 +47,14 @@ def drop_middle(
     context_length: int,
     max_tokens: int | None,
 ) -> Truncated:
-    """The messages that stand before the first turn, and as many of the newest turns as fit.
+    """The messages before the first turn, and as many of the newest turns as fit.
 
-    A turn begins with a message of the user and has all that answers it, so that no tool's result is left without its
-    call. What is dropped grows by a quarter of the context at a time, not with each turn: the next turns drop the same,
-    and find the prefix of this one cached.
+    A turn begins with a message of the user and includes all answers to it, so that no tool's result is left without
+    its call. What is dropped grows by a quarter of the context at a time, not with each turn: the next requests drop
+    the same turns, and find the prefix of this one cached.
 
     Args:
-        max_tokens: of the reply, for which there is to be room, up to half of the context; None: for a quarter.
+        max_tokens: of the reply. The history leaves room for it, for at most half of the context; None: for a quarter.
 
     Raises:
         ContextLengthExceeded: the newest turn does not fit, with the tools and what stands before the first, even with
@@ -78,7 +78,7 @@ def drop_middle(
 
 @dataclass(frozen=True)
 class CutPrompt:
-    """What is left of a prompt's tokens, and which are not: those of `[start, start + num_dropped_tokens)`."""
+    """What is left of a prompt's tokens. Those of `[start, start + num_dropped_tokens)` were dropped."""
 
     ids: list[int]
     start: int = 0
@@ -88,13 +88,13 @@ class CutPrompt:
 def cut_middle(
     ids: list[int], *, begins_character: Callable[[int], bool], context_length: int, max_tokens: int | None
 ) -> CutPrompt:
-    """A prompt's beginning, an eighth of the context, and as much of its end as leaves room for the reply.
+    """A prompt's beginning, an eighth of the context long, and as much of its end as leaves room for the reply.
 
-    What is dropped grows by a quarter of the context at a time, as `drop_middle` has it.
+    What is dropped grows by a quarter of the context at a time, as in `drop_middle`.
 
     Args:
-        begins_character: whether a token is not in the middle of one; none is cut.
-        max_tokens: as `drop_middle` has it.
+        begins_character: whether a token begins a character; characters of several tokens are not cut.
+        max_tokens: as in `drop_middle`.
     """
     if len(ids) < context_length:
         return CutPrompt(ids)

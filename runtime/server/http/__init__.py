@@ -1,1 +1,1 @@
-"""HTTP below the endpoints: sockets, bodies, events, and who may ask."""
+"""HTTP below the endpoints: sockets, bodies, events, keys and origins."""

@@ -1,6 +1,6 @@
-"""Let in who has a key: if the server has any, every path but `/health` and the page's files asks for one.
+"""Require an API key: if the server has any, every path but `/health` and the page's files asks for one.
 
-Knows keys and headers, not routes: what is added later is closed too.
+Knows keys and headers, not routes: a path that is added later asks for a key, too.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _NO_HEADER = frozenset("\r\n\0")
 
 
 class ApiKeys:
-    """An ASGI middleware; `api_key_of` says later which key it was.
+    """An ASGI middleware; `api_key_of` returns the key of a request later.
 
-    Every key is compared, in constant time each, so that an answer's time tells nothing of them.
+    Every key is compared, each in constant time, so that the time of an answer reveals nothing about them.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -70,10 +70,10 @@ def checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """The keys in a file, one a line; empty lines, and those that begin with `#`, are left out.
+    """The keys in a file, one a line. Empty lines, and those that begin with `#`, are left out.
 
     Raises:
-        InvalidParameter: it cannot be read, or holds no key, with which everybody would be let in.
+        InvalidParameter: it cannot be read, or has no key: a server without keys answers every client.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -86,14 +86,16 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 
 def api_key_of(connection: HTTPConnection) -> str | None:
-    """The key that let a request in; None on a server without keys, whatever the client sent."""
+    """The key of a request; None on a server without keys, whatever the client sent."""
     key: str | None = getattr(connection.state, "api_key", None)
     return key
 
 
 def client_of(connection: HTTPConnection) -> str:
-    """Among whom turns are taken: keys, where there are any, else addresses. Not namespaces, of which a client may make
-    any number with its salts."""
+    """The name of the client that takes turns with others: its key, or its address where there are no keys.
+
+    Not its namespace: a client may make any number of namespaces with its salts.
+    """
     address = "" if connection.client is None else connection.client.host
     return api_key_of(connection) or address
 

@@ -1,4 +1,4 @@
-"""A connection's writes, gathered: what an application writes in one turn of the event loop is one packet.
+"""A connection whose writes are gathered: what an application writes in one turn of the event loop is one packet.
 
 Knows bytes and turns of the loop, not HTTP.
 """
@@ -10,10 +10,10 @@ from typing import Any
 
 
 class CorkedTransport:
-    """`transport`, but for its writes: they are passed on together when the running callbacks have ended.
+    """Stands for `transport`, and passes its writes on together when the running callbacks have ended.
 
-    An answer's headers and body, or a stream's last events and its end, then leave in one call of the kernel instead
-    of one each. Whatever closes the connection passes on first what was written.
+    An answer's headers and body, or a stream's last events and its end, then take one call of the kernel instead of
+    several. Closing the connection passes on first what was written.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:

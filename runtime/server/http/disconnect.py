@@ -18,8 +18,8 @@ class ClientGone(Exception):
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled as soon as the client disconnects.
 
-    The request's body must have been read. When this returns, `work` has ended, however it did. `work` runs in the
-    caller's task: a task of its own would cost every request two more turns of the event loop.
+    The request's body must have been read before. `work` has always ended when this returns. It runs in the caller's
+    task: a task of its own would cost every request two more turns of the event loop.
 
     Raises:
         ClientGone: the client disconnected first.

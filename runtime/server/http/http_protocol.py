@@ -1,7 +1,7 @@
-"""HTTP over one connection: uvicorn's, with bounds on what a client may make of it, and errors in OpenAI's shape.
+"""HTTP over one connection: uvicorn's protocol, with bounds on a client's time and bytes, and errors in OpenAI's shape.
 
-uvicorn waits for the rest of a header, and after an answer for the rest of a body, as long as the connection lasts.
-Knows connections, not the application.
+uvicorn alone waits for the rest of a header, and after an answer for the rest of a body, as long as the connection
+lasts. Knows connections, not the application.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 class HTTPProtocol(H11Protocol):
-    """A connection whose client has `headers_s` seconds for each request's headers, from their first byte on.
+    """A connection whose client has `headers_s` seconds to send the headers of each request.
 
-    An answer that comes before the end of its request's body is the connection's last: what comes of the body is
-    dropped, and after `linger_s` the connection is closed. Closed at once it would be reset, and the answer lost.
+    An answer that is sent before the end of its request's body is the last one of the connection. The rest of the body
+    is read and dropped, and after `linger_s` the connection is closed. If it were closed at once, the client's system
+    would get a reset, and drop the answer.
 
     Give it to `uvicorn.Config(http=...)`, with `h11_max_incomplete_event_size=MAX_HEADER_BYTES`.
     """
@@ -72,7 +73,7 @@ class HTTPProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Say that this was no HTTP, and close the connection."""
+        """Answer 400 to what is not HTTP, and close the connection."""
         message = f"this is not HTTP/1.1, or its headers have more than {MAX_HEADER_BYTES} bytes"
         if isinstance(self.conn, _Connection) and self.conn.is_mostly_framing:
             message = "the body's chunks hold less than their borders take; send it in larger ones, or with its length"
@@ -82,7 +83,7 @@ class HTTPProtocol(H11Protocol):
             for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # what the application says now has no place any more
+            self.cycle.disconnected = True  # the application's answer can no longer be sent
             self.cycle.message_event.set()
         self._reader.drop()
         self._stop_watching()
@@ -95,10 +96,10 @@ class HTTPProtocol(H11Protocol):
         self._watch()
 
     def _step_bytes(self) -> int:
-        """How much h11 gets at a time; more only of a body that is one piece.
+        """How many bytes h11 gets at a time; it gets more only of a body that is not chunked.
 
-        h11 looks at the length of what is incomplete: headers that come whole, and too long, would pass. And each
-        chunk of a body is work of its own, however short.
+        h11 checks the length of incomplete headers only: headers that arrive whole would pass however long they are.
+        And each chunk of a body costs work, however short it is.
         """
         is_whole = self.conn.their_state is h11.SEND_BODY and not any(
             name == b"transfer-encoding" for name, _ in self.headers
@@ -106,7 +107,7 @@ class HTTPProtocol(H11Protocol):
         return max(self._reader.num_waiting_bytes, 1) if is_whole else STEP_BYTES
 
     async def _answer(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Run the application; if it does not wait for the end of the body, see to it that the connection ends."""
+        """Run the application. If it answers before the end of the body, make this the connection's last answer."""
         end: Any = None
 
         async def sending(message: Any) -> None:
@@ -129,7 +130,7 @@ class HTTPProtocol(H11Protocol):
             await send(end)
 
     def _watch(self) -> None:
-        """See to it that the deadline runs exactly while headers are awaited."""
+        """Run the deadline exactly while headers are awaited."""
         if self.conn.their_state is not h11.IDLE or self.transport.is_closing() or self._reader.drops:
             self._stop_watching()
         elif self._deadline is None:
@@ -142,7 +143,7 @@ class HTTPProtocol(H11Protocol):
 
 
 class _Connection(h11.Connection):
-    """One whose bodies must be more than the borders of their chunks."""
+    """An h11 connection that refuses chunked bodies which consist mostly of the borders of their chunks."""
 
     _num_wire_bytes = 0  # since the request's headers began
     _num_body_bytes = 0
@@ -157,7 +158,7 @@ class _Connection(h11.Connection):
         super().receive_data(data)
 
     def next_event(self) -> Any:
-        """As h11's, with a RemoteProtocolError for such a body."""
+        """As h11's; raises RemoteProtocolError for such a body."""
         event = super().next_event()
         if isinstance(event, h11.Data):
             self._num_body_bytes += len(event.data)

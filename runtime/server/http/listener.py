@@ -11,7 +11,7 @@ BACKLOG = 1024  # connections that wait for the event loop; the kernel allows fe
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen on `host` and `port`; port 0 takes any that is free.
+    """Listen on `host` and `port`; port 0 takes any free one.
 
     Accepted connections inherit TCP_NODELAY. Without it the kernel holds the second packet of an answer back until
     the client acknowledges the first, and clients acknowledge after 40 ms. asyncio sets the option only on sockets

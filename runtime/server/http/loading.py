@@ -1,4 +1,4 @@
-"""Answer before there is anything to serve: 503 while the model loads, then whatever is served.
+"""Answer 503 while the model loads, and then pass requests on to the application that serves it.
 
 Knows ASGI, not engines.
 """
@@ -16,10 +16,10 @@ _MESSAGE = f"the model is loading; send the request again in {RETRY_AFTER_S} s"
 
 
 class Loading:
-    """An ASGI application that stands in for one which is still made.
+    """An ASGI application that stands for another one until that is ready.
 
     Attributes:
-        app: what answers from now on; None: 503 to everybody. Any thread may set it.
+        app: the application that answers; None: every answer is 503. Any thread may set it.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,9 @@
-"""Which web pages may have a browser send requests here: none but the server's own, unless asked.
+"""Refuse requests that a browser sends for web pages of other sites, unless these are allowed.
 
-CORS alone keeps pages from reading answers, not from sending: a page anywhere could have its visitor's browser fill
-the queue of a server on their machine. And a page may have its own name point to that machine (DNS rebinding): then
-the browser takes it for the server's own, and only the name in Host tells. Knows headers, not routes.
+CORS alone keeps pages from reading answers, not from sending requests: a page anywhere could let its visitor's browser
+fill the queue of a server on the visitor's machine. And a page may let its own name point to that machine (DNS
+rebinding): the browser takes it for the server's own page then, and only the name in Host tells. Knows headers, not
+routes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 def origin_middleware(allowed: Sequence[str]) -> list[Middleware]:
-    """What lets pages of the `allowed` origins in, and turns away those of others; `*` lets in all.
+    """Middlewares that answer pages of the `allowed` origins, and refuse those of others; `*` allows all.
 
     Raises:
         InvalidParameter: an origin is not `scheme://host[:port]`.
@@ -48,9 +49,9 @@ def local_hosts(host: str) -> tuple[str, ...]:
 
 
 class KnownHosts:
-    """An ASGI middleware that refuses requests that were sent to another name than one of `hosts`; none: any will do.
+    """An ASGI middleware that refuses requests which were sent to another name than one of `hosts`; none: any name.
 
-    A request without Host is none of a browser.
+    A request without Host does not come from a browser.
     """
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
@@ -72,7 +73,7 @@ class KnownHosts:
         await self._app(scope, receive, send)
 
     def _is_known(self, name: str) -> bool:
-        """Whether a name can only mean this server: no other machine's name server is asked about these."""
+        """True if a name can only mean this server: browsers ask no name server about these."""
         if name in self._hosts or name.endswith(".localhost"):
             return True
         try:
@@ -83,7 +84,7 @@ class KnownHosts:
 
 
 class SameOrigin:
-    """An ASGI middleware that refuses what a page of another origin sends; who is no browser sends no origin."""
+    """An ASGI middleware that refuses requests from pages of another origin. Only browsers send an origin."""
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
         self._app = app

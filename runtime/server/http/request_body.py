@@ -1,4 +1,4 @@
-"""A request's body as a type; what is too long, too slow, too deep or no JSON is refused.
+"""A request's body as a type. A body that is too long, too slow, too deep or no JSON is refused.
 
 Knows bytes and headers, not what is asked.
 """
@@ -17,8 +17,8 @@ from .disconnect import ClientGone
 from .headers import header_of
 
 T = TypeVar("T")
-DEADLINE_S = 60.0  # for a whole body; a client that sends a byte now and then holds a connection no longer
-# JSON comes as what curl calls it, too; what else there is would be read as something that nobody meant.
+DEADLINE_S = 60.0  # for a whole body: a client that sends a byte now and then cannot hold a connection longer
+# curl sends JSON as a form unless told otherwise. A body of any other type is not meant as JSON.
 _TYPES = ("", "application/json", "text/json", "text/plain", "application/x-www-form-urlencoded")
 
 _BORDERS = b",[{"  # a value that is not the first of an array or an object stands behind one of these
@@ -28,8 +28,8 @@ async def read_json(request: Request, type: type[T], *, max_bytes: int, deadline
     """The body of `request`.
 
     Raises:
-        HTTPError: 413, it is longer than `max_bytes`, or has more than `MAX_VALUES` values; 408, it was not there after
-            `deadline_s`; the rest is not read. 400, a header says that it is no JSON, or that it is compressed.
+        HTTPError: 413, it is longer than `max_bytes`, or has more than `MAX_VALUES` values; 408, it has not arrived
+            after `deadline_s` seconds. The rest is not read then. 400, a header says that it is compressed, or no JSON.
         msgspec.DecodeError: it is not JSON, or not of this type.
         ClientGone: the client left before it had sent it.
     """
@@ -38,7 +38,7 @@ async def read_json(request: Request, type: type[T], *, max_bytes: int, deadline
 
 
 async def read_body(request: Request, *, max_bytes: int, deadline_s: float = DEADLINE_S) -> bytearray:
-    """The bytes of it.
+    """The bytes of a request's body.
 
     Raises:
         HTTPError: 413, 408, as `read_json`.
@@ -58,7 +58,7 @@ async def read_body(request: Request, *, max_bytes: int, deadline_s: float = DEA
 
 
 def num_body_bytes_of(request: Request) -> int:
-    """How long the body was that was read; 0 if none was."""
+    """The length of the body that was read; 0 if none was."""
     num_bytes: int = getattr(request.state, "num_body_bytes", 0)
     return num_bytes
 

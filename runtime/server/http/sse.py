@@ -18,23 +18,25 @@ from .disconnect import ClientGone, while_connected
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
-MAX_BURST = 3  # events without a look at anything else; asyncio warns of five that nobody receives
+MAX_BURST = 3  # events in one turn of the event loop; after five to a closed connection asyncio warns
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # nor may proxies hold events back
 
 
 class NamedEvent(Protocol):
-    """What a stream of named events is made of."""
+    """A value that is sent as an event with a name."""
 
     @property
     def type(self) -> str: ...
 
 
 class EventStream(Response):
-    """Each of `values` as an event, then `[DONE]`; an error on the way is the last event, without `[DONE]`.
+    """Each of `values` as an event, then `[DONE]`. An error on the way is the last event, without `[DONE]`.
 
-    `reply` is left as soon as the client disconnects or all is sent, also if nothing was ever sent. `encode` says how
-    a value is written, `done` what comes after the last one. While nothing comes, a comment is sent every
-    `keep_alive_s` seconds, which clients pass over.
+    Args:
+        reply: left as soon as the client disconnects or all is sent, also if nothing was ever sent.
+        encode: writes a value.
+        done: sent after the last value.
+        keep_alive_s: after so many seconds without an event a comment is sent, which clients ignore; None: never.
     """
 
     media_type = "text/event-stream"
@@ -89,7 +91,7 @@ class EventStream(Response):
             self._keeping_alive.sent()
         await send({"type": "http.response.body", "body": body, "more_body": True})
         self._num_sent += 1
-        if self._num_sent % MAX_BURST == 0:  # others have their turn, and a client that left is noticed
+        if self._num_sent % MAX_BURST == 0:  # other tasks have their turn, and a client that left is noticed
             await asyncio.sleep(0)
 
 

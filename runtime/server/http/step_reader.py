@@ -1,6 +1,7 @@
-"""Bytes of a connection in steps, one a turn of the event loop, so that no client has a turn as long as it likes.
+"""Feed the bytes of a connection in steps, one a turn of the event loop, so that no client can hold the loop.
 
-What waits is bounded: nothing more is read from the socket meanwhile. Knows a transport, not what the bytes mean.
+The bytes that wait are bounded: nothing more is read from the socket meanwhile. Knows a transport, not what the bytes
+mean.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Callable
 
 
 class StepReader:
-    """Gives `feed` what is `received`, at most `step_bytes()` of it a turn, and nothing while reading is paused.
+    """Gives `feed` the bytes that are `received`, at most `step_bytes()` a turn, and none while reading is paused.
 
-    Stands where uvicorn's flow control expects the transport.
+    uvicorn's flow control gets this object in place of the transport.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class StepReader:
 
     @property
     def num_waiting_bytes(self) -> int:
-        """What was received, and not fed yet."""
+        """Bytes that were received and not fed yet."""
         return len(self._waiting)
 
     @property
@@ -39,7 +40,7 @@ class StepReader:
         return self._drops
 
     def received(self, data: bytes) -> None:
-        """These bytes came; the first step of them is fed at once, if none waits."""
+        """Take bytes; the first step of them is fed at once if no others wait."""
         if self._drops:
             return
         self._waiting += data
@@ -52,12 +53,12 @@ class StepReader:
         self._settle()
 
     def resume_reading(self) -> None:
-        """Go on feeding, from the next turn on."""
+        """Feed again, from the next turn on."""
         self._is_paused = False
         self._settle()
 
     def drop(self) -> None:
-        """Feed nothing any more: what waits and what comes is read and forgotten."""
+        """Feed nothing any more: bytes that wait or arrive are read and forgotten."""
         self._drops = True
         self._waiting.clear()
         self._settle()
@@ -73,7 +74,7 @@ class StepReader:
         self._settle()
 
     def _settle(self) -> None:
-        """Read from the socket exactly while nothing waits and nobody paused."""
+        """Read from the socket exactly while no bytes wait and reading is not paused."""
         if self._drops or not (self._is_paused or self._waiting):
             self._transport.resume_reading()
             return

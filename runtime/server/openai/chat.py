@@ -37,12 +37,12 @@ from .tools import parameters_field
 
 @dataclass(frozen=True)
 class ChatCompletions:
-    """The endpoint for one served model."""
+    """The endpoint of one served model."""
 
     state: AppState
 
     async def create(self, request: Request) -> Response:
-        """Answer one request; every error it raises is one of `errors.describe`."""
+        """Answer one request; `errors.describe` knows every error that it raises."""
         body = await self.state.read(request, ChatRequest)
         self.state.check_model(body.model)
         engine = self.state.engine
@@ -70,7 +70,7 @@ class ChatCompletions:
     async def _history(
         self, request: Request, body: ChatRequest, params: SamplingParams, use: ToolUse
     ) -> tuple[Sequence[Mapping[str, object]], TruncationReply | msgspec.UnsetType]:
-        """The messages as templates know them, without those that may go, and which these are."""
+        """The messages for the template, without those that were dropped, and which ones those are."""
         messages = [message.to_template() for message in body.messages]
         if not self.state.truncates(body.truncation):
             return messages, msgspec.UNSET
@@ -104,7 +104,7 @@ class ChatCompletions:
         use: ToolUse,
         truncation: TruncationReply | msgspec.UnsetType,
     ) -> AsyncGenerator[msgspec.Struct]:
-        """Of each choice the role, the deltas and the finish reason; at the end usage if asked for."""
+        """For each choice its role, its deltas and its finish reason; at the end the usage, if asked for."""
         has_ids = bool(body.return_token_ids)
         chunk = partial(start, object="chat.completion.chunk", usage=None if body.include_usage else msgspec.UNSET)
         for index in range(body.num_choices):

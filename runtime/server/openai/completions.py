@@ -24,12 +24,12 @@ from .reply_parts import TextTokens, usage_of
 from .requests import CompletionRequest, Prompt
 
 Cut = CutPromptReply | msgspec.UnsetType
-"""What a prompt lost; unset: nothing of it may go."""
+"""The tokens that were cut out of a prompt; unset: the request does not allow that."""
 
 
 @dataclass(frozen=True)
 class FedPrompt:
-    """A prompt as the engine gets it: text or ids, and whether these lose the token of their last space."""
+    """A prompt as the engine gets it: text or ids, and whether it loses the token of a lone space at its end."""
 
     prompt: Prompt
     strip_suffix: bool | None
@@ -43,7 +43,7 @@ class Completions:
     state: AppState
 
     async def create(self, request: Request) -> Response:
-        """Answer one request; every error it raises is one of `errors.describe`."""
+        """Answer one request; `errors.describe` knows every error that it raises."""
         body = await self.state.read(request, CompletionRequest)
         self.state.check_model(body.model)
         params = body.sampling_params(self.state.engine.default_params)
@@ -89,7 +89,7 @@ class Completions:
         params: SamplingParams,
         strip_suffix: bool | None,
     ) -> list[FedPrompt]:
-        """Of each choice the prompt as the engine gets it, without what may go."""
+        """The prompt of each choice as the engine gets it, without the middle that was cut."""
         whole = [FedPrompt(prompt, strip_suffix) for prompt in prompts]
         if self.state.truncates(body.truncation):
             cut = partial(self._cut, max_tokens=params.max_tokens)
@@ -97,7 +97,7 @@ class Completions:
         return [each for each in whole for _ in range(body.num_choices)]
 
     def _cut(self, whole: FedPrompt, *, max_tokens: int | None) -> FedPrompt:
-        """A prompt that fits is itself, and one that does not is ids, which lose the token that it would lose."""
+        """A prompt that fits stays as it is. One that does not becomes ids, which lose the same token at their end."""
         engine, prompt = self.state.engine, whole.prompt
         if isinstance(prompt, str):
             require_countable("prompt", len(prompt.encode(errors="replace")))
@@ -131,7 +131,7 @@ class Completions:
         echoes: Sequence[str],
         cuts: Sequence[Cut],
     ) -> AsyncGenerator[msgspec.Struct]:
-        """What the prompts lost and the prompts, if that is asked for; each delta; and usage if asked for."""
+        """The prompts and what was cut out of them, if asked for; each delta; at the end the usage, if asked for."""
         has_ids = bool(body.return_token_ids)
         chunk = partial(start, usage=None if body.include_usage else msgspec.UNSET)
         for index, (echo, cut) in enumerate(zip(echoes, cuts, strict=True)):

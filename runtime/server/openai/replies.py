@@ -33,7 +33,7 @@ class UsageReply(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
-TokenIds = tuple[int, ...] | msgspec.UnsetType  # unset: nobody asked for them
+TokenIds = tuple[int, ...] | msgspec.UnsetType  # unset: not asked for
 
 
 StopReasonReply = StopReason | msgspec.UnsetType | None

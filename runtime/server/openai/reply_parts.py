@@ -75,7 +75,7 @@ def _details(prompts: Sequence[Completion], tells_cached_text: bool) -> PromptTo
 
 
 class TokenNames(Protocol):
-    """What tokens spell, each by itself; `AppState` is one."""
+    """Spells single tokens; `AppState` does."""
 
     def token_text(self, token_id: int) -> str: ...
 
@@ -83,7 +83,7 @@ class TokenNames(Protocol):
 
 
 def chat_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
-    """As `choices[].logprobs` of a chat; None if nobody asked."""
+    """`choices[].logprobs` of a chat; None if the client does not ask for them."""
     if logprobs is None:
         return None
     content = []
@@ -128,9 +128,9 @@ def _top(names: TokenNames, token_id: int, logprob: float) -> TopLogprob:
 
 
 def _top_by_name(names: TokenNames, logprob: TokenLogprob) -> dict[str, float]:
-    """The most likely tokens; one whose name another one has, as bytes and letters may, is `token_id:ID`, as in vLLM.
+    """The most likely tokens by name. A token with the name of another one is called `token_id:ID`, as in vLLM.
 
-    The generated token keeps its name, by which clients look for it here.
+    Bytes and letters may have the same name. The generated token keeps its own, by which clients look it up here.
     """
     id_of = {_name(names, logprob.token_id): logprob.token_id}
     top: dict[str, float] = {}
@@ -141,7 +141,7 @@ def _top_by_name(names: TokenNames, logprob: TokenLogprob) -> dict[str, float]:
 
 
 def _name(names: TokenNames, token_id: int) -> str:
-    """A token's text, or OpenAI's `bytes:\\xf0\\x9f` for a part of a character: names must differ."""
+    """A token's text, or OpenAI's `bytes:\\xf0\\x9f` for a part of a character, so that names differ."""
     try:
         names.token_bytes(token_id).decode()
     except UnicodeDecodeError:
@@ -158,7 +158,7 @@ def message_of(reply: ReadReply) -> ReplyMessage:
 
 
 def deltas_of(delta: Delta, reader: ToolCallReader | None) -> list[ChatDelta]:
-    """What a step of the engine adds to a stream; nothing while it is not certain what it is."""
+    """What a step of the engine adds to a stream; nothing while text may still become a call."""
     if reader is None:
         return [ChatDelta(content=delta.text)] if delta.text else []
     pieces = reader.push(delta.text)
@@ -168,7 +168,7 @@ def deltas_of(delta: Delta, reader: ToolCallReader | None) -> list[ChatDelta]:
 
 
 def finish_reason_of(reason: FinishReason, reader: ToolCallReader | None) -> ChatFinishReason:
-    """Why a reply ended, in OpenAI's words: one that calls says so, unless it was cut, be it by a stop string."""
+    """Why a reply ended, in OpenAI's words: `tool_calls` for one whose calls are whole."""
     return "tool_calls" if reason == "stop" and reader is not None and reader.has_whole_calls else reason
 
 

@@ -1,7 +1,7 @@
 """What clients send, as types: OpenAI's requests, and the fields that are ours.
 
-Validation is strict: a wrong type or an unknown field is an error that names it, for a parameter that is
-silently ignored answers a question that was not asked. Knows shapes and defaults, not the engine's work.
+Validation is strict: a wrong type or an unknown field is an error that names it. If it were ignored in silence, the
+reply would answer a question that was not asked. Knows shapes and defaults, not the engine's work.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ ReturnProgress = Annotated[
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None  # of lengths, against who sees the wire: nothing is added here
+    include_obfuscation: bool | None = None  # would hide lengths from observers of the network: nothing is added here
 
 
 class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
@@ -141,7 +141,7 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
 
 
 def require_stream_for_progress(return_progress: bool | None, stream: bool | None) -> None:
-    """Raise InvalidParameter if progress is asked for where nothing can be said before the end."""
+    """Raise InvalidParameter if progress is asked for in a reply that is not streamed."""
     if return_progress and not stream:
         raise InvalidParameter(
             "return_progress is for streams; set stream to true or leave it out", param="return_progress"
@@ -149,7 +149,7 @@ def require_stream_for_progress(return_progress: bool | None, stream: bool | Non
 
 
 def wished(defaults: SamplingParams, wishes: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
-    """`defaults` with the wishes that are not None; an error has the client's name of what is wrong.
+    """`defaults` with the wishes that are not None. An error names the client's field, by `names`.
 
     Raises:
         InvalidParameter: a value is outside its range.

@@ -50,7 +50,7 @@ class Responses:
     state: AppState
 
     async def create(self, request: Request) -> Response:
-        """Answer one request; every error it raises is one of `errors.describe`."""
+        """Answer one request; `errors.describe` knows every error that it raises."""
         body = await self.state.read(request, ResponseRequest)
         self.state.check_model(body.model)
         if body.previous_response_id is not None:
@@ -75,7 +75,7 @@ class Responses:
     async def _history(
         self, request: Request, body: ResponseRequest, params: SamplingParams
     ) -> tuple[Sequence[Mapping[str, object]], TruncationReply | msgspec.UnsetType]:
-        """The messages as templates know them, without those that may go, and which these are."""
+        """The messages for the template, without those that were dropped, and which ones those are."""
         messages = body.messages()
         if not self.state.truncates(_TRUNCATION[body.truncation]):
             return messages, msgspec.UNSET
@@ -86,7 +86,7 @@ class Responses:
 
 
 class _Response:
-    """One response on its way: the same ids in every event of it."""
+    """One response while it is made; all its events have the same ids."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class _Response:
         )
 
     async def events(self, choices: Choices, record: RequestRecord) -> AsyncGenerator[msgspec.Struct]:
-        """OpenAI's events, numbered; one that says what failed is the last, and `record` is told."""
+        """OpenAI's events, numbered. A failure is the last event, and `record` gets its name."""
         numbers = itertools.count()
 
         def event(name: str, **fields: Any) -> ResponseEvent:

@@ -41,7 +41,7 @@ class TokenizeReply(msgspec.Struct):
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | msgspec.UnsetType = msgspec.UNSET  # unset: nobody asked for them
+    token_strs: list[str] | msgspec.UnsetType = msgspec.UNSET  # unset: not asked for
 
 
 class DetokenizeReply(msgspec.Struct):
