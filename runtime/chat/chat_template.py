@@ -1,9 +1,8 @@
 """Render a conversation with the template that the model came with.
 
-A template is a program by someone else: it runs in Jinja's immutable sandbox, with what `transformers` gives
-templates (loop controls, `generation`, `tojson`, `raise_exception`, `strftime_now`) and bounds on its size, its output,
-its time and what it makes on the way.
-Knows text, not tokens: `tokenizer_fix` encodes what is rendered here.
+A template is a foreign program. It runs in Jinja's immutable sandbox with what `transformers` gives templates (loop
+controls, `generation`, `tojson`, `raise_exception`, `strftime_now`), and with limits on its size, its output, its time
+and what it makes on the way. Knows text, not tokens: `tokenizer_fix` encodes the text.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class ChatTemplate:
 
     @property
     def own_texts(self) -> tuple[str, ...]:
-        """What the template writes itself: the texts that stand in it, and short conversations as it renders them.
+        """What the template itself writes: the texts that stand in it, and short conversations that it renders.
 
         >>> ChatTemplate("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}").own_texts[:3]
         ('<|', '|>', '<|user|>a')
@@ -79,7 +78,7 @@ class ChatTemplate:
     ) -> str:
         """The text of `messages`, ready to be continued by the assistant if `add_generation_prompt`.
 
-        `messages` and `tools` are handed over as they are and not changed. Many templates know no tools.
+        The template gets `messages` and `tools` as they are, and cannot change them. Many templates know no tools.
 
         Raises:
             InvalidRequest: the template refuses the messages or fails on them, or the text is too long or too much
@@ -108,16 +107,16 @@ class ChatTemplate:
             raise InvalidRequest(f"the chat template does too much with these messages: {error}") from error
         except InvalidRequest:
             raise
-        # A template computes on what clients send: any exception in it is one of the request, not of ours.
+        # A template computes with what clients send, so that every exception in it is the request's fault.
         except Exception as error:
             raise InvalidRequest(f"the chat template fails on these messages: {_reason(error)}") from error
         return "".join(pieces)
 
     def reply_renderer(self) -> Callable[[str], str] | None:
-        """How a reply stands behind the prompt that it answers, in the prompts of later turns, and the white space
-        that the template puts behind it.
+        """A function that writes a reply as later prompts have it: behind the prompt that it answered, with the white
+        space that the template puts around it.
 
-        Tried on a short conversation; None where the template does not put it right behind.
+        Found by rendering a short conversation; None if the template does not put the reply right behind the prompt.
 
         >>> template = ChatTemplate("{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}</s>{% endfor %}"
         ...                         "{% if add_generation_prompt %}[assistant]{% endif %}")
@@ -147,7 +146,7 @@ class ChatTemplate:
 
 
 def fault_of(source: str) -> str | None:
-    """Why a template cannot be used; None where it can, though it may refuse messages.
+    """Why a template cannot be used; None if it can. It may still refuse messages.
 
     >>> fault_of("{% for m in messages %}{{ m.content }}{% endfor %}") is None
     True

@@ -1,6 +1,6 @@
-"""What a client may ask replies to keep to: JSON, a schema, a regular expression, choices or a grammar.
+"""What a client may ask replies to follow: JSON, a schema, a regular expression, choices or a grammar.
 
-Knows kinds and sizes; whether one can be followed, `grammars.py` finds out.
+Knows kinds and sizes; `grammars.py` finds out whether a grammar can be followed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOUNS: dict[GrammarKind, str] = {
 
 @dataclass(frozen=True)
 class Grammar:
-    """A language, not looked at yet. Equal ones are compiled once.
+    """A language as a client sent it, not checked yet. Equal ones are compiled once.
 
     Args:
         text: the schema or the list of choices as JSON, the expression, or the grammar.

@@ -1,7 +1,7 @@
 """A reply that follows a grammar, token by token.
 
-The work of a mask is bounded in steps, not in seconds, so it takes no longer beside other requests and fails on the
-same token everywhere. Knows the library's matcher, not where its grammar comes from.
+The work for a mask is limited in steps, not in seconds: a grammar that is too much work fails on the same token on
+every machine, however busy. Knows the library's matcher, not where its grammar comes from.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ..model.batch import Int32Array
 
 
 class GrammarConstraint:
-    """The state of one reply; see `TokenConstraint`, which this is one of.
+    """The state of one reply, as `TokenConstraint` describes it.
 
     Args:
-        matcher: at the beginning, and this reply's own.
-        vocab_size: of the tokenizer that the matcher was made for.
+        matcher: a matcher of this reply's own, at its beginning.
+        vocab_size: that of the tokenizer which the matcher was made for.
     """
 
     def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
@@ -35,7 +35,7 @@ class GrammarConstraint:
         """Which tokens may come next, `[ceil(vocab / 32)]`.
 
         Raises:
-            ConstraintFailed: it takes too much work to say, or none may.
+            ConstraintFailed: finding out is too much work, or no token may come.
         """
         if not self._is_filled:
             self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)

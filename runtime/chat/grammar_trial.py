@@ -28,7 +28,7 @@ _MAX_MESSAGE = 500  # characters: the library prints a part of the grammar
 
 
 class OutOfTime(Exception):
-    """A trial took longer than it may; `is_busy`: that was the machine's fault, and says nothing of the grammar."""
+    """A trial took too long. `is_busy`: the machine is busy, and the grammar may be good."""
 
     def __init__(self, *, is_busy: bool) -> None:
         super().__init__("the machine is busy" if is_busy else "the grammar is slow")
@@ -36,14 +36,14 @@ class OutOfTime(Exception):
 
 
 class GrammarTrial:
-    """One process that tries one grammar after the other; any thread may ask, and waits for those before it.
+    """One process that tries one grammar after the other. Any thread may ask; it waits for the trials before its own.
 
     Args:
-        vocabulary: that replies are made of.
+        vocabulary: the tokens of replies.
         eos_token_ids: tokens that end a reply.
         limits: how much work a grammar may be; see `limits_of`.
-        time_limit_s: of the processor's time, for each grammar.
-        niceness: how far the process stands back for others, 0 to 19.
+        time_limit_s: seconds of processor time for each grammar.
+        niceness: of the process, 0 to 19 for the lowest priority.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class GrammarTrial:
             self._started()
 
     def compiled(self, grammar: Grammar, *, real_limit_s: float) -> str:
-        """The grammar as the library has it, in at most `real_limit_s` if those before it are done.
+        """The grammar in the library's form. The trial itself takes at most `real_limit_s`.
 
         Raises:
-            InvalidGrammar: it is wrong, nothing can be said that it describes, or it takes too much memory.
+            InvalidGrammar: it is wrong, describes no text that the model can write, or takes too much memory.
             OutOfTime: it takes longer than one of the limits.
             EngineError: the process that tries it could not be used; EngineClosed after `close`.
         """
@@ -90,7 +90,7 @@ class GrammarTrial:
         return answer["grammar"]
 
     def close(self) -> None:
-        """End the process, also under a grammar that it tries: who waits gets EngineClosed, as all who come later."""
+        """End the process, even in the middle of a trial. Callers that wait, and later ones, get EngineClosed."""
         self._is_closed = True
         process = self._process
         if process is not None:
@@ -121,7 +121,7 @@ class GrammarTrial:
         pipe = subprocess.PIPE
         command = [sys.executable, "-P", str(_PROGRAM)]
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0)
-        self._stop = weakref.finalize(self, _end, process)  # also when nobody closes this
+        self._stop = weakref.finalize(self, _end, process)  # if the owner forgets to close this
         self._process = process
         try:
             _exchange(process, self._hello, _PATIENCE_S)
@@ -133,7 +133,7 @@ class GrammarTrial:
 
 
 def _refusal(grammar: Grammar, error: str) -> InvalidGrammar:
-    """What the library says, in one line; of a grammar that is ours, nothing is printed, as clients do not know it."""
+    """The library's message in one line. It quotes nothing of grammars that are ours: clients do not know them."""
     line = None
     if grammar.kind == "lark":
         where = re.match(r"at (\d+)\(\d+\): (failed to compile JSON schema: )?", error)

@@ -1,10 +1,10 @@
 """Try grammars in processes that may die: a program for `grammar_trial.py`, over its standard input and output.
 
 A hostile schema takes the compiler minutes, all memory or more stack than there is, and the last of these kills the
-process that it happens in. So each grammar is tried in a fork that is limited in all three; forks of a process that
-has the vocabulary already cost milliseconds. Imports nothing of ours, so that it starts at once.
+process. So each grammar is tried in a fork that is limited in all three. A fork of a process that already has the
+vocabulary costs milliseconds. Imports nothing of ours, so that it starts at once.
 
-Reads a line of JSON with the vocabulary, then one for each grammar; answers each with a line.
+Reads a line of JSON with the vocabulary, then a line for each grammar; answers each with a line.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"  # an endless run of blanks is valid JS
 
 def main() -> None:
     """Serve until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     threading.stack_size(STACK_BYTES)
     hello = json.loads(sys.stdin.buffer.readline())
     vocabulary = Vocabulary.unpacked(hello)
@@ -45,14 +45,14 @@ def main() -> None:
 
 
 def limits_of(limits: dict[str, int]) -> llguidance.LLParserLimits:
-    """How much work a grammar may be; the same here as where replies follow it."""
+    """How much work a grammar may be, in its trial and where replies follow it."""
     return llguidance.LLParserLimits(
         step_lexer_fuel=limits["step_lexer_fuel"], max_lexer_states=limits["max_lexer_states"], verbose_errors=False
     )
 
 
 class Vocabulary:
-    """The bytes of all tokens, as `LLTokenizer` wants to be told of them."""
+    """The bytes of all tokens, in the form that `LLTokenizer` expects."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -65,7 +65,7 @@ class Vocabulary:
 
     @classmethod
     def unpacked(cls, packed: dict[str, Any]) -> Vocabulary:
-        """What `packed` packed."""
+        """The vocabulary that `packed` packed."""
         text, at, tokens = base64.b64decode(packed["bytes"]), 0, []
         for length in packed["lengths"]:
             tokens.append(text[at : at + length])

@@ -1,4 +1,4 @@
-"""A model's tokenizer as the grammar library wants to know it.
+"""A model's tokenizer in the form that the grammar library expects.
 
 Knows bytes and ids: which tokens are text, which end a reply, and how a forced text is cut in tokens.
 """
@@ -13,11 +13,10 @@ from .grammar_trial_process import Vocabulary
 
 
 class GrammarVocabulary(Vocabulary):
-    """The tokens that a model may say. Special ones are no text: a grammar never allows them, but for those that end a
-    reply where it may end.
+    """The tokens that a model may write. A grammar never allows special tokens, except those that end a reply.
 
     Args:
-        vocab_size: of what is sampled, at most the tokenizer's.
+        vocab_size: number of tokens that are sampled from, at most the tokenizer's.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -30,9 +29,9 @@ class GrammarVocabulary(Vocabulary):
         self._tokenizer = tokenizer
 
     def __call__(self, text: str) -> list[int]:
-        """The ids that a text is best said with where it is the only one that may come.
+        """The tokenizer's ids for a text that is the only one which may follow.
 
-        They spell exactly the text, which is more than a tokenizer promises: some normalize it.
+        They spell exactly this text. Some tokenizers normalize it; then the ids are those of its bytes.
         """
         try:
             ids = self._tokenizer.encode_inside(text)

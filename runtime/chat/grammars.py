@@ -1,12 +1,12 @@
-"""Compile what clients want replies to keep to, and remember it for the next one who wants the same.
+"""Compile the grammars that clients want replies to follow, and keep them for the next request with the same one.
 
 The library is llguidance. xgrammar was looked at first: its wheel (0.2.8) requires torch, triton and transformers,
 and its package imports torch even where masks are NumPy's, so that an install of radixlm would grow by gigabytes.
-llguidance requires nothing, compiles lazily in about a millisecond, and counts its work. Not everything, though: a
-chain of 5,000 `$ref`s overflows its stack and kills the process, `"multipleOf": 1000003` takes it seven seconds.
-Hence each new grammar is tried by `grammar_trial.py` first: shortly, and those few that need longer once more, in
-another process and queue, so that nobody waits for the slow ones who is not slow himself. (One process and queue with
-half a second for each were worse: behind 70 hostile schemas a good one waited 32 s; bench/LOG.md has more.)
+llguidance requires nothing, compiles lazily in about a millisecond, and limits its work. The limits do not cover all of
+it: a chain of 5,000 `$ref`s overflows its stack and kills the process, and `"multipleOf": 1000003` takes seven seconds.
+So `grammar_trial.py` tries each new grammar first, for a short time. The few that need longer are tried once more, in
+another process and queue, so that a quick grammar never waits for a slow one. (One process and queue with half a second
+for each grammar were worse: behind 70 hostile schemas a good one waited 32 s; bench/LOG.md has more.)
 
 Knows nothing of requests and HTTP. `compile` waits: call it neither on an event loop nor on the engine's thread.
 """
@@ -31,19 +31,19 @@ from .grammar_constraint import GrammarConstraint
 from .grammar_trial import GrammarTrial, OutOfTime
 from .grammar_trial_process import Vocabulary, limits_of
 
-MAX_GRAMMARS = 128  # of which a large one's states take some tens of megabytes
-MAX_REFUSED = 128  # remembered with the reason
-MAX_WAITING = 64  # threads that wait for a trial of one kind
-ANSWER_LIMIT_S = 1.0  # half of which may be spent waiting for trials of others
+MAX_GRAMMARS = 128  # the states of a large one take some tens of megabytes
+MAX_REFUSED = 128  # kept with the reason
+MAX_WAITING = 64  # callers that wait in one lane
+ANSWER_LIMIT_S = 1.0  # half of it may be spent waiting for trials of other grammars
 QUICK_LIMIT_S = 0.05  # of the processor; most grammars take 1 to 10 ms, the largest that OpenAI takes up to 60
 TIME_LIMIT_S = 0.25
 LIMITS = {"step_lexer_fuel": 100_000, "max_lexer_states": 50_000}  # 7 ms a mask, 100 MB
 _RETRY_AFTER_S = 1
-_STARTS_PER_MATCHER = 64  # copies share the states that were met; anew now and then, they do not pile up
+_STARTS_PER_MATCHER = 64  # copies share the states that they met; a new matcher now and then drops these
 
 
 class CompiledGrammar:
-    """A grammar that replies can follow, any number of them at a time; `Grammars.compile` makes it."""
+    """A grammar that any number of replies can follow at a time; `Grammars.compile` makes it."""
 
     def __init__(self, open_matcher: Callable[[], llguidance.LLMatcher], vocab_size: int) -> None:
         self._open_matcher = open_matcher
@@ -79,14 +79,14 @@ class _Attempt:
 
 
 class Grammars:
-    """The grammars of one model, the latest used of them compiled; any thread may use it.
+    """The grammars of one model; those used last stay compiled. Any thread may use it.
 
     Args:
-        open_vocabulary: the model's, asked for when the first grammar comes.
+        open_vocabulary: returns the model's vocabulary; called for the first grammar.
         eos_token_ids: tokens that end a reply, at least one.
-        time_limit_s: of the processor's time; a grammar that takes longer is refused.
-        answer_limit_s: of real time; if nothing is known by then, or after half of it no trial begun, one is told to
-            come again.
+        time_limit_s: seconds of processor time; a grammar that takes longer is refused.
+        answer_limit_s: seconds of real time. A caller gets GrammarsOverloaded if the trial has not ended by then, or
+            has not begun after half of it.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Grammars:
         raise self._failure(attempt)
 
     def close(self) -> None:
-        """End the processes that try grammars; new ones raise EngineClosed from now on."""
+        """End the processes that try grammars. New grammars raise EngineClosed from now on."""
         self._is_closed = True
         with self._opening:
             for lane in self._lanes if "_lanes" in vars(self) else ():
@@ -199,7 +199,7 @@ class Grammars:
         return InvalidGrammar(reason)
 
     def _find(self, grammar: Grammar) -> CompiledGrammar | None:
-        """A grammar that is known to be good; of one that is known to be wrong, raise why."""
+        """A grammar that is known to be good, or None. Raises InvalidGrammar for one that is known to be wrong."""
         with self._lock:
             refused = self._refused.get(grammar)
             if refused is not None:
@@ -230,10 +230,10 @@ class Grammars:
 
     @cached_property
     def _lanes(self) -> tuple[_Lane, _Lane]:
-        """The quick one and the thorough one.
+        """The quick lane and the thorough one.
 
-        The thorough one stands back: at equal rights with the threads that compute replies, a flood of slow grammars
-        made a reply of two tokens take 1.2 s instead of 0.05, and so 0.2.
+        The thorough one has the lowest priority. With the priority of the threads that compute replies, a flood of slow
+        grammars made a reply of two tokens take 1.2 s instead of 0.05; so it takes 0.2.
         """
         quick_limit_s = min(QUICK_LIMIT_S, self._time_limit_s)
         return self._lane(quick_limit_s, niceness=0), self._lane(self._time_limit_s, niceness=19)

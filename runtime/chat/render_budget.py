@@ -1,8 +1,8 @@
-"""What one rendering of a chat template may cost: characters that it makes, items that it goes through, time.
+"""What one rendering of a chat template may cost: characters that it makes, items that it visits, processor time.
 
-An operation is paid before its result exists where that may be much larger than what it is made of. What is made by
-appending, and lists that are cut, are paid back when nothing holds them any longer: a template that appends to one text
-a thousand times makes many, and has one. Copying them is bounded by the time. Knows values, not templates.
+An operation is paid before it runs if its result may be much larger than its operands. Texts and lists that are made by
+appending, and slices of lists, are paid back when the template drops them: a template that appends to one text a
+thousand times makes a thousand texts and keeps one. The time limit covers the copying. Knows values, not templates.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-MAX_CHARACTERS = 1 << 27  # made in all and not paid back; no memory holds more than that
-MAX_VALUE = 1 << 25  # characters and items in one value, with all that it refers to: one list may be in it often
-MAX_SECONDS = 2.0  # of a processor, so that a busy machine takes away nothing
-_ITEM = 64  # bytes or so that one item of a list has, in characters
-_SHORT = 1024  # characters of a text that is not worth paying back
-_STEPS = 100  # between two looks at the time, which take as long as some steps
+MAX_CHARACTERS = 1 << 27  # made in all and not paid back, so that memory never holds more
+MAX_VALUE = 1 << 25  # characters and items of one value when it is written out: it may contain one list many times
+MAX_SECONDS = 2.0  # of processor time, so that a busy machine changes nothing
+_ITEM = 64  # price of an item of a list, in characters: about its bytes
+_SHORT = 1024  # characters; shorter texts are not worth paying back
+_STEPS = 100  # between two looks at the clock, which cost as much as some steps
 _MAX_BITS = 4096  # of an integer
 # A placeholder as wide as a number of four digits, or as a value says.
 _WIDE_PERCENT = re.compile(r"[%)][-+ #0-9.]*?(?:\d{4}|\*)")
@@ -28,14 +28,14 @@ _SPACES = (
 
 
 class TooCostly(Exception):
-    """The template does more than it may."""
+    """The template exceeds its budget."""
 
 
 class RenderBudget:
     """Pays for one rendering. Every method may raise TooCostly.
 
     Args:
-        clock: seconds that this thread has computed; only differences count.
+        clock: processor time of this thread in seconds; only differences count.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RenderBudget:
         self._steps = _STEPS
 
     def spend(self, num_characters: int) -> None:
-        """Pay for one step, and what it makes."""
+        """Pay for one step and for the characters that it makes."""
         self._left -= num_characters
         if self._left < 0:
             raise TooCostly(f"it makes more than {self._max_characters} characters on the way")
@@ -60,22 +60,22 @@ class RenderBudget:
                 raise TooCostly(f"it takes more than {self._max_seconds:g} s")
 
     def afford(self, num_characters: int) -> None:
-        """Pay nothing, but for what could never be paid."""
+        """Raise TooCostly for an amount that the budget cannot pay; pay nothing otherwise."""
         if num_characters > self._left:
             self.spend(num_characters)
 
     def pay_back(self, num_characters: int) -> None:
-        """What was paid for so many characters, which are gone, can be spent again."""
+        """Return the price of characters that the template has dropped."""
         self._left += num_characters
 
     def each(self, items: Iterable[object]) -> Iterator[object]:
-        """The items, each of them paid when it is asked for."""
+        """The items; each is paid when it is taken."""
         for item in items:
             self.spend(1)
             yield item
 
     def value(self, made: object) -> object:
-        """Pay for what an operation made, which may be written out, compared or sorted later."""
+        """Pay for the result of an operation, which may be written out, compared or sorted later."""
         if isinstance(made, str):
             self.spend(len(made))
         elif isinstance(made, list | tuple | dict | set | frozenset):
@@ -86,7 +86,7 @@ class RenderBudget:
         return made
 
     def part(self, made: object) -> object:
-        """Pay for a part of a value that was paid, which refers to nothing that the whole does not refer to."""
+        """Pay for a slice of a value. What the slice contains was paid with the whole value."""
         self.spend(self._length(made))
         if type(made) is not list:
             return made
@@ -95,7 +95,7 @@ class RenderBudget:
         return part
 
     def joined_texts(self, texts: Sequence[str]) -> str:
-        """One text of several; all but its longest piece is new and stays paid."""
+        """Several texts joined. The price of the longest piece is returned when the joined text is dropped."""
         length = sum(map(len, texts))
         if length > MAX_VALUE:
             raise _too_large()
@@ -107,7 +107,7 @@ class RenderBudget:
         return joined
 
     def joined_lists(self, left: list[object], right: list[object]) -> list[object]:
-        """One list of two; what is in the longer one is not looked at again if it was made here."""
+        """Two lists joined. A list that was made here is not weighed again."""
         length = (len(left) + len(right)) * _ITEM
         weight = self.weight(left) + self.weight(right)
         if max(length, weight) > MAX_VALUE:
@@ -119,7 +119,7 @@ class RenderBudget:
         return joined
 
     def text(self, made: object) -> str:
-        """Pay for a value that is written out."""
+        """Write a value out, and pay for it."""
         if not isinstance(made, str):
             self.spend(self.weight(made))
             made = str(made)
@@ -127,7 +127,7 @@ class RenderBudget:
         return made
 
     def weight(self, value: object) -> int:
-        """About how many characters a value has when it is written out; what is in it twice counts twice."""
+        """About how many characters a value has when it is written out. Repeated parts count each time."""
         weight, todo = 0, [value]
         while todo:
             self.spend(1)
@@ -150,7 +150,7 @@ class RenderBudget:
         return weight
 
     def binary(self, operator: str, left: object, right: object) -> None:
-        """Pay for `left operator right`, as far as `value` does not."""
+        """Pay for `left operator right` what `value` does not cover."""
         if operator == "*" and isinstance(left, int) and not isinstance(right, int | float):
             left, right = right, left
         if operator == "*" and isinstance(right, int):
@@ -164,14 +164,14 @@ class RenderBudget:
             self.formatted(left, right, _WIDE_PERCENT)
 
     def formatted(self, pattern: str, values: object, wide: re.Pattern[str] = _WIDE_BRACES) -> None:
-        """Pay for a text with placeholders."""
+        """Pay for filling a text with placeholders."""
         if wide.search(pattern):
             raise TooCostly("it writes a value wider than 999 characters, or as wide as another value says")
         num_places = pattern.count("%" if wide is _WIDE_PERCENT else "{")
         self.spend(len(pattern) + num_places * (1000 + self.weight(values)))
 
     def method(self, owner: str, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-        """Pay for a method of a text, or a filter of that name, as far as `value` does not."""
+        """Pay for a method of a text, or a filter of that name, what `value` does not cover."""
         given = [*args, *kwargs.values()]
         most = max((abs(each) for each in given if isinstance(each, int)), default=8)
         if name in ("center", "ljust", "rjust", "zfill"):
@@ -205,7 +205,7 @@ class RenderBudget:
             self.spend(self.weight(given) + sum(len(owner) * len(each) for each in given if isinstance(each, list)))
 
     def _parts(self, owner: str, num_parts: int) -> None:
-        """Pay for the characters of a text's parts; `value` pays for the list that they are in."""
+        """Pay for the characters of a text's parts. `value` pays for the list of them."""
         self.spend(len(owner))
         self.afford(num_parts * _ITEM)
 
@@ -221,7 +221,7 @@ class RenderBudget:
 
 
 class _KeptText(str):
-    """A text that is paid back when it is gone. Methods of it make plain texts."""
+    """A text whose price is returned when it is dropped. Its methods make plain texts."""
 
     _budget: RenderBudget | None = None
     _to_pay_back = 0
@@ -232,7 +232,7 @@ class _KeptText(str):
 
 
 class _KeptList(list[object]):
-    """A list that is paid back when it is gone, and never changes until then."""
+    """A list whose price is returned when it is dropped. It never changes."""
 
     _budget: RenderBudget | None = None
     _to_pay_back = 0

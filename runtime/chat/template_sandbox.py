@@ -109,7 +109,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """`{% generation %}`, with which templates say what the assistant generated, for training; its body is rendered."""
+    """`{% generation %}`, which marks the assistant's texts for training; its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012  # Jinja's own is no class variable
 
@@ -119,7 +119,7 @@ class _Generation(Extension):
 
 
 class _Paid(NodeTransformer):
-    """Puts what is to be paid through a filter."""
+    """Puts every expression that costs something through a filter that pays."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -155,7 +155,7 @@ class _Paid(NodeTransformer):
         return _filtered(node, _VALUE) if node.ctx == "load" else node
 
     def visit_Name(self, node: nodes.Name) -> nodes.Node:
-        """What a macro was called with is a list that no literal made."""
+        """A macro's arguments are a list that no literal makes, so that it is paid where it is named."""
         return _filtered(node, _VALUE) if node.ctx == "load" and node.name in ("varargs", "kwargs") else node
 
 
@@ -181,7 +181,7 @@ def _refused(name: str) -> Callable[..., Any]:
 
 
 def _paid(name: str) -> Callable[..., Any]:
-    """Jinja's filter; what it does to a text is paid as methods of texts are, and what it makes as everything is."""
+    """Jinja's filter, paid like a method if its value is a text. Its result is paid like every value."""
 
     @pass_context
     def paid(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -217,9 +217,9 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own `tojson` escapes for HTML; a prompt is not HTML.
+    """JSON without the escapes of Jinja's own `tojson`, which are for HTML.
 
-    Noncharacters are never escaped: what clients typed is marked with them, and the marks are looked for later.
+    Noncharacters are never escaped: they mark what clients typed, and the marks are looked for later.
     """
     budget = _budget(context)
     budget.spend(budget.weight(value))
@@ -235,7 +235,7 @@ def _to_json(
 
 
 def _sum(context: Context, items: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
-    """Jinja's, with every addition paid."""
+    """Jinja's `sum`, with every addition paid."""
     sandbox: Any = context.environment
     if isinstance(start, str):
         raise TypeError("sum() can't sum strings")
@@ -247,7 +247,7 @@ def _sum(context: Context, items: Any, attribute: str | int | None = None, start
 
 
 def _num_words(context: Context, value: object) -> int:
-    """Jinja's, without a list of the words."""
+    """Jinja's `wordcount`, without a list of the words."""
     return sum(1 for _ in _budget(context).each(_WORD.finditer(_budget(context).text(value))))
 
 
@@ -257,7 +257,7 @@ def _require_small(given: tuple[object, ...]) -> None:
 
 
 class _Namespace(Namespace):
-    """Jinja's, that is written out without what is in it: alone of all values it may change after it was paid."""
+    """Jinja's `namespace`. It is written out without its contents, as it alone may change after it was paid."""
 
     def __repr__(self) -> str:
         return "<Namespace>"

@@ -1,6 +1,6 @@
-"""What a reply must keep to, token by token: the protocol between whoever knows a language and the sampler.
+"""What a reply must follow, token by token: the protocol between grammars and the sampler.
 
-Knows token ids and bits, not grammars: `grammar_constraint.py` is the real one.
+Knows token ids and bits, not grammars; `grammar_constraint.py` implements it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class TokenConstraint(Protocol):
-    """The state of one reply. It follows the reply's accepted tokens and nothing else: a preempted request keeps it,
-    and what was sampled but not accepted never reaches it.
+    """The state of one reply. It depends on the accepted tokens of the reply and on nothing else.
+
+    A preempted request keeps it. Tokens that were sampled and not accepted never reach it.
     """
 
     def mask(self) -> Int32Array | None:
@@ -45,7 +46,7 @@ class TokenConstraint(Protocol):
 
 
 class ConstraintSource(Protocol):
-    """What replies are to keep to; each of them follows a constraint of its own."""
+    """What replies must follow, each by a constraint of its own."""
 
     def start(self) -> TokenConstraint:
         """A constraint at the beginning of a reply."""
@@ -53,9 +54,9 @@ class ConstraintSource(Protocol):
 
 
 class HeldOpen:
-    """A reply whose first `min_tokens` tokens are none of `stop_ids`, beside what another constraint allows.
+    """Keeps `stop_ids` out of the first `min_tokens` tokens of a reply, which another constraint may limit, too.
 
-    Where that one is complete, or lets nothing but a stop come, the reply may end earlier.
+    The reply may end earlier where that constraint is complete, or allows nothing but a stop.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Read the calls of tools out of a reply, while it is made.
+"""Read the calls of tools out of a reply while it is generated.
 
-Knows how a format writes a call, not what the tools do. Text that only looks like the beginning of a call is content
-as soon as that is certain.
+Knows how a format writes a call, not what the tools do. Text that only looks like the beginning of a call becomes
+content as soon as that is certain.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ReadReply:
 
 
 class ToolCallReader:
-    """Cuts a reply in content and calls.
+    """Splits a reply into content and calls.
 
     >>> reader = ToolCallReader(PLAIN, ["now"])                                        # doctest: +SKIP
     >>> reader.push('{"name": "now", "argu'), reader.push('ments": {}}')               # doctest: +SKIP
@@ -76,7 +76,7 @@ class ToolCallReader:
 
     Args:
         names: of the tools that may be called.
-        is_content: all of it is content, whatever it looks like.
+        is_content: whether all of the reply is content, whatever it looks like.
     """
 
     def __init__(self, format: ToolFormat, names: Sequence[str], *, is_content: bool = False) -> None:
@@ -95,11 +95,11 @@ class ToolCallReader:
 
     @property
     def has_whole_calls(self) -> bool:
-        """Whether there are calls, and the last one's arguments are all there."""
+        """True if there are calls, and the arguments of the last one are complete."""
         return self._num_calls > 0 and self._value.is_whole
 
     def push(self, text: str) -> list[Piece]:
-        """Take the next of the reply, and return what is certain."""
+        """Take the next text of the reply, and return the pieces that are certain."""
         self._held += text
         pieces: list[Piece] = []
         while (found := self._read()) is not None:
@@ -107,7 +107,7 @@ class ToolCallReader:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """What was held back: no more comes. A call that was cut off stays so, and is none before its arguments."""
+        """The text that was held back, at the end of the reply. A call that was cut before its arguments is no call."""
         held, self._held = self._held, ""
         is_said = self._read in (self._read_content, self._read_rest)
         return [Content(held)] if held and is_said else []

@@ -1,4 +1,4 @@
-"""How a model writes that it calls a tool, recognised by its chat template.
+"""How a model writes the call of a tool, recognised by its chat template.
 
 A format is a few literal texts around the arguments. Knows texts and grammars, not requests; `tool_calls.py` reads
 replies back.
@@ -48,7 +48,7 @@ class ToolFormat:
         begin {"name": "get_weather", "<arguments_key>": {"city": "Paris"}} end
 
     Args:
-        trigger: what a call begins with; no other text of a reply has it, or, where it is `{`, begins with it.
+        trigger: the beginning of a call. No other text of a reply contains it; if it is `{`, none begins with it.
         separator: between two calls; None: a reply has one call at most.
         is_native: the template renders tools and calls itself.
     """
@@ -71,7 +71,7 @@ class ToolFormat:
 
     @property
     def is_tagged(self) -> bool:
-        """Whether text may stand before a call, because none looks like one."""
+        """True if text may stand before a call, because no text looks like one."""
         return self.trigger != "{"
 
     def text_of(self, calls: Sequence[tuple[str, str]]) -> str:
@@ -117,8 +117,11 @@ class ToolFormat:
         return Grammar("lark", "\n".join(rules) + "\n")
 
     def _head_rule(self, name: str) -> str:
-        """What comes between the trigger and the arguments, cut as the library cuts JSON: it takes the longest
-        lexeme, and with the head as one, a reply that begins with `{"name": ` could be nothing but a call."""
+        """The text between the trigger and the arguments, cut as the library cuts JSON.
+
+        The library takes the longest lexeme. If the head were one, a reply that begins with `{"name": ` could only be a
+        call.
+        """
         opening = f"{self.begin}{{".removeprefix(self.trigger)
         lexemes = [opening, '"name"', ": ", json.dumps(name), ", ", json.dumps(self.arguments_key), ": "]
         return " ".join(_quoted(lexeme) for lexeme in lexemes if lexeme)
@@ -141,11 +144,11 @@ LLAMA3 = ToolFormat("", "parameters", "", "{", None)
 """Llama 3.1's JSON, of which a reply has one."""
 
 PLAIN = ToolFormat("", "arguments", "", "{", "\n", is_native=False)
-"""Ours, for templates that know no tools, or write them in a way that is not known here."""
+"""Ours, for templates without tools, or with a format that is unknown here."""
 
 
 def format_of(template: ChatTemplate) -> ToolFormat:
-    """The format of the model that has this chat template: that in which it renders a call of an earlier turn.
+    """The format of the model with this chat template: the one that the template renders earlier calls in.
 
     >>> format_of(ChatTemplate("{% for message in messages %}{{ message.content }}{% endfor %}")) is PLAIN
     True
@@ -169,13 +172,13 @@ def format_of(template: ChatTemplate) -> ToolFormat:
 
 
 def tool_at(grammar: Grammar, line: int) -> int | None:
-    """Which of the tools that `ToolFormat.grammar` was made for a line of it describes, from 0; None: none."""
+    """The place of the tool that a line of `ToolFormat.grammar` describes, from 0; None if it describes none."""
     found = re.match(r"arguments_(\d+): ", grammar.text.split("\n")[line - 1])
     return None if found is None else int(found[1])
 
 
 def _json_schema(tool: Tool) -> str:
-    """The schema of a tool's arguments, which are an object in any case."""
+    """The schema of a tool's arguments, which are always an object."""
     return _with_options({"type": "object", **tool.parameters}, is_strict=tool.is_strict, **_AS_TEMPLATES_WRITE)
 
 

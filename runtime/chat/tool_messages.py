@@ -1,6 +1,6 @@
-"""Say in a conversation what tools there are, were called and answered, for templates that know tools or do not.
+"""Put tools, their calls and their results in a conversation, for templates that know tools and for those that do not.
 
-Knows messages as chat templates want them; what a call looks like is `tool_format.py`'s.
+Knows messages in the form that chat templates expect; `tool_format.py` knows what a call looks like.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _with_one_text(message: Message) -> Message:
 
 
 def _with_parsed_calls(message: Message) -> Message:
-    """Templates write arguments as JSON, so they want them as they are before that."""
+    """A message whose calls have their arguments as values: templates write these as JSON."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -67,7 +67,7 @@ def _with_parsed_calls(message: Message) -> Message:
 
 
 def _in_words(message: Message, names: Mapping[object, str], format: ToolFormat) -> Message:
-    """Calls as the model said them, and results as the user's words."""
+    """A message for templates without tools: calls are the model's text, and results are the user's."""
     if message.get("role") == "tool":
         name = names.get(message.get("tool_call_id"), "the function")
         return {"role": "user", "content": f"Result of {name}: {message.get('content')}", "is_result": True}
@@ -82,8 +82,8 @@ def _in_words(message: Message, names: Mapping[object, str], format: ToolFormat)
 
 
 def _merged(messages: Sequence[Message]) -> list[Message]:
-    """Results that follow one another, and what the user says behind them, are one message: templates want the roles
-    to take turns."""
+    """The messages with neighbouring results, and the user's words behind them, in one: templates expect roles to take
+    turns."""
     merged: list[Message] = []
     is_open = False  # the last message has results
     for message in messages:
