@@ -85,6 +85,11 @@ def example(draw: st.DrawFn, function: Function) -> tuple[ActivationSpec, np.nda
     return spec, x, gain
 
 
+def coded(spec: ActivationSpec, wide: bool = False) -> ActivationSpec:
+    """The same function, written as codes only."""
+    return replace(spec, quantize=True, keep_float=False, wide=wide)
+
+
 @every_target
 @every_function
 def test_floats_are_those_of_the_formula(target: Target, function: Function) -> None:
@@ -109,7 +114,7 @@ def test_codes_are_those_of_the_floats(target: Target, function: Function, wide:
     def check(data: st.DataObject) -> None:
         spec, x, gain = example(data.draw, function)
         floats = run(target, spec, x, gain).y[:, : spec.width]
-        out = run(target, replace(spec, quantize=True, keep_float=False, wide=wide), x, gain)
+        out = run(target, coded(spec, wide), x, gain)
         codes, scales = quantized(floats, wide)
         assert (out.whole_codes() == codes).all()
         assert (out.scales[..., 0] == scales).all()
@@ -127,15 +132,15 @@ def test_a_row_is_the_same_bits_alone_and_among_others(target: Target, function:
     @given(st.data())
     def check(data: st.DataObject) -> None:
         spec, x, gain = example(data.draw, function)
-        spec = replace(spec, quantize=True)
         x = np.tile(x, (11, 1))
-        together = run(target, spec, x, gain)
-        for count in (1, 5, 9):
-            rows = np.random.default_rng(count).permutation(len(x))[:count]
-            alone = run(target, spec, x[rows], gain)
-            assert (alone.y == together.y[rows]).all()
-            assert (alone.codes == together.codes[rows]).all()
-            assert (alone.scales == together.scales[rows]).all()
+        for form in (spec, coded(spec)):
+            together = run(target, form, x, gain)
+            for count in (1, 5, 9):
+                rows = np.random.default_rng(count).permutation(len(x))[:count]
+                alone = run(target, form, x[rows], gain)
+                assert (alone.y == together.y[rows]).all()
+                assert (alone.codes == together.codes[rows]).all()
+                assert (alone.scales == together.scales[rows]).all()
 
     check()
 
