@@ -13,8 +13,17 @@ from tvm.tirx.build import tir_to_runtime
 from .targets import Target
 
 _CPU = 1  # DLPack's device type
-# It narrows buffers to what is accessed, which kernels do themselves, and took eleven of attention's twelve seconds.
-_DISABLED_PASSES = ["s_tir.CompactBufferAllocation"]
+_DISABLED_PASSES = [
+    # It narrows buffers to what is accessed, which kernels do themselves; it took eleven of attention's twelve seconds.
+    "s_tir.CompactBufferAllocation",
+    # They find nothing to change in these kernels, most being for GPUs: libraries are the same bytes, a tenth sooner.
+    "s_tir.InjectPermutedLayout",
+    "s_tir.InjectSoftwarePipeline",
+    "s_tir.InjectVirtualThread",
+    "s_tir.InsertHoistIfThenElse",
+    "s_tir.ThreadSync",
+    "tirx.RemoveNoOp",
+]
 
 
 def build_library(functions: dict[Any, Any], target: Target) -> Any:
