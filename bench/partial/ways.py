@@ -73,12 +73,12 @@ def engine_of(way: Way, artifact: Artifact, directory: Path, files: ThrottledFil
     with Engine(artifact, max_num_seqs=2, store=store, kv_budget=1.0) as engine:
         tier = _tier(engine)
         tier.writer.max_bytes = 0  # nothing is saved
-        tier.chosen.used = lambda *_, **__: None
+        tier.chosen.order.used = lambda *_, **__: None
         if not way.decides:
             tier.loader.plan = load_always
             if way.kv_budget < 1:
-                tier.chosen.reads.plan = choose_always
-                tier._rows._rates = tier.chosen.reads.rates = PatientRates()
+                tier.chosen.sources.plan = choose_always
+                tier._rows._rates = tier.chosen.sources.rates = PatientRates()
         yield engine
         engine._loop.call(lambda core: tier._saver.forget())
 
@@ -89,8 +89,13 @@ def settle(engine: Engine) -> None:
 
     def is_busy() -> bool:
         is_saving = tier._saver.has_pending and tier.writer.max_bytes > 0
-        is_learning = tier.chosen is not None and bool(tier.chosen.reads.prefetch)
-        return is_saving or is_learning or not tier.writer.is_idle or (tier.chosen is not None and tier.chosen.is_ready)
+        is_learning = tier.chosen is not None and tier.chosen.sources.num_prefetches > 0
+        return (
+            is_saving
+            or is_learning
+            or not tier.writer.is_idle
+            or (tier.chosen is not None and tier.chosen.order.is_ready)
+        )
 
     while engine._loop.call(lambda core: is_busy()):
         time.sleep(_POLL_S)
@@ -104,7 +109,7 @@ def forget_memory(engine: Engine) -> None:
 def known_bytes(engine: Engine) -> int:
     """What is kept in memory of runs on disk: probe keys and orders."""
     chosen = _tier(engine).chosen
-    return 0 if chosen is None else int(chosen.reads.known.num_bytes)
+    return 0 if chosen is None else int(chosen.sources.known.num_bytes)
 
 
 def _tier(engine: Engine) -> Any:

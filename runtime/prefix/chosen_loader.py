@@ -16,7 +16,7 @@ from weakref import WeakSet
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
 from ..errors import OutOfPages, SparseSpanError
-from .chosen_rows import ChosenRows, RowSource, TransferRefused, WantedRows
+from .chosen_rows import RowSource, RowSources, TransferRefused, WantedRows
 from .disk_index import DiskIndex
 from .disk_reader import DiskReader, EngineThread, Read
 from .loaded_rows import LoadedRows
@@ -58,7 +58,7 @@ class ChosenLoader:
 
     def __init__(
         self,
-        chosen: ChosenRows,
+        sources: RowSources,
         cache: PrefixCache,
         index: DiskIndex,
         reader: DiskReader,
@@ -70,7 +70,7 @@ class ChosenLoader:
         send_back: Callable[[Wanted], None],
         ended: Callable[[], None],
     ) -> None:
-        self._chosen, self._cache, self._index, self._reader, self._rates = chosen, cache, index, reader, rates
+        self._sources, self._cache, self._index, self._reader, self._rates = sources, cache, index, reader, rates
         self._queue, self._clock = queue, clock
         self._ready, self._send_back, self._ended = ready, send_back, ended
         self.counts = ChosenCounts()
@@ -99,7 +99,7 @@ class ChosenLoader:
         source = None
         if compute_s is not None and self._has_room(num_bytes):
             prefix = self._index.prefix(match.namespace, match.prompt_ids, stop)
-            source = self._chosen.source(WantedRows(match, prefix, start, wanted.kv_budget))
+            source = self._sources.source(WantedRows(match, prefix, start, wanted.kv_budget))
         if source is None or compute_s is None:
             self.counts.num_refused += 1
             return False

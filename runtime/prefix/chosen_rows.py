@@ -73,11 +73,33 @@ class TransferRefused(Exception):
     """A row source's transfer ends, because exact pages are as quick."""
 
 
-class ChosenRows(Protocol):
-    """Learns which rows matter, stores runs of pages ordered by that, and reads rows that are chosen.
+class RowSources(Protocol):
+    """Makes row sources, and keeps in memory what they share. All methods are called in the engine's thread."""
 
-    All methods are called in the engine's thread.
-    """
+    @property
+    def num_read_bytes(self) -> int:
+        """Bytes that closed sources asked of the disk."""
+        ...
+
+    def source(self, wanted: WantedRows) -> RowSource | None:
+        """What reads rows for a request; None: its prompt does not suit."""
+        ...
+
+    def read_ahead(self) -> None:
+        """Read something for later requests. Called when the disk has nothing to read."""
+        ...
+
+    def forget(self, namespace: bytes | None = None) -> None:
+        """Drop what memory keeps of the runs of one namespace, or of all."""
+        ...
+
+    def close(self) -> None:
+        """Close files; the reader has ended."""
+        ...
+
+
+class RunOrder(Protocol):
+    """Learns which rows matter, and has runs of pages stored in that order. Called in the engine's thread."""
 
     @property
     def num_rewritten(self) -> int:
@@ -87,11 +109,6 @@ class ChosenRows(Protocol):
     @property
     def num_dropped(self) -> int:
         """Runs that were not, because too many waited."""
-        ...
-
-    @property
-    def num_read_bytes(self) -> int:
-        """Bytes that closed sources asked of the disk."""
         ...
 
     @property
@@ -107,18 +124,15 @@ class ChosenRows(Protocol):
         """Note that a prompt is computed, of which the first `num_reused` tokens were found."""
         ...
 
-    def source(self, wanted: WantedRows) -> RowSource | None:
-        """What reads rows for a request; None: its prompt does not suit."""
-        ...
-
-    def read_ahead(self) -> None:
-        """Read something for later requests. Called when the disk has nothing to read."""
-        ...
-
     def forget(self, namespace: bytes | None = None) -> None:
-        """Drop the runs that wait to be stored, and what memory keeps of runs, of one namespace or all."""
+        """Drop the runs that wait to be stored, of one namespace or all."""
         ...
 
-    def close(self) -> None:
-        """Close files; the reader has ended."""
-        ...
+
+class ChosenRows(Protocol):
+    """Both parts, for a tier."""
+
+    @property
+    def order(self) -> RunOrder: ...
+    @property
+    def sources(self) -> RowSources: ...

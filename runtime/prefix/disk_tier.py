@@ -94,7 +94,7 @@ class DiskTier:
         self._rows: ChosenLoader | None = None
         if self.chosen is not None:
             self._rows = ChosenLoader(
-                self.chosen,
+                self.chosen.sources,
                 cache,
                 self.index,
                 self.reader,
@@ -168,7 +168,7 @@ class DiskTier:
         if self.chosen is None:
             return
         try:
-            self.chosen.used(namespace, token_ids, num_reused=num_reused)
+            self.chosen.order.used(namespace, token_ids, num_reused=num_reused)
         except Exception:  # it is no more than a hint
             _LOGGER.exception("what a prompt looked at could not be noted")
         self._post_writing()
@@ -176,7 +176,7 @@ class DiskTier:
     def read_ahead(self) -> None:
         """Read something for later requests, if the disk has nothing to read."""
         if self.chosen is not None and not self.reader.queued_bytes and not (self._rows and self._rows.is_loading):
-            self.chosen.read_ahead()
+            self.chosen.sources.read_ahead()
 
     def distrust(self, namespace: bytes, token_ids: collections.abc.Sequence[int]) -> None:
         """Take what was computed of these tokens off the disk, with all that goes on from it: it may be wrong."""
@@ -232,14 +232,14 @@ class DiskTier:
             num_loads_refused=loads.num_refused,
             num_loaded_pages=loads.num_pages,
             chosen=ChosenCounts() if self._rows is None else replace(self._rows.counts),
-            num_read_bytes=store.read_bytes + (0 if chosen is None else chosen.num_read_bytes),
+            num_read_bytes=store.read_bytes + (0 if chosen is None else chosen.sources.num_read_bytes),
             num_saved_pages=saver.num_saved_pages,
             num_dropped_pages=saver.num_dropped_pages,
             num_written_bytes=store.num_pages_written * self.store.identity.page_bytes,
             num_queued_bytes=self.writer.queued_bytes,
             num_evicted_pages=store.num_pages_evicted,
-            num_rewritten_runs=0 if chosen is None else chosen.num_rewritten,
-            num_dropped_rewrites=0 if chosen is None else chosen.num_dropped,
+            num_rewritten_runs=0 if chosen is None else chosen.order.num_rewritten,
+            num_dropped_rewrites=0 if chosen is None else chosen.order.num_dropped,
             disk_bytes_per_s=self.rates.disk_bytes_per_s,
             misses_by_kind={kind: count for kind, count in store.misses.items()},
         )
@@ -254,7 +254,7 @@ class DiskTier:
         self.reader.close()
         if self._rows is not None and self.chosen is not None:
             self._rows.close()
-            self.chosen.close()
+            self.chosen.sources.close()
         try:
             while self._saver.has_pending and remaining_s(deadline):
                 if not self._saver.is_ready:
@@ -308,7 +308,7 @@ class DiskTier:
                 if not self._saver.has_pending:
                     self._aliases.save()
             elif self.chosen is not None:
-                self.chosen.advance()
+                self.chosen.order.advance()
         except Exception:  # what is not saved is computed again
             _LOGGER.exception("what was computed could not be saved")
             self._forget_unsaved()
@@ -317,14 +317,15 @@ class DiskTier:
     @property
     def _can_reorder(self) -> bool:
         """Whether a run is to be stored in a better order, and nothing else is to be written."""
-        return self.chosen is not None and not self._saver.has_pending and self.chosen.is_ready
+        return self.chosen is not None and not self._saver.has_pending and self.chosen.order.is_ready
 
     def _forget_unsaved(self, namespace: bytes | None = None) -> None:
         """Drop what waits to be written, of a namespace or all."""
         self._saver.forget(namespace)
         self._aliases.forget(namespace)
         if self.chosen is not None:
-            self.chosen.forget(namespace)
+            self.chosen.order.forget(namespace)
+            self.chosen.sources.forget(namespace)
 
     def _end_loads(self, namespace: bytes | None = None) -> None:
         """All, or a namespace's; requests that wait go on before the next step."""

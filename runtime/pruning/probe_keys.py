@@ -7,16 +7,12 @@ by their keys and the number of their file, not what they are used for.
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from cachetools import LRUCache
-
-from ..prefix.disk_reader import DiskReader
 
 if TYPE_CHECKING:
     from ..store.chunk_cache import ChunkCache
@@ -25,7 +21,6 @@ if TYPE_CHECKING:
     from ..store.page_key import PageKey
 
 DEFAULT_MAX_BYTES: Final = 128 << 20
-MAX_PREFETCHES: Final = 8
 ProbeKeys = npt.NDArray[np.floating[Any]]  # [layers, tokens, head_dim]
 
 
@@ -87,58 +82,3 @@ class ProbeKeyCache:
         with self._lock:
             for key in [key for key, run in self._runs.items() if namespace is None or run.namespace == namespace]:
                 del self._runs[key]
-
-
-@dataclass(frozen=True)
-class Prefetch:
-    """Probe keys and row order that are to be read for later requests.
-
-    `read` is called in the reader thread, and returns whether all was right; `close` in the engine's, after it.
-    """
-
-    key: bytes  # of the prefix
-    read: Callable[[], bool]
-    num_bytes: int
-    close: Callable[[], None]
-
-
-class ProbeKeyPrefetch:
-    """Reads probe keys while the disk is idle, one prefix at a time.
-
-    Without it a prefix whose first request does better without pruning, because all keys would have to be read first,
-    would never be pruned.
-
-    Args:
-        ended: called when a prefetch has ended.
-    """
-
-    def __init__(self, reader: DiskReader, ended: Callable[[], None]) -> None:
-        self._reader, self._ended = reader, ended
-        self._queue: deque[Prefetch] = deque()
-        self._is_reading = False  # the first
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def add(self, prefetch: Prefetch) -> bool:
-        """Queue a prefetch. Returns False if the queue is full, or has the prefix."""
-        if len(self._queue) >= MAX_PREFETCHES or any(queued.key == prefetch.key for queued in self._queue):
-            return False
-        self._queue.append(prefetch)
-        return True
-
-    def start(self) -> None:
-        """Start the next prefetch, unless one runs."""
-        if self._queue and not self._is_reading:
-            self._is_reading, first = True, self._queue[0]
-            self._reader.run(first.read, lambda _: self._end(), num_bytes=first.num_bytes)
-
-    def close(self) -> None:
-        """Close all files; the reader has ended."""
-        while self._queue:
-            self._queue.popleft().close()
-
-    def _end(self) -> None:
-        self._queue.popleft().close()
-        self._is_reading = False
-        self._ended()

@@ -83,6 +83,7 @@ class PrunedPrefix:
         num_tokens: of the prefix.
         num_rows: in each layer and head, when all is read.
         num_stored: in each layer and head, after `read_stored`.
+        num_there: in each layer and head, that `rows` has now.
         probe_head: the KV head whose group's queries `choose` needs.
     """
 
@@ -108,6 +109,7 @@ class PrunedPrefix:
             _Run(file, start, tokens, share, kept)
             for (file, kept), start, tokens, share in zip(runs, starts, fixed_of, shares, strict=True)
         ]
+        self.num_there = 0
         self._chosen: Tokens | None = None  # [layers, kv_heads, num_stored], then num_rows
         self._read: list[_Rows] = []
 
@@ -130,11 +132,6 @@ class PrunedPrefix:
             prefix = cls(runs, budget=budget, num_before=num_before, known=known)
             prefix._files = files.pop_all()
             return prefix
-
-    @property
-    def num_there(self) -> int:
-        """Rows of each layer and head that `rows` has now."""
-        return int((self._read_tokens()[0, 0] != _NOTHING).sum()) if self._read else 0
 
     @property
     def bytes_to_read(self) -> int:
@@ -184,13 +181,13 @@ class PrunedPrefix:
             if not self._take(run, run.file.at(mine), np.ones(mine.shape, bool)):
                 return self._fail()
             chosen.append(mine + run.start)
-        self._chosen = np.concatenate(chosen, axis=-1)
+        self._chosen, self.num_there = np.concatenate(chosen, axis=-1), self.num_stored
         return True
 
     def rows(self) -> UInt8Array:
         """The `num_there` rows that were read so far, in the order of the text, as pages `[N, page_bytes]`."""
         assert self._read, "nothing was read"
-        tokens = self._read_tokens()
+        tokens = np.concatenate([some.tokens for some in self._read], axis=-1)
         order = np.argsort(tokens, axis=-1, kind="stable")[..., : self.num_there]
         return KVRows.pages_of([some.rows for some in self._read], order)
 
@@ -220,6 +217,7 @@ class PrunedPrefix:
         for run in self._runs:
             if not self._read_wanted(run, is_wanted[..., run.start : run.stop]):
                 return self._fail()
+        self.num_there = self.num_rows
         return True
 
     def close(self) -> None:
@@ -256,11 +254,8 @@ class PrunedPrefix:
 
     def _fail(self) -> bool:
         """Drop all rows."""
-        self._read, self._chosen = [], None
+        self._read, self._chosen, self.num_there = [], None, 0
         return False
-
-    def _read_tokens(self) -> Tokens:
-        return np.concatenate([some.tokens for some in self._read], axis=-1)
 
 
 def _open_runs(

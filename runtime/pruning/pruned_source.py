@@ -7,9 +7,8 @@ the probe picks. Knows one prompt and its prefix; neither what other requests wa
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.sparse_span import SparseSpan
@@ -20,60 +19,115 @@ from ..prefix.loaded_rows import LoadedRows
 from ..prefix.prefix_plan import plan_chosen
 from ..prefix.rates import Rates
 from .probe_forward import ProbeForward
-from .probe_keys import Prefetch, ProbeKeyCache, ProbeKeyPrefetch
+from .probe_keys import ProbeKeyCache
 from .pruned_prefix import PrunedPrefix
 
 if TYPE_CHECKING:
     from ..store import PageStore
 
 MAX_DROPPED_ATTENTION: Final = 0.15  # above it 10 % of SmolLM2's rows lose facts; no query at 25 % is (bench/LOG.md)
+MAX_PREFETCHES: Final = 8
 
 
-@dataclass
-class PrunedReads:
-    """What the sources of a store share.
+class PrunedSources:
+    """Makes the sources of a store; see `RowSources`.
+
+    Args:
+        known: what memory keeps of the store's runs.
+        idle: called when the disk may have nothing to read; calls `read_ahead` if so.
 
     Attributes:
         plan: decides whether chosen rows are worth it.
-        num_read_bytes: that closed sources asked of the disk.
+        num_prefetches: prefixes whose probe keys are to be read ahead.
         generation: counts the calls of `forget`.
     """
 
-    store: PageStore
-    reader: DiskReader
-    rates: Rates
-    probe: ProbeForward
-    known: ProbeKeyCache
-    prefetch: ProbeKeyPrefetch
-    page_bytes: int
-    clock: Callable[[], float]
-    num_read_bytes: int = 0
-    generation: int = 0
-
     plan = staticmethod(plan_chosen)
 
-    def close(self, prefix: PrunedPrefix, namespace: bytes, generation: int) -> None:
-        """Close a prefix that the reader has done with, and was opened in this generation. If its namespace may have
-        been forgotten since, what was read of it is forgotten, too.
+    def __init__(
+        self,
+        store: PageStore,
+        reader: DiskReader,
+        rates: Rates,
+        probe: ProbeForward,
+        known: ProbeKeyCache,
+        *,
+        page_bytes: int,
+        clock: Callable[[], float],
+        idle: Callable[[], None],
+    ) -> None:
+        self.store, self.reader, self.rates, self.probe, self.known = store, reader, rates, probe, known
+        self.page_bytes, self.clock, self._idle = page_bytes, clock, idle
+        self.num_read_bytes = self.generation = 0
+        self._prefetches: dict[bytes, _Prefetch] = {}  # by the key of the prefix's last page
+        self._is_prefetching = False  # the first of them
+
+    @property
+    def num_prefetches(self) -> int:
+        """See above."""
+        return len(self._prefetches)
+
+    def source(self, wanted: WantedRows) -> PrunedSource | None:
+        """What reads rows for a request; None: its prompt's end is too long for one probe."""
+        num_query_tokens = len(wanted.match.prompt_ids) - len(wanted.prefix.heads) * PAGE_SIZE
+        return None if num_query_tokens > self.probe.max_num_tokens else PrunedSource(wanted, self)
+
+    def add_prefetch(self, key: bytes, prefix: PrunedPrefix, close: Callable[[], None]) -> bool:
+        """Read the probe keys of a prefix later, and close it. Returns False if too many wait, or this prefix does."""
+        if len(self._prefetches) >= MAX_PREFETCHES or key in self._prefetches:
+            return False
+        self._prefetches[key] = _Prefetch(prefix, close)
+        return True
+
+    def read_ahead(self) -> None:
+        """Read the probe keys of a prefix whose first request was better off without pruning, because all keys would
+        have had to be read first. Otherwise it would never be pruned.
         """
-        self.num_read_bytes += prefix.bytes_read
-        prefix.close()
-        if generation != self.generation:
-            self.known.discard(namespace)
+        if self._prefetches and not self._is_prefetching:
+            self._is_prefetching, (key, first) = True, next(iter(self._prefetches.items()))
+            num_bytes = first.prefix.bytes_to_prefetch
+            self.reader.run(first.prefix.prefetch, lambda _: self._end_prefetch(key), num_bytes=num_bytes)
 
     def forget(self, namespace: bytes | None = None) -> None:
         """Drop what memory keeps of the runs of a namespace, or of all."""
         self.generation += 1
         self.known.discard(namespace)
 
+    def close_prefix(self, prefix: PrunedPrefix, namespace: bytes, generation: int) -> None:
+        """Close a prefix that was opened in this generation, and that the reader has done with. If its namespace may
+        have been forgotten since, what was read of it is forgotten, too.
+        """
+        self.num_read_bytes += prefix.bytes_read
+        prefix.close()
+        if generation != self.generation:
+            self.known.discard(namespace)
+
+    def close(self) -> None:
+        """Close the files of prefetches; the reader has ended."""
+        for prefetch in self._prefetches.values():
+            prefetch.close()
+        self._prefetches.clear()
+
+    def _end_prefetch(self, key: bytes) -> None:
+        self._prefetches.pop(key).close()
+        self._is_prefetching = False
+        self._idle()
+
+
+class _Prefetch(NamedTuple):
+    """Probe keys that are to be read for later requests."""
+
+    prefix: PrunedPrefix
+    close: Callable[[], None]
+
 
 class PrunedSource:
     """The pruned prefix of one request; see `RowSource`."""
 
-    def __init__(self, wanted: WantedRows, reads: PrunedReads) -> None:
-        self._wanted, self._reads = wanted, reads
+    def __init__(self, wanted: WantedRows, shared: PrunedSources) -> None:
+        self._wanted, self._shared = wanted, shared
         self.computes_next = self.is_not_enough = False
-        self._generation = reads.generation
+        self._generation = shared.generation
         self._start = wanted.num_in_memory  # the page from which on rows are pruned
         self._prefix: PrunedPrefix | None = None
         self._pages: UInt8Array | None = None
@@ -92,18 +146,18 @@ class PrunedSource:
         stored, stop = self._wanted.prefix, self._stop * PAGE_SIZE
         token_ids, generated = stored.token_ids[:stop], stored.generated[:stop]
         span = SparseSpan(self._start * PAGE_SIZE, self._prefix.num_there, token_ids, generated)
-        return LoadedRows(self._wanted.match, span, self._pages, self._reads.probe.runner, self._dropped_attention)
+        return LoadedRows(self._wanted.match, span, self._pages, self._shared.probe.runner, self._dropped_attention)
 
     def late(self) -> None:
         """Have later plans be more careful: the request has waited too long."""
         if self._expected_s is not None:
-            self._observe(max(self._expected_s, self._reads.clock() - self._planned_at))
+            self._observe(max(self._expected_s, self._shared.clock() - self._planned_at))
 
     def close(self) -> None:
         """Close the files; the reader has done with them."""
         self._stages.close()  # or it would keep the rows, and itself
         if self._prefix is not None:
-            self._reads.close(self._prefix, self._wanted.prefix.namespace, self._generation)
+            self._shared.close_prefix(self._prefix, self._wanted.prefix.namespace, self._generation)
             self._prefix = None
 
     def _in_order(self) -> Generator[Stage]:
@@ -118,29 +172,29 @@ class PrunedSource:
         self.computes_next = True
         yield Stage(self._read_stored, prefix.bytes_to_read)
         self.computes_next = False
-        queries = self._reads.probe.queries(self.rows(), prefix.probe_head)
+        queries = self._shared.probe.queries(self.rows(), prefix.probe_head)
         yield Stage(lambda: self._read_chosen(queries), max(0, prefix.bytes_to_read - prefix.bytes_read))
-        self._observe(self._reads.clock() - self._planned_at)
+        self._observe(self._shared.clock() - self._planned_at)
 
     def _plan(self, prefix: PrunedPrefix, num_bytes: int) -> float | None:
         """Seconds that reading so many bytes and the probe should take; None: it is not worth it."""
-        reads, first = self._reads, self._wanted.num_in_memory
+        shared, first = self._shared, self._wanted.num_in_memory
         start, stop = first * PAGE_SIZE, max(first, self._stop) * PAGE_SIZE  # what exact pages would bring
         num_query_tokens = len(self._wanted.match.prompt_ids) - self._stop * PAGE_SIZE
-        if num_query_tokens > reads.probe.max_num_tokens:
+        if num_query_tokens > shared.probe.max_num_tokens:
             return None
-        self._planned_at = reads.clock()
-        expected_s = reads.plan(
+        self._planned_at = shared.clock()
+        expected_s = shared.plan(
             start,
             stop,
-            reads.rates,
+            shared.rates,
             num_bytes=num_bytes,
-            full_bytes=(stop - start) // PAGE_SIZE * reads.page_bytes,
+            full_bytes=(stop - start) // PAGE_SIZE * shared.page_bytes,
             num_query_tokens=num_query_tokens,
-            queued_bytes=reads.reader.queued_bytes,
+            queued_bytes=shared.reader.queued_bytes,
         )
         if expected_s is None:
-            reads.rates.forget_chosen()
+            shared.rates.forget_chosen()
         return expected_s
 
     def _prefetch(self, prefix: PrunedPrefix) -> None:
@@ -148,13 +202,13 @@ class PrunedSource:
         num_bytes, stored = prefix.bytes_to_prefetch, self._wanted.prefix
         if num_bytes and self._plan(prefix, prefix.bytes_to_read - num_bytes) is not None:
             key = stored.heads[self._stop - 1].key
-            close = partial(self._reads.close, prefix, stored.namespace, self._generation)
-            if self._reads.prefetch.add(Prefetch(key, prefix.prefetch, num_bytes, close)):
+            close = partial(self._shared.close_prefix, prefix, stored.namespace, self._generation)
+            if self._shared.add_prefetch(key, prefix, close):
                 self._prefix = None
 
     def _observe(self, seconds: float) -> None:
         assert self._expected_s is not None
-        self._reads.rates.observe_chosen(expected_s=self._expected_s, seconds=seconds)
+        self._shared.rates.observe_chosen(expected_s=self._expected_s, seconds=seconds)
 
     @property
     def _stop(self) -> int:
@@ -166,11 +220,11 @@ class PrunedSource:
 
     def _open(self) -> bool:
         """Open the runs behind what memory has. Where memory ends within a run, open all from the prompt's start."""
-        wanted, reads = self._wanted, self._reads
+        wanted, shared = self._wanted, self._shared
         for self._start in dict.fromkeys((wanted.num_in_memory, 0)):
             heads, num_before = wanted.prefix.heads[self._start :], self._start * PAGE_SIZE
             self._prefix = PrunedPrefix.open(
-                reads.store, heads, budget=wanted.share, num_before=num_before, known=reads.known
+                shared.store, heads, budget=wanted.share, num_before=num_before, known=shared.known
             )
             if self._prefix is not None:
                 return True

@@ -8,7 +8,7 @@ import pytest
 from radixlm.runtime.prefix.prefix_loader import PrefixLoader
 from radixlm.runtime.prefix.prefix_plan import LoadBudget, PrefixPlan
 from radixlm.runtime.prefix.rates import Rates
-from radixlm.runtime.pruning.pruned_source import PrunedReads
+from radixlm.runtime.pruning.pruned_source import PrunedSources
 
 
 def load_always(monkeypatch: pytest.MonkeyPatch, deadline_s: float = 60.0) -> None:
@@ -24,5 +24,5 @@ def load_always(monkeypatch: pytest.MonkeyPatch, deadline_s: float = 60.0) -> No
 def choose_always(monkeypatch: pytest.MonkeyPatch, plan: Callable[..., float | None] = lambda *_, **__: 1.0) -> None:
     """Have requests wait for chosen rows where they said that those are enough, or as `plan` says; else for all."""
     load_always(monkeypatch)
-    monkeypatch.setattr(PrunedReads, "plan", staticmethod(plan))
+    monkeypatch.setattr(PrunedSources, "plan", staticmethod(plan))
     monkeypatch.setattr(Rates, "compute_s", lambda *_: 60.0)

@@ -399,16 +399,16 @@ def test_nothing_of_a_namespace_is_kept_after_it_was_forgotten(
     def ask(asking: Asking) -> None:
         chosen = asking.tier.chosen
         assert isinstance(chosen, Pruning)
-        known = chosen.reads.known
+        known = chosen.sources.known
         asking.ask("one")
         asking.run_until(lambda: asking.gone)
         assert asking.gone["one"] is not None and known.num_bytes
-        chosen.forget(b"")
+        chosen.sources.forget(b"")
         assert known.num_bytes == 0
         reading = Held(monkeypatch, PrunedPrefix, "read_stored")
         asking.ask("two")
         asking.run_until(reading.begun.is_set)
-        chosen.forget(b"")
+        chosen.sources.forget(b"")
         asking.tier._end_loads(b"")
         reading.release()
         asking.run_until(lambda: "two" in asking.gone)
