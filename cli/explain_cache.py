@@ -1,4 +1,4 @@
-"""`radixlm explain-cache`: turn by turn, what of a prompt came from the cache, and why not more."""
+"""`radixlm explain-cache`: how much of each prompt of a conversation came from the cache, and why not more."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def command(artifact: Path, verify: bool, as_json: bool) -> None:
     """Show what is in ARTIFACT; the model is not loaded.
 
-    To generate, chat or serve runs its model.so, which is native code. The digests say that the files are whole, not
-    who made them: open only an artifact that comes from a source that you trust.
+    The commands generate, chat and serve run its model.so, which is native code. The digests show that the files are
+    complete, not where they come from: open only an artifact from a source that you trust.
 
     \b
     radixlm inspect smollm2.radixlm --verify

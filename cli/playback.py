@@ -1,6 +1,6 @@
-"""Go through turns on an engine whose replies are known, and see what the cache had of each prompt.
+"""Play turns on an engine whose replies are known, and see how much of each prompt the cache has.
 
-Knows turns and the engine; what is printed is `explain_cache.py`'s.
+Knows turns and the engine; `explain_cache.py` prints what it finds.
 """
 
 from __future__ import annotations

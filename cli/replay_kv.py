@@ -1,4 +1,4 @@
-"""`radixlm replay-kv`: whether what a server wrote down of its pages can be."""
+"""`radixlm replay-kv`: check a server's log of its KV pages."""
 
 from __future__ import annotations
 

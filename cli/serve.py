@@ -20,11 +20,11 @@ DEFAULT_LOG_KV_MB = 100
 
 
 class _KeyOption(click.Option):
-    """A repeatable option of which the environment has one: click would cut that at its spaces, and take an empty one
-    for none."""
+    """A repeatable option that the environment may give once. click would split the value at its spaces, and ignore an
+    empty one."""
 
     def value_from_envvar(self, ctx: click.Context) -> tuple[str, ...] | None:
-        """What is there, as it is.
+        """The value of the variable, unchanged.
 
         Raises:
             BadParameter: it is empty.
@@ -51,7 +51,7 @@ class _KeyOption(click.Option):
     metavar="KEY",
     envvar="RADIXLM_API_KEY",
     show_envvar=True,
-    help="Answer only who sends this key, from a cache of the key's own; repeatable. The environment has one.",
+    help="Answer only requests with this key, from a cache of the key's own; repeatable. The environment has one.",
 )
 @click.option(
     "--api-key-file",
@@ -166,9 +166,9 @@ def command(
 ) -> None:
     """Serve the model to OpenAI's clients: /v1/chat/completions, /v1/completions, /v1/models, /health.
 
-    Without an API key everybody is let in: listen on addresses that you trust. On this machine's own, requests must be
-    sent to localhost then, lest web pages get in under names of theirs. GET /v1/cache shows what is cached for the
-    caller, DELETE /v1/cache forgets it.
+    Without an API key every client is answered: listen only on networks that you trust. On an address of this machine
+    alone, requests must be sent to localhost then, so that web pages cannot use names of their own for it. GET
+    /v1/cache shows what is cached for the caller, DELETE /v1/cache forgets it.
 
     Opening ARTIFACT runs its model.so, which is native code with all that this process may do: serve only artifacts
     that you compiled, or that come from a source that you trust.

@@ -37,7 +37,7 @@ CLOSING_S = 5  # for the last step, and for what clients are told then
 
 @dataclass(frozen=True)
 class Serving:
-    """An artifact behind an HTTP server, on `host` and `port`; whom it answers, and what it writes to stderr."""
+    """An artifact behind an HTTP server on `host` and `port`, with the clients it answers and the form of its log."""
 
     artifact: Path
     host: str
@@ -54,9 +54,9 @@ class Serving:
         """Listen at once, open the engine beside that, and serve it until the process is told to stop.
 
         Raises:
-            ArtifactError: there is no artifact; nothing has listened then.
-            ValueError: nobody can listen there.
-            Exception: what `open_engine` raised.
+            ArtifactError: there is no artifact; the server has not listened then.
+            ValueError: the address cannot be listened on.
+            Exception: raised by `open_engine`.
         """
         read_manifest(self.artifact)  # what is no artifact is never listened for
         with _listen(self.host, self.port) as listener:  # first: an address in use is known before the model is loaded
@@ -106,16 +106,16 @@ class Serving:
 
 
 def warm_up(engine: Engine) -> None:
-    """Let the first grammar be judged as fast as any; what goes wrong, whoever sends a grammar is told then."""
+    """Make the first grammar as quick as any. An error here is raised again for the first request with a grammar."""
     with contextlib.suppress(RadixLMError, OSError):
         engine.grammars.warm_up()
 
 
 def server(config: uvicorn.Config, close_engine: Callable[[], None], grace_s: float) -> uvicorn.Server:
-    """A server that, told to stop, gives replies `grace_s` to end and then closes the engine.
+    """A server that gives running replies `grace_s` to end when it is told to stop, and then closes the engine.
 
-    So clients are told in their own terms. Left to uvicorn, tasks would be cancelled: an "Internal Server Error",
-    or a stream that breaks off.
+    Clients get an error in OpenAI's shape then. uvicorn alone would cancel the tasks, and clients would get an
+    "Internal Server Error" or a stream that breaks off.
     """
 
     class Server(uvicorn.Server):

@@ -116,7 +116,7 @@ def verify_(directory: Path) -> None:
 @command.command("gc")
 @DIRECTORY
 def gc(directory: Path) -> None:
-    """Give back the room of pages that nobody can find any more.
+    """Free the space of pages that no prompt can find any more.
 
     \b
     radixlm store gc cache

@@ -1,6 +1,6 @@
-"""Requests to go through one after the other, as a file has them: a conversation, or the bodies that a server got.
+"""The turns of a file, to be played one after the other: a conversation, or the bodies of a server's requests.
 
-Knows messages, and what is known of the replies; asks no model.
+Knows messages and known replies; asks no model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What this machine's processor can do, and how many threads it gives us.
+"""The features of this machine's processor, and how many threads this process may compute with.
 
 Asks the processor itself (CPUID), because an emulator or a container may show another machine's /proc/cpuinfo.
 """

@@ -1,7 +1,7 @@
 """How much processor time the control groups of this process allow, in processors.
 
-Knows the files of cgroup v1 and v2, not what the time is for. A container that sees its own group as the root, and a
-service several groups below it, are the same here.
+Knows the files of cgroup v1 and v2, not what the time is for. Works in a container that sees its own group as the root,
+and in a service several groups below it.
 """
 
 from __future__ import annotations

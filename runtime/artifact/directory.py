@@ -172,7 +172,7 @@ def _verified_dir() -> Path:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """What the artifact at `path` says of itself; nothing else of it is read.
+    """The manifest of the artifact at `path`; nothing else of it is read.
 
     Raises:
         ArtifactNotFound, UnsupportedArtifact, CorruptArtifact: as `Artifact.open`.
@@ -207,7 +207,7 @@ def read_manifest(path: Path) -> Manifest:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write manifest.json, with the digest of all its other bytes in it.
 
-    The module takes its limits from there: with one wrong digit it would write beyond its workspace.
+    The module's limits come from the manifest: with one wrong digit it would write beyond its workspace.
     """
     unsealed = msgspec.structs.replace(manifest, digest=UNSEALED)
     data = msgspec.json.format(msgspec.json.encode(unsealed), indent=2)

@@ -1,6 +1,6 @@
-"""What an artifact says of itself: `manifest.json`, with every number range-checked.
+"""An artifact's description of itself, `manifest.json`, with every number range-checked.
 
-Knows types and ranges, not files; `artifact.py` compares it with what lies on disk.
+Knows types and ranges, not files; `directory.py` compares it with the files on disk.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Ask an ASGI application without a socket: one request in, its answer's messages out, in batches as they are made.
+"""Ask an ASGI application without a socket: one request in, the messages of its answer out, in batches.
 
-So a server in another process is asked through whatever carries Python values there. Knows ASGI, nothing of what is
+So requests reach a server in another process over any channel that carries Python values. Knows ASGI, not what is
 served.
 """
 
@@ -17,16 +17,16 @@ _PLAIN = ("type", "http_version", "method", "scheme", "path", "raw_path", "query
 
 
 def plain_scope(scope: Scope) -> dict[str, Any]:
-    """What of a request's scope can be sent to another process."""
+    """The parts of a request's scope that can be sent to another process."""
     plain = {name: scope[name] for name in _PLAIN if name in scope}
     return plain | {"headers": [(bytes(name), bytes(value)) for name, value in scope["headers"]]}
 
 
 async def answer_of(app: ASGIApp, scope: Scope, body: bytes) -> AsyncGenerator[list[Message]]:
-    """The messages of the answer, all that are there at a time; closed early, the application hears a disconnect.
+    """The messages of the answer, in batches of all that are ready. Closed early, it tells the application to stop.
 
     Raises:
-        Exception: what the application raised, unless its answer was whole: Starlette answers 500 and raises then.
+        Exception: raised by the application, unless its answer is complete. Starlette answers 500 and then raises.
     """
     messages: asyncio.Queue[Message | None] = asyncio.Queue()
     is_gone = asyncio.Event()
@@ -64,7 +64,7 @@ async def answer_of(app: ASGIApp, scope: Scope, body: bytes) -> AsyncGenerator[l
             await running
     finally:
         is_gone.set()
-        with suppress(Exception):  # raised above, if anybody is there to hear it
+        with suppress(Exception):  # raised above, unless the caller closed this early
             await running
 
 

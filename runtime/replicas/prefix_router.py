@@ -1,7 +1,8 @@
 """Choose the replica that holds a prompt's longest prefix, unless it is overloaded.
 
-Knows texts as bytes, namespaces, names of replicas and how many requests each has; not where replicas are, nor how they
-are asked. What a replica holds is what was sent to it, remembered by digests of the text's blocks, so many of them.
+Knows texts as bytes, namespaces, names of replicas and how many requests each has; not where replicas are or how they
+are asked. A replica is taken to hold the texts that were sent to it. They are kept as digests of their blocks, up to a
+number for each replica.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class RouterPolicy:
 
 
 class PrefixRouter:
-    """What each of `replicas` was sent; one thread uses it.
+    """Remembers which texts each of `replicas` was sent. One thread uses it.
 
     >>> router = PrefixRouter(["a", "b"])
     >>> talk = b"A long conversation about radix trees, from its very first word on..."
@@ -51,10 +52,10 @@ class PrefixRouter:
         return self._policy.block_bytes * self._policy.max_blocks_of_text
 
     def choose(self, namespace: bytes, text: bytes, loads: Mapping[str, int]) -> str:
-        """One of the replicas in `loads`, which has the requests that each is at work on and is not empty.
+        """One of the replicas in `loads`, which maps at least one replica to the number of its requests.
 
-        The longest prefix wins among those that are not overloaded; then the fewest requests; then who holds least, so
-        that new conversations spread.
+        Of the replicas that are not overloaded the one with the longest prefix wins, then the one with the fewest
+        requests, then the one that holds least, so that new conversations spread.
         """
         most = min(loads.values()) + self._policy.max_lead
         blocks = self._blocks(namespace, text)
@@ -64,21 +65,21 @@ class PrefixRouter:
         )
 
     def record(self, replica: str, namespace: bytes, text: bytes) -> None:
-        """The replica is sent this text, and will hold it."""
+        """Note that the replica gets this text, and will hold it."""
         held = self._held[replica]
         for block in reversed(self._blocks(namespace, text)):  # the first ones are forgotten last
             held[block] = namespace
 
     def num_held_bytes(self, replica: str, namespace: bytes, text: bytes) -> int:
-        """How much of the text the replica was sent before, in whole blocks."""
+        """How many bytes of the text the replica was sent before, in whole blocks."""
         return self._num_held(replica, self._blocks(namespace, text)) * self._policy.block_bytes
 
     def forget(self, replica: str) -> None:
-        """The replica holds nothing any more: it was started anew."""
+        """Note that the replica holds nothing, because it was started anew."""
         self._held[replica] = self._nothing()
 
     def forget_namespace(self, namespace: bytes) -> None:
-        """No replica holds anything of the namespace any more."""
+        """Note that no replica holds anything of the namespace."""
         for held in self._held.values():
             for block in [block for block, owner in held.items() if owner == namespace]:
                 del held[block]

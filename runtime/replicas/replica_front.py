@@ -1,7 +1,7 @@
-"""One server in front of several replicas: each request goes to the replica that holds its prefix, and past dead ones.
+"""One server in front of several replicas: a request goes to the replica that holds its prefix, never to a dead one.
 
-An ASGI application that speaks for all replicas, each of which is the whole server of one engine. Knows HTTP and the
-`Replica` protocol; not what carries requests to replicas, nor how those are started.
+An ASGI application that answers for all replicas, each of which is the whole server of one engine. Knows HTTP and the
+`Replica` protocol; not what carries requests to replicas, or how these are started.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from .asgi_messages import plain_scope
 from .prefix_router import PrefixRouter, RouterPolicy
 from .routed_prompt import RoutedPrompt
 
-REPLICA_HEADER = "x-radixlm-replica"  # who answered; in a request: who is to answer
-RETRY_S = 2  # what clients are told while no replica lives
-MAX_TRIES = 2  # replicas that a request is sent to: one that kills whoever takes it kills no third
-MAX_BYTES_AT_ONCE = 64 << 10  # of a body that is read between two others; longer ones are, in a thread
+REPLICA_HEADER = "x-radixlm-replica"  # names the replica that answered; in a request, the one that shall answer
+RETRY_S = 2  # the value of Retry-After while no replica lives
+MAX_TRIES = 2  # replicas that a request is sent to, so that one which kills replicas kills two at most
+MAX_BYTES_AT_ONCE = 64 << 10  # longer bodies are decoded in a thread
 _METHODS = ["GET", "POST", "DELETE", "OPTIONS"]
 
 
@@ -51,20 +51,20 @@ class Replica(Protocol):
     """A server in another process."""
 
     def ask(self, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[list[Message]]:
-        """Its answer's messages; closed early, the request is cancelled there.
+        """The messages of the replica's answer. Closed early, it cancels the request there.
 
         Raises:
-            ReplicaGone: at once if it does not take the request, or later if it dies.
+            ReplicaGone: the replica does not take the request, or dies while it answers.
         """
         ...
 
     async def wait_until_ready(self) -> None:
-        """Return when it takes requests, however long that is."""
+        """Return when the replica takes requests, however long that takes."""
         ...
 
 
 class ReplicaFront:
-    """The requests that every replica is at work on, and where the next one goes."""
+    """Counts the requests of every replica, and decides which replica gets the next one."""
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class ReplicaFront:
     ) -> Starlette:
         """The application; `api_keys`, `hosts` and `cors_origins` as `create_app` has them.
 
-        What one replica tells of itself, as at `/metrics` and `GET /v1/cache`, is told of whichever is asked: the
-        answer's `REPLICA_HEADER` names it, and the request's chooses it.
+        `/metrics` and `GET /v1/cache` describe one replica: the request's `REPLICA_HEADER` chooses it, and the answer's
+        names it.
         """
         routes = [
             Route("/health", self._health, methods=["GET"]),
@@ -118,7 +118,7 @@ class ReplicaFront:
         return JSONResponse({"status": status, "replicas": replicas}, 200 if living else 503)
 
     async def _forget_everywhere(self, request: Request) -> Response:
-        """What one replica forgot, another may still hold: all are asked, and their numbers are added."""
+        """Ask every replica to forget, and add up their numbers."""
         scope = _forwarded_scope(request)
         answers = [*filter(None, await asyncio.gather(*(self._whole(name, scope) for name in self._living())))]
         if not answers:
@@ -142,11 +142,11 @@ class ReplicaFront:
     async def answer(
         self, scope: Mapping[str, Any], body: bytes, prompt: RoutedPrompt, wanted: str | None
     ) -> AsyncGenerator[Message]:
-        """The answer of a replica that lives; one that dies before it began to answer is replaced by another, once.
+        """The answer of a living replica. If it dies before it begins to answer, another one gets the request, once.
 
         Raises:
-            HTTPError: 503, there is none, or `MAX_TRIES` died; 404, the one that is wanted is unknown.
-            ReplicaGone: it died while it answered.
+            HTTPError: 503, no replica lives, or `MAX_TRIES` died; 404, the wanted replica is unknown.
+            ReplicaGone: the replica died while it answered.
         """
         if wanted is not None and wanted not in self._replicas:
             raise HTTPError(404, f"there is no replica {wanted!r:.100}; /health names them", code="replica_not_found")
@@ -172,7 +172,7 @@ class ReplicaFront:
                     raise
 
     async def _ask(self, name: str, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[Message]:
-        """One replica's messages; it counts as busy meanwhile."""
+        """One replica's messages; the request counts as its load meanwhile."""
         self._loads[name] += 1
         try:
             async with aclosing(self._replicas[name].ask(scope, body)) as batches:
@@ -186,7 +186,7 @@ class ReplicaFront:
             self._loads[name] -= 1
 
     async def _whole(self, name: str, scope: Mapping[str, Any]) -> tuple[int, bytes] | None:
-        """Status and body of a replica's answer; None if it died, and forgot all anyway."""
+        """Status and body of a replica's answer; None if it died, and so forgot everything."""
         try:
             start, *parts = [message async for message in self._ask(name, scope, b"")]
         except ReplicaGone:
@@ -198,7 +198,7 @@ class ReplicaFront:
         return [name for name in self._replicas if name not in self._returning]
 
     def _bury(self, name: str) -> None:
-        """Ask it nothing until it is there again, with an empty cache."""
+        """Send the replica no request until it has returned with an empty cache."""
         if name not in self._returning:
             self._router.forget(name)
             self._returning[name] = asyncio.create_task(self._await_return(name))
@@ -211,7 +211,7 @@ class ReplicaFront:
 
 
 class _Forwarded(Response):
-    """A replica's answer, as it is made, while the client listens."""
+    """Passes a replica's answer on while it is made, as long as the client is connected."""
 
     def __init__(
         self, front: ReplicaFront, scope: Mapping[str, Any], body: bytes, prompt: RoutedPrompt, wanted: str | None
@@ -241,7 +241,7 @@ class _Forwarded(Response):
 
 
 def _forwarded_scope(request: Request) -> dict[str, Any]:
-    """What a replica is told. Not the page that a request comes from: whether that may send it was decided here."""
+    """The scope that a replica gets. The page's origin is left out: the front has already decided about it."""
     scope = plain_scope(request.scope)
     return scope | {"headers": [(name, value) for name, value in scope["headers"] if name != b"origin"]}
 

@@ -1,7 +1,7 @@
-"""What of a request's body decides where it is computed: the text that its prompt begins with, and whose cache it uses.
+"""The parts of a request's body that decide which replica gets it: the text that its prompt begins with, its namespace.
 
-Knows the bodies of OpenAI's endpoints, loosely: what is wrong in them is for the replica to say. Not templates and ids:
-two prompts that begin alike give texts that begin alike, and that is all that is wanted of them.
+Knows the bodies of OpenAI's endpoints loosely: replicas find what is wrong with them. Knows no templates or ids: it is
+enough that two prompts which begin alike give texts which begin alike.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ..cache.cache_namespace import CacheNamespaces, CacheScope
 from ..cache.prefix_match import MatchPolicy
 from ..errors import InvalidParameter
 
-MAX_BODY_BYTES = 4 << 20  # more text than any context has room for; what is longer may go anywhere
+MAX_BODY_BYTES = 4 << 20  # more text than any context has room for; a longer body may go to any replica
 
 
 @dataclass(frozen=True)
 class RoutedPrompt:
-    """The namespace of a request and its prompt's text; empty where it has none, or nothing is to be kept of it."""
+    """The namespace of a request and the text of its prompt; both empty if there is none, or it must not be kept."""
 
     namespace: bytes = b""
     text: bytes = b""
@@ -36,10 +36,10 @@ class RoutedPrompt:
         *,
         match: MatchPolicy = "text",
     ) -> RoutedPrompt:
-        """The prompt of a body, with the first `max_bytes` of its text. Never raises: a bad body may go anywhere.
+        """The prompt of a body, with the first `max_bytes` of its text. Never raises: any replica may get a bad body.
 
         Args:
-            match: that of requests which do not say.
+            match: the match of requests that do not name one.
         """
         if len(body) > MAX_BODY_BYTES:
             return cls()
