@@ -1,9 +1,9 @@
 """Pages in a file that can be carried elsewhere: the same pages give the same bytes, wherever they were stored.
 
-A bundle names the model, but no namespace, directory or time; who imports it says whose pages they become. It is taken
-apart as something that anybody may have made: every size is compared with the file's before memory is taken, every page
-with its checksum. What no check can tell is whether keys and values are those of their tokens: import what you would
-also run. The layout::
+A bundle names the model, but no namespace, directory or time; the import says which namespace the pages belong to. A
+bundle may come from an attacker: every size is compared with the file's before memory is taken, every page with its
+checksum. No check can tell whether keys and values are those of their tokens: import what you would also run. The
+layout::
 
     magic, version, bytes of the identity, number of pages, the identity
     of each page: number of its parent in the bundle (-1: none), 16 token ids, 16 flags, checksum of the payload
@@ -55,8 +55,8 @@ class ImportReport:
 
 
 def export_bundle(source: PageSource, heads: Sequence[PageKey], path: str | Path) -> None:
-    """Write pages, with all that are before them in their prompts, to a file that appears when it is whole, its
-    owner's alone as the store's files are: whoever is to have it is given it.
+    """Write pages, with all that are before them in their prompts, to a file that appears when it is whole. Only its
+    owner may read it, like the store's files.
 
     Raises:
         StoreError: a parent is not among them, they are of several namespaces, or one cannot be read.

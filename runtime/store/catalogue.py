@@ -261,7 +261,7 @@ class _Verification:
         run = OpenRun(
             self._files, fd, layout, header, start=start, on_miss=lambda kind, error: misses.append(kind)
         )  # its file is closed by the caller
-        is_right = run.is_right()
+        is_right = run.check()
         self._num_bytes += run.counts.num_bytes
         return None if is_right else misses[0]
 

@@ -6,9 +6,10 @@ they lie together, and counts them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from ..errors import StoreError
 from ..model.kv_rows import KVRows, inverse_order
 from .chunk_cache import ChunkIds, RunChunks
 from .files import Files, read_all
-from .ordered_record import BlockHead, BlockHeads, Checksums, RunHeader, chunk_checksum
+from .ordered_record import BlockHead, BlockHeads, RunHeader, chunk_checksum
 from .ordered_run import (
     Extent,
     OrderedLayout,
@@ -31,6 +32,9 @@ from .ordered_run import (
     unpack_keys,
 )
 from .record import MissKind
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,26 @@ class ReadCounts:
     num_chunks: int = 0
 
 
+@dataclass
+class _Missed(Exception):
+    """Something of the run is wrong, or the disk failed."""
+
+    kind: MissKind
+    error: OSError | None = None
+
+
+def _none_if_missed(method: Callable[Concatenate[OpenRun, P], T]) -> Callable[Concatenate[OpenRun, P], T | None]:
+    @wraps(method)
+    def read(run: OpenRun, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
+        try:
+            return method(run, *args, **kwargs)
+        except _Missed as missed:
+            run.on_miss(missed.kind, missed.error)
+            return None
+
+    return read
+
+
 class OpenRun:
     """A run whose file is open; for one thread. Methods return None where something is wrong or the disk fails: then
     `on_miss` was told, and the caller reads the exact pages instead.
@@ -62,6 +86,7 @@ class OpenRun:
     Attributes:
         header: what the run is of.
         counts: what was asked of the disk for it.
+        on_miss: told what was wrong, with the error of a disk that failed.
     """
 
     def __init__(
@@ -82,7 +107,7 @@ class OpenRun:
         self._fd = fd
         self._start = start
         self.header = header
-        self._on_miss = on_miss
+        self.on_miss = on_miss
         self._chunks = chunks
         is_known = block_heads is not None and block_heads.number == header.number  # it was not written again since
         self._heads = block_heads if block_heads and is_known else BlockHeads(header.number, [None] * layout.num_blocks)
@@ -90,37 +115,32 @@ class OpenRun:
         self._rows = np.empty((layout.num_groups, 0, row_bytes(layout.kv)), np.uint8)
         self._num_blocks = 0  # which are in `_rows`
 
-    def first(self, num_tokens: int) -> TokenRows | None:
+    @_none_if_missed
+    def first(self, num_tokens: int) -> TokenRows:
         """The `num_tokens` that matter most, of each layer and head, in that order: one read."""
         layout = self.layout
         if not 0 <= num_tokens <= layout.num_tokens:
             raise StoreError(f"{num_tokens} tokens are wanted of a run of {layout.num_tokens}")
-        if not self._read_blocks(-(-num_tokens // layout.chunk_size)):
-            return None
+        self._read_blocks(-(-num_tokens // layout.chunk_size))
         order = self._order(self._num_blocks)[:, :, :num_tokens]
         return TokenRows(order, unpack(layout.kv, self._by_head(self._rows[:, :num_tokens])))
 
-    def at(self, tokens: NDArray[np.integer[Any]]) -> TokenRows | None:
+    @_none_if_missed
+    def at(self, tokens: NDArray[np.integer[Any]]) -> TokenRows:
         """The rows of `tokens`, `[layers, kv_heads, n]`, in that order, by reading the chunks that hold them, but for
         those that were read by `first`."""
         layout = self.layout
-        order = self.order()
-        if order is None:
-            return None
-        if tokens.shape[:2] != order.shape[:2] or (
-            tokens.size and not 0 <= tokens.min() <= tokens.max() < layout.num_tokens
-        ):
+        self._read_heads()
+        order = self._order(layout.num_blocks)
+        is_inside = not tokens.size or 0 <= tokens.min() <= tokens.max() < layout.num_tokens
+        if tokens.shape[:2] != order.shape[:2] or not is_inside:
             raise StoreError(f"tokens of {list(tokens.shape)} are wanted of a run of {list(order.shape)}")
-        ranks = np.take_along_axis(inverse_order(order), tokens.astype(np.int64), axis=-1).reshape(
-            layout.num_groups, -1
-        )
-        groups = np.arange(layout.num_groups)[:, None]
+        ranks = np.take_along_axis(inverse_order(order), tokens.astype(np.int64), axis=-1)
+        ranks, groups = ranks.reshape(layout.num_groups, -1), np.arange(layout.num_groups)[:, None]
         chunk_ids = ranks // layout.chunk_size * layout.num_groups + groups  # as they lie in the payload
-        wanted = np.unique(chunk_ids[ranks >= self._num_blocks * layout.chunk_size])
-        scattered = self._read_chunks(wanted)
-        if scattered is None:
-            return None
         is_there = ranks < self._num_blocks * layout.chunk_size
+        wanted = np.unique(chunk_ids[~is_there])
+        scattered = self._read_chunks(wanted)
         if not len(wanted):
             rows = self._rows[groups, ranks]
         else:
@@ -129,137 +149,113 @@ class OpenRun:
             rows[is_there] = self._rows[np.broadcast_to(groups, ranks.shape)[is_there], ranks[is_there]]
         return TokenRows(tokens.astype(np.uint16), unpack(layout.kv, self._by_head(rows)))
 
-    def order(self) -> RunOrder | None:
+    @_none_if_missed
+    def order(self) -> RunOrder:
         """Which token of the run lies where, `[layers, kv_heads, tokens]`."""
-        return self._order(self.layout.num_blocks) if self._read_heads() else None
+        self._read_heads()
+        return self._order(self.layout.num_blocks)
 
-    def block_heads(self) -> BlockHeads | None:
+    @_none_if_missed
+    def block_heads(self) -> BlockHeads:
         """What to open the run with the next time, so that the order is not read again."""
-        return self._heads if self._read_heads() else None
+        self._read_heads()
+        return self._heads
 
-    def probe_keys(self) -> NDArray[np.float32] | None:
+    @_none_if_missed
+    def probe_keys(self) -> NDArray[np.float32]:
         """The keys of the probe head as numbers, `[layers, tokens, head_dim]`, tokens as in the text: one read."""
-        read = self._read([self.layout.probe])
-        if read is None:
-            return None
-        kv, num_tokens = self.layout.kv, self.layout.num_tokens
-        keys = read[0][: kv.num_layers * num_tokens * key_bytes(kv)].reshape(kv.num_layers, num_tokens, -1)
-        if tuple(chunk_checksum(layer) for layer in keys) != self.header.probe_checksums:
-            self._on_miss("payload", None)
-            return None
-        return unpack_keys(kv, keys)
+        return unpack_keys(self.layout.kv, self._read_probe_keys())
 
-    def pages(self) -> UInt8Array | None:
+    @_none_if_missed
+    def pages(self) -> UInt8Array:
         """All of the run in the order of the text, uint8 `[N, page_bytes]`: one read."""
         layout = self.layout
-        if not self._read_blocks(layout.num_blocks):
-            return None
+        self._read_blocks(layout.num_blocks)
         return restored(layout.kv, self._order(layout.num_blocks), self._by_head(self._rows))
 
-    def is_right(self) -> bool:
-        """Read everything, a block at a time, and say whether it is what was written."""
-        return all(self._read_whole(block, block + 1) for block in range(self.layout.num_blocks)) and (
-            self.probe_keys() is not None
-        )
+    @_none_if_missed
+    def check(self) -> Literal[True]:
+        """Read everything, a block at a time, to find what is wrong."""
+        for block in range(self.layout.num_blocks):
+            self._read_whole(block, block + 1)
+        self._read_probe_keys()
+        return True
 
     def close(self) -> None:
         """Close the file."""
         self._files.close(self._fd)
 
-    def _read_blocks(self, num_blocks: int) -> bool:
+    def _read_blocks(self, num_blocks: int) -> None:
         """Have the first blocks in memory."""
-        layout, first = self.layout, self._num_blocks
+        layout, first, before = self.layout, self._num_blocks, self._rows
         if num_blocks <= first:
-            return True
-        if self._chunks is not None:
-            return self._read_blocks_by_chunk(num_blocks)
-        read = self._read_whole(first, num_blocks)
-        if read is None:
-            return False
-        rows = self._grown(num_blocks)
-        for block, chunks in enumerate(read, first):
-            some = slice(block * layout.chunk_size, block * layout.chunk_size + layout.block_tokens(block))
-            rows[:, some] = chunks.reshape(layout.num_groups, -1, rows.shape[-1])
+            return
+        num_chunks = (num_blocks - first) * layout.num_groups
+        blocks: Iterable[UInt8Array]
+        if self._chunks is None:
+            blocks = self._read_whole(first, num_blocks)
+            self.counts.num_chunks += num_chunks
+        else:
+            self._read_heads(num_blocks)
+            chunks = self._read_chunks(np.arange(num_chunks) + first * layout.num_groups)
+            blocks = chunks.reshape(num_blocks - first, layout.num_groups, -1)
+        num_tokens = min(num_blocks * layout.chunk_size, layout.num_tokens)
+        rows = np.empty((layout.num_groups, num_tokens, before.shape[-1]), np.uint8)
+        rows[:, : before.shape[1]] = before
+        for block, chunks in enumerate(blocks, first):
+            start, count = block * layout.chunk_size, layout.block_tokens(block)
+            rows[:, start : start + count] = chunks.reshape(layout.num_groups, -1, rows.shape[-1])[:, :count]
         self._rows, self._num_blocks = rows, num_blocks
-        self.counts.num_chunks += (num_blocks - first) * layout.num_groups
-        return True
 
-    def _read_whole(self, first: int, stop: int) -> list[UInt8Array] | None:
+    def _read_whole(self, first: int, stop: int) -> list[UInt8Array]:
         """The chunks of blocks, `[groups, bytes of a chunk]` each, and their heads into memory: one read."""
         layout, whole = self.layout, self.layout.blocks(first, stop)
-        read = self._read([whole])
-        if read is None:
-            return None
+        (read,) = self._read([whole])
         blocks: list[UInt8Array] = []
         for block in range(first, stop):
             at = layout.block_start(block) - whole.start
             head_bytes, chunk_bytes = layout.block_head_bytes(block), layout.chunk_bytes(block)
-            head = self._take_head(block, read[0][at : at + head_bytes])
-            if head is None:
-                return None
-            chunks = read[0][at + head_bytes :][: layout.num_groups * chunk_bytes].reshape(layout.num_groups, -1)
+            head = self._take_head(block, read[at : at + head_bytes])
+            chunks = read[at + head_bytes :][: layout.num_groups * chunk_bytes].reshape(layout.num_groups, -1)
             if [chunk_checksum(chunk) for chunk in chunks] != head.checksums.tolist():
-                self._on_miss("payload", None)
-                return None
+                raise _Missed("payload")
             blocks.append(chunks)
         return blocks
 
-    def _read_blocks_by_chunk(self, num_blocks: int) -> bool:
-        """The same without those chunks that are kept in memory."""
-        layout, first = self.layout, self._num_blocks
-        if not self._read_heads(num_blocks):
-            return False
-        chunks = self._read_chunks(np.arange(first * layout.num_groups, num_blocks * layout.num_groups))
-        if chunks is None:
-            return False
-        by_group = chunks.reshape(num_blocks - first, layout.num_groups, *chunks.shape[1:]).swapaxes(0, 1)
-        rows = self._grown(num_blocks)
-        num_more = rows.shape[1] - self._rows.shape[1]
-        rows[:, self._rows.shape[1] :] = by_group.reshape(layout.num_groups, -1, chunks.shape[-1])[:, :num_more]
-        self._rows, self._num_blocks = rows, num_blocks
-        return True
-
-    def _grown(self, num_blocks: int) -> UInt8Array:
-        """The rows of the first blocks, and room for more."""
-        layout, before = self.layout, self._rows
-        num_tokens = min(num_blocks * layout.chunk_size, layout.num_tokens)
-        rows = np.empty((layout.num_groups, num_tokens, before.shape[-1]), np.uint8)
-        rows[:, : before.shape[1]] = before
-        return rows
-
-    def _read_heads(self, num_blocks: int | None = None) -> bool:
+    def _read_heads(self, num_blocks: int | None = None) -> None:
         """Have in memory what is in front of the first blocks, by default of all."""
         missing = [block for block, head in enumerate(self._heads.by_block[:num_blocks]) if head is None]
-        extents = [self.layout.block_head(block) for block in missing]
-        read = self._read(extents)
-        if read is None:
-            return False
-        return all(self._take_head(block, part) is not None for block, part in zip(missing, read, strict=True))
+        read = self._read([self.layout.block_head(block) for block in missing])
+        for block, part in zip(missing, read, strict=True):
+            self._take_head(block, part)
 
-    def _take_head(self, block: int, part: UInt8Array) -> BlockHead | None:
-        head = BlockHead.decode(part.data, self.header, self.layout, block)
+    def _take_head(self, block: int, part: UInt8Array) -> BlockHead:
+        head = self._heads.by_block[block] = BlockHead.decode(part.data, self.header, self.layout, block)
         if head is None:
-            self._on_miss("header", None)
-        else:
-            self._heads.by_block[block] = head
+            raise _Missed("header")
         return head
 
-    def _read_chunks(self, ids: ChunkIds) -> UInt8Array | None:
+    def _read_probe_keys(self) -> UInt8Array:
+        (read,) = self._read([self.layout.probe])
+        kv, num_tokens = self.layout.kv, self.layout.num_tokens
+        keys = read[: kv.num_layers * num_tokens * key_bytes(kv)].reshape(kv.num_layers, num_tokens, -1)
+        if tuple(chunk_checksum(layer) for layer in keys) != self.header.probe_checksums:
+            raise _Missed("payload")
+        return keys
+
+    def _read_chunks(self, ids: ChunkIds) -> UInt8Array:
         """Chunks by their ids: `[len(ids), chunk_size, row_bytes]`. The heads of their blocks are in memory."""
         layout = self.layout
         places = [divmod(i, layout.num_groups) for i in ids.tolist()]
-        checksums = self._checksums(places)
+        checksums = np.array([self._checksum(*place) for place in places], np.uint64)
         chunks: list[UInt8Array | None] = [None] * len(places)
         if self._chunks is not None:
             chunks = self._chunks.take(ids, checksums)
         missing = [i for i, chunk in enumerate(chunks) if chunk is None]
         read = self._read([layout.chunk(*places[i]) for i in missing])
-        if read is None:
-            return None
         for i, part in zip(missing, read, strict=True):
             if chunk_checksum(part) != int(checksums[i]):
-                self._on_miss("payload", None)
-                return None
+                raise _Missed("payload")
             chunks[i] = part
         if self._chunks is not None:
             self._chunks.put(ids[missing], checksums[missing], [part.copy() for part in read])
@@ -270,16 +266,12 @@ class OpenRun:
         self.counts.num_chunks += len(missing)
         return out
 
-    def _checksums(self, places: Sequence[tuple[int, int]]) -> Checksums:
-        """Of chunks, by block and group."""
-        checksums = np.empty(len(places), np.uint64)
-        for i, (block, group) in enumerate(places):
-            head = self._heads.by_block[block]
-            assert head is not None
-            checksums[i] = head.checksums[group]
-        return checksums
+    def _checksum(self, block: int, group: int) -> int:
+        head = self._heads.by_block[block]
+        assert head is not None
+        return int(head.checksums[group])
 
-    def _read(self, extents: Sequence[Extent]) -> list[UInt8Array] | None:
+    def _read(self, extents: Sequence[Extent]) -> list[UInt8Array]:
         """The bytes of `extents`, which ascend."""
         parts: list[UInt8Array] = []
         for whole in units(extents):
@@ -288,11 +280,9 @@ class OpenRun:
                 got = read_all(self._files, self._fd, [buffer.data], self._start + whole.start)
                 self._files.drop_cache(self._fd, self._start + whole.start, whole.num_bytes)
             except OSError as error:
-                self._on_miss("io", error)
-                return None
+                raise _Missed("io", error) from error
             if got < whole.num_bytes:
-                self._on_miss("short", None)
-                return None
+                raise _Missed("short")
             self.counts.num_bytes += whole.num_bytes
             self.counts.num_reads += 1
             while len(parts) < len(extents) and extents[len(parts)].stop <= whole.stop:

@@ -139,10 +139,10 @@ class ChainReader:
         self._reader = PageReader(directory, files, identity)
 
     def read(self, pages: Sequence[PageKey], out: NDArray[np.uint8], bad: Set[bytes]) -> ChainRead:
-        """Fill `out` with pages up to the first that cannot be had.
+        """Fill `out` with pages up to the first that cannot be read.
 
         Args:
-            bad: keys that the index still has and must not have.
+            bad: keys that must not be found, though the index still has them.
         """
         num_read, num_bytes, places = 0, 0, self._places(pages, bad)
         while True:

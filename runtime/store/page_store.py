@@ -39,7 +39,7 @@ from .page_reader import ChainReader
 from .record import Kind, RecordHeader
 from .record_writer import RecordWriter
 from .recovery import remove_index
-from .store_state import GCReport, PutResult, RecoveryReport, StoreState, StoreStats, VerifyReport
+from .store_state import GCReport, PutResult, StoreState, StoreStats, VerifyReport
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -50,23 +50,12 @@ class PageStore:
     Make one with `open`.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        identity: StoreIdentity,
-        *,
-        lock: StoreLock,
-        writer: RecordWriter,
-        recovery: RecoveryReport,
-        files: Files,
-    ) -> None:
-        self.directory = directory
-        self.identity = identity
-        self.files = files
+    def __init__(self, directory: Path, lock: StoreLock, writer: RecordWriter) -> None:
+        identity, files = writer.identity, writer.files
+        self.directory, self.identity, self.files = directory, identity, files
         self.secret = read_secret(directory)  # 32 bytes of this directory, for CacheNamespaces
         self._lock = lock
         self._writer = writer
-        self._recovery = recovery
         self._write = threading.RLock()
         self._read = threading.Lock()
         self._state = StoreState(writer.num_pages())
@@ -103,8 +92,7 @@ class PageStore:
             with ExitStack() as stack:
                 lock = StoreLock.take(path)
                 stack.callback(lock.release)
-                writer, recovery = RecordWriter.open(path, identity, files, max_bytes=max_bytes, clock=clock)
-                store = cls(path, identity, lock=lock, writer=writer, recovery=recovery, files=files)
+                store = cls(path, lock, RecordWriter.open(path, identity, files, max_bytes=max_bytes, clock=clock))
                 stack.pop_all()
                 return store
         except (OSError, sqlite3.Error) as error:
@@ -238,7 +226,7 @@ class PageStore:
             num_bytes=self._writer.num_bytes,
             num_ordered_bytes=self._writer.num_single_bytes,
             max_bytes=self._writer.max_bytes,
-            recovery=self._recovery,
+            recovery=self._writer.recovery,
         )
 
     def close(self) -> None:

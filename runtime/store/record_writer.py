@@ -40,6 +40,7 @@ class RecordWriter:
     log: SegmentLog
     files: Files
     max_bytes: int
+    recovery: RecoveryReport  # what opening the directory found to mend
     _use: int = field(init=False)  # counts what happens; clocks may go backwards
 
     def __post_init__(self) -> None:
@@ -51,8 +52,8 @@ class RecordWriter:
     @classmethod
     def open(
         cls, directory: Path, identity: StoreIdentity, files: Files, *, max_bytes: int, clock: Callable[[], float]
-    ) -> tuple[RecordWriter, RecoveryReport]:
-        """The writer of a directory after recovery, and what that found; see `PageStore.open`."""
+    ) -> RecordWriter:
+        """The writer of a directory after recovery; see `PageStore.open`."""
         smallest = (Segment(1, identity).num_header_blocks + 1) * BLOCK + padded(identity.page_bytes)
         if max_bytes < smallest:
             raise StoreError(
@@ -62,7 +63,7 @@ class RecordWriter:
         segment_bytes = max(smallest, min(_MAX_SEGMENT_BYTES, max_bytes // _MIN_SEGMENTS))
         new_log = partial(SegmentLog, directory, files, segment_bytes=segment_bytes, clock=clock)
         index, log, report = recover(directory, files, new_log, clock)
-        return cls(identity, index, log, files, max_bytes), report
+        return cls(identity, index, log, files, max_bytes, report)
 
     @property
     def num_bytes(self) -> int:

@@ -15,6 +15,7 @@ from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.cache.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
 from radixlm.runtime.store import NO_PARENT, PageKey, PageStore, StoreIdentity
 from radixlm.runtime.store.catalogue import Catalogue
+from radixlm.runtime.store.record import sealed
 from tokenizers import Tokenizer
 
 from ..runtime.server.real_server import open_fake_artifact
@@ -205,3 +206,16 @@ def test_a_directory_that_is_no_store_is_refused(tmp_path: Path) -> None:
         assert done.exit_code == 2
         assert "is no store" in done.output
     assert "no pages" in run("gc", tmp_path).output
+
+
+def test_a_store_of_another_format_is_refused_in_one_line_and_left_alone(stored: Stored) -> None:
+    [path] = stored.directory.glob("segment-*")
+    data = bytearray(path.read_bytes())
+    data[8] = 1
+    data[:4096] = sealed(bytes(data[: 4096 - 16]), 4096)
+    path.write_bytes(data)
+    for arguments in (["ls"], ["stats"], ["verify"], ["gc"], ["export", "00", "-o", "bundle"]):
+        done = run(arguments[0], stored.directory, *arguments[1:])
+        assert done.exit_code == 2
+        assert "has version 1, this radixlm reads 2; give --store another directory" in done.output
+    assert path.read_bytes() == data
