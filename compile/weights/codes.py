@@ -55,7 +55,7 @@ class _Nibbles:
         return T.shift_right(packed, splat(T.uint8(4), size))
 
     def some(self, memory: Memory, group: Expr, chunk: Expr, byte: Expr, n: int) -> Expr:
-        packed = T.Cast(vector_type("int32", n), memory[lanes((group * 4 + chunk // 2) * CHUNK + byte, n)])
+        packed = T.Cast(vector_type("int32", n), memory[lanes((group * (CHUNKS // 2) + chunk // 2) * CHUNK + byte, n)])
         return T.bitwise_and(T.shift_right(packed, splat(T.Cast("int32", chunk % 2 * 4), n)), splat(T.int32(15), n))
 
 
@@ -72,7 +72,7 @@ class _Bytes:
         return memory[lanes(start + chunk * CHUNK + offset, size)]
 
     def some(self, memory: Memory, group: Expr, chunk: Expr, byte: Expr, n: int) -> Expr:
-        return T.Cast(vector_type("int32", n), memory[lanes((group * 8 + chunk) * CHUNK + byte, n)])
+        return T.Cast(vector_type("int32", n), memory[lanes((group * CHUNKS + chunk) * CHUNK + byte, n)])
 
 
 CODES: dict[KindName, Codes] = {"q4": _Nibbles(), "q8": _Bytes()}
