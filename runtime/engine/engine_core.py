@@ -27,8 +27,9 @@ from .counters import CoreCounters
 from .request import Request, RequestLimits
 from .request_ends import RequestEnds
 from .sampler import Refusal, Sampled, SampledToken, sample
-from .scheduler import RequestBroken, Scheduler, SchedulerPolicy, find_prefix
+from .scheduler import RequestBroken, Scheduler, SchedulerPolicy
 from .step_plan import ScheduledRequest, StepPlan
+from .waiting_request import find_prefix
 from .work_queue import WorkQueue
 
 
@@ -233,16 +234,13 @@ class EngineCore:
 
     def _go_on(self, request: Request, loaded: LoadedPrefix | None, rows: LoadedRows | None) -> None:
         """Schedule a request that waited for the disk, whatever became of its load."""
-        self._scheduler.add(self._loading.pop(request.request_id))
-        request.loaded = loaded
-        if rows is not None:
-            request.rows = rows
+        self._scheduler.add(self._loading.pop(request.request_id), loaded=loaded, rows=rows)
 
     def _meet(self, request: Request, end: LoadedEnd) -> None:
         """Have a request go on behind what came from disk while it computed."""
         sequence = request.sequence
         if sequence is None:
-            request.loaded = end.prefix
+            self._scheduler.note_loaded(request.request_id, end.prefix)
         elif (num_computed := sequence.num_computed) and self._cache.resume(sequence):  # else it was preempted
             request.count_loaded(end.by_kind(num_computed), end.match.why_not_more)
 

@@ -15,9 +15,7 @@ from ..cache.reply_alias import ReplyAlias
 from ..cache.sequence import Sequence
 from ..cache.why_not_more import WhyNotMore
 from ..errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter
-from ..prefix.loaded_prefix import LoadedPrefix
-from ..prefix.loaded_rows import LoadedRows
-from .completion import CacheMatch, Completion, Delta, KVPruning, PrefillProgress, PrefixReuse, Timings
+from .completion import CacheMatch, Completion, Delta, PrefillProgress, PrefixReuse, Timings
 from .reply import Reply
 from .request_options import NO_OPTIONS, RequestOptions
 from .sampler import Refusal, SampledToken
@@ -100,10 +98,6 @@ class Request:
         self.num_preemptions = 0
         self._max_length = 0  # of the sequence, known when it is admitted
         self._started_at: float | None = None
-        self.rows: LoadedRows | None = None  # that its sequence is to begin with, while it waits to be admitted
-        self.candidate: PrefixMatch | None = None  # what was found while it waits,
-        self.is_candidate_final = False  # and whether by all kinds of match
-        self.loaded: LoadedPrefix | None = None  # from disk, before it was admitted
 
     def __repr__(self) -> str:
         name = repr(self.request_id)
@@ -132,18 +126,10 @@ class Request:
         """Whether the reply has ended."""
         return self.reply.finish_reason is not None
 
-    def admit(self, sequence: Sequence, match: PrefixMatch) -> None:
-        """Take the sequence that the scheduler opened on a match of the prompt."""
+    def admit(self, sequence: Sequence, match: PrefixMatch, reuse: PrefixReuse) -> None:
+        """Take the sequence that was opened on a match of the prompt, and what it reuses."""
         assert self.sequence is None, "admitted twice"
-        rows, self.rows = self.rows, None  # they are in the pool now
-        pruning = None
-        if rows is not None:
-            match, self.loaded = rows.reuse(match)
-            pruning = KVPruning(rows.share, rows.dropped_attention)
-        by_kind = match.tokens_by_kind
-        from_disk = {} if self.loaded is None else self.loaded.by_kind(by_kind, match.num_tokens)
-        self.reuse = PrefixReuse(by_kind, from_disk, match.why_not_more, pruning)
-        self.sequence = sequence
+        self.sequence, self.reuse = sequence, reuse
         if tuple(self.prompt.ids) != match.prompt_ids:
             self.reply.follow(match.prompt_ids)
         self.prompt = replace(self.prompt, ids=match.prompt_ids, num_match=match.num_match)

@@ -5,20 +5,20 @@ Knows requests, pages and a token budget. No tensors, no text, and no clock: tim
 
 from __future__ import annotations
 
-import collections.abc
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from ..artifact.manifest import PAGE_SIZE
 from ..cache.kv_transaction import KVTransaction
 from ..cache.prefix_cache import PrefixCache
 from ..cache.prefix_match import PrefixMatch
 from ..cache.sequence import Sequence
-from ..errors import KVError
+from ..prefix.loaded_prefix import LoadedPrefix
+from ..prefix.loaded_rows import LoadedRows
 from .admission import Admission, AdmissionPolicy
 from .request import Request
 from .step_plan import StepPlan
+from .waiting_request import WaitingRequest, computes_more
 
 
 class RequestBroken(Exception):
@@ -45,21 +45,6 @@ class SchedulerPolicy:
     admission: AdmissionPolicy = "optimistic"
 
 
-def find_prefix(cache: PrefixCache, request: Request, context_length: int) -> PrefixMatch:
-    """The longest reuse that the request allows; ids that leave no room for a reply are not taken."""
-    prompt = request.prompt
-    match = cache.match(
-        prompt.ids,
-        num_match=prompt.num_match,
-        namespace=request.namespace,
-        num_known=prompt.num_known,
-        spelled=request.spec.spelled,
-    )
-    if len(match.prompt_ids) < context_length or request.spec.spelled is None:
-        return match
-    return cache.match(prompt.ids, num_match=prompt.num_match, namespace=request.namespace, num_known=prompt.num_known)
-
-
 class Scheduler:
     """Continuous batching with chunked prefill over one prefix cache.
 
@@ -74,7 +59,7 @@ class Scheduler:
         self._policy = policy
         self._context_length = context_length
         self._admission = Admission(cache, policy.admission, context_length)
-        self._waiting: dict[str, Request] = {}  # by id, in order of arrival
+        self._waiting: dict[str, WaitingRequest] = {}  # by id, in order of arrival
         self._preempted: dict[str, Request] = {}  # their sequences are open and hold no pages
         self._running: dict[str, Request] = {}  # in order of arrival
         self._arrivals: dict[str, int] = {}
@@ -101,33 +86,39 @@ class Scheduler:
 
     def requests(self) -> list[Request]:
         """All requests, in no particular order."""
-        return list(chain(self._running.values(), self._preempted.values(), self._waiting.values()))
+        waiting = (each.request for each in self._waiting.values())
+        return list(chain(self._running.values(), self._preempted.values(), waiting))
 
-    def get(self, request_id: str) -> Request | None:
-        """The request with this id; None if there is none."""
-        queues = (self._running, self._preempted, self._waiting)
-        return next((queue[request_id] for queue in queues if request_id in queue), None)
+    def add(self, request: Request, *, loaded: LoadedPrefix | None = None, rows: LoadedRows | None = None) -> None:
+        """Let a request wait for its turn.
 
-    def add(self, request: Request) -> None:
-        """Let a request wait for its turn."""
+        Args:
+            loaded: whole pages that came from disk for it.
+            rows: of a sparse span, that came from disk for its sequence to begin with.
+        """
         assert request.request_id not in self._arrivals, "added twice"
         self._arrivals[request.request_id] = self._num_arrived
         self._num_arrived += 1
-        self._waiting[request.request_id] = request
+        self._waiting[request.request_id] = WaitingRequest(request, loaded, rows)
+
+    def note_loaded(self, request_id: str, loaded: LoadedPrefix) -> None:
+        """Note what came from disk for a request while it waits for its turn."""
+        self._waiting[request_id].loaded = loaded
 
     def start_over(self) -> None:
         """Forget all requests, in whatever state the queues are; their sequences are the caller's to end."""
-        for queue in (self._waiting, self._preempted, self._running):
+        self._waiting.clear()
+        for queue in (self._preempted, self._running):
             queue.clear()
         self._arrivals.clear()
 
     def remove(self, request_id: str) -> Request:
         """Forget a request, finished or not; its sequence stays open and is the caller's to close."""
         del self._arrivals[request_id]
-        for queue in (self._running, self._preempted, self._waiting):
+        for queue in (self._running, self._preempted):
             if request_id in queue:
                 return queue.pop(request_id)
-        raise AssertionError(f"request {request_id} is in no queue")
+        return self._waiting.pop(request_id).request
 
     @property
     def num_tokens_ahead(self) -> int | None:
@@ -157,20 +148,20 @@ class Scheduler:
 
     def drop_loaded_rows(self, namespace: bytes | None = None) -> None:
         """Drop the rows that were loaded for waiting requests, of a namespace or of all; the requests compute them."""
-        for request in self._waiting.values():
-            if request.rows is not None and (namespace is None or request.namespace == namespace):
-                _drop_rows(request)
+        for waiting in self._waiting.values():
+            if waiting.rows is not None and (namespace is None or waiting.request.namespace == namespace):
+                waiting.drop_rows()
 
     def check(self) -> None:
         """Raise AssertionError unless queues and sequences agree; not inside a transaction."""
-        queues = (self._running, self._preempted, self._waiting)
-        assert sum(map(len, queues)) == len(self._arrivals), "a request is in two queues, or in none"
+        num_queued = self.num_running + self.num_waiting
+        assert num_queued == len(self._arrivals), "a request is in two queues, or in none"
         assert {request.request_id for request in self.requests()} == set(self._arrivals)
         assert len(self._running) <= self._policy.max_num_seqs
         arrivals = [self._arrival(request) for request in self._running.values()]
         assert arrivals == sorted(arrivals), "running requests are not in order of arrival"
-        for request in self._waiting.values():
-            assert request.sequence is None, f"{request!r} waits and has a sequence"
+        for waiting in self._waiting.values():
+            assert waiting.request.sequence is None, f"{waiting.request!r} waits and has a sequence"
         for request in chain(self._running.values(), self._preempted.values()):
             sequence = request.admitted
             assert not request.is_finished and not sequence.is_closed
@@ -246,20 +237,20 @@ class Scheduler:
         chosen = self._choose(now)
         if chosen is None:
             return None
-        request, match = chosen
-        sparse = None if request.rows is None else request.rows.span
-        if not self._admission.fits(request, match, sparse, plan, self._running.values()):
+        waiting, match = chosen
+        request, running = waiting.request, self._running.values()
+        sparse = None if waiting.rows is None else waiting.rows.span
+        if not self._admission.fits(request, match, sparse, plan, running):
             return None
         sequence: Sequence | None = None
         try:
-            if not request.is_candidate_final and request.rows is None:
-                match = find_prefix(self._cache, request, self._context_length)
-                request.candidate, request.is_candidate_final = match, True
-                if not self._admission.fits(request, match, None, plan, self._running.values()):
+            if not waiting.is_final and waiting.rows is None:
+                match = waiting.look(self._cache, self._context_length)
+                if not self._admission.fits(request, match, None, plan, running):
                     return None
-            sequence = self._open(request, match)
+            sequence = waiting.open(self._cache, match, self._context_length)
             if sequence is not None:
-                request.admit(sequence, match)
+                waiting.admit(sequence, match)
         except Exception as error:
             if sequence is not None:
                 self._cache.close(sequence, keep=False)
@@ -267,82 +258,25 @@ class Scheduler:
             raise RequestBroken(request) from error
         if sequence is None:
             return self._start_best(plan, now)
-        return self._waiting.pop(request.request_id)
+        return self._waiting.pop(request.request_id).request
 
-    def _open(self, request: Request, match: PrefixMatch) -> Sequence | None:
-        """A request's sequence. None if it cannot begin with the rows that were loaded for it: the request goes on
-        waiting, without them."""
-        context_length, request_id = self._context_length, request.request_id
-        if request.rows is None:
-            return self._cache.open(match, context_length=context_length, request_id=request_id)
-        try:
-            return request.rows.open(self._cache, context_length=context_length, request_id=request_id)
-        except KVError:
-            _drop_rows(request)
-            return None
-
-    def _choose(self, now: float) -> tuple[Request, PrefixMatch] | None:
+    def _choose(self, now: float) -> tuple[WaitingRequest, PrefixMatch] | None:
         """The waiting request with the longest cached prefix, age counted in; the older one on ties."""
-        best: tuple[Request, PrefixMatch] | None = None
+        best: tuple[WaitingRequest, PrefixMatch] | None = None
         best_score = 0.0
-        for request in islice(self._waiting.values(), self._policy.num_candidates):
+        for waiting in islice(self._waiting.values(), self._policy.num_candidates):
             try:
-                match = self._peek(request)
+                match = waiting.peek(self._cache, self._context_length)
             except Exception as error:
-                raise RequestBroken(request) from error
-            rows = request.rows
-            if rows is None and self._is_being_computed(match):
+                raise RequestBroken(waiting.request) from error
+            if waiting.rows is None and self._is_being_computed(match):
                 continue
-            num_cached = match.num_tokens if rows is None else rows.span.stop
-            score = num_cached + self._policy.ageing_tokens_per_s * max(0.0, now - request.spec.arrived_at)
+            waited_s = max(0.0, now - waiting.request.spec.arrived_at)
+            score = waiting.num_cached_tokens + self._policy.ageing_tokens_per_s * waited_s
             if best is None or score > best_score:
-                best, best_score = (request, match), score
+                best, best_score = (waiting, match), score
         return best
-
-    def _peek(self, request: Request) -> PrefixMatch:
-        """What was found of a waiting request, as far as it is still there: to look by text each time is too slow."""
-        before, rows = request.candidate, request.rows
-        if before is None and rows is not None:  # of the ids that the rows are of, which matching by text may change
-            before = rows.memory_match(self._cache)
-        elif before is None:
-            before = find_prefix(self._cache, request, self._context_length)
-            request.is_candidate_final = True
-        elif before.version != self._cache.tree.version:
-            before = self._cache.match(before.prompt_ids, num_match=before.num_match, namespace=request.namespace)
-            request.is_candidate_final = False
-        request.candidate = before
-        if rows is not None and before.num_tokens >= rows.span.stop:
-            request.rows = None  # memory has all their tokens by now
-        return before
 
     def _is_being_computed(self, match: PrefixMatch) -> bool:
         """Whether a running request is at work on more of this prompt: then that one computes it for both."""
-        limit = min(match.num_match, len(match.prompt_ids) - 1)
-        for other in self._running.values():
-            sequence = other.admitted
-            if sequence.num_uncomputed == 1 or sequence.namespace is None or sequence.namespace != match.namespace:
-                continue
-            if sequence.sparse is not None:  # no other request will find what it computes
-                continue
-            if sequence.num_computed >= limit or match.num_tokens >= limit:
-                continue
-            num_common = _num_common(match.prompt_ids, sequence.token_ids, limit)
-            if num_common // PAGE_SIZE * PAGE_SIZE > max(match.num_tokens, sequence.num_computed):
-                return True
-        return False
-
-
-def _drop_rows(request: Request) -> None:
-    """Let a waiting request go on as if no rows had been loaded for it."""
-    request.rows = request.candidate = None
-    request.is_candidate_final = False
-
-
-def _num_common(left: collections.abc.Sequence[int], right: collections.abc.Sequence[int], limit: int) -> int:
-    """How many of the first `limit` ids are the same, counted in whole pages."""
-    limit = min(limit, len(left), len(right))
-    for start in range(0, limit, PAGE_SIZE):
-        stop = start + PAGE_SIZE
-        if stop > limit or tuple(left[start:stop]) != tuple(right[start:stop]):
-            return start
-    return limit
+        return any(computes_more(other.admitted, match) for other in self._running.values())

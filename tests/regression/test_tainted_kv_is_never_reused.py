@@ -46,16 +46,12 @@ class WrongRows:
         self.bench.model.write_pages(page_ids, pages)
         self.num_opened += 1
 
-    def request(self, name: str, ids: list[int], start: int, num_rows: int) -> Request:
-        """A request that has few rows of its prompt from `start` on, but for the last token."""
+    def add(self, name: str, ids: list[int], start: int, num_rows: int) -> Request:
+        """A request that has few rows of its prompt from `start` on, but for the last token, as if from the disk."""
         request = self.bench.request(name, ids, GREEDY)
         span = SparseSpan(start, num_rows, tuple(ids[:-1]))
-        request.rows = loaded_rows(ids, span, self, np.full(PAGE_SIZE, 987654321, np.uint64).tobytes())
-        return request
-
-    def add(self, name: str, ids: list[int], start: int, num_rows: int) -> Request:
-        request = self.request(name, ids, start, num_rows)
-        self.bench.core.add(request)
+        rows = loaded_rows(ids, span, self, np.full(PAGE_SIZE, 987654321, np.uint64).tobytes())
+        self.bench.core._scheduler.add(request, rows=rows)
         return request
 
 
@@ -135,8 +131,7 @@ def test_who_waits_with_rows_that_are_not_to_be_used_any_more_computes_them(
 
     def spoil(batch: Batch, logits: Float32Array) -> None:
         logits[:, 7] = np.nan
-        request = wrong.request("pruned", ids, 0, 9)
-        served.bench.core._scheduler.add(request)  # as if it had come from the disk before the step
+        wrong.add("pruned", ids, 0, 9)
 
     if why == "forgotten":
         wrong.add("pruned", ids, 0, 9)

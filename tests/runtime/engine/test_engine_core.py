@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from radixlm.runtime.engine.completion import PrefixReuse
 from radixlm.runtime.engine.sampler import sample
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import SchedulerPolicy
@@ -382,7 +383,7 @@ def test_the_repetition_penalty_is_by_the_ids_that_are_used() -> None:
     bench = Bench()
     request = bench.request("a", [1, 2], SamplingParams(temperature=0.0, repetition_penalty=2.0))
     match = replace(bench.cache.match([1, 2]), prompt_ids=(3, 2))  # as if the cache had the same text in other ids
-    request.admit(bench.cache.open(match, context_length=CONTEXT_LENGTH), match)
+    request.admit(bench.cache.open(match, context_length=CONTEXT_LENGTH), match, PrefixReuse())
     logits = np.zeros((1, VOCAB_SIZE), np.float32)
     logits[0, [1, 3]] = 2.0, 3.0
     assert [token.token_id for token in sample(logits, top_of(logits), [request.reply.sampler]) if token] == [1]

@@ -149,7 +149,7 @@ def test_a_request_that_cannot_be_matched_fails_alone(monkeypatch: pytest.Monkey
         return match(ids, **kwargs)
 
     monkeypatch.setattr(bench.cache, "match", matching)
-    bench.requests["waits"].candidate = None
+    bench.core._scheduler._waiting["waits"].match = None
     bench.step()
     while not bench.outputs.get("waits"):
         bench.step()

@@ -9,6 +9,7 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.sparse_span import SparseSpan
+from radixlm.runtime.engine.completion import PrefixReuse
 from radixlm.runtime.engine.reply import Reply
 from radixlm.runtime.engine.request import Request, RequestSpec
 from radixlm.runtime.engine.sampler import SampledToken
@@ -32,8 +33,7 @@ class Bench:
         params = SamplingParams(temperature=0.0)
         reply = Reply(params, ids, decoder=LetterDecoder(), vocab_size=VOCAB_SIZE)
         request = Request(RequestSpec(name, prompt(ids), params, arrived_at=self.now), reply)
-        request.rows = None if span is None else loaded_rows(ids, span)
-        self.scheduler.add(request)
+        self.scheduler.add(request, rows=None if span is None else loaded_rows(ids, span))
         return request
 
     def step(self) -> dict[str, int]:
@@ -142,7 +142,7 @@ def test_older_prompt_takes_pages_that_a_newer_decoder_was_given_in_the_same_ste
     assert bench.step() == {"old": 17}
     new = bench.add("new", [2])
     bench.scheduler._running["new"] = bench.scheduler._waiting.pop("new")  # as if it had come in too early
-    new.admit(bench.cache.open(match := bench.cache.match([2]), context_length=96), match)
+    new.admit(bench.cache.open(match := bench.cache.match([2]), context_length=96), match, PrefixReuse())
     assert bench.step() == {"new": 1, "old": 16}
     assert bench.step() == {"new": 1, "old": 16}
     assert bench.step() == {"old": 17}, "the fifth page, and the budget, of the newer"
@@ -219,7 +219,7 @@ def test_request_whose_sparse_span_cannot_be_computes_all_of_its_prompt(reason: 
     else:
         assert bench.step() == {"sparse": 60}
         assert bench.cache.match([2] * 60).num_tokens == 48
-    assert request.rows is None and request.admitted.sparse is None
+    assert request.admitted.sparse is None
 
 
 def test_prefix_that_memory_has_by_now_is_not_opened_sparse() -> None:
@@ -227,7 +227,7 @@ def test_prefix_that_memory_has_by_now_is_not_opened_sparse() -> None:
     bench.remember([2] * 80)
     request = bench.add("sparse", [2] * 90, sparse([2] * 60, 8))
     assert bench.step() == {"sparse": 10}
-    assert request.rows is None and request.admitted.sparse is None
+    assert request.admitted.sparse is None
 
 
 def test_nobody_waits_for_what_is_computed_over_a_sparse_span_and_nobody_finds_it() -> None:

@@ -1,0 +1,123 @@
+"""A request that waits for its turn: what is cached of its prompt, and what came from disk for it.
+
+Knows one request and the cache, not whose turn it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..artifact.manifest import PAGE_SIZE
+from ..cache.prefix_cache import PrefixCache
+from ..cache.prefix_match import PrefixMatch
+from ..cache.sequence import Sequence
+from ..errors import KVError
+from ..prefix.loaded_prefix import LoadedPrefix
+from ..prefix.loaded_rows import LoadedRows
+from .completion import KVPruning, PrefixReuse
+from .request import Request
+
+
+def find_prefix(cache: PrefixCache, request: Request, context_length: int) -> PrefixMatch:
+    """The longest reuse that the request allows; ids that leave no room for a reply are not taken."""
+    prompt, spelled = request.prompt, request.spec.spelled
+    match = cache.match(
+        prompt.ids,
+        num_match=prompt.num_match,
+        namespace=request.namespace,
+        num_known=prompt.num_known,
+        spelled=spelled,
+    )
+    if len(match.prompt_ids) < context_length or spelled is None:
+        return match
+    return cache.match(prompt.ids, num_match=prompt.num_match, namespace=request.namespace, num_known=prompt.num_known)
+
+
+@dataclass(eq=False)
+class WaitingRequest:
+    """A request in the scheduler's queue.
+
+    Attributes:
+        loaded: whole pages that came from disk while it waited.
+        rows: of a sparse span, that came from disk for its sequence to begin with.
+        match: what was found cached; None: it was not looked for.
+        is_final: the match is by all kinds that the request allows, and of the tree as it is.
+    """
+
+    request: Request
+    loaded: LoadedPrefix | None = None
+    rows: LoadedRows | None = None
+    match: PrefixMatch | None = None
+    is_final: bool = False
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt that need not be computed, as far as is known."""
+        if self.rows is not None:
+            return self.rows.span.stop
+        return 0 if self.match is None else self.match.num_tokens
+
+    def peek(self, cache: PrefixCache, context_length: int) -> PrefixMatch:
+        """What was found cached, as far as it is still there: to look by text each time is too slow."""
+        match, rows = self.match, self.rows
+        if match is None and rows is not None:  # of the ids that the rows are of, which matching by text may change
+            match = rows.memory_match(cache)
+        elif match is None:
+            match = self.look(cache, context_length)
+        elif match.version != cache.tree.version:
+            match = cache.match(match.prompt_ids, num_match=match.num_match, namespace=self.request.namespace)
+            self.is_final = False
+        self.match = match
+        if rows is not None and match.num_tokens >= rows.span.stop:
+            self.rows = None  # memory has all their tokens by now
+        return match
+
+    def look(self, cache: PrefixCache, context_length: int) -> PrefixMatch:
+        """What is cached, by all kinds of match."""
+        self.match, self.is_final = find_prefix(cache, self.request, context_length), True
+        return self.match
+
+    def open(self, cache: PrefixCache, match: PrefixMatch, context_length: int) -> Sequence | None:
+        """The request's sequence. None if it cannot begin with the rows that were loaded for it: the request goes on
+        waiting, without them.
+        """
+        request_id = self.request.request_id
+        if self.rows is None:
+            return cache.open(match, context_length=context_length, request_id=request_id)
+        try:
+            return self.rows.open(cache, context_length=context_length, request_id=request_id)
+        except KVError:
+            self.drop_rows()
+            return None
+
+    def admit(self, sequence: Sequence, match: PrefixMatch) -> None:
+        """Give the request the sequence that `open` made on a match."""
+        loaded, pruning = self.loaded, None
+        if self.rows is not None:
+            match, loaded = self.rows.reuse(match)
+            pruning = KVPruning(self.rows.share, self.rows.dropped_attention)
+        from_disk = {} if loaded is None else loaded.by_kind(match.tokens_by_kind, match.num_tokens)
+        reuse = PrefixReuse(match.tokens_by_kind, from_disk, match.why_not_more, pruning)
+        self.request.admit(sequence, match, reuse)
+
+    def drop_rows(self) -> None:
+        """Go on as if no rows had been loaded."""
+        self.rows = self.match = None
+        self.is_final = False
+
+
+def computes_more(sequence: Sequence, match: PrefixMatch) -> bool:
+    """Whether a running sequence computes more whole pages of a match's prompt than the match has."""
+    if sequence.num_uncomputed == 1 or sequence.namespace is None or sequence.namespace != match.namespace:
+        return False
+    limit = min(match.num_match, len(match.prompt_ids) - 1)
+    # no other request finds what is computed behind a sparse span
+    if sequence.sparse is not None or sequence.num_computed >= limit or match.num_tokens >= limit:
+        return False
+    num_common, limit = 0, min(limit, len(sequence.token_ids))
+    while num_common + PAGE_SIZE <= limit:
+        page = slice(num_common, num_common + PAGE_SIZE)
+        if tuple(match.prompt_ids[page]) != tuple(sequence.token_ids[page]):
+            break
+        num_common += PAGE_SIZE
+    return num_common > max(match.num_tokens, sequence.num_computed)
