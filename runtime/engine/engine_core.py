@@ -15,13 +15,14 @@ from ..cache.cache_tree import CacheCleared
 from ..cache.cache_uses import CacheUse
 from ..cache.kv_transaction import KVTransaction, make_batch
 from ..cache.prefix_cache import PrefixCache
+from ..cache.prefix_match import PrefixMatch
 from ..cache.sequence import num_pages_for
 from ..errors import EngineError, InvalidParameter
 from ..model.batch import Float32Array, Forward
 from ..prefix.disk_tier import DiskTier
 from ..prefix.loaded_prefix import LoadedPrefix
 from ..prefix.loaded_rows import LoadedRows
-from ..prefix.prefix_loader import LoadedEnd, Wanted
+from ..prefix.prefix_loader import Wanted
 from .completion import PrefillProgress, RequestOutput
 from .counters import CoreCounters
 from .request import Request, RequestLimits
@@ -236,13 +237,14 @@ class EngineCore:
         """Schedule a request that waited for the disk, whatever became of its load."""
         self._scheduler.add(self._loading.pop(request.request_id), loaded=loaded, rows=rows)
 
-    def _meet(self, request: Request, end: LoadedEnd) -> None:
+    def _meet(self, request: Request, loaded: LoadedPrefix, match: PrefixMatch) -> None:
         """Have a request go on behind what came from disk while it computed."""
         sequence = request.sequence
         if sequence is None:
-            self._scheduler.note_loaded(request.request_id, end.prefix)
+            self._scheduler.note_loaded(request.request_id, loaded)
         elif (num_computed := sequence.num_computed) and self._cache.resume(sequence):  # else it was preempted
-            request.count_loaded(end.by_kind(num_computed), end.match.why_not_more)
+            by_kind = loaded.behind(num_computed).by_kind(match.tokens_by_kind, match.num_tokens)
+            request.count_loaded(by_kind, match.why_not_more)
 
     def _start(self, scheduled: list[ScheduledRequest], now: float) -> None:
         """Note the requests whose first step this is, and tell of them before it is computed: that may take long."""

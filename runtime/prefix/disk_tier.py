@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.kv_transaction import Reservation
 from ..cache.prefix_cache import PrefixCache
-from ..cache.radix_node import Node
 from ..cache.sequence import Sequence
 from ..model.batch import PageIO
 from ..store.page_key import NO_PARENT, PageKey
@@ -77,7 +76,6 @@ class DiskTier:
         self.writer = DiskWriter(store, queue, max_bytes=max(queue_bytes, page_bytes), wrote=self._wrote)
         self.reader = DiskReader(store, page_bytes, queue)
         self._aliases = AliasSaver(cache.aliases, store, self.writer)
-        self._saver = PageSaver(cache, self.index, self.writer, io, store.identity, store.touch)
         self.loader = PrefixLoader(
             cache,
             io,
@@ -91,6 +89,10 @@ class DiskTier:
             lost=self._forget,
         )
         self.chosen = None if choose_rows is None else choose_rows(self)
+        order = None if self.chosen is None else self.chosen.order
+        self._saver = PageSaver(
+            cache, self.index, self.writer, io, store.identity, store.touch, self._aliases, queue, order
+        )
         self._rows: ChosenLoader | None = None
         if self.chosen is not None:
             self._rows = ChosenLoader(
@@ -106,9 +108,8 @@ class DiskTier:
                 ended=self._ended,
             )
         self._waiting: dict[str, Wanted] = {}  # by name
-        self._is_writing = False  # `_write_on` is posted
         self._is_closed = False
-        cache.tree.leaving = self._save_leaving
+        cache.tree.leaving = self._saver.save_leaving
         self.loader.probe()
 
     def begin(self, wanted: Wanted) -> bool:
@@ -159,7 +160,6 @@ class DiskTier:
     def save(self, namespace: bytes, token_ids: collections.abc.Sequence[int], generated: bytes) -> None:
         """Save the full pages of these tokens, which are in the tree, between the next steps."""
         self._saver.save(namespace, token_ids, generated)
-        self._post_writing()
 
     def used(self, namespace: bytes, token_ids: collections.abc.Sequence[int], *, num_reused: int) -> None:
         """Note that the prompt `token_ids` is computed, of which the first `num_reused` were found: what it found is
@@ -171,7 +171,7 @@ class DiskTier:
             self.chosen.order.used(namespace, token_ids, num_reused=num_reused)
         except Exception:  # it is no more than a hint
             _LOGGER.exception("what a prompt looked at could not be noted")
-        self._post_writing()
+        self._saver.go_on()
 
     def read_ahead(self) -> None:
         """Read something for later requests, if the disk has nothing to read."""
@@ -180,7 +180,7 @@ class DiskTier:
 
     def distrust(self, namespace: bytes, token_ids: collections.abc.Sequence[int]) -> None:
         """Take what was computed of these tokens off the disk, with all that goes on from it: it may be wrong."""
-        self._forget_unsaved()
+        self._saver.forget()
         self._end_loads()
         keys, parent_key = [], NO_PARENT
         for start in range(0, len(token_ids) - PAGE_SIZE + 1, PAGE_SIZE):
@@ -191,7 +191,7 @@ class DiskTier:
 
     def discard(self, namespace: bytes) -> tuple[int, Future[None]]:
         """Take a namespace off the disk: how many pages are found no more, and when their bytes are gone."""
-        self._forget_unsaved(namespace)
+        self._saver.forget(namespace)
         self._end_loads(namespace)
         keys = self.index.clear(namespace)
         return len(keys), self.writer.discard(namespace)
@@ -207,30 +207,20 @@ class DiskTier:
         for wanted in self._waiting.values():
             wanted.is_abandoned = True
         self._waiting.clear()
-        self._forget_unsaved()
+        self._saver.forget()
         self._aliases.load()
-        self.loader.end()
-        if self._rows is not None:
-            self._rows.end()
-        self._is_writing = False
+        self._end_loads()
 
     def stats(self) -> TierStats:
         """Counts as of now, from any thread."""
-        store, loads, saver = self.store.stats(), self.loader.counts, self._saver
-        chosen = self.chosen
+        store, saver, chosen = self.store.stats(), self._saver, self.chosen
         return TierStats(
             off_because=store.off_because,
             num_pages=len(self.index),
             num_bytes=store.num_bytes,
             max_bytes=store.max_bytes,
             num_waiting=len(self._waiting),
-            num_loads=loads.num_loads,
-            num_loads_from_end=loads.num_from_end,
-            num_loads_late=loads.num_late,
-            num_loads_cut=loads.num_cut,
-            num_loads_broken=loads.num_broken,
-            num_loads_refused=loads.num_refused,
-            num_loaded_pages=loads.num_pages,
+            loads=replace(self.loader.counts),
             chosen=ChosenCounts() if self._rows is None else replace(self._rows.counts),
             num_read_bytes=store.read_bytes + (0 if chosen is None else chosen.sources.num_read_bytes),
             num_saved_pages=saver.num_saved_pages,
@@ -255,14 +245,7 @@ class DiskTier:
         if self._rows is not None and self.chosen is not None:
             self._rows.close()
             self.chosen.sources.close()
-        try:
-            while self._saver.has_pending and remaining_s(deadline):
-                if not self._saver.is_ready:
-                    time.sleep(0.01)  # for the writer to make room
-                self._saver.advance()
-            self._aliases.save()
-        except Exception:
-            _LOGGER.exception("what was computed last could not be saved")
+        self._saver.close(deadline)
         self.writer.close(remaining_s(deadline))
         self.store.close()
 
@@ -287,58 +270,18 @@ class DiskTier:
 
     def _wrote(self, heads: tuple[PageKey, ...], result: PutResult) -> None:
         """The writer has changed the store."""
-        self._saver.settle(heads)
         stored = frozenset(result.stored)
         self.index.remove(result.evicted)
         self.index.add(head for head in heads if head.key in stored)
-        self._post_writing()
-
-    def _post_writing(self) -> None:
-        """Write on before the next step, if something waits and the writer takes it."""
-        if not self._is_writing and (self._saver.is_ready or self._can_reorder):
-            self._is_writing = True
-            self.queue.post(self._write_on)
-
-    def _write_on(self) -> None:
-        """Save a little more; when all is saved, store a run in a better order."""
-        self._is_writing = False
-        try:
-            if self._saver.has_pending:
-                self._saver.advance()
-                if not self._saver.has_pending:
-                    self._aliases.save()
-            elif self.chosen is not None:
-                self.chosen.order.advance()
-        except Exception:  # what is not saved is computed again
-            _LOGGER.exception("what was computed could not be saved")
-            self._forget_unsaved()
-        self._post_writing()
-
-    @property
-    def _can_reorder(self) -> bool:
-        """Whether a run is to be stored in a better order, and nothing else is to be written."""
-        return self.chosen is not None and not self._saver.has_pending and self.chosen.order.is_ready
-
-    def _forget_unsaved(self, namespace: bytes | None = None) -> None:
-        """Drop what waits to be written, of a namespace or all."""
-        self._saver.forget(namespace)
-        self._aliases.forget(namespace)
-        if self.chosen is not None:
-            self.chosen.order.forget(namespace)
-            self.chosen.sources.forget(namespace)
+        self._saver.settle(heads)
 
     def _end_loads(self, namespace: bytes | None = None) -> None:
         """All, or a namespace's; requests that wait go on before the next step."""
         self.loader.end(namespace)
-        if self._rows is not None:
+        if self._rows is not None and self.chosen is not None:
+            self.chosen.sources.forget(namespace)
             self._rows.end(namespace)
 
     def _forget(self, keys: list[bytes]) -> None:
         """Take pages out of the index and the store, and what cannot be found without them."""
         self.writer.drop([*keys, *self.index.remove(keys)])
-
-    def _save_leaving(self, node: Node, num_leaving: int) -> None:
-        try:
-            self._saver.save_leaving(node, num_leaving)
-        except Exception:  # what is not saved is computed again
-            _LOGGER.exception("pages that make room could not be saved")

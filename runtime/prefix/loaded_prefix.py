@@ -6,7 +6,7 @@ Knows counts and positions, not how anything was loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..cache.prefix_match import MatchKind
 
@@ -22,6 +22,10 @@ class LoadedPrefix:
     start: int
     stop: int
     memory_by_kind: Mapping[MatchKind, int]
+
+    def behind(self, num_computed: int) -> LoadedPrefix:
+        """The same without the first `num_computed` tokens of the prompt."""
+        return replace(self, start=max(self.start, num_computed))
 
     def by_kind(self, found: Mapping[MatchKind, int], num_tokens: int) -> dict[MatchKind, int]:
         """How many of the tokens that were reused came from disk, of each kind.

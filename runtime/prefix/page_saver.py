@@ -6,6 +6,8 @@ what makes room before its turn is copied then.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +19,13 @@ from ..cache.prefix_cache import PrefixCache
 from ..cache.radix_node import Node, tokens_of
 from ..model.batch import PageIO
 from ..store.page_key import NO_PARENT, PageKey, StoreIdentity
+from .alias_saver import AliasSaver
+from .chosen_rows import RunOrder
 from .disk_index import DiskIndex
-from .disk_writer import DiskWriter
+from .disk_reader import EngineThread
+from .disk_writer import DiskWriter, remaining_s
+
+_LOGGER = logging.getLogger(__name__)
 
 PORTION_BYTES = 4 << 20  # copied between two steps: a millisecond or two
 MAX_CHAINS = 256  # that wait for their turn
@@ -51,7 +58,7 @@ class _Chain:
 
 @dataclass
 class PageSaver:
-    """Saves by `save` and `save_leaving`; `advance` does the next portion.
+    """Saves by `save` and `save_leaving`, a portion between two steps.
 
     Attributes:
         num_dropped_pages: that were to be saved and were not, because too much waited.
@@ -59,6 +66,8 @@ class PageSaver:
 
     Args:
         touched: told of the keys of pages that are on disk and were used in memory.
+        aliases: are saved after the pages that they belong to.
+        reorder: has a run stored in a better order when nothing waits to be saved.
     """
 
     cache: PrefixCache
@@ -67,20 +76,19 @@ class PageSaver:
     io: PageIO
     identity: StoreIdentity
     touched: Callable[[Sequence[bytes]], None]
+    aliases: AliasSaver
+    queue: EngineThread
+    reorder: RunOrder | None = None
     num_saved_pages: int = 0
     num_dropped_pages: int = 0
     _chains: deque[_Chain] = field(default_factory=deque)
     _on_their_way: set[bytes] = field(default_factory=set)  # keys that the writer has
+    _is_posted: bool = False  # `_write_on`
 
     @property
     def has_pending(self) -> bool:
         """Whether anything waits."""
         return bool(self._chains)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether `advance` would get on: something waits, and the writer takes it."""
-        return self.has_pending and self.writer.room_bytes >= self._portion_pages * self.identity.page_bytes
 
     def save(self, namespace: bytes, token_ids: Sequence[int], generated: bytes) -> None:
         """Have the full pages of these tokens saved, which are in the tree; when there is time."""
@@ -91,6 +99,7 @@ class PageSaver:
             dropped = self._chains.popleft()
             self.num_dropped_pages += dropped.num_pages - dropped.num_done
         self._chains.append(chain)
+        self.go_on()
 
     def save_leaving(self, node: Node, num_leaving: int) -> None:
         """Save now what is about to make room, as much of it as the writer takes: a `Leaving` of the tree."""
@@ -98,16 +107,22 @@ class PageSaver:
             return
         path = node.path()
         chain = _Chain(path.namespace, tokens_of(path.key), path.generated)
-        self._skip(chain)
-        num_left = chain.num_pages - chain.num_done
-        if num_left > 0:
-            num_taken = min(num_left, self.writer.room_bytes // self.identity.page_bytes)
-            self._write(chain, path.page_ids, num_taken)
-            self.num_dropped_pages += min(num_leaving, chain.num_pages - chain.num_done)
+        try:
+            self._skip(chain)
+            self._write(chain, path.page_ids, self.writer.room_bytes // self.identity.page_bytes)
+        except Exception:  # what is not saved is computed again
+            _LOGGER.exception("pages that make room could not be saved")
+        self.num_dropped_pages += min(num_leaving, chain.num_pages - chain.num_done)
+
+    def go_on(self) -> None:
+        """Write on before the next step, if something waits and the writer takes it."""
+        if not self._is_posted and (self._is_ready if self._chains else self._can_reorder):
+            self._is_posted = True
+            self.queue.post(self._write_on)
 
     def advance(self) -> None:
         """Save the next portion, if the writer takes it."""
-        if not self.is_ready:
+        if not self._is_ready:
             return
         chain = self._chains[0]
         self._skip(chain)
@@ -121,10 +136,49 @@ class PageSaver:
     def settle(self, heads: Sequence[PageKey]) -> None:
         """The writer is done with pages: they are not on their way any more."""
         self._on_their_way.difference_update(head.key for head in heads)
+        self.go_on()
 
     def forget(self, namespace: bytes | None = None) -> None:
         """Drop what waits, of a namespace or all."""
         self._chains = deque(c for c in self._chains if namespace is not None and c.namespace != namespace)
+        self.aliases.forget(namespace)
+        if self.reorder is not None:
+            self.reorder.forget(namespace)
+
+    def close(self, deadline: float) -> None:
+        """Hand all that waits to the writer, until `deadline` of `time.monotonic`."""
+        try:
+            while self._chains and remaining_s(deadline):
+                if not self._is_ready:
+                    time.sleep(0.01)  # for the writer to make room
+                self.advance()
+            self.aliases.save()
+        except Exception:
+            _LOGGER.exception("what was computed last could not be saved")
+
+    @property
+    def _is_ready(self) -> bool:
+        """Whether something waits, and the writer takes it."""
+        return self.has_pending and self.writer.room_bytes >= self._portion_pages * self.identity.page_bytes
+
+    @property
+    def _can_reorder(self) -> bool:
+        return self.reorder is not None and self.reorder.is_ready
+
+    def _write_on(self) -> None:
+        """Save a little more; when all is saved, store a run in a better order."""
+        self._is_posted = False
+        try:
+            if self._chains:
+                self.advance()
+                if not self._chains:
+                    self.aliases.save()
+            elif self.reorder is not None:
+                self.reorder.advance()
+        except Exception:  # what is not saved is computed again
+            _LOGGER.exception("what was computed could not be saved")
+            self.forget()
+        self.go_on()
 
     @property
     def _portion_pages(self) -> int:

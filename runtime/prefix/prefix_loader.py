@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -22,6 +22,7 @@ from .loaded_prefix import LoadedPrefix
 from .loaded_rows import LoadedRows
 from .prefix_plan import LoadBudget, PrefixPlan, meet, plan
 from .rates import Rates
+from .tier_stats import LoadCounts
 from .transfer import PageInserter, Transfer
 
 _LOGGER = logging.getLogger(__name__)
@@ -37,42 +38,14 @@ _PROBE_BYTES = 2 << 20
 _PROBE_EVERY_S = 30.0  # a disk that is not worth reading from is measured again so often
 
 
-@dataclass
-class LoadCounts:
-    """What became of transfers since the start."""
-
-    num_loads: int = 0  # begun
-    num_from_end: int = 0  # of those, from the back
-    num_late: int = 0  # not there in time: the rest was computed
-    num_cut: int = 0  # turned out slower than computing
-    num_broken: int = 0  # met a page that was not right, or found no room
-    num_refused: int = 0  # prefixes on disk that computing had as quickly
-    num_pages: int = 0  # inserted into memory
-
-
-@dataclass(frozen=True)
-class LoadedEnd:
-    """What came from the back for a request that computes, or waits for its turn to.
-
-    `match` is what the disk had of its prompt.
-    """
-
-    prefix: LoadedPrefix
-    match: PrefixMatch
-
-    def by_kind(self, num_computed: int) -> dict[MatchKind, int]:
-        """How many tokens came from disk, of each kind, for a request that had computed so many."""
-        rest = replace(self.prefix, start=max(self.prefix.start, num_computed))
-        return rest.by_kind(self.match.tokens_by_kind, self.match.num_tokens)
-
-
 @dataclass(eq=False)
 class Wanted:
     """A prompt that is looked for on disk, and what was found.
 
     Args:
         go_on: called when a request that waits need wait no longer, with what came from disk: pages, or chosen rows.
-        met: called when the end of its prompt came while the request computed, or waited for its turn to.
+        met: called when the end of its prompt came while the request computed, or waited for its turn to, with what the
+            disk had of the prompt.
         num_tokens_ahead: that are computed before a request that does not wait; None: not known.
         kv_budget: the share of its keys and values that is enough.
     """
@@ -80,7 +53,7 @@ class Wanted:
     name: str
     find: FindPrefix
     go_on: Callable[[LoadedPrefix | None, LoadedRows | None], None]
-    met: Callable[[LoadedEnd], None]
+    met: Callable[[LoadedPrefix, PrefixMatch], None]
     num_tokens_ahead: int | None = None
     kv_budget: float = 1.0
     is_abandoned: bool = False
@@ -144,6 +117,8 @@ class PrefixLoader:
         if stop * PAGE_SIZE <= memory.num_tokens:
             return False
         start = len(self._cache.tree.find(disk.namespace, disk.prompt_ids[: stop * PAGE_SIZE]).pages)
+        if start == stop:
+            return False
         wanted.num_tries, wanted.match = wanted.num_tries + 1, disk
         if wanted.num_tries == 1:
             wanted.num_in_memory, wanted.memory_by_kind = start, {**memory.tokens_by_kind}
@@ -206,7 +181,7 @@ class PrefixLoader:
         """End all transfers, or a namespace's. Requests that wait for them go on."""
         for transfer in list(self._transfers):
             if namespace is None or transfer.prefix.namespace == namespace:
-                self._end(transfer)
+                self._end(transfer, run=self._queue.post)
 
     def probe(self) -> None:
         """Measure the disk with a batch of anything that is on it; no request waits for that."""
@@ -279,7 +254,7 @@ class PrefixLoader:
                 assert wanted.match is not None, "it was looked for"
                 stop = min(transfer.stop, len(wanted.match.pages))
                 loaded = LoadedPrefix(transfer.there * PAGE_SIZE, stop * PAGE_SIZE, wanted.memory_by_kind)
-                wanted.met(LoadedEnd(loaded, wanted.match))
+                wanted.met(loaded, wanted.match)
         elif transfer.there == transfer.stop:  # the disk was slower, all the way
             self.counts.num_cut += 1
         elif transfer.is_broken:
@@ -301,8 +276,8 @@ class PrefixLoader:
             self._lost([transfer.lost_key])
         self._end(transfer)
 
-    def _end(self, transfer: Transfer) -> None:
-        """Forget a transfer; the requests that wait for it go on before the next step."""
+    def _end(self, transfer: Transfer, run: Callable[[Callable[[], None]], None] = lambda work: work()) -> None:
+        """Forget a transfer, and `run` what lets the requests go on that wait for it."""
         transfer.end()
         users = self._transfers.pop(transfer)
         self._ended()
@@ -315,7 +290,7 @@ class PrefixLoader:
             wanted.loaded = LoadedPrefix(start, max(stop, start), wanted.memory_by_kind)
             if transfer.arrived < transfer.stop:
                 wanted.num_tries = MAX_TRIES  # it was waited for in vain
-            self._queue.post(partial(self._continue, wanted))
+            run(partial(self._continue, wanted))
 
     def _continue(self, wanted: Wanted) -> None:
         """Load more for a request that waited, if the disk has more by now; else it goes on."""

@@ -7,6 +7,19 @@ from dataclasses import dataclass, field
 
 
 @dataclass
+class LoadCounts:
+    """What became of transfers since the start."""
+
+    num_loads: int = 0  # begun
+    num_from_end: int = 0  # of those, from the back
+    num_late: int = 0  # not there in time: the rest was computed
+    num_cut: int = 0  # turned out slower than computing
+    num_broken: int = 0  # met a page that was not right, or found no room
+    num_refused: int = 0  # prefixes on disk that computing had as quickly
+    num_pages: int = 0  # inserted into memory
+
+
+@dataclass
 class ChosenCounts:
     """What became of the requests for which a share of the rows is enough; all but the first were served exactly."""
 
@@ -26,13 +39,7 @@ class TierStats:
     num_bytes: int  # of the store's files
     max_bytes: int
     num_waiting: int  # requests that wait for a load
-    num_loads: int
-    num_loads_from_end: int  # of those, beside who computed the beginning
-    num_loads_late: int  # not there in time: the rest was computed
-    num_loads_cut: int  # turned out slower than computing
-    num_loads_broken: int  # met a page that was not right, or found no room
-    num_loads_refused: int  # computing was as quick
-    num_loaded_pages: int
+    loads: LoadCounts
     chosen: ChosenCounts
     num_read_bytes: int
     num_saved_pages: int
