@@ -15,7 +15,6 @@ from ..cache.cache_tree import CacheCleared
 from ..cache.cache_uses import CacheUse
 from ..cache.kv_transaction import KVTransaction, make_batch
 from ..cache.prefix_cache import PrefixCache
-from ..cache.prefix_match import PrefixMatch
 from ..cache.sequence import num_pages_for
 from ..errors import EngineError, InvalidParameter
 from ..model.batch import Float32Array, Forward
@@ -224,7 +223,7 @@ class EngineCore:
             request.request_id,
             partial(find_prefix, request=request, context_length=self.limits.context_length),
             go_on=partial(self._go_on, request),
-            met=partial(self._meet, request),
+            met=partial(self._scheduler.meet, request),
             num_tokens_ahead=self._scheduler.num_tokens_ahead,
             kv_budget=1.0 if request.spec.options.kv_budget is None else request.spec.options.kv_budget,
         )
@@ -236,15 +235,6 @@ class EngineCore:
     def _go_on(self, request: Request, loaded: LoadedPrefix | None, rows: LoadedRows | None) -> None:
         """Schedule a request that waited for the disk, whatever became of its load."""
         self._scheduler.add(self._loading.pop(request.request_id), loaded=loaded, rows=rows)
-
-    def _meet(self, request: Request, loaded: LoadedPrefix, match: PrefixMatch) -> None:
-        """Have a request go on behind what came from disk while it computed."""
-        sequence = request.sequence
-        if sequence is None:
-            self._scheduler.note_loaded(request.request_id, loaded)
-        elif (num_computed := sequence.num_computed) and self._cache.resume(sequence):  # else it was preempted
-            by_kind = loaded.behind(num_computed).by_kind(match.tokens_by_kind, match.num_tokens)
-            request.count_loaded(by_kind, match.why_not_more)
 
     def _start(self, scheduled: list[ScheduledRequest], now: float) -> None:
         """Note the requests whose first step this is, and tell of them before it is computed: that may take long."""

@@ -101,9 +101,18 @@ class Scheduler:
         self._num_arrived += 1
         self._waiting[request.request_id] = WaitingRequest(request, loaded, rows)
 
-    def note_loaded(self, request_id: str, loaded: LoadedPrefix) -> None:
-        """Note what came from disk for a request while it waits for its turn."""
-        self._waiting[request_id].loaded = loaded
+    def meet(self, request: Request, loaded: LoadedPrefix, match: PrefixMatch) -> None:
+        """Have a request go on behind what came from disk while it computed, or waited for its turn to.
+
+        Args:
+            match: what the disk had of its prompt.
+        """
+        sequence = request.sequence
+        if sequence is None:
+            self._waiting[request.request_id].loaded = loaded
+        elif (num_computed := sequence.num_computed) and self._cache.resume(sequence):  # else it was preempted
+            by_kind = loaded.behind(num_computed).by_kind(match.tokens_by_kind, match.num_tokens)
+            request.count_loaded(by_kind, match.why_not_more)
 
     def start_over(self) -> None:
         """Forget all requests, in whatever state the queues are; their sequences are the caller's to end."""
