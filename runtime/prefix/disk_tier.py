@@ -213,14 +213,21 @@ class DiskTier:
 
     def stats(self) -> TierStats:
         """Counts as of now, from any thread."""
-        store, saver, chosen = self.store.stats(), self._saver, self.chosen
+        store, loads = self.store.stats(), self.loader.counts
+        saver, chosen = self._saver, self.chosen
         return TierStats(
             off_because=store.off_because,
             num_pages=len(self.index),
             num_bytes=store.num_bytes,
             max_bytes=store.max_bytes,
             num_waiting=len(self._waiting),
-            loads=replace(self.loader.counts),
+            num_loads=loads.num_loads,
+            num_loads_from_end=loads.num_from_end,
+            num_loads_late=loads.num_late,
+            num_loads_cut=loads.num_cut,
+            num_loads_broken=loads.num_broken,
+            num_loads_refused=loads.num_refused,
+            num_loaded_pages=loads.num_pages,
             chosen=ChosenCounts() if self._rows is None else replace(self._rows.counts),
             num_read_bytes=store.read_bytes + (0 if chosen is None else chosen.sources.num_read_bytes),
             num_saved_pages=saver.num_saved_pages,

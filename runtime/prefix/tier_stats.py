@@ -39,7 +39,13 @@ class TierStats:
     num_bytes: int  # of the store's files
     max_bytes: int
     num_waiting: int  # requests that wait for a load
-    loads: LoadCounts
+    num_loads: int
+    num_loads_from_end: int  # of those, beside a request that computed the beginning
+    num_loads_late: int  # not there in time: the rest was computed
+    num_loads_cut: int  # turned out slower than computing
+    num_loads_broken: int  # met a page that was not right, or found no room
+    num_loads_refused: int  # computing was as quick
+    num_loaded_pages: int
     chosen: ChosenCounts
     num_read_bytes: int
     num_saved_pages: int

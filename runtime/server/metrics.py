@@ -115,9 +115,9 @@ class Metrics(Collector):
 def _store_metrics(tier: TierStats) -> Iterator[Metric]:
     """Of what keeps pages on disk."""
     ends = {
-        ("late",): tier.loads.num_late,
-        ("slower_than_computing",): tier.loads.num_cut,
-        ("broken",): tier.loads.num_broken,
+        ("late",): tier.num_loads_late,
+        ("slower_than_computing",): tier.num_loads_cut,
+        ("broken",): tier.num_loads_broken,
     }
     parts = {
         ("pruned",): tier.chosen.num_loaded,
@@ -133,11 +133,11 @@ def _store_metrics(tier: TierStats) -> Iterator[Metric]:
     yield _gauge("store_queue_bytes", "Bytes that wait to be written.", {(): tier.num_queued_bytes})
     yield _gauge("store_read_bytes_per_second", "As measured lately.", {(): tier.disk_bytes_per_s or 0.0})
     yield _gauge("requests_loading", "Waiting requests that wait for the disk.", {(): tier.num_waiting})
-    yield _counter("store_loads", "Prefixes whose loading was begun.", {(): tier.loads.num_loads})
-    yield _counter("store_loads_from_end", "Of those, loads beside computing.", {(): tier.loads.num_from_end})
+    yield _counter("store_loads", "Prefixes whose loading was begun.", {(): tier.num_loads})
+    yield _counter("store_loads_from_end", "Of those, loads beside computing.", {(): tier.num_loads_from_end})
     yield _counter("store_loads_given_up", "Of those, loads whose rest was computed.", ends, "reason")
-    yield _counter("store_loads_refused", "Prefixes on disk that were computed sooner.", {(): tier.loads.num_refused})
-    yield _counter("store_pages_loaded", "Pages that came from disk.", {(): tier.loads.num_pages})
+    yield _counter("store_loads_refused", "Prefixes on disk that were computed sooner.", {(): tier.num_loads_refused})
+    yield _counter("store_pages_loaded", "Pages that came from disk.", {(): tier.num_loaded_pages})
     text = "Requests that a part of a prefix was enough for; all but the pruned ones were served exactly."
     yield _counter("store_parts", text, parts, "outcome")
     yield _counter("store_pages_saved", "Pages that were handed to the disk.", {(): tier.num_saved_pages})

@@ -50,7 +50,7 @@ def test_a_disk_is_read_from_only_if_it_is_faster_than_the_model(
     page_s = 16 * PREFILL_S / times_as_fast
     warm.tier.rates.disk_bytes_per_s = FAKE_PAGE_BYTES / page_s
     assert ask(warm) == num_loaded
-    assert warm.tier.stats().loads.num_refused == (num_loaded == 0)
+    assert warm.tier.stats().num_loads_refused == (num_loaded == 0)
 
 
 def test_a_disk_that_turns_out_slow_is_given_up_while_it_is_read_from(warm: Served) -> None:
@@ -61,4 +61,4 @@ def test_a_disk_that_turns_out_slow_is_given_up_while_it_is_read_from(warm: Serv
         num_bytes=num_bytes, seconds=num_bytes / FAKE_PAGE_BYTES
     )  # a second for each page
     assert ask(warm) == 16, "the first page came, and with it the measurement"
-    assert warm.tier.stats().loads.num_cut == 1
+    assert warm.tier.stats().num_loads_cut == 1

@@ -95,7 +95,7 @@ def test_keys_salts_and_adapters_are_part_of_what_is_on_disk(serve: Callable[...
         served.bench.add(str(number), prompt, GREEDY, namespace)
         served.run()
         served.settle()
-        assert served.num_loaded(str(number)) == 0 and served.tier.stats().loads.num_loads == 0
+        assert served.num_loaded(str(number)) == 0 and served.tier.stats().num_loads == 0
         assert served.store.store.stats().num_pages == before.num_pages + 2
     served = serve()
     for number, scope in enumerate(scopes):

@@ -175,7 +175,7 @@ def test_an_off_request_finds_nothing_in_memory_or_on_disk(open_engine: Open) ->
     engine = open_engine()
     off = engine.chat(LONG, LETTERS, cache_match="off")
     tier = engine.stats().tier
-    assert tier is not None and tier.num_pages > 0 and tier.loads.num_loads == 0
+    assert tier is not None and tier.num_pages > 0 and tier.num_loads == 0
     assert (off.usage.cached_tokens, off.token_ids) == (0, on.token_ids)
     assert engine.chat(LONG, LETTERS).usage.cached_tokens > 0, "what others may have is still there"
     assert engine.chat(LONG, LETTERS, cache_match="off").usage.cached_tokens == 0

@@ -141,7 +141,7 @@ def test_older_prompt_takes_pages_that_a_newer_decoder_was_given_in_the_same_ste
     bench.add("old", [1] * 80)
     assert bench.step() == {"old": 17}
     new = bench.add("new", [2])
-    bench.scheduler._running["new"] = bench.scheduler._waiting.pop("new")  # as if it had come in too early
+    bench.scheduler._running["new"] = bench.scheduler._waiting.pop("new").request  # as if it had come in too early
     new.admit(bench.cache.open(match := bench.cache.match([2]), context_length=96), match, PrefixReuse())
     assert bench.step() == {"new": 1, "old": 16}
     assert bench.step() == {"new": 1, "old": 16}

@@ -104,7 +104,7 @@ def test_beginning_and_end_meet_and_have_the_bits_of_the_whole(serve: Callable[.
     assert completion is not None and completion.usage.cached_tokens == 8 * PAGE_SIZE
     assert completion.usage.tokens_by_kind == {"exact": 128} and completion.cache_match.num_cached_tokens == 128
     stats = served.tier.stats()
-    assert (stats.loads.num_loads, stats.loads.num_from_end, stats.loads.num_pages) == (1, 1, 8)
+    assert (stats.num_loads, stats.num_loads_from_end, stats.num_loaded_pages) == (1, 1, 8)
     assert served.bench.model.num_tokens == len(PROMPT) - 8 * PAGE_SIZE + 8 - 1
     served.tier.check()
 
@@ -144,7 +144,7 @@ def test_a_disk_that_stops_is_not_waited_for(serve: Callable[..., Served], num_r
     assert num_steps <= len(PROMPT) / STEP + 8, "it crawls"
     finish(served, "warm")
     assert served.num_loaded("warm") == num_read * PAGE_SIZE
-    assert served.tier.stats().loads.num_cut == (num_read == 0)
+    assert served.tier.stats().num_loads_cut == (num_read == 0)
 
 
 def test_a_page_that_is_not_right_ends_the_load_only(serve: Callable[..., Served]) -> None:
@@ -156,7 +156,7 @@ def test_a_page_that_is_not_right_ends_the_load_only(serve: Callable[..., Served
     read(served, 1)
     finish(served, "warm")
     stats = served.tier.stats()
-    assert served.num_loaded("warm") == 0 and stats.loads.num_broken == 1
+    assert served.num_loaded("warm") == 0 and stats.num_loads_broken == 1
     served.settle()
     assert served.tier.stats().num_pages == 21, "what was computed instead is saved again"
 
@@ -215,7 +215,7 @@ def test_another_of_the_same_prompt_waits_for_both_ends(serve: Callable[..., Ser
         served.bench.step()
     finish(served, "first", "second")
     stats = served.tier.stats()
-    assert (stats.loads.num_loads, stats.loads.num_pages) == (1, 8)
+    assert (stats.num_loads, stats.num_loaded_pages) == (1, 8)
     assert served.num_loaded("first") == served.num_loaded("second") == 8 * PAGE_SIZE
     second = served.bench.outputs["second"][-1].completion
     assert second is not None and second.usage.cached_tokens == 320, "what the first computed is in memory"
@@ -235,7 +235,7 @@ def test_the_load_goes_on_for_who_is_left(serve: Callable[..., Served]) -> None:
         read(served, 1)
         served.bench.step()
     finish(served, "second")
-    assert served.num_loaded("second") > 6 * PAGE_SIZE and served.tier.stats().loads.num_loads == 1
+    assert served.num_loaded("second") > 6 * PAGE_SIZE and served.tier.stats().num_loads == 1
 
 
 def test_who_is_preempted_meanwhile_finds_the_end_later(serve: Callable[..., Served]) -> None:
@@ -270,7 +270,7 @@ def test_where_others_wait_nothing_is_computed_that_is_on_disk(serve: Callable[.
     for number in range(2):
         served.bench.add(f"ahead {number}", [number, *PROMPT], GREEDY)
     served.bench.add("warm", PROMPT, GREEDY)
-    assert served.tier.stats().loads.num_loads == 0, "loading all takes as long as computing, and computing has to wait"
+    assert served.tier.stats().num_loads == 0, "loading all takes as long as computing, and computing has to wait"
     finish(served, "warm")
 
 
@@ -285,7 +285,7 @@ def test_beside_others_both_ends_are_for_what_would_be_computed(
     served.tier.rates.disk_bytes_per_s *= times_as_fast
     served.bench.add("warm", PROMPT, GREEDY)
     stats = served.tier.stats()
-    assert (stats.loads.num_loads, stats.loads.num_from_end) == (1, num_from_end)
+    assert (stats.num_loads, stats.num_loads_from_end) == (1, num_from_end)
     served.store.may_read.set()
     finish(served, "warm")
 

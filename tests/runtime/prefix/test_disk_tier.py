@@ -47,7 +47,7 @@ def test_a_process_that_was_started_again_finds_prompts_and_replies(serve: Calla
     later = [*PROMPT, *reply, 11, 12]
     served = serve()
     assert answered(served, "later", later) == 64  # the reply's eight tokens fill no page
-    assert served.tier.stats().loads.num_loads == 1 and served.bench.core.counters.disk_tokens_by_kind == {"exact": 64}
+    assert served.tier.stats().num_loads == 1 and served.bench.core.counters.disk_tokens_by_kind == {"exact": 64}
 
 
 def test_what_the_model_made_is_known_as_such_after_a_restart(serve: Callable[..., Served]) -> None:
@@ -66,7 +66,7 @@ def test_memory_is_asked_before_the_disk(serve: Callable[..., Served]) -> None:
     answered(served, "cold", PROMPT)
     served.settle()
     assert answered(served, "warm", PROMPT) == 0
-    assert served.tier.stats().loads.num_loads == 0
+    assert served.tier.stats().num_loads == 0
 
 
 def test_only_what_memory_lacks_is_loaded(serve: Callable[..., Served]) -> None:
@@ -151,7 +151,7 @@ def test_while_only_loads_are_in_flight_there_is_no_work_until_one_is_late(serve
     assert served.bench.core.has_work
     served.run()
     assert served.bench.tokens("waits") == alone(PROMPT, greedy())
-    assert served.num_loaded("waits") == 0 and served.tier.stats().loads.num_late == 1
+    assert served.num_loaded("waits") == 0 and served.tier.stats().num_loads_late == 1
 
 
 def test_who_leaves_during_a_load_leaves_nothing_behind(serve: Callable[..., Served]) -> None:
@@ -161,7 +161,7 @@ def test_who_leaves_during_a_load_leaves_nothing_behind(serve: Callable[..., Ser
     served.store.may_read.clear()
     served.bench.add("leaves", PROMPT, greedy())
     served.bench.add("stays", PROMPT, greedy())
-    assert served.bench.core.num_waiting == 2 and served.tier.stats().loads.num_loads == 1, "one load is for both"
+    assert served.bench.core.num_waiting == 2 and served.tier.stats().num_loads == 1, "one load is for both"
     served.bench.abort("leaves")
     served.store.may_read.set()
     served.run()
@@ -192,7 +192,7 @@ def test_a_load_that_breaks_off_lets_the_rest_be_computed(serve: Callable[..., S
     served.settle()
     served.store.spoil = lambda was, pages: min(was, num_right)
     assert answered(served, "warm", PROMPT) == num_right * 16
-    assert served.tier.stats().loads.num_broken == 1
+    assert served.tier.stats().num_loads_broken == 1
     served.store.spoil = lambda was, pages: was
     served.settle()
     served = serve()

@@ -53,7 +53,7 @@ def test_a_warm_reply_from_disk_has_the_bits_of_a_cold_one(open_engine: Open) ->
     assert same(warm, cold)
     assert warm.usage.cached_tokens == 144 and warm.usage.disk_tokens_by_kind == {"exact": 144}
     stats = engine.stats()
-    assert stats.tier is not None and (stats.tier.loads.num_loads, stats.tier.loads.num_pages) == (1, 9)
+    assert stats.tier is not None and (stats.tier.num_loads, stats.tier.num_loaded_pages) == (1, 9)
     assert stats.num_computed_tokens == len(PROMPT) - 144 + PARAMS_TOKENS - 1
 
 
