@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ..artifact.manifest import PAGE_SIZE
-from ..errors import OutOfPages
 from ..kv_log.log import KVLog
 from ..model.batch import Batch, PageCopy, slots_of
 from .page_pool import PagePool
+from .page_sharing import share_full_pages, take_pages
 from .radix_tree import RadixTree
 from .sequence import Sequence, num_pages_for
 from .sparse_span import SparseSpan
@@ -158,8 +158,7 @@ class KVTransaction:
             num_free = self._pool.num_free
             if reservation.copies:  # their source is the sequence's no longer
                 self._pool.release(sequence.page_ids[num_kept:])
-            sparse = reservation.sparse
-            sequence.replace_kv(reservation.new_page_ids, reservation.stop, num_kept_pages=num_kept, sparse=sparse)
+            sequence.replace_kv(reservation.new_page_ids, reservation.stop, num_kept_pages=num_kept)
             # its own now, and not to be rolled back, should sharing them fail
             del self._reservations[sequence.seq_id]
             sequence.set_reserved(False)
@@ -167,8 +166,8 @@ class KVTransaction:
                 free, pages = [num_free, self._pool.num_free], reservation.new_page_ids
                 before = reservation.start
                 self._kv_log.write("commit", sequence, computed=before, kept=num_kept, pages=pages, free=free)
-            if sparse is None:
-                self._share(sequence, reservation.start // PAGE_SIZE, reservation.stop // PAGE_SIZE)
+            first, last = reservation.start // PAGE_SIZE, reservation.stop // PAGE_SIZE
+            share_full_pages(self._pool, self._tree, sequence, first, last, self._kv_log)
 
     def rollback(self) -> None:
         """Give back every page that is not committed; no effect after `commit`."""
@@ -178,42 +177,6 @@ class KVTransaction:
     def abandon(self) -> None:
         """Forget what was reserved without giving it back: the pool is not used any more."""
         self._reservations.clear()
-
-    def _share(self, sequence: Sequence, first: int, last: int) -> None:
-        """Put the pages `[first, last)`, which are full now, into the tree, or take those that it has instead."""
-        if first == last or sequence.namespace is None:
-            return
-        tokens = slice(first * PAGE_SIZE, last * PAGE_SIZE)
-        own, after = sequence.page_ids[first:last], sequence.page_ids[last:]
-        shared = self._tree.insert(
-            sequence.namespace, sequence.page_ids[:first], sequence.token_ids[tokens], own, sequence.generated[tokens]
-        )
-        num_free = self._pool.num_free
-        self._pool.retain(theirs for theirs, ours in zip(shared, own, strict=True) if theirs != ours)
-        self._pool.release(ours for theirs, ours in zip(shared, own, strict=True) if theirs != ours)
-        sequence.replace_kv([*shared, *after], sequence.num_computed, num_kept_pages=first)
-        if self._kv_log is not None:
-            free = [num_free, self._pool.num_free]
-            self._kv_log.write("share", sequence, kept=first, pages=[*shared, *after], free=free)
-
-
-def take_pages(pool: PagePool, tree: RadixTree, num_pages: int) -> list[int]:
-    """Allocate pages, evicting from the tree, least recently used first, when too few are free.
-
-    Raises:
-        OutOfPages: free and evictable pages together do not suffice; nothing is taken or evicted.
-    """
-    if num_pages == 0:
-        return []
-    num_free, num_cached = pool.num_free, pool.num_cached
-    if num_pages > num_free + num_cached:
-        raise OutOfPages(
-            f"request needs {num_pages} pages of {PAGE_SIZE} tokens, {num_free} are free and "
-            f"{num_cached} can be evicted; lower --max-num-seqs or raise --kv-cache-gb"
-        )
-    if num_pages > num_free:
-        tree.evict(num_pages - num_free)
-    return pool.allocate(num_pages)
 
 
 def make_batch(

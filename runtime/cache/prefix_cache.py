@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 from radixlm.tokenizer_fix import SpelledPrompt
 
-from ..artifact.manifest import PAGE_SIZE
-from ..errors import OutOfPages, SparseSpanError, UnknownSequence
 from ..kv_log.log import KVLog
 from .cache_uses import CacheUses
-from .kv_transaction import KVTransaction, take_pages
+from .kv_transaction import KVTransaction
+from .live_sequences import LiveSequences
 from .page_pool import PagePool
+from .page_sharing import begin_sparse, leave_in_tree, reuse
 from .prefix_match import PrefixMatch, match_prompt
 from .radix_tree import RadixTree
 from .reply_alias import ReplyAliases
-from .sequence import Sequence, num_pages_for
+from .sequence import Sequence
 from .sparse_span import SparseSpan
 
 
@@ -56,21 +56,25 @@ class PrefixCache:
         cache.close(sequence)                            # the rest stays in the tree
 
     Between transactions every full page of a live sequence is in the tree. Of a sequence with a sparse span only those
-    before the span are; no other page of it ever is. A sequence without a namespace takes
-    nothing from the tree and leaves nothing in it.
+    before the span are; no other page of it ever is. A sequence without a namespace takes nothing from the tree and
+    leaves nothing in it.
+
+    Attributes:
+        pool, tree: the pages, and the runs that are cached.
+        sequences: those that are live, to be read.
+        aliases, uses: what is remembered of replies, and of the last requests.
     """
 
     def __init__(
         self, pool: PagePool, *, clock: Callable[[], float] = time.monotonic, kv_log: KVLog | None = None
     ) -> None:
-        """Nothing is cached yet; `kv_log` is told of everything that happens to pages."""
+        """An empty cache; `kv_log` gets a line for everything that happens to pages."""
         self.pool = pool
         self._kv_log = kv_log
         self.aliases = ReplyAliases(clock=clock)
         self.uses = CacheUses()
         self.tree = RadixTree(pool, clock=clock, kv_log=kv_log)
-        self._sequences: dict[int, Sequence] = {}
-        self._next_seq_id = 0
+        self.sequences = LiveSequences()
         if kv_log is not None:
             kv_log.write("begin", num_pages=pool.num_pages)
         self._num_prompt_tokens = 0
@@ -88,10 +92,10 @@ class PrefixCache:
         """The longest cached prefix of `prompt_ids[:num_match]`, never the whole prompt; changes nothing.
 
         Args:
-            namespace: whose part of the tree is looked at; None: nobody's, and nothing is kept of what is opened on it.
-            num_known: so many ids were found without encoding: matched, they count as `seam`.
-            spelled: what the prompt spells; given it, runs that the model generated are matched by text too, and
-                then the match's `prompt_ids` are others, which spell the same.
+            namespace: the part of the tree that is searched; None: none, and nothing is kept of what is opened on it.
+            num_known: the first ids that were found without encoding; those that are matched count as `seam`.
+            spelled: what the prompt spells. With it, runs that the model generated are matched by text, too; then the
+                match's `prompt_ids` may be other ids that spell the same.
 
         Raises:
             EmptyPrompt: there are no tokens.
@@ -107,7 +111,7 @@ class PrefixCache:
         )
 
     def num_elsewhere(self, prompt_ids: collections.abc.Sequence[int], namespace: bytes) -> int:
-        """The longest prefix that another namespace has of these ids, in tokens; no client may learn that."""
+        """The longest prefix of these ids, in tokens, that any other namespace has. Do not tell a client."""
         others = (other for other in self.tree.namespaces if other != namespace)
         return max((self.tree.find(other, prompt_ids[:-1]).num_tokens for other in others), default=0)
 
@@ -137,7 +141,7 @@ class PrefixCache:
                 longer cached. In each case nothing is opened, taken or evicted.
         """
         sequence = Sequence(
-            self._next_seq_id,
+            self.sequences.next_id,
             match.prompt_ids,
             pool=self.pool,
             context_length=context_length,
@@ -145,17 +149,17 @@ class PrefixCache:
             request_id=request_id,
             kv_log=self._kv_log,
         )
+        limit = min(match.num_match, len(sequence) - 1)
         if sparse is None:
-            num_reused = self._reuse(sequence, min(match.num_match, len(sequence) - 1))
+            num_reused = reuse(self.pool, self.tree, sequence, limit)
             event: str = "open"
             fields: dict[str, object] = {"private": sequence.namespace is None}
         else:
-            num_own = self._begin_sparse(sequence, match, sparse)
+            num_own = begin_sparse(self.pool, self.tree, sequence, limit, sparse)
             num_reused, free = sparse.start, self.pool.num_free
             rows = [sparse.start, sparse.stop, sparse.num_rows]
             event, fields = "open_pruned", {"pruned": rows, "free": [free + num_own, free]}
-        self._next_seq_id += 1
-        self._sequences[sequence.seq_id] = sequence
+        self.sequences.add(sequence)
         self._num_prompt_tokens += len(sequence)
         self._num_reused_tokens += num_reused
         if self._kv_log is not None:
@@ -170,16 +174,16 @@ class PrefixCache:
             SparseForkError: `at` is inside a sparse span.
             UnknownSequence: it is closed, or not of this cache.
         """
-        self._require(sequence)
-        child = sequence.fork(at, seq_id=self._next_seq_id)
-        self._next_seq_id += 1
-        self._sequences[child.seq_id] = child
+        self.sequences.require(sequence)
+        child = sequence.fork(at, seq_id=self.sequences.next_id)
+        self.sequences.add(child)
         return child
 
     def begin(self) -> KVTransaction:
         """A transaction for one step, to be used in a `with`."""
-        if self._kv_log is not None and self._kv_log.is_full:  # between two steps it can be said what there is
-            self._kv_log.turn(**self._state())
+        if self._kv_log is not None and self._kv_log.is_full:  # between two steps all is whole
+            state: dict[str, object] = {"num_pages": self.pool.num_pages, "tree": self.tree.page_ids()}
+            self._kv_log.turn(**state, sequences=self.sequences.log_state())
         return KVTransaction(self.pool, self.tree, self._kv_log)
 
     def preempt(self, sequence: Sequence) -> None:
@@ -192,12 +196,12 @@ class PrefixCache:
         Raises:
             UnknownSequence: it is closed, or not of this cache.
         """
-        self._require(sequence)
-        self._leave_in_tree(sequence)
-        self._give_back(sequence, "preempt")
+        self.sequences.require(sequence)
+        leave_in_tree(self.tree, sequence)
+        sequence.preempt()
 
     def resume(self, sequence: Sequence) -> int:
-        """Take from the tree what it has of the sequence's uncomputed tokens; how many tokens were gained.
+        """Take from the tree what it has of the sequence's uncomputed tokens; returns how many tokens were gained.
 
         For a preempted sequence, and for one that waited while another computed the same prefix. Its last
         token is left to compute. A sequence that gains tokens has no sparse span afterwards.
@@ -205,9 +209,9 @@ class PrefixCache:
         Raises:
             UnknownSequence: it is closed, or not of this cache.
         """
-        self._require(sequence)
+        self.sequences.require(sequence)
         before = sequence.num_computed
-        num_gained = self._reuse(sequence, len(sequence) - 1)
+        num_gained = reuse(self.pool, self.tree, sequence, len(sequence) - 1)
         if self._kv_log is not None:
             self._kv_log.write("resume", sequence, computed=before, pages=list(sequence.page_ids))
         return num_gained
@@ -221,26 +225,14 @@ class PrefixCache:
         Raises:
             UnknownSequence: it is closed, or not of this cache.
         """
-        self._require(sequence)
+        self.sequences.require(sequence)
         if keep:
-            self._leave_in_tree(sequence)
-        self._give_back(sequence, "close")
-        sequence.mark_closed()
-        del self._sequences[sequence.seq_id]
-
-    def get(self, seq_id: int) -> Sequence:
-        """The live sequence with this id.
-
-        Raises:
-            UnknownSequence: there is none.
-        """
-        sequence = self._sequences.get(seq_id)
-        if sequence is None:
-            raise UnknownSequence(f"no live sequence has the id {seq_id}; {len(self._sequences)} are live")
-        return sequence
+            leave_in_tree(self.tree, sequence)
+        sequence.close()
+        self.sequences.remove(sequence)
 
     def clear(self, namespace: bytes | None = None) -> int:
-        """Free everything that no live sequence uses, of a namespace or of all; how many pages became free."""
+        """Free everything that no live sequence uses, of one namespace or of all; returns how many pages."""
         self.aliases.forget(namespace)
         self.uses.forget(namespace)
         if namespace is not None:
@@ -248,29 +240,22 @@ class PrefixCache:
         return sum(map(self.tree.clear, self.tree.namespaces))
 
     def start_over(self) -> None:
-        """Forget everything in whatever state it is, live sequences too: all pages are free, whoever had them."""
+        """Forget everything, live sequences too, in whatever state it is: all pages are free."""
         self.pool = PagePool(self.pool.num_pages)
         self.tree = self.tree.emptied(self.pool)
         self.aliases.forget(None)
-        self._sequences.clear()
+        self.sequences.clear()
         if self._kv_log is not None:
             self._kv_log.write("start_over")
 
     def drop_unused(self, since: float) -> int:
-        """Free what no live sequence uses and nobody used since then, on the cache's clock; how many pages."""
+        """Free what no live sequence uses and what was last used before `since`; returns how many pages.
+
+        `since` is a time on the cache's clock.
+        """
         self.aliases.forget_unused(since)
         self.uses.forget_unused(since)
         return self.tree.drop_unused(since)
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        """Those that are live, in the order in which they were opened."""
-        return list(self._sequences.values())
-
-    @property
-    def num_unused_request_rows(self) -> int:
-        """Rows of live sequences' pages that no token is in, yet; from another thread about so many."""
-        return sum(max(0, len(each.page_ids) * PAGE_SIZE - each.num_rows) for each in self.sequences)
 
     def stats(self) -> CacheStats:
         """Counts for metrics and tests."""
@@ -279,7 +264,7 @@ class PrefixCache:
             num_free_pages=self.pool.num_free,
             num_cached_pages=self.pool.num_cached,
             num_in_use_pages=self.pool.num_in_use,
-            num_sequences=len(self._sequences),
+            num_sequences=len(self.sequences),
             num_nodes=self.tree.num_nodes,
             num_prompt_tokens=self._num_prompt_tokens,
             num_reused_tokens=self._num_reused_tokens,
@@ -288,97 +273,6 @@ class PrefixCache:
 
     def check(self) -> None:
         """Raise AssertionError unless pool, tree and live sequences agree; not inside a transaction."""
-        self.pool.check([sequence.page_ids for sequence in self._sequences.values()], self.tree.page_ids())
+        self.pool.check([sequence.page_ids for sequence in self.sequences], self.tree.page_ids())
         self.tree.check()
-        for seq_id, sequence in self._sequences.items():
-            sequence.check()
-            assert sequence.seq_id == seq_id and not sequence.is_closed and not sequence.is_reserved
-            num_full = sequence.num_shareable // PAGE_SIZE
-            full, rest = sequence.page_ids[:num_full], sequence.page_ids[num_full:]
-            assert all(map(self.pool.is_in_tree, full)), f"{sequence} has full pages that nobody can find"
-            is_private = sequence.sparse is not None or sequence.namespace is None
-            assert not (is_private and any(map(self.pool.is_in_tree, rest))), f"anybody can find pages of {sequence}"
-
-    def _state(self) -> dict[str, object]:
-        """All there is, for a log that begins here."""
-        sequences = [
-            {
-                "request": each.request_id,
-                "seq": each.seq_id,
-                "length": len(each),
-                "computed": each.num_computed,
-                "pages": list(each.page_ids),
-                "pruned": None if (span := each.sparse) is None else [span.start, span.stop, span.num_rows],
-                "private": each.namespace is None,
-            }
-            for each in self._sequences.values()
-        ]
-        return {"num_pages": self.pool.num_pages, "tree": self.tree.page_ids(), "sequences": sequences}
-
-    def _begin_sparse(self, sequence: Sequence, match: PrefixMatch, sparse: SparseSpan) -> int:
-        """Give a new sequence the pages before the span, and its own for the span's rows; returns how many are its own.
-
-        Raises:
-            OutOfPages, SparseSpanError: as `open`.
-        """
-        limit = min(match.num_match, len(sequence) - 1)
-        if sparse.stop > limit or match.prompt_ids[: sparse.stop] != sparse.token_ids:
-            raise SparseSpanError(
-                f"{sparse!r} has rows of {sparse.stop} tokens, and not the first of the {limit} that this prompt may "
-                f"reuse; open it without"
-            )
-        found = self.tree.find(match.namespace, match.prompt_ids[: sparse.start])
-        if found.num_tokens < sparse.start:
-            raise SparseSpanError(
-                f"{sparse!r} goes on from {sparse.start} tokens, {found.num_tokens} are cached; open it without"
-            )
-        self.pool.retain(found.pages)  # or the span's pages might evict them
-        try:
-            own = take_pages(self.pool, self.tree, num_pages_for(sparse.start + sparse.num_rows) - len(found.pages))
-        except OutOfPages:
-            self.pool.release(found.pages)
-            raise
-        sequence.replace_kv([*found.pages, *own], sparse.stop, sparse=sparse)
-        sequence.inherit_generated(found.generated)
-        sequence.inherit_generated(sparse.generated)
-        self.tree.touch(found.pages)
-        return len(own)
-
-    def _reuse(self, sequence: Sequence, limit: int) -> int:
-        """Share what the tree has of the first `limit` tokens, if that is more than is computed; the gain."""
-        assert not sequence.is_reserved, f"{sequence} is reserved"
-        before = sequence.num_computed
-        if limit <= before:
-            return 0
-        found = self.tree.find(sequence.namespace, sequence.token_ids[:limit])
-        if found.num_tokens <= before:
-            return 0
-        page_ids = found.pages if found.partial_page is None else [*found.pages, found.partial_page]
-        self.pool.retain(page_ids)
-        self.pool.release(sequence.page_ids)
-        sequence.replace_kv(page_ids, found.num_tokens)
-        sequence.inherit_generated(found.generated)
-        self.tree.touch(found.pages)  # not the partial page: one common row does not make a run recent
-        return found.num_tokens - before
-
-    def _leave_in_tree(self, sequence: Sequence) -> None:
-        """Keep the rows of the partial last page; the full pages are there already."""
-        num_full = sequence.num_shareable // PAGE_SIZE
-        full, tail = sequence.page_ids[:num_full], sequence.page_ids[num_full:]
-        if not tail or sequence.sparse is not None or sequence.namespace is None:  # the tail may not be shared
-            self.tree.touch(full)
-            return
-        tokens = slice(num_full * PAGE_SIZE, sequence.num_computed)  # may be there: found there, or popped to
-        self.tree.insert_tail(sequence.namespace, full, sequence.token_ids[tokens], tail[0], sequence.generated[tokens])
-
-    def _give_back(self, sequence: Sequence, event: str) -> None:
-        assert not sequence.is_reserved, f"{sequence} is reserved"
-        before, num_free = sequence.num_computed, self.pool.num_free
-        self.pool.release(sequence.page_ids)
-        sequence.replace_kv([], 0)
-        if self._kv_log is not None:
-            self._kv_log.write(event, sequence, computed=before, free=[num_free, self.pool.num_free])
-
-    def _require(self, sequence: Sequence) -> None:
-        if self.get(sequence.seq_id) is not sequence:
-            raise UnknownSequence(f"sequence {sequence.seq_id} is of another cache")
+        self.sequences.check(self.pool)

@@ -1,7 +1,7 @@
 """Hold one request's tokens, the pages of their KV, and how many of them have KV.
 
-The one owner of all three: whoever wants the length of the KV asks here. Knows page ids, not what they hold,
-and neither requests nor the tree.
+The one owner of all three: the length of the KV is asked for here. Knows page ids, not what they hold, and neither
+requests nor the tree.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class Sequence:
     stay those of the tokens. Only the KV of the first `num_shareable` tokens may be shared: those before the span, or
     none without a `namespace`.
 
-    `append`, `pop` and `fork` are the only mutations, and each validates before it changes anything. KV grows
-    by a `KVTransaction` alone. Sequences come from `PrefixCache.open` and `PrefixCache.fork`, not from here.
+    Tokens change by `append` and `pop` alone, and `fork` copies them; each validates before it changes anything. KV
+    comes from other pages by `take_kv`, grows by a `KVTransaction`, and goes by `pop`, `preempt` and `close`. To open,
+    fork and close sequences, call `PrefixCache`, which keeps count of them.
     """
 
     def __init__(
@@ -64,8 +65,8 @@ class Sequence:
             context_length: the most tokens it may ever have.
             namespace: whose part of the tree it shares; None: it shares nothing, and its pages are its forks' alone.
             generated: one byte a token, 1 where a model made it; by default a client wrote them all.
-            request_id: the request that it is of, for who reads the log.
-            kv_log: is told of every mutation.
+            request_id: the request that it is of, for the log.
+            kv_log: gets a line for every mutation.
 
         Raises:
             AppendLengthError: the prompt is longer than the context.
@@ -219,7 +220,7 @@ class Sequence:
         )
         page_ids = self._page_ids[: num_pages_for(at - (0 if sparse is None else sparse.num_missing))]
         self._pool.retain(page_ids)
-        child.replace_kv(page_ids, at, sparse=sparse)
+        child.take_kv(page_ids, at, b"", sparse=sparse)
         if self._kv_log is not None:
             self._kv_log.write("fork", child, length=0, computed=0, parent=self.seq_id, pages=list(page_ids))
         return child
@@ -231,6 +232,37 @@ class Sequence:
 
     # For PrefixCache and KVTransaction, which own the other half of each change (pool and tree).
 
+    def take_kv(
+        self,
+        page_ids: collections.abc.Sequence[int],
+        num_computed: int,
+        generated: bytes,
+        *,
+        sparse: SparseSpan | None = None,
+    ) -> None:
+        """Have the KV of the first `num_computed` tokens in `page_ids`, which the caller has retained for it, and give
+        its own pages back. `generated` has a byte for each of the first tokens, 1 where a model made it."""
+        assert not self._is_reserved, f"{self} is reserved"
+        self._pool.release(self._page_ids)
+        self._sparse = sparse
+        self.replace_kv(page_ids, num_computed)
+        self.inherit_generated(generated)
+
+    def preempt(self) -> None:
+        """Give all pages back; the tokens stay, uncomputed."""
+        self._give_back("preempt")
+
+    def close(self) -> None:
+        """Give all pages back for good; the tokens can still be read."""
+        self._give_back("close")
+        self._is_closed = True
+
+    def _give_back(self, event: str) -> None:
+        before, num_free = self._num_computed, self._pool.num_free
+        self.take_kv([], 0, b"")
+        if self._kv_log is not None:
+            self._kv_log.write(event, self, computed=before, free=[num_free, self._pool.num_free])
+
     @property
     def is_reserved(self) -> bool:
         """Whether a transaction holds pages for it."""
@@ -241,31 +273,19 @@ class Sequence:
         self._is_reserved = is_reserved
 
     def replace_kv(
-        self,
-        page_ids: collections.abc.Sequence[int],
-        num_computed: int,
-        *,
-        num_kept_pages: int = 0,
-        sparse: SparseSpan | None = None,
+        self, page_ids: collections.abc.Sequence[int], num_computed: int, *, num_kept_pages: int = 0
     ) -> None:
-        """Say where the KV of `[0, num_computed)` is now: in the first `num_kept_pages` of its pages, as before, and
-        then in `page_ids`; and which span of it is sparse. The caller has retained and released the pages."""
-        num_rows = num_computed if sparse is None else num_computed - sparse.num_missing
-        assert num_kept_pages + len(page_ids) == num_pages_for(num_rows) and num_computed <= len(self)
+        """Have the KV of `[0, num_computed)` in the first `num_kept_pages` of its pages and then in `page_ids`. The
+        caller has retained and released the pages."""
         if page_ids or num_kept_pages != len(self._page_ids):
             self._page_ids[num_kept_pages:] = array("i", page_ids)
         self._num_computed = num_computed
-        self._sparse = sparse
+        assert len(self._page_ids) == num_pages_for(self.num_rows) and num_computed <= len(self)
 
     def inherit_generated(self, generated: bytes) -> None:
-        """Note which of the first tokens a model made; so says the run that they were found in."""
+        """Mark those of the first tokens that a model made, as the run has them in which they were found."""
         own = self._generated[: len(generated)]
         self._generated[: len(generated)] = bytes(map(or_, own, generated))
-
-    def mark_closed(self) -> None:
-        """Close it; its pages are released already."""
-        assert not self._page_ids
-        self._is_closed = True
 
     def check(self) -> None:
         """Raise AssertionError unless tokens, KV length and pages agree."""

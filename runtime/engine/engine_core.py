@@ -211,7 +211,7 @@ class EngineCore:
         sequences = [request.sequence for request in self._scheduler.requests() if request.sequence]
         assert self._cache.stats().num_sequences == len(sequences), "a sequence belongs to no request"
         for sequence in sequences:
-            assert self._cache.get(sequence.seq_id) is sequence
+            assert self._cache.sequences.get(sequence.seq_id) is sequence
         for request in self._loading.values():
             assert request.sequence is None, f"{request!r} waits for the disk and has a sequence"
         if self.tier is not None:

@@ -89,7 +89,7 @@ class EngineStats:
             num_failed_steps=counters.num_failed_steps,
             num_failed_steps_in_a_row=counters.num_failed_steps_in_a_row,
             last_failure=counters.last_failure,
-            num_unused_request_rows=cache.num_unused_request_rows,
+            num_unused_request_rows=cache.sequences.num_unused_rows,
             num_unused_cache_rows=cache.tree.num_unused_rows,
             finished_by_reason=dict(counters.finished_by_reason),
             failed_by_type=dict(counters.failed_by_type),

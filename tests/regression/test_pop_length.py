@@ -66,7 +66,7 @@ def test_pop_length_refused_changes_nothing() -> None:
     with pytest.raises(AppendLengthError):
         sequence.append([1] * 55)
     with pytest.raises(UnknownSequence):
-        bench.cache.get(10_000)
+        bench.cache.sequences.get(10_000)
     assert (len(sequence), sequence.num_computed) == (202, computed)
     bench.core.check()
     bench.run()

@@ -59,7 +59,7 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
         self.pages.check(path.namespace, np.frombuffer(path.key, ">u4").tolist(), path.page_ids)
 
     def pick(self, data: Any) -> Sequence:
-        return self.cache.get(data.draw(st.sampled_from(sorted(self.tokens)), label="sequence"))
+        return self.cache.sequences.get(data.draw(st.sampled_from(sorted(self.tokens)), label="sequence"))
 
     def keep(self, sequence: Sequence, num_tokens: int) -> None:
         """Others may find these tokens, but for tainted ones."""
@@ -108,16 +108,16 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
         stop = data.draw(st.integers(start + 1, max(start + 1, len(prompt))), label="stop")
         pruned_ids = (*prompt, *[2] * stop)[: stop - is_others] + (1,) * is_others
         pruned = SparseSpan(start, data.draw(st.integers(1, stop - start), label="rows"), tuple(pruned_ids))
-        before = self.cache.stats(), self.cache.sequences
+        before = self.cache.stats(), list(self.cache.sequences)
         try:
             sequence = self.cache.open(match, sparse=pruned, context_length=CONTEXT_LENGTH)
         except SparseSpanError:
             assert start > match.num_tokens or stop >= len(prompt) or list(pruned_ids) != prompt[:stop]
-            assert (self.cache.stats(), self.cache.sequences) == before
+            assert (self.cache.stats(), list(self.cache.sequences)) == before
             return
         except OutOfPages:
             assert -(-(start + pruned.num_rows) // 16) > before[0].num_free_pages
-            assert (self.cache.stats(), self.cache.sequences) == before
+            assert (self.cache.stats(), list(self.cache.sequences)) == before
             return
         assert start <= match.num_tokens and stop < len(prompt) and list(pruned_ids) == prompt[:stop]
         assert list(sequence.page_ids[: start // 16]) == list(match.pages[: start // 16])
@@ -130,7 +130,7 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
     @rule(data=st.data(), fails=st.booleans())
     def step(self, data: Any, fails: bool) -> None:
         chosen = data.draw(st.lists(st.sampled_from(sorted(self.tokens)), unique=True), label="step")
-        sequences = [self.cache.get(seq_id) for seq_id in chosen]
+        sequences = [self.cache.sequences.get(seq_id) for seq_id in chosen]
         parts = {
             sequence: data.draw(st.integers(1, sequence.num_uncomputed), label="tokens")
             for sequence in sequences
@@ -140,12 +140,12 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
 
     @rule()
     def compute_everything(self) -> None:
-        sequences = [self.cache.get(seq_id) for seq_id in self.tokens]
+        sequences = [self.cache.sequences.get(seq_id) for seq_id in self.tokens]
         self.run({sequence: sequence.num_uncomputed for sequence in sequences if sequence.num_uncomputed})
 
     def run(self, parts: dict[Sequence, int], *, fails: bool = False, drops: bool = False) -> None:
         """One step of the engine."""
-        computed = {seq_id: self.cache.get(seq_id).num_computed for seq_id in self.tokens}
+        computed = {seq_id: self.cache.sequences.get(seq_id).num_computed for seq_id in self.tokens}
         with self.cache.begin() as step:
             for sequence, num_tokens in parts.items():
                 counts = self.cache.stats()
@@ -167,7 +167,7 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
                 for reservation in reservations:
                     computed[reservation.sequence.seq_id] = reservation.stop
                     self.keep(reservation.sequence, reservation.stop // 16 * 16)
-        assert computed == {seq_id: self.cache.get(seq_id).num_computed for seq_id in self.tokens}
+        assert computed == {seq_id: self.cache.sequences.get(seq_id).num_computed for seq_id in self.tokens}
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data(), new=RUNS)
@@ -276,7 +276,7 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
             return
         self.cache.check()
         for seq_id, tokens in self.tokens.items():
-            sequence = self.cache.get(seq_id)
+            sequence = self.cache.sequences.get(seq_id)
             assert list(sequence.token_ids) == tokens
             pruned = self.pruned.get(seq_id)
             assert sequence.sparse == pruned

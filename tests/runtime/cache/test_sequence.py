@@ -83,7 +83,7 @@ def test_a_prompt_past_the_context_opens_nothing() -> None:
 def test_an_unknown_sequence_is_refused() -> None:
     cache, other = PrefixCache(PagePool(4)), PrefixCache(PagePool(4))
     with pytest.raises(UnknownSequence, match="no live sequence has the id 7"):
-        cache.get(7)
+        cache.sequences.get(7)
     sequence = computed_sequence(cache, 20)
     computed_sequence(other, 20)
     with pytest.raises(UnknownSequence, match="of another cache"):

@@ -50,7 +50,7 @@ def require_same(replayed: KVReplay, cache: PrefixCache) -> None:
     assert replayed.owners.num_free == cache.pool.num_free
     assert set(replayed.sequences) == {live.seq_id for live in cache.sequences}
     for seq_id, sequence in replayed.sequences.items():
-        live = cache.get(seq_id)
+        live = cache.sequences.get(seq_id)
         assert (sequence.length, sequence.computed, sequence.pages) == (
             len(live),
             live.num_computed,

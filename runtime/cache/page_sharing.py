@@ -1,0 +1,113 @@
+"""Pass pages between sequences and the tree: what a sequence finds there, leaves there, and must take afresh.
+
+Knows pages and counts of tokens. Not when any of it is done: `prefix_cache.py` and `kv_transaction.py` decide that.
+"""
+
+from __future__ import annotations
+
+from ..artifact.manifest import PAGE_SIZE
+from ..errors import OutOfPages, SparseSpanError
+from ..kv_log.log import KVLog
+from .page_pool import PagePool
+from .radix_tree import RadixTree
+from .sequence import Sequence, num_pages_for
+from .sparse_span import SparseSpan
+
+
+def take_pages(pool: PagePool, tree: RadixTree, num_pages: int) -> list[int]:
+    """Allocate pages, evicting from the tree, least recently used first, when too few are free.
+
+    Raises:
+        OutOfPages: free and evictable pages together do not suffice; nothing is taken or evicted.
+    """
+    if num_pages == 0:
+        return []
+    num_free, num_cached = pool.num_free, pool.num_cached
+    if num_pages > num_free + num_cached:
+        raise OutOfPages(
+            f"request needs {num_pages} pages of {PAGE_SIZE} tokens, {num_free} are free and "
+            f"{num_cached} can be evicted; lower --max-num-seqs or raise --kv-cache-gb"
+        )
+    if num_pages > num_free:
+        tree.evict(num_pages - num_free)
+    return pool.allocate(num_pages)
+
+
+def reuse(pool: PagePool, tree: RadixTree, sequence: Sequence, limit: int) -> int:
+    """Share what the tree has of the first `limit` tokens if that is more than is computed; returns the gain."""
+    assert not sequence.is_reserved, f"{sequence} is reserved"
+    before = sequence.num_computed
+    if limit <= before:
+        return 0
+    found = tree.find(sequence.namespace, sequence.token_ids[:limit])
+    if found.num_tokens <= before:
+        return 0
+    page_ids = found.pages if found.partial_page is None else [*found.pages, found.partial_page]
+    pool.retain(page_ids)
+    sequence.take_kv(page_ids, found.num_tokens, found.generated)
+    tree.touch(found.pages)  # not the partial page: one common row does not make a run recent
+    return found.num_tokens - before
+
+
+def begin_sparse(pool: PagePool, tree: RadixTree, sequence: Sequence, limit: int, sparse: SparseSpan) -> int:
+    """Give a new sequence the pages before the span, and its own for the span's rows; returns how many are its own.
+
+    Raises:
+        OutOfPages: too few pages are free or can be evicted.
+        SparseSpanError: the span is not of the first `limit` tokens, or the pages before it are not cached. In each
+            case nothing is taken or evicted.
+    """
+    if sparse.stop > limit or tuple(sequence.token_ids[: sparse.stop]) != sparse.token_ids:
+        raise SparseSpanError(
+            f"{sparse!r} has rows of {sparse.stop} tokens, and not the first of the {limit} that this prompt may "
+            f"reuse; open it without"
+        )
+    found = tree.find(sequence.namespace, sparse.token_ids[: sparse.start])
+    if found.num_tokens < sparse.start:
+        raise SparseSpanError(
+            f"{sparse!r} goes on from {sparse.start} tokens, {found.num_tokens} are cached; open it without"
+        )
+    pool.retain(found.pages)  # or the span's pages might evict them
+    try:
+        own = take_pages(pool, tree, num_pages_for(sparse.start + sparse.num_rows) - len(found.pages))
+    except OutOfPages:
+        pool.release(found.pages)
+        raise
+    sequence.take_kv([*found.pages, *own], sparse.stop, found.generated, sparse=sparse)
+    sequence.inherit_generated(sparse.generated)
+    tree.touch(found.pages)
+    return len(own)
+
+
+def share_full_pages(
+    pool: PagePool, tree: RadixTree, sequence: Sequence, first: int, last: int, kv_log: KVLog | None
+) -> None:
+    """Put the pages `[first, last)`, which are full now, into the tree, if they may be shared.
+
+    Where the tree has the same page already, the sequence takes that one and gives its own back.
+    """
+    if first == last or sequence.namespace is None or sequence.sparse is not None:
+        return
+    tokens = slice(first * PAGE_SIZE, last * PAGE_SIZE)
+    own, after = sequence.page_ids[first:last], sequence.page_ids[last:]
+    shared = tree.insert(
+        sequence.namespace, sequence.page_ids[:first], sequence.token_ids[tokens], own, sequence.generated[tokens]
+    )
+    num_free = pool.num_free  # after pages that the new ones superseded, which have lines
+    pool.retain(theirs for theirs, ours in zip(shared, own, strict=True) if theirs != ours)
+    pool.release(ours for theirs, ours in zip(shared, own, strict=True) if theirs != ours)
+    sequence.replace_kv([*shared, *after], sequence.num_computed, num_kept_pages=first)
+    if kv_log is not None:
+        free = [num_free, pool.num_free]
+        kv_log.write("share", sequence, kept=first, pages=[*shared, *after], free=free)
+
+
+def leave_in_tree(tree: RadixTree, sequence: Sequence) -> None:
+    """Keep the rows of a sequence's partial last page; the full pages are in the tree already."""
+    num_full = sequence.num_shareable // PAGE_SIZE
+    full, tail = sequence.page_ids[:num_full], sequence.page_ids[num_full:]
+    if not tail or sequence.sparse is not None or sequence.namespace is None:  # the tail may not be shared
+        tree.touch(full)
+        return
+    tokens = slice(num_full * PAGE_SIZE, sequence.num_computed)  # may be there: found there, or popped to
+    tree.insert_tail(sequence.namespace, full, sequence.token_ids[tokens], tail[0], sequence.generated[tokens])
