@@ -49,14 +49,14 @@ class ReadBandwidth:
 
     def __init__(self, target: Target, num_bytes: int = READ_BYTES) -> None:
         self._native = Native({"read": _read()}, target)
-        self._memory = aligned(np.zeros(num_bytes // 4, np.int32))
-        self._memory[::1024] = 1  # pages that were never written are all the same page of zeros
-        self._sums = aligned(np.zeros(num_threads() * LANES, np.int32))
+        self.memory = aligned(np.zeros(num_bytes // 4, np.int32))
+        self.memory[::1024] = 1  # pages that were never written are all the same page of zeros
+        self.sums = aligned(np.zeros(num_threads() * LANES, np.int32))
 
     def measure(self, parts: int | None = None, runs: int = 10) -> float:
         """GB/s of the best of `runs`; `parts` is how many threads read, all by default."""
-        memory, threads = self._memory, num_threads() if parts is None else parts
-        seconds = best_s(lambda: self._native.call("read", [memory, self._sums, memory.size, threads]), runs)
+        memory, threads = self.memory, num_threads() if parts is None else parts
+        seconds = best_s(lambda: self._native.call("read", [memory, self.sums, memory.size, threads]), runs)
         return memory.nbytes / seconds / 1e9
 
 

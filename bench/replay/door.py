@@ -33,12 +33,17 @@ class Passed:
 
 
 class Door:
-    """A runner in front of `inside`, for one request at a time; `take` gives what passed since it was last called."""
+    """A runner in front of `inside`, for one request at a time; `take` gives what passed since it was last called.
+
+    Attributes:
+        ids: the token whose KV each row holds, -1 if none; int64[num_pages * PAGE_SIZE].
+        histories: for each row, a hash of the tokens that the model saw when it computed the row.
+    """
 
     def __init__(self, num_pages: int, inside: _Runner) -> None:
         self._inside = inside
-        self._ids = np.full(num_pages * PAGE_SIZE, -1, np.int64)
-        self._histories = [0] * (num_pages * PAGE_SIZE)
+        self.ids = np.full(num_pages * PAGE_SIZE, -1, np.int64)
+        self.histories = [0] * (num_pages * PAGE_SIZE)
         self._reused: tuple[int, ...] | None = None
         self._forwarded: list[int] = []
 
@@ -54,14 +59,14 @@ class Door:
         pages, first = arrays.page_table[0], int(arrays.positions[0])
         rows = (pages[:, None].astype(np.int64) * PAGE_SIZE + np.arange(PAGE_SIZE)).reshape(-1)
         if self._reused is None:
-            self._reused = tuple(self._ids[rows[:first]].tolist())
+            self._reused = tuple(self.ids[rows[:first]].tolist())
             self._check_histories(rows[:first].tolist())
-        history = self._histories[rows[first - 1]] if first else _START
+        history = self.histories[rows[first - 1]] if first else _START
         assert arrays.positions.tolist() == list(range(first, first + len(arrays.positions)))
         assert arrays.slots.tolist() == rows[first : first + len(arrays.slots)].tolist()
         for token_id, slot in zip(arrays.token_ids.tolist(), arrays.slots.tolist(), strict=True):
             history = _after(history, token_id)
-            self._ids[slot], self._histories[slot] = token_id, history
+            self.ids[slot], self.histories[slot] = token_id, history
         self._forwarded += arrays.token_ids.tolist()
         return self._inside.forward(batch)
 
@@ -71,8 +76,8 @@ class Door:
     def copy_rows(self, copies: Sequence[PageCopy]) -> None:
         for copy in copies:
             source, target = copy.src_page * PAGE_SIZE, copy.dst_page * PAGE_SIZE
-            self._ids[target : target + copy.num_rows] = self._ids[source : source + copy.num_rows]
-            self._histories[target : target + copy.num_rows] = self._histories[source : source + copy.num_rows]
+            self.ids[target : target + copy.num_rows] = self.ids[source : source + copy.num_rows]
+            self.histories[target : target + copy.num_rows] = self.histories[source : source + copy.num_rows]
         self._inside.copy_rows(copies)
 
     def close(self) -> None:
@@ -83,7 +88,7 @@ class Door:
         history = _START
         for token_id, row in zip(self._reused or (), rows, strict=True):
             history = _after(history, token_id)
-            assert self._histories[row] == history, f"the row of token {token_id} was computed behind other tokens"
+            assert self.histories[row] == history, f"the row of token {token_id} was computed behind other tokens"
 
 
 def _after(history: int, token_id: int) -> int:

@@ -68,6 +68,10 @@ class FairLock:
         """How many threads and tasks wait for their turn."""
         return self._num_waiting
 
+    def num_waiting_of(self, client: str) -> int:
+        """How many threads and tasks of one client are in the queue."""
+        return len(self._waiting.get(client, ()))
+
     @contextmanager
     def turn(self, client: str, *, deadline: float) -> Iterator[None]:
         """Hold the lock; wait for it at most until `deadline`, in seconds of `time.monotonic()`.

@@ -71,6 +71,11 @@ class GrammarTrial:
         with self._lock:
             self._started()
 
+    @property
+    def process_id(self) -> int | None:
+        """The process that tries grammars now; None if it is not started."""
+        return None if self._process is None else self._process.pid
+
     def compiled(self, grammar: Grammar, *, real_limit_s: float) -> str:
         """The grammar in the library's form. The trial itself takes at most `real_limit_s`.
 

@@ -62,7 +62,7 @@ class CompiledGrammar:
 
 
 @dataclass(frozen=True)
-class _Lane:
+class Lane:
     """A process that tries grammars, and the lock that its callers take turns with."""
 
     trial: GrammarTrial
@@ -87,6 +87,9 @@ class Grammars:
         time_limit_s: seconds of processor time; a grammar that takes longer is refused.
         answer_limit_s: seconds of real time. A caller gets GrammarsOverloaded if the trial has not ended by then, or
             has not begun after half of it.
+
+    Attributes:
+        answer_limit_s: as above; it may be changed, for instance where the machine is busy with tests.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class Grammars:
         self._eos_token_ids = eos_token_ids
         self._time_limit_s = time_limit_s
         self._limits = limits_of(LIMITS)
-        self._answer_limit_s = answer_limit_s
+        self.answer_limit_s = answer_limit_s
         self._compiled: LRUCache[Grammar, CompiledGrammar] = LRUCache(max_grammars)
         self._refused: LRUCache[Grammar, InvalidGrammar] = LRUCache(MAX_REFUSED)  # apart: they drive out no good ones
         self._lock = threading.Lock()  # guards the grammars,
@@ -118,7 +121,7 @@ class Grammars:
         with self._opening:
             if self._is_open:
                 return
-            for lane in self._lanes:
+            for lane in self.lanes:
                 lane.trial.start()
             matcher = self._matcher(llguidance.LLMatcher.grammar_from_regex("(.|\\n)*"))
             GrammarConstraint(matcher, self._tokenizer.vocab_size).mask()
@@ -138,8 +141,8 @@ class Grammars:
         self._require_open()
         self.warm_up()
         attempt = _Attempt(grammar, time.monotonic())
-        for lane in self._lanes:
-            with lane.lock.turn(client, deadline=attempt.began_at + self._answer_limit_s / 2):
+        for lane in self.lanes:
+            with lane.lock.turn(client, deadline=attempt.began_at + self.answer_limit_s / 2):
                 found = self._try(attempt, lane)
             if found is not None:
                 return found
@@ -154,8 +157,8 @@ class Grammars:
         if not self._is_open:
             await asyncio.to_thread(self.warm_up)
         attempt = _Attempt(grammar, time.monotonic())
-        for lane in self._lanes:
-            work, deadline = partial(self._try, attempt, lane), attempt.began_at + self._answer_limit_s / 2
+        for lane in self.lanes:
+            work, deadline = partial(self._try, attempt, lane), attempt.began_at + self.answer_limit_s / 2
             found = await lane.lock.run_in_thread(client, work, deadline=deadline)
             if found is not None:
                 return found
@@ -165,7 +168,7 @@ class Grammars:
         """End the processes that try grammars. New grammars raise EngineClosed from now on."""
         self._is_closed = True
         with self._opening:
-            for lane in self._lanes if "_lanes" in vars(self) else ():
+            for lane in self.lanes if "lanes" in vars(self) else ():
                 lane.trial.close()
 
     def __len__(self) -> int:
@@ -175,12 +178,12 @@ class Grammars:
         if self._is_closed:
             raise EngineClosed("the engine was closed; open it again")
 
-    def _try(self, attempt: _Attempt, lane: _Lane) -> CompiledGrammar | None:
+    def _try(self, attempt: _Attempt, lane: Lane) -> CompiledGrammar | None:
         """Try a grammar in a lane whose turn the caller has; None if there was too little time."""
         found = self._find(attempt.grammar)  # a request before this one may have asked for the same
         if found is not None:
             return found
-        left_s = attempt.began_at + self._answer_limit_s - time.monotonic()
+        left_s = attempt.began_at + self.answer_limit_s - time.monotonic()
         try:
             return self._keep(attempt.grammar, lane.trial.compiled(attempt.grammar, real_limit_s=left_s))
         except OutOfTime as error:
@@ -193,7 +196,7 @@ class Grammars:
     def _failure(self, attempt: _Attempt) -> GrammarsOverloaded | InvalidGrammar:
         """The error for a grammar that no lane had enough time for."""
         if attempt.met_busy_machine:
-            return _refusal(self._lanes[-1].lock.num_waiting)
+            return _refusal(self.lanes[-1].lock.num_waiting)
         reason = f"the {attempt.grammar.noun} cannot be used: it takes more than {self._time_limit_s:g} s to compile"
         self._refuse(attempt.grammar, InvalidGrammar(reason))
         return InvalidGrammar(reason)
@@ -229,7 +232,7 @@ class Grammars:
         return llguidance.LLTokenizer(wrapper, eos_token=list(self._eos_token_ids))
 
     @cached_property
-    def _lanes(self) -> tuple[_Lane, _Lane]:
+    def lanes(self) -> tuple[Lane, Lane]:
         """The quick lane and the thorough one.
 
         The thorough one has the lowest priority. With the priority of the threads that compute replies, a flood of slow
@@ -238,7 +241,7 @@ class Grammars:
         quick_limit_s = min(QUICK_LIMIT_S, self._time_limit_s)
         return self._lane(quick_limit_s, niceness=0), self._lane(self._time_limit_s, niceness=19)
 
-    def _lane(self, time_limit_s: float, *, niceness: int) -> _Lane:
+    def _lane(self, time_limit_s: float, *, niceness: int) -> Lane:
         trial = GrammarTrial(
             self._vocabulary,
             eos_token_ids=list(self._eos_token_ids),
@@ -246,7 +249,7 @@ class Grammars:
             time_limit_s=time_limit_s,
             niceness=niceness,
         )
-        return _Lane(trial, FairLock(max_waiting=lambda: MAX_WAITING, refusal=_refusal))
+        return Lane(trial, FairLock(max_waiting=lambda: MAX_WAITING, refusal=_refusal))
 
 
 def _refusal(num_waiting: int) -> GrammarsOverloaded:

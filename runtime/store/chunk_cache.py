@@ -113,6 +113,12 @@ class ChunkCache:
                 num_evicted=self._num_evicted,
             )
 
+    @property
+    def table_bytes(self) -> int:
+        """What the tables of all runs take, beside their chunks."""
+        with self._lock:
+            return sum(run.table_bytes for run in self._runs.values())
+
     def check(self) -> None:
         """Assert that counts and chunks agree, and that the bound holds."""
         with self._lock:

@@ -45,7 +45,7 @@ class StepReader:
             return
         self._waiting += data
         if self._turn is None and not self._is_paused:
-            self._take_turn()
+            self.take_turn()
 
     def pause_reading(self) -> None:
         """Feed nothing until `resume_reading`."""
@@ -63,7 +63,8 @@ class StepReader:
         self._waiting.clear()
         self._settle()
 
-    def _take_turn(self) -> None:
+    def take_turn(self) -> None:
+        """Feed the next few bytes; the event loop calls it again while some wait."""
         self._turn = None
         if self._is_paused or not self._waiting or self._transport.is_closing():  # no bytes would be read as the end
             return
@@ -80,4 +81,4 @@ class StepReader:
             return
         self._transport.pause_reading()
         if self._turn is None and not self._is_paused:
-            self._turn = self._loop.call_soon(self._take_turn)
+            self._turn = self._loop.call_soon(self.take_turn)

@@ -36,7 +36,7 @@ def test_repeated_calls_move_through_arrays_and_sizes(target: Target) -> None:
 def test_bandwidth_is_measured_by_reading_everything(target: Target) -> None:
     reading = ReadBandwidth(target, num_bytes=1 << 20)
     assert reading.measure(runs=1) > 0
-    assert reading._sums.sum() == reading._memory.sum() > 0
+    assert reading.sums.sum() == reading.memory.sum() > 0
     assert reading.measure(1, runs=1) > 0
 
 

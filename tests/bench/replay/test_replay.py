@@ -98,13 +98,13 @@ def test_the_door_notices_kv_of_other_tokens() -> None:
     with ReplayEngine(model("smollm2")) as engine:
         messages = [{"role": "user", "content": "Hello there, how are you today?"}]
         engine.ask(messages, [engine.end_id])
-        engine.door._histories[:] = [0] * len(engine.door._histories)
+        engine.door.histories[:] = [0] * len(engine.door.histories)
         with pytest.raises(Exception, match="computed behind other tokens"):
             engine.ask(messages, [engine.end_id])
     door = Door(2, ScriptedRunner(8))
-    door._ids[:] = np.arange(32)
+    door.ids[:] = np.arange(32)
     door.copy_rows([PageCopy(0, 1, 3)])
-    assert door._ids[16:20].tolist() == [0, 1, 2, 19]
+    assert door.ids[16:20].tolist() == [0, 1, 2, 19]
 
 
 def test_the_ledger_notices_lies_and_laziness() -> None:

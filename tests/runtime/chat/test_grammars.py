@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from radixlm.runtime.chat.grammar import MAX_GRAMMAR_LENGTH, Grammar
-from radixlm.runtime.chat.grammar_trial import OutOfTime
+from radixlm.runtime.chat.grammar_trial import GrammarTrial, OutOfTime
 from radixlm.runtime.chat.grammar_trial_process import Vocabulary
 from radixlm.runtime.chat.grammar_vocabulary import GrammarVocabulary
 from radixlm.runtime.chat.grammars import MAX_REFUSED, MAX_WAITING, CompiledGrammar, Grammars
@@ -332,7 +333,7 @@ class Held:
     def __init__(self, grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
         grammars.warm_up()
         self.grammars = grammars
-        self.quick, self.thorough = grammars._lanes
+        self.quick, self.thorough = grammars.lanes
         self.tried: list[str] = []
         self._go_on = threading.Event()
         self._compiled = self.quick.trial.compiled
@@ -352,7 +353,7 @@ class Held:
         self._go_on.set()
 
     def _num_asked(self, client: str) -> int:
-        return len(self.quick.lock._waiting.get(client, ())) + len(self.tried)
+        return self.quick.lock.num_waiting_of(client) + len(self.tried)
 
     def _wait(self, grammar: Grammar, *, real_limit_s: float) -> str:
         self.tried.append(grammar.text)
@@ -414,7 +415,7 @@ def test_a_slow_grammar_delays_no_quick_one(small: Bench, monkeypatch: pytest.Mo
     grammars = small.open()
     grammars.warm_up()
     go_on, entered = threading.Event(), threading.Event()
-    thorough = grammars._lanes[1].trial
+    thorough = grammars.lanes[1].trial
     compiled = thorough.compiled
 
     def late(grammar: Grammar, *, real_limit_s: float) -> str:
@@ -441,16 +442,16 @@ def test_a_slow_grammar_delays_no_quick_one(small: Bench, monkeypatch: pytest.Mo
 
 def test_slow_trials_stand_back_for_replies(small: Bench) -> None:
     small.grammars.warm_up()
-    processes = [lane.trial._process for lane in small.grammars._lanes]
+    process_ids = [lane.trial.process_id for lane in small.grammars.lanes]
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert [os.getpriority(os.PRIO_PROCESS, process.pid) for process in processes if process] == [own, 19]
+    assert [os.getpriority(os.PRIO_PROCESS, process_id) for process_id in process_ids if process_id] == [own, 19]
 
 
 def test_a_trial_ends_in_real_time_too(small: Bench) -> None:
     grammars = small.open(time_limit_s=20.0)
     grammars.warm_up()
     with pytest.raises(OutOfTime) as late:
-        grammars._lanes[1].trial.compiled(WRONG["seven seconds of arithmetic"], real_limit_s=0.0)
+        grammars.lanes[1].trial.compiled(WRONG["seven seconds of arithmetic"], real_limit_s=0.0)
     assert late.value.is_busy
     grammars.close()
 
@@ -462,7 +463,7 @@ def test_a_busy_machine_is_not_the_grammars_fault(small: Bench, monkeypatch: pyt
     grammars = small.open()
     try:
         grammars.warm_up()
-        for lane in grammars._lanes:
+        for lane in grammars.lanes:
             monkeypatch.setattr(lane.trial, "compiled", busy)
         with pytest.raises(GrammarsOverloaded):
             grammars.compile(Grammar("regex", "a"))
@@ -472,15 +473,22 @@ def test_a_busy_machine_is_not_the_grammars_fault(small: Bench, monkeypatch: pyt
         grammars.close()
 
 
-def test_refused_grammars_do_not_drive_out_good_ones(small: Bench) -> None:
-    grammars = small.open(max_grammars=1)
+def test_refused_grammars_do_not_drive_out_good_ones(small: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars, tried = small.open(max_grammars=1), []
+    compiled = GrammarTrial.compiled
+
+    def counted(trial: GrammarTrial, grammar: Grammar, *, real_limit_s: float) -> str:
+        tried.append(grammar.text)
+        return compiled(trial, grammar, real_limit_s=real_limit_s)
+
+    monkeypatch.setattr(GrammarTrial, "compiled", counted)
     try:
         good = grammars.compile(Grammar("regex", "a"))
-        for i in range(MAX_REFUSED + 1):
+        for i in [*range(MAX_REFUSED + 1), MAX_REFUSED, 1, 0]:  # the first was forgotten for the last
             with pytest.raises(InvalidGrammar):
                 grammars.compile(Grammar("regex", f"({i}"))
         assert grammars.compile(Grammar("regex", "a")) is good
-        assert len(grammars._refused) == MAX_REFUSED
+        assert tried == ["a", *(f"({i}" for i in range(MAX_REFUSED + 1)), "(0"]
     finally:
         grammars.close()
 
@@ -488,15 +496,17 @@ def test_refused_grammars_do_not_drive_out_good_ones(small: Bench) -> None:
 def test_a_trial_process_that_dies_is_started_again(small: Bench) -> None:
     grammars = small.open()
     grammars.compile(Grammar("regex", "a"))
-    process = grammars._lanes[0].trial._process
-    assert process is not None
-    process.kill()
-    process.wait()
+    trial = grammars.lanes[0].trial
+    process_id = trial.process_id
+    assert process_id is not None
+    os.kill(process_id, signal.SIGKILL)
+    os.waitid(os.P_PID, process_id, os.WEXITED | os.WNOWAIT)
     assert grammars.compile(Grammar("regex", "b"))
-    again = grammars._lanes[0].trial._process
-    assert again is not None and again.pid != process.pid
+    again = trial.process_id
+    assert again is not None and again != process_id
     grammars.close()
-    assert again.poll() is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(again, 0)
     grammars.close()
 
 
@@ -504,7 +514,7 @@ def test_closing_ends_a_trial_and_tells_who_waits(small: Bench) -> None:
     grammars = small.open(time_limit_s=1.0)
     grammars.warm_up()
     bombs = [Grammar.json_schema({"type": "integer", "multipleOf": 1000081 + 2 * i}) for i in range(3)]
-    turns = grammars._lanes[1].lock
+    turns = grammars.lanes[1].lock
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(grammars.compile, bomb) for bomb in bombs]
         while turns.num_waiting < 2:

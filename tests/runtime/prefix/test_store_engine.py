@@ -13,6 +13,7 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.cache.cache_namespace import CacheScope
 from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
 from radixlm.runtime.errors import InvalidParameter, StoreError
+from radixlm.runtime.store import PageStore
 
 from ..eager_loads import load_always
 
@@ -96,10 +97,12 @@ def test_namespaces_outlive_the_process_that_made_them(open_engine: Open) -> Non
     assert other.namespaces.of(ours) != before
 
 
-def test_another_engine_on_the_same_directory_is_refused(open_engine: Open, tiny_artifact: Path) -> None:
+def test_another_engine_on_the_same_directory_is_refused(
+    open_engine: Open, tiny_artifact: Path, tmp_path: Path
+) -> None:
     engine = open_engine()
     with pytest.raises(StoreError, match="another"):
-        Engine(tiny_artifact, kv_cache_bytes=1 << 20, store=_directory(engine))
+        Engine(tiny_artifact, kv_cache_bytes=1 << 20, store=tmp_path / "store")
     assert engine.generate(PROMPT, PARAMS).finish_reason == "length"
 
 
@@ -116,9 +119,10 @@ def test_the_engine_sleeps_while_it_waits_for_the_disk(open_engine: Open, monkey
     engine = open_engine()
     cold = engine.generate(PROMPT, PARAMS)
     engine = open_engine()
-    store = engine._core.tier.store  # type: ignore[union-attr]
-    read, may_read = store.read, threading.Event()
-    monkeypatch.setattr(store, "read", lambda heads, out: read(heads, out) if may_read.wait(60) else 0)
+    read, may_read = PageStore.read, threading.Event()
+    monkeypatch.setattr(
+        PageStore, "read", lambda store, heads, out: read(store, heads, out) if may_read.wait(60) else 0
+    )
     with engine.stream(PROMPT, PARAMS) as stream:
         while not engine.stats().tier.num_waiting:  # type: ignore[union-attr]
             time.sleep(0.001)
@@ -128,12 +132,6 @@ def test_the_engine_sleeps_while_it_waits_for_the_disk(open_engine: Open, monkey
         may_read.set()
         warm = stream.result()
     assert same(warm, cold) and warm.usage.cached_tokens == 144
-
-
-def _directory(engine: Engine) -> Path:
-    tier = engine._core.tier
-    assert tier is not None
-    return tier.store.directory
 
 
 def test_an_engine_that_cannot_be_opened_lets_go_of_its_store(tiny_artifact: Path, tmp_path: Path) -> None:

@@ -221,9 +221,9 @@ def test_others_are_served_while_small_chunks_are_read(address: tuple[str, int])
     turns: list[int] = []
 
     class Fed(StepReader):
-        def _take_turn(self) -> None:
+        def take_turn(self) -> None:
             turns.append(self.num_waiting_bytes)
-            super()._take_turn()
+            super().take_turn()
 
     with pytest.MonkeyPatch.context() as patch, socket.create_connection(address) as connection:
         patch.setattr(http_protocol, "StepReader", Fed)

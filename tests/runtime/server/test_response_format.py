@@ -54,7 +54,7 @@ def engine() -> Iterator[Engine]:
         max_num_seqs=8,
         open_runner=lambda _, num_pages, __: FakeModel(num_pages, VOCAB_SIZE),
     ) as engine:
-        engine.grammars._answer_limit_s = 60.0  # what is found out is not to depend on how busy the machine is
+        engine.grammars.answer_limit_s = 60.0  # what is found out is not to depend on how busy the machine is
         yield engine
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
+from radixlm.runtime.store import PageStore, StoreIdentity
 
 from ..eager_loads import load_always
-from .real_server import RealServer, real_server
+from ..store.faulty_files import FailAt, FaultyFiles
+from .real_server import RealServer, open_fake_artifact, real_server, wait_until
 from .test_metrics import read
 
 HISTORY = [{"role": "user", "content": "once there was a tree, and in the tree there was a bird, and once it sang"}]
@@ -54,14 +57,18 @@ def test_without_a_store_nothing_is_said_of_one() -> None:
 
 
 def test_a_store_that_failed_is_said_to_be_off_and_the_server_goes_on(tmp_path: Path) -> None:
-    with real_server(store=tmp_path) as server:
-        tier = server.engine._core.tier
-        assert tier is not None
-        tier.store._turn_off(OSError(28, "No space left on device"))
+    files, identity = FaultyFiles(), StoreIdentity.of(open_fake_artifact().manifest)
+    store = PageStore.open(tmp_path, identity, max_bytes=64 << 20, files=files)
+    with real_server(store=store) as server:
+        full = OSError(errno.ENOSPC, "No space left on device")
+        files.before = FailAt(0, full, operations=["pwritev"])
+        server.chat(messages=LONG, max_tokens=1)
+        wait_until(lambda: server.get("/health").json()["status"] == "degraded")
         health = server.get("/health")
         assert health.status_code == 200 and health.json()["status"] == "degraded"
         assert "No space left" in health.json()["reason"] and "store is off" in health.json()["reason"]
-        assert details(server)["cached_tokens_by_tier"] == {}
+        tiers = details(server)["cached_tokens_by_tier"]
+        assert isinstance(tiers, dict) and "disk" not in tiers  # the template's first tokens are in memory
         assert read(server)["store_up",] == 0
 
 

@@ -49,7 +49,7 @@ class Scripted:
             TOKENIZER, template, vocab_size=VOCAB_SIZE, bos_token_id=1, eos_token_id=END_OF_TURN, context_length=1024
         )
         self.engine = Engine(artifact, max_num_seqs=8, open_runner=lambda _, __, ___: self.runner)  # type: ignore[arg-type]
-        self.engine.grammars._answer_limit_s = 60.0  # what is found out is not to depend on how busy the machine is
+        self.engine.grammars.answer_limit_s = 60.0  # what is found out is not to depend on how busy the machine is
         self.client = TestClient(create_app(self.engine))
 
     def say(self, text: str) -> None:

@@ -145,11 +145,10 @@ def test_a_run_of_another_layout_under_the_same_number_finds_nothing() -> None:
 
 def test_books_of_runs_without_chunks_are_few() -> None:
     cache = ChunkCache(100 * CHUNK)
-    for number in range(200):
-        cache.of_run(number, LAYOUTS[0])
+    runs = [cache.of_run(number, LAYOUTS[0]) for number in range(200)]
     cache.check()
-    assert sum(run.table_bytes for run in cache._runs.values()) <= 0.02 * 100 * CHUNK + 1000
-    assert list(cache._runs)[-1] == 199
+    assert 0 < cache.table_bytes <= 0.02 * 100 * CHUNK + 1000
+    assert cache.of_run(199, LAYOUTS[0]) is runs[199] and runs[0].is_gone
     with pytest.raises(StoreError, match="0 bytes"):
         ChunkCache(0)
 

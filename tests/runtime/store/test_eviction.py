@@ -12,6 +12,7 @@ from radixlm.runtime.store import PageKey, PageStore, VerifyReport
 from radixlm.runtime.store.evictor import kept_rows
 from radixlm.runtime.store.index_rows import RecordRow
 from radixlm.runtime.store.record import Place, RecordHeader
+from radixlm.runtime.store.segment_log import SegmentLog
 
 from .pages import ALICE, BOB, IDENTITY, OTHER, PAGE_BYTES, chain, keys, payload
 
@@ -145,14 +146,14 @@ def test_what_is_read_while_it_is_discarded_is_gone_and_not_wrong(
     heads = chain(5)
     with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
         put(store, heads)
-        erase = store._writer.log.erase
+        erase = SegmentLog.erase
         found = []
 
         def erase_and_read(*args: object, **options: object) -> None:
             erase(*args, **options)  # type: ignore[arg-type]
             found.append(read(store, heads))
 
-        monkeypatch.setattr(store._writer.log, "erase", erase_and_read)
+        monkeypatch.setattr(SegmentLog, "erase", erase_and_read)
         store.discard(ALICE)
         assert found == [0] and store.stats().misses == {"gone": 1}
         put(store, heads)
