@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from radixlm.runtime import Engine, SamplingParams
     from radixlm.runtime.cache.prefix_match import MatchPolicy
     from radixlm.runtime.engine.admission import AdmissionPolicy
-    from radixlm.runtime.engine.engine_parts import OpenRunner
+    from radixlm.runtime.engine.engine_options import OpenRunner
     from radixlm.runtime.engine.prompts import SuffixPolicy
 
 F = TypeVar("F", bound=Callable[..., Any])

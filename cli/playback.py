@@ -99,8 +99,9 @@ class Playback:
         options = RequestOptions(namespace=namespace, cache_match=request.cache_match)
         if isinstance(request, ChatRequest):
             messages = [message.to_template() for message in request.messages]
-            return self._engine.chat(messages, params, options)
-        return self._engine.generate(request.one_prompt, params, options, strip_suffix=request.strip_suffix)
+            return self._engine.chat(messages, params, options=options)
+        options = options.changed(strip_suffix=request.strip_suffix)
+        return self._engine.generate(request.one_prompt, params, options=options)
 
     def _params(self, request: ChatRequest | CompletionRequest, reply: Reply | None) -> SamplingParams:
         """As the request wishes; for a known reply, what lets the script through."""

@@ -25,8 +25,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from radixlm.runtime import Completion, Engine, SamplingParams
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
 from tokenizers import Tokenizer
 
 from ..options import read_options

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 
+from radixlm.runtime import Completion, Engine, SamplingParams
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
 
 from ..options import read_options
 from ..prompts import Prompts

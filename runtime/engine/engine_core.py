@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
-from ..cache.cache_tree import CacheCleared
+from ..cache.cache_tree import CacheCleared, CacheTree
 from ..cache.cache_uses import CacheUse
 from ..cache.kv_transaction import KVTransaction, make_batch
 from ..cache.prefix_cache import PrefixCache
@@ -111,10 +111,14 @@ class EngineCore:
         """Pages and prefixes."""
         return self._cache
 
+    def cache_tree(self, namespace: bytes) -> CacheTree:
+        """What is cached for a namespace; between two steps."""
+        return CacheTree.of(self._cache, namespace, self._clock(), live=self.live_uses(namespace))
+
     def live_uses(self, namespace: bytes) -> list[CacheUse]:
         """What the namespace's requests use now, the newest first; between two steps."""
-        everybody = [*self._scheduler.requests(), *self._loading.values()]
-        live = [request for request in everybody if request.namespace == namespace]
+        requests = [*self._scheduler.requests(), *self._loading.values()]
+        live = [request for request in requests if request.namespace == namespace]
         live.sort(key=lambda request: request.spec.arrived_at, reverse=True)
         return [request.cache_use(self._clock()) for request in live]
 

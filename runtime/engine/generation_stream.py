@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from .completion import Completion, Delta, PrefillProgress, RequestOutput
+from .request import Request
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -63,6 +64,19 @@ class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
         self._wake_task: Callable[[], None] | None = None
         self._last: RequestOutput | None = None
         self._wants_end_only = False
+
+    @classmethod
+    def of(cls, request: Request, cancel: Callable[[str], None], on_ready: Callable[[], None] | None = None) -> Self:
+        """A stream for a request that is to be submitted."""
+        return cls(
+            request.request_id,
+            tuple(request.prompt.ids),
+            cancel=cancel,
+            on_ready=on_ready,
+            name=request.spec.name,
+            with_progress=request.spec.options.with_progress,
+            num_swallowed=request.num_swallowed,
+        )
 
     def deliver(self, output: RequestOutput) -> None:
         """Add what came, on the engine's thread."""

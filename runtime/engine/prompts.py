@@ -1,32 +1,40 @@
-"""Make of texts, ids and conversations what one model is fed, by its own tokenizer and chat template.
+"""Everything of a model that is text: what it is fed for texts, ids and conversations, and how its replies are read.
 
-Knows text, tools and ids; not requests, pages or threads.
+Knows one model's tokenizer, chat template and grammars; not requests, pages or the engine's thread.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer, TokenizerError, TokenizerProfile, TooManyTokens
 
 from ..artifact import Artifact
 from ..cache.why_not_more import WhyNotMore
 from ..chat.chat_template import ChatTemplate, fault_of
+from ..chat.grammar import Grammar
+from ..chat.token_constraint import ConstraintSource, TokenConstraint
 from ..chat.tool_format import PLAIN, Tool, ToolFormat, format_of
 from ..chat.tool_messages import for_template
 from ..errors import ContextLengthExceeded, CorruptArtifact, EmptyPrompt, InvalidParameter, InvalidRequest
+from .reply import Reply
+from .request_options import Message, Prompt
+from .sampling_params import SamplingParams
+from .space_first import SpaceTokens
 
-Prompt = str | Sequence[int]
+if TYPE_CHECKING:
+    from ..chat.grammars import Grammars
+
 SuffixPolicy = Literal["text", "always", "never"]
 """Which prompts are fed without the token of a lone space at their end: chats and texts; token ids, too; or none."""
-Message = Mapping[str, object]  # {"role": ..., "content": ...}
 
 
 class Prompts:
-    """The prompts of one artifact; any thread may ask.
+    """The prompts of one artifact, and the readers of their replies; any thread may ask.
 
     What `seam_of` names a namespace for is not encoded whole again where it goes on from one of its earlier texts.
 
@@ -35,6 +43,7 @@ class Prompts:
         strip_suffix: which prompts are fed without the token of a lone space at their end.
 
     Attributes:
+        vocab_size: tokens that the tokenizer has and the model knows.
         chat_template: None if the artifact has none.
         render_reply: how a reply stands in the prompts of later turns; None if that is not known.
 
@@ -47,14 +56,19 @@ class Prompts:
         if strip_suffix not in get_args(SuffixPolicy):
             allowed = ", ".join(get_args(SuffixPolicy))
             raise InvalidParameter(f"strip_suffix is {strip_suffix!r}; use one of {allowed}")
+        manifest = artifact.manifest
         self._strip_suffix = strip_suffix
-        self._name = artifact.manifest.name
+        self._name, self._eos_token_ids = manifest.name, manifest.tokenizer.eos_token_ids
         source = artifact.chat_template
         self._template_fault = None if source is None else fault_of(source)
         template = None if source is None or self._template_fault else ChatTemplate(source)
         self.tokenizer = _tokenizer(artifact, template, clock)
         self.chat_template = None if template is None else _of_model(template, artifact, self.tokenizer)
         self.render_reply = None if self.chat_template is None else self.chat_template.reply_renderer()
+        self.vocab_size = min(manifest.model.vocab_size, self.tokenizer.vocab_size)  # embeddings may be padded
+        self._space_tokens = SpaceTokens(self.tokenizer, self.vocab_size)
+        self._grammars: Grammars | None = None
+        self._opening_grammars = threading.Lock()
 
     @cached_property
     def tool_format(self) -> ToolFormat:
@@ -144,6 +158,10 @@ class Prompts:
         with _refusing():
             return self.tokenizer.encode(text, add_bos=add_bos, parse_special=True)
 
+    def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+        """The ids that a conversation is fed as; see `chat`."""
+        return list(self.chat(messages, tools).ids)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, special tokens included.
 
@@ -153,9 +171,60 @@ class Prompts:
         with _refusing():
             return self.tokenizer.decode(token_ids, skip_special=False)
 
+    @property
+    def grammars(self) -> Grammars:
+        """Compiles what replies are to keep to; nothing is spent on it before the first use.
+
+        Raises:
+            InvalidRequest: the model has no token that ends a reply.
+        """
+        with self._opening_grammars:
+            if self._grammars is None:
+                self._grammars = self._open_grammars()
+            return self._grammars
+
+    def reply(
+        self, prompt: PreparedPrompt, params: SamplingParams, constraint: Grammar | ConstraintSource | None
+    ) -> Reply:
+        """A reply to a prompt, without tokens yet.
+
+        Raises:
+            InvalidGrammar: the constraint is a grammar that cannot be used.
+            InvalidRequest: likewise, and the model has no token that ends a reply.
+        """
+        if isinstance(constraint, Grammar):
+            constraint = self.grammars.compile(constraint)
+        begun: TokenConstraint | None = None if constraint is None else constraint.start()
+        if prompt.space_id is not None:
+            begun = self._space_tokens.start(params.end_ids(self._eos_token_ids))
+        return Reply(
+            params,
+            prompt.ids,
+            decoder=self.tokenizer.stream(prompt_ids=prompt.ids, swallow_leading_space=prompt.swallow_leading_space),
+            vocab_size=self.vocab_size,
+            eos_token_ids=self._eos_token_ids,
+            constraint=begun,
+        )
+
+    def close(self) -> None:
+        """Free what compiles grammars. May be called twice."""
+        if self._grammars is not None:
+            self._grammars.close()
+
     def explain(self, why: WhyNotMore) -> WhyNotMore:
         """The same with the texts of its ids."""
         return why.spelled(self.tokenizer.token_bytes, self.tokenizer.profile.special_ids)
+
+    def _open_grammars(self) -> Grammars:
+        from ..chat.grammar_vocabulary import GrammarVocabulary
+        from ..chat.grammars import Grammars  # loads a native library
+
+        tokenizer, vocab_size, eos_token_ids = self.tokenizer, self.vocab_size, self._eos_token_ids
+        if not eos_token_ids:
+            raise InvalidRequest(f"model {self._name} has no end of replies, so none can be structured")
+        return Grammars(
+            lambda: GrammarVocabulary(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids), eos_token_ids
+        )
 
     def _told(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Sequence[Message], Sequence[Message]]:
         """Messages and tools as the template wants them: the arguments of calls are no JSON any more."""

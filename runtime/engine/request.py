@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Self
 
 from ..cache.cache_uses import CacheUse, PageMark
 from ..cache.prefix_match import MatchKind, PrefixMatch
@@ -16,6 +17,7 @@ from ..cache.sequence import Sequence
 from ..cache.why_not_more import WhyNotMore
 from ..errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter
 from .completion import CacheMatch, Completion, Delta, PrefillProgress, PrefixReuse, Timings
+from .prompts import Prompts
 from .reply import Reply
 from .request_options import NO_OPTIONS, RequestOptions
 from .sampler import Refusal, SampledToken
@@ -98,6 +100,33 @@ class Request:
         self.num_preemptions = 0
         self._max_length = 0  # of the sequence, known when it is admitted
         self._started_at: float | None = None
+
+    @classmethod
+    def prepared(
+        cls,
+        request_id: str,
+        prompt: PreparedPrompt,
+        params: SamplingParams,
+        options: RequestOptions,
+        *,
+        prompts: Prompts,
+        limits: RequestLimits,
+        render_reply: Callable[[str], str] | None,
+        clock: Callable[[], float],
+    ) -> Self:
+        """A request for a prompt of `prompts`, checked against `limits`.
+
+        Raises:
+            EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidRequest, InvalidGrammar: it cannot be served.
+        """
+        limits.validate(prompt, params)
+        reply = prompts.reply(prompt, params, options.constraint)
+        by_text = options.cache_match == "text"
+        spelled = cache(lambda: prompts.tokenizer.spelled(prompt.ids)) if by_text else None
+        render_reply = render_reply if by_text else None
+        return cls(
+            RequestSpec(request_id, prompt, params, options, clock(), spelled, render_reply, prompts.explain), reply
+        )
 
     def __repr__(self) -> str:
         name = repr(self.request_id)

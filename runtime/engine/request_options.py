@@ -1,17 +1,22 @@
-"""What a caller asks of one request beside its prompt and its sampling parameters: one value on its whole way.
+"""What a caller asks of one request: prompts, and beside sampling parameters the options, one value on its whole way.
 
 Knows ranges, not engines: what an engine uses where a request asks for nothing is the engine's to say.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict, Unpack, get_args
+from typing import TypedDict, TypeGuard, Unpack, get_args
 
 from ..cache.prefix_match import MatchPolicy
 from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
+from ..chat.tool_format import Tool
 from ..errors import InvalidParameter
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, object]  # {"role": ..., "content": ...}
 
 MAX_ID_LENGTH = 256  # characters of a caller's own name of a request
 
@@ -24,16 +29,24 @@ class OptionKeywords(TypedDict, total=False):
     kv_budget: float | None
     constraint: Grammar | ConstraintSource | None
     request_id: str | None
+    strip_suffix: bool | None
+    tools: Sequence[Tool]
     with_progress: bool
+
+
+class RequestKeywords(OptionKeywords, total=False):
+    """Likewise, and a whole value, which the others change."""
+
+    options: RequestOptions | None
 
 
 @dataclass(frozen=True)
 class RequestOptions:
     """Options of one request; None leaves a choice to the engine.
 
-    >>> RequestOptions(cache_match="off").changed(kv_budget=0.5)
-    RequestOptions(namespace=b'', cache_match='off', kv_budget=0.5, constraint=None, request_id=None, \
-with_progress=False)
+    >>> options = RequestOptions(namespace=b"of a client").changed(cache_match="off")
+    >>> options.namespace, options.cache_match
+    (b'of a client', 'off')
 
     Attributes:
         namespace: separates clients; cached prefixes are never shared between two namespaces.
@@ -43,6 +56,10 @@ with_progress=False)
             `Engine.grammars.compile` made of one, for several requests.
         request_id: the caller's own name of the request, of 1 to 256 characters. The stream, the completion and the log
             repeat it. Several requests may have the same name.
+        strip_suffix: of a prompt that is no conversation: whether it is fed without the token of a lone space at its
+            end. One with a constraint is fed as it is.
+        tools: of a conversation: what the chat template is told of. `Engine.tool_format.grammar(tools, "auto")` is a
+            constraint by which the model calls them.
         with_progress: the stream has deltas without text that say when the request starts, and how far its prompt is.
 
     Raises:
@@ -54,6 +71,8 @@ with_progress=False)
     kv_budget: float | None = None
     constraint: Grammar | ConstraintSource | None = None
     request_id: str | None = None
+    strip_suffix: bool | None = None
+    tools: Sequence[Tool] = ()
     with_progress: bool = False
 
     def __post_init__(self) -> None:
@@ -69,12 +88,34 @@ with_progress=False)
                 param="request_id",
             )
 
+    @property
+    def seam_of(self) -> bytes | None:
+        """The namespace whose earlier encodings a prompt may go on from; None: it is encoded whole."""
+        return self.namespace if self.cache_match in ("seam", "text") else None
+
     def changed(self, **keywords: Unpack[OptionKeywords]) -> RequestOptions:
         """The same options but for those given here."""
         return replace(self, **keywords) if keywords else self
 
 
 NO_OPTIONS = RequestOptions()
+
+
+def options_of(options: RequestOptions | None = None, **changes: Unpack[OptionKeywords]) -> RequestOptions:
+    """The value that a call's keywords make."""
+    return (options or NO_OPTIONS).changed(**changes)
+
+
+def are_prompts(prompt: Prompt | Sequence[Prompt]) -> TypeGuard[Sequence[Prompt]]:
+    """Whether it is several: a text is one, and so is a list of ids."""
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Sequence)
+
+
+def are_conversations(
+    messages: Sequence[Message] | Sequence[Sequence[Message]],
+) -> TypeGuard[Sequence[Sequence[Message]]]:
+    """Whether it is several."""
+    return len(messages) > 0 and isinstance(messages[0], Sequence)
 
 
 def checked_budget(kv_budget: float) -> float:

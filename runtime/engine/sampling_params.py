@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from ..artifact.manifest import SamplingDefaults
 from ..errors import InvalidParameter
 
 MAX_LOGPROBS = 20
@@ -75,6 +76,16 @@ class SamplingParams:
             raise InvalidParameter(f"ignore_eos is {self.ignore_eos!r}; it must be true or false", param="ignore_eos")
         self._check_stop()
         self._check_logit_bias()
+
+    @classmethod
+    def recommended(cls, defaults: SamplingDefaults) -> SamplingParams:
+        """What the makers of a model recommend."""
+        return cls(
+            temperature=defaults.temperature,
+            top_p=defaults.top_p,
+            top_k=defaults.top_k,
+            repetition_penalty=defaults.repetition_penalty,
+        )
 
     @property
     def greedy(self) -> bool:

@@ -141,7 +141,8 @@ class AppState:
             ClientGone: the client left while its request waited.
         """
         run = partial(self.lanes.submission.run, request)
-        return await Choices.open(asks, run, self._waker(), record_of(request), most=self.engine.max_num_requests)
+        most = self.engine.queue.max_num_requests
+        return await Choices.open(asks, run, self._waker(), record_of(request), most=most)
 
     async def read(self, request: Request, type: type[T], *, max_bytes: int | None = None) -> T:
         """The request's body as `type`; see `read_json`. `max_bytes` may lower the server's limit."""

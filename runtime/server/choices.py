@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from ..engine.completion import Completion, Delta
-from ..engine.engine import GenerationStream
+from ..engine.generation_stream import GenerationStream
 from ..engine.sampling_params import SamplingParams
 from ..errors import InvalidParameter
 from .reply_stream import ReplyStream, Run, Waker

@@ -81,10 +81,10 @@ class Lanes:
         """The lanes in front of an engine; where its queue is limited, each lane's is."""
 
         def room() -> int:
-            return sys.maxsize if engine.room is None else engine.room
+            return sys.maxsize if engine.queue.room is None else engine.queue.room
 
         def lane(work: str) -> Lane:
-            most = sys.maxsize if engine.max_num_requests is None else engine.max_num_requests
+            most = sys.maxsize if engine.queue.max_num_requests is None else engine.queue.max_num_requests
 
             def refusal(num_waiting: int) -> WorkOverloaded:
                 return WorkOverloaded(work, num_waiting, _RETRY_AFTER_S)
@@ -92,5 +92,5 @@ class Lanes:
             return Lane(num_long=1, max_waiting=lambda: most, refusal=refusal)
 
         # Two long prompts at a time, so that a good one need not wait for one that is refused in the end.
-        submission = Lane(num_long=2, max_waiting=room, refusal=engine.refusal, at_once_bytes=AT_ONCE_BYTES)
+        submission = Lane(num_long=2, max_waiting=room, refusal=engine.queue.refusal, at_once_bytes=AT_ONCE_BYTES)
         return cls(submission, lane("tokenization"), lane("truncation"), lane("the cache"))

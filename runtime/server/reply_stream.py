@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from ..engine.completion import Completion, Delta
-from ..engine.engine import GenerationStream
+from ..engine.generation_stream import GenerationStream
 from ..errors import EngineClosed, RadixLMError
 from .request_log import RequestRecord
 

@@ -16,7 +16,8 @@ from typing import Any
 from radixlm.cli import serving
 from radixlm.cli.main import main
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.engine import engine_parts
+from radixlm.runtime.engine import opening
+from radixlm.runtime.engine.engine_options import EngineOptions
 from radixlm.runtime.server.http.http_protocol import HTTPProtocol
 
 from ..runtime.server.real_server import SlowModel, open_fake_artifact
@@ -31,8 +32,8 @@ def read_manifest(path: Path) -> Any:
     return REAL_READ_MANIFEST(path) if path.name == "nowhere" else None
 
 
-def open_runner(artifact: Any, num_pages: int, num_threads: int | None, *, keep_scores: bool) -> SlowModel:
-    assert not keep_scores, "this model looks nowhere"
+def open_runner(artifact: Any, num_pages: int, options: EngineOptions) -> SlowModel:
+    assert options.kv_budget is None, "this model looks nowhere"
     model = SlowModel(num_pages)
     model.step_s = 0.02
     return model
@@ -54,7 +55,7 @@ REAL_CONNECTION_MADE = HTTPProtocol.connection_made
 if __name__ == "__main__":
     Artifact.open = staticmethod(open_artifact)  # type: ignore[assignment,method-assign]
     serving.read_manifest = read_manifest
-    engine_parts._open_model_runner = open_runner
+    opening._open_runner = open_runner
     if TELL_CONNECTIONS in os.environ:
         HTTPProtocol.connection_made = connection_made  # type: ignore[method-assign]
     main()

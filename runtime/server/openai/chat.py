@@ -52,9 +52,9 @@ class ChatCompletions:
         with body.naming():
             grammar = use.grammar(engine.tool_format, body.grammar())
             with use.naming(grammar, parameters_field):
-                options = options.changed(constraint=await self.state.constraint(request, grammar))
+                options = options.changed(constraint=await self.state.constraint(request, grammar), tools=use.tools)
         history, truncation = await self._history(request, body, params, use)
-        ask = partial(engine.stream_chat, history, options=options, tools=use.tools)
+        ask = partial(engine.stream_chat, history, options=options)
         wishes = params_of_choices(params, body.num_choices)
         choices = await self.state.open(request, [partial(ask, wish) for wish in wishes])
         start = partial(Reply, id=new_id("chatcmpl-"), created=int(time.time()), model=self.state.model_id)

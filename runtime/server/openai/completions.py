@@ -56,9 +56,9 @@ class Completions:
         strip_suffix = body.strip_suffix if options.constraint is None else False
         fed = await self._fed(request, body, asked, params, strip_suffix)
         cuts = [each.cut for each in fed]
-        ask = partial(self.state.engine.stream, options=options)
+        stream = self.state.engine.stream
         submits = [
-            partial(ask, each.prompt, wish, strip_suffix=each.strip_suffix)
+            partial(stream, each.prompt, wish, options=options.changed(strip_suffix=each.strip_suffix))
             for each, wish in zip(fed, wishes, strict=True)
         ]
         choices = await self.state.open(request, submits)

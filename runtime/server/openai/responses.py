@@ -61,7 +61,7 @@ class Responses:
         with named_grammar("text.format.schema"):
             options = options.changed(constraint=await self.state.constraint(request, body.grammar()))
         messages, truncated = await self._history(request, body, params)
-        ask = partial(self.state.engine.stream_chat, messages, params, options)
+        ask = partial(self.state.engine.stream_chat, messages, params, options=options)
         choices = await self.state.open(request, [ask])
         response = _Response(self.state, body, params, truncated)
         if body.stream:

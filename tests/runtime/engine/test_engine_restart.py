@@ -199,7 +199,7 @@ def test_a_listener_that_raises_when_it_is_told_of_a_death_keeps_it_from_nobody(
 
 def test_a_death_makes_room_in_the_queue() -> None:
     running = Running()
-    running.loop.max_num_requests = 3
+    running.loop.queue.max_num_requests = 3
     running.kill()
     running.expect_sound()
 

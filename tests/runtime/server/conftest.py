@@ -14,7 +14,7 @@ from radixlm.runtime.cache.cache_tree import CacheCleared, CacheTree, TreeRun
 from radixlm.runtime.cache.cache_uses import CacheUse
 from radixlm.runtime.cache.prefix_match import MatchPolicy
 from radixlm.runtime.cache.why_not_more import WhyNotMore
-from radixlm.runtime.chat.tool_format import PLAIN, Tool, ToolFormat
+from radixlm.runtime.chat.tool_format import PLAIN, ToolFormat
 from radixlm.runtime.engine.completion import (
     CacheMatch,
     Completion,
@@ -155,6 +155,10 @@ class FakeEngine:
         self.go_on.set()
 
     @property
+    def queue(self) -> FakeEngine:
+        return self
+
+    @property
     def tokenizer(self) -> SimpleNamespace:
         def token_bytes(token_id: int) -> bytes:
             return self.bytes_of_tokens[token_id] if self.bytes_of_tokens else str(self.words[token_id]).encode()
@@ -168,20 +172,18 @@ class FakeEngine:
         self,
         messages: Sequence[Mapping[str, object]],
         params: SamplingParams,
-        options: RequestOptions,
         *,
-        tools: Sequence[Tool] = (),
+        options: RequestOptions,
         on_ready: Callable[[], None] | None = None,
     ) -> FakeStream:
-        return self.stream(messages, params, options, on_ready=on_ready)
+        return self.stream(messages, params, options=options, on_ready=on_ready)
 
     def stream(
         self,
         prompt: object,
         params: SamplingParams,
-        options: RequestOptions,
         *,
-        strip_suffix: bool | None = None,
+        options: RequestOptions,
         on_ready: Callable[[], None] | None = None,
     ) -> FakeStream:
         if not prompt:

@@ -1,0 +1,164 @@
+"""How an engine is opened: one value from the command line down to what it opens.
+
+Knows ranges; what an artifact or the memory allows is checked where these are known.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypedDict, Unpack, get_args
+
+from ..artifact import Artifact
+from ..artifact.manifest import Manifest
+from ..cache.prefix_match import MatchPolicy
+from ..errors import InvalidParameter
+from ..model.batch import Runner
+from ..store import PageStore
+from .admission import AdmissionPolicy
+from .prompts import SuffixPolicy
+from .request_options import RequestOptions, checked_budget, checked_match
+from .scheduler import SchedulerPolicy
+
+DEFAULT_STORE_BYTES = 10_000_000_000
+MAX_THREADS = 1024  # far above it the thread pool aborts the process
+
+OpenRunner = Callable[[Artifact, int, int | None], Runner]
+"""Makes a runner of an artifact, with a number of KV pages and of threads."""
+
+
+class EngineKeywords(TypedDict, total=False):
+    """The fields of `EngineOptions`, for callers who write them as keywords."""
+
+    kv_cache_bytes: int | None
+    context_length: int | None
+    max_num_seqs: int
+    max_queue: int | None
+    max_num_batched_tokens: int | None
+    admission: AdmissionPolicy
+    num_threads: int | None
+    match: MatchPolicy
+    strip_suffix: SuffixPolicy
+    cache_ttl_s: float | None
+    store: str | Path | PageStore | None
+    store_bytes: int
+    kv_budget: float | None
+    clock: Callable[[], float]
+    open_runner: OpenRunner | None
+    kv_log: str | Path | None
+    kv_log_bytes: int | None
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Options of an engine.
+
+    Attributes:
+        kv_cache_bytes: memory for KV pages; None: a quarter of the available memory, but no more than
+            `max_num_seqs` full contexts need. One that holds less than the context shortens it, with a warning.
+        context_length: tokens of prompt and reply together; None: the model's, or as many as the KV pages hold.
+        max_num_seqs: requests computed together; more wait.
+        max_queue: requests that may wait beside those; more are refused with EngineOverloaded; None: any number.
+        max_num_batched_tokens: tokens of one step, at most the artifact's own limit; None: that limit.
+        admission: what of a reply has pages reserved when its request is let in: `optimistic` one token, and the newest
+            request gives its pages back when they become too few; `conservative` `max_tokens`, and none ever does.
+        num_threads: threads of the kernels, 1 to 1024; None: the runtime's choice.
+        match: how cached prefixes may be found, unless a request says otherwise: `exact` by the ids of the prompt's
+            encoding; `seam` the same, but a prompt that goes on from an earlier one is not encoded whole again; `text`
+            also what the model generated, where it spells the prompt's text in other ids; `off`: nothing is found for a
+            request, and nothing is kept of it, in memory or on disk.
+        strip_suffix: which prompts are fed without the token of a lone space at their end (Llama-2's 29871), which the
+            next turn's prompt would not have: `text`, chats and texts; `always`, token ids as well; `never`, none. The
+            reply begins with that space, and is sent without it.
+        cache_ttl_s: cached prefixes that no request uses for so many seconds are dropped; None: only to make room.
+        store: a directory for what memory has no room for, and for the next process; None: no disk is used. A prefix
+            on disk is loaded where that is quicker than computing it, and is the same to the last bit. Or a store
+            that was opened for this artifact, which the engine closes.
+        store_bytes: that the store's files may take.
+        kv_budget: the share of a stored prefix's keys and values that is enough, unless a request says otherwise;
+            `usage.pruning` says of a reply that it is not exact. From prompts is learned which tokens matter, so that
+            computing these takes longer. None: all is always loaded, and requests may not ask for less.
+        clock: seconds; only differences count.
+        open_runner: what runs the artifact; None: the native runtime.
+        kv_log: a file to which every change of sequences and pages is added as a line; see `runtime/kv_log/`.
+        kv_log_bytes: with so many, that file is renamed, and the oldest of those that were goes; None: it only grows.
+
+    Raises:
+        InvalidParameter: a value is outside its range.
+    """
+
+    kv_cache_bytes: int | None = None
+    context_length: int | None = None
+    max_num_seqs: int = 64
+    max_queue: int | None = None
+    max_num_batched_tokens: int | None = None
+    admission: AdmissionPolicy = "optimistic"
+    num_threads: int | None = None
+    match: MatchPolicy = "text"
+    strip_suffix: SuffixPolicy = "text"
+    cache_ttl_s: float | None = None
+    store: str | Path | PageStore | None = None
+    store_bytes: int = DEFAULT_STORE_BYTES
+    kv_budget: float | None = None
+    clock: Callable[[], float] = time.monotonic
+    open_runner: OpenRunner | None = None
+    kv_log: str | Path | None = None
+    kv_log_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_queue is not None and self.max_queue < 0:
+            raise InvalidParameter(f"max_queue is {self.max_queue}; it must be 0 or more, or None")
+        if self.admission not in get_args(AdmissionPolicy):
+            allowed = ", ".join(get_args(AdmissionPolicy))
+            raise InvalidParameter(f"admission is {self.admission!r}; use one of {allowed}")
+        checked_match(self.match)
+        if self.num_threads is not None and not 1 <= self.num_threads <= MAX_THREADS:
+            raise InvalidParameter(f"num_threads is {self.num_threads}; it must be 1 to {MAX_THREADS}, or None")
+        if self.kv_budget is not None:
+            checked_budget(self.kv_budget)
+            if self.store is None:
+                raise InvalidParameter("kv_budget is of what a store keeps; give a store, or leave it out")
+
+    @property
+    def max_num_requests(self) -> int | None:
+        """How many requests may run and wait together; None: any number."""
+        return None if self.max_queue is None else self.max_num_seqs + self.max_queue
+
+    def changed(self, **keywords: Unpack[EngineKeywords]) -> EngineOptions:
+        """The same options but for those given here."""
+        return replace(self, **keywords)
+
+    def decide(self, asked: RequestOptions) -> RequestOptions:
+        """What a request asks for, with the engine's choices where it makes none.
+
+        Raises:
+            InvalidParameter: it asks for a part of stored prefixes, and this engine loads all.
+        """
+        kv_budget = self.kv_budget if asked.kv_budget is None else asked.kv_budget
+        if self.kv_budget is None and kv_budget is not None and kv_budget < 1:
+            raise InvalidParameter(
+                f"kv_budget is {kv_budget}, and all of a prefix is loaded here; leave it out, or open the engine with "
+                f"a kv_budget (radixlm serve --kv-budget)",
+                param="kv_budget",
+            )
+        return asked.changed(cache_match=asked.cache_match or self.match, kv_budget=kv_budget)
+
+    def scheduler_policy(self, manifest: Manifest) -> SchedulerPolicy:
+        """The limits of a step.
+
+        Raises:
+            InvalidParameter: the artifact does not allow these.
+        """
+        limits = manifest.module
+        most = self.max_num_batched_tokens
+        most = limits.max_num_tokens if most is None else most
+        _require_within("max_num_seqs", self.max_num_seqs, min(limits.max_num_logits, limits.max_num_tokens))
+        _require_within("max_num_batched_tokens", most, limits.max_num_tokens)
+        return SchedulerPolicy(max_num_seqs=self.max_num_seqs, max_num_batched_tokens=most, admission=self.admission)
+
+
+def _require_within(name: str, value: int, most: int) -> None:
+    if not isinstance(value, int) or not 1 <= value <= most:
+        raise InvalidParameter(f"{name} is {value!r}; this artifact allows 1 to {most}")

@@ -1,0 +1,154 @@
+"""Open what an engine works with: the model, the pages in memory, the store on disk, a log.
+
+Knows who opens what, and that it is closed again; not requests, prompts or steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from ..artifact import Artifact
+from ..artifact.manifest import Manifest
+from ..cache.cache_namespace import CacheNamespaces, ModelIdentity
+from ..cache.page_pool import PagePool
+from ..cache.prefix_cache import PrefixCache
+from ..errors import InvalidParameter
+from ..kv_log.log import KVLog
+from ..model.batch import PageIO, Runner
+from ..prefix.disk_tier import DiskTier
+from ..prefix.prefill_measure import measure_prefill
+from ..prefix.stored_prefill import StoredPrefill
+from ..pruning.probe_forward import ProbeForward
+from ..pruning.pruning import Pruning
+from ..pruning.scored_runner import ScoredRunner, ScoringRunner
+from ..store import PageStore, StoreIdentity
+from .engine_core import EngineCore
+from .engine_loop import EngineLoop
+from .engine_options import EngineOptions
+from .kv_cache_size import KVCacheSize
+from .prompts import Prompts
+from .request import RequestLimits
+from .upkeep import CacheExpiry, IdleWork, Upkeep
+from .work_queue import WorkQueue
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class Opened(NamedTuple):
+    """The parts of an engine. When the loop ends, what waits for the store is written, and all but prompts freed."""
+
+    prompts: Prompts
+    core: EngineCore
+    loop: EngineLoop
+    namespaces: CacheNamespaces
+    context_notice: str | None  # why the context is shorter than the model's, unless it was asked for
+
+
+def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
+    """Open the parts of an engine over an artifact, and start its thread.
+
+    Raises:
+        ArtifactError: the artifact cannot be run.
+        InvalidParameter: the artifact or the memory does not allow an option; or there is a store and the runner cannot
+            copy pages; or there is a `kv_budget` and it cannot score.
+        StoreError: the store cannot be used, or another process uses it.
+    """
+    manifest, clock, store = artifact.manifest, options.clock, options.store
+    policy = options.scheduler_policy(manifest)
+    size = KVCacheSize.choose(
+        manifest,
+        kv_cache_bytes=options.kv_cache_bytes,
+        max_num_seqs=options.max_num_seqs,
+        context_length=options.context_length,
+    )
+    if size.notice is not None:
+        _LOGGER.warning("%s", size.notice)
+    prompts = Prompts(artifact, clock=clock, strip_suffix=options.strip_suffix)
+    limits = RequestLimits(prompts.vocab_size, size.context_length)
+    queue = WorkQueue(clock=clock)
+    tier: DiskTier | None = None
+    measuring: Iterator[None] | None = None
+    with ExitStack() as opened:  # what is, is closed again if something else cannot be
+        if isinstance(store, PageStore):
+            opened.callback(store.close)
+        log = None if options.kv_log is None else KVLog.open(options.kv_log, options.kv_log_bytes)
+        if log is not None:
+            opened.callback(log.close)
+        if isinstance(store, str | Path):
+            store = PageStore.open(store, StoreIdentity.of(manifest), max_bytes=options.store_bytes)
+            opened.callback(store.close)
+        runner = _open_runner(artifact, size.num_pages, options)
+        opened.callback(runner.close)
+        cache = PrefixCache(PagePool(size.num_pages), clock=clock, kv_log=log)
+        scored = None if options.kv_budget is None else ScoredRunner(_scoring(runner))
+        if store is not None:
+            tier = DiskTier(
+                store,
+                cache,
+                _page_io(scored or runner),
+                queue,
+                clock=clock,
+                choose_rows=None if scored is None else _choose_rows(manifest, cache, scored, clock),
+            )
+            opened.callback(tier.close)
+            known = StoredPrefill.of(
+                store.directory, store.identity, num_threads=options.num_threads, is_scored=scored is not None
+            )
+            if not known.load(tier.rates):
+                sizes = {"context_length": size.context_length, "max_num_tokens": policy.max_num_batched_tokens}
+                measures = measure_prefill(scored or runner, cache, tier.rates, **sizes, clock=clock)
+                measuring = _keep_measured(measures, tier, known)
+        core = EngineCore(scored or runner, cache, limits, policy=policy, clock=clock, tier=tier, queue=queue)
+        drops = [
+            cache.drop_unused,
+            *([] if tier is None else [tier.drop_unused]),
+            prompts.tokenizer.forget_unused_texts,
+        ]
+        expiry = None if options.cache_ttl_s is None else CacheExpiry(options.cache_ttl_s, clock=clock, drops=drops)
+        idle = None if measuring is None else IdleWork(measuring, clock=clock)
+        namespaces = CacheNamespaces(ModelIdentity.of(manifest), None if store is None else store.secret)
+        close = opened.pop_all().close
+    upkeep = None if expiry is None and idle is None else Upkeep(expiry, idle)
+    loop = EngineLoop(core, clock=clock, on_exit=close, upkeep=upkeep, max_num_requests=options.max_num_requests)
+    return Opened(prompts, core, loop, namespaces, size.notice)
+
+
+def _keep_measured(measures: Generator[None, None, bool], tier: DiskTier, known: StoredPrefill) -> Iterator[None]:
+    """Measure what computing costs, step by step, and keep that for the next start; nothing where nothing is on disk to
+    be weighed against it.
+    """
+    if tier.stats().num_pages and (yield from measures):
+        known.save(tier.rates)  # now: short requests teach the rates nothing of far tokens
+
+
+def _open_runner(artifact: Artifact, num_pages: int, options: EngineOptions) -> Runner:
+    if options.open_runner is not None:
+        return options.open_runner(artifact, num_pages, options.num_threads)
+    from ..model.model_runner import ModelRunner  # loads the native runtime, which other runners do without
+
+    keep_scores = options.kv_budget is not None
+    return ModelRunner(artifact, num_pages=num_pages, num_threads=options.num_threads, keep_scores=keep_scores)
+
+
+def _page_io(runner: Runner) -> PageIO:
+    if not isinstance(runner, PageIO):
+        raise InvalidParameter(f"{type(runner).__name__} cannot copy pages, which a store needs; open without one")
+    return runner
+
+
+def _choose_rows(
+    manifest: Manifest, cache: PrefixCache, runner: ScoredRunner, clock: Callable[[], float]
+) -> Callable[[DiskTier], Pruning]:
+    group_size = manifest.model.num_attention_heads // manifest.kv.num_kv_heads
+    probe = ProbeForward(cache, runner, max_num_tokens=manifest.module.max_num_tokens, group_size=group_size)
+    return lambda tier: Pruning(tier, runner.scores, probe, clock=clock)
+
+
+def _scoring(runner: Runner) -> ScoringRunner:
+    if not isinstance(runner, ScoringRunner):
+        raise InvalidParameter(f"{type(runner).__name__} cannot score, which a kv_budget needs; open without it")
+    return runner
