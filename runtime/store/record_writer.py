@@ -159,7 +159,8 @@ class RecordWriter:
         places: dict[int, list[Place]] = {}
         for _, _, place in leaving:
             places.setdefault(place.segment, []).append(place)
-        for number in places.keys() & self.log.segments.keys():
+        there = places.keys() & self.log.segments.keys()
+        for number in sorted(there, key=lambda number: self.log.segments[number].is_single):  # copies after their pages
             self.log.erase(number, places[number])
         return self._forget(keys, touched, bad)
 
@@ -167,7 +168,7 @@ class RecordWriter:
         """Take out a namespace and overwrite its records, also those that the index forgot before."""
         before = self.settle(touched, bad)
         num_indexed, rows = self.index.num_blocks(), self.index.rows_of(namespace)
-        for number, segment in list(self.log.segments.items()):
+        for number, segment in sorted(self.log.segments.items(), key=lambda item: item[1].is_single):
             if num_indexed.get(number, 0) + segment.num_header_blocks == self.log.rows[number].num_blocks:
                 whole = (row for row in rows.values() if row is not None)
                 places = [row.place for row in whole if row.place.segment == number]

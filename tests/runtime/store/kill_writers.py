@@ -167,17 +167,20 @@ def _look(directory: Path, said: bytes, killed: Killed) -> None:
         # What was being taken out, or making room, may be gone, and nothing else.
         assert not missing or begun is not None, f"{len(missing)} pages are missing"
         assert not missing or begun[0] != "discard" or all(there[key].namespace == BOB for key in missing)
-        out = np.empty((1, KV.page_bytes), np.uint8)
+        out, readable = np.empty((1, KV.page_bytes), np.uint8), set[bytes]()
         for head in listed:
             found = store.read([head], out)
+            readable |= {head.key} if found else set()
             assert found or (begun is not None and begun[0] in ("drop", "discard")), "a page that is listed is gone"
             assert not found or (out == payload([head], KV.page_bytes)).all(), "a page is wrong"
+        store.put((), payload((), KV.page_bytes))  # what was found overwritten goes with the next change, and all below
+        readable &= {head.key for head in store.heads()}
         killed.ordered = {run: orders for run, orders in killed.ordered.items() if _is_right(store, run, orders)}
-        store.put((), payload((), KV.page_bytes))  # runs that were overwritten go with the next change
+        store.put((), payload((), KV.page_bytes))
         assert len(killed.ordered) == len(list(directory.glob("segment-*.run"))), "there is a run that nobody wrote"
-        is_whole = promised is not None and {head.key for head in promised} <= {head.key for head in listed}
+        is_whole = promised is not None and {head.key for head in promised} <= readable
         if is_whole and (begun is None or begun[0] == "drop"):  # runs go after their pages
-            assert promised in killed.ordered, "a run is missing"
+            assert promised in killed.ordered, f"a run is missing after {begun}"
             killed.num_promised_runs += 1
         killed.num_runs += len(killed.ordered)
         killed.num_in_an_order += begun is not None and begun[0] == "order"

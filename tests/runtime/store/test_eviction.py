@@ -12,8 +12,8 @@ from radixlm.runtime.store import PageKey, PageStore, VerifyReport
 from radixlm.runtime.store.evictor import kept_rows
 from radixlm.runtime.store.index_rows import RecordRow
 from radixlm.runtime.store.record import Place, RecordHeader
-from radixlm.runtime.store.segment_log import SegmentLog
 
+from .faulty_files import FaultyFiles
 from .pages import ALICE, BOB, IDENTITY, OTHER, PAGE_BYTES, chain, keys, payload
 
 MAX_BYTES = 1_000_000  # 80 pages, in segments of 9
@@ -140,22 +140,19 @@ def test_reading_beside_a_writer_that_evicts_gives_nothing_wrong(tmp_path: Path)
         assert read(store, chains[19]) == 5
 
 
-def test_what_is_read_while_it_is_discarded_is_gone_and_not_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heads = chain(5)
-    with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
+def test_what_is_read_while_it_is_discarded_is_gone_and_not_wrong(tmp_path: Path) -> None:
+    heads, files, found = chain(5), FaultyFiles(), list[int]()
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES, files=files) as store:
         put(store, heads)
-        erase = SegmentLog.erase
-        found = []
 
-        def erase_and_read(*args: object, **options: object) -> None:
-            erase(*args, **options)  # type: ignore[arg-type]
-            found.append(read(store, heads))
+        def read_when_overwritten(operation: str) -> None:
+            if operation == "fdatasync":
+                found.append(read(store, heads))
 
-        monkeypatch.setattr(SegmentLog, "erase", erase_and_read)
+        files.before = read_when_overwritten
         store.discard(ALICE)
         assert found == [0] and store.stats().misses == {"gone": 1}
+        files.before = lambda operation: None
         put(store, heads)
         assert read(store, heads) == 5, "what is stored again is not taken for what was overwritten"
 

@@ -1,0 +1,77 @@
+"""What is recorded of a reply's rendering is on disk when its pages are, and known to the next process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from radixlm.runtime.cache.radix_node import encode_key
+from radixlm.runtime.cache.reply_alias import ReplyAlias, ReplyAliases
+from radixlm.runtime.prefix.alias_saver import AliasSaver
+from radixlm.runtime.store import PageKey, PageStore
+
+from ..store.pages import ALICE, BOB, IDENTITY, chain, payload
+
+HEADS = {namespace: chain(3, namespace=namespace) for namespace in (ALICE, BOB)}
+
+
+class Writer:
+    """Changes the store at once."""
+
+    def __init__(self, store: PageStore) -> None:
+        self.store = store
+
+    def submit(self, work: Callable[[PageStore], object]) -> None:
+        work(self.store)
+
+
+def saver_of(store: PageStore) -> tuple[ReplyAliases, AliasSaver]:
+    """One process."""
+    aliases, writer = ReplyAliases(), Writer(store)
+    saved: Any = writer
+    return aliases, AliasSaver(aliases, store, saved)
+
+
+def ids_of(heads: list[PageKey]) -> list[int]:
+    return [token for head in heads for token in head.token_ids]
+
+
+def record(aliases: ReplyAliases, namespace: bytes) -> tuple[list[int], ReplyAlias]:
+    """A reply to the first 20 tokens of the namespace's pages, of which it is the rest and a few more."""
+    ids = ids_of(HEADS[namespace])
+    alias = ReplyAlias((*ids[20:], 1, 2), b" Sure.", b" ")
+    aliases.record(namespace, ids[:20], alias)
+    return ids[:20], alias
+
+
+def test_an_alias_is_known_to_the_next_process_if_its_pages_are_on_disk(tmp_path: Path) -> None:
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=1 << 20) as store:
+        store.put(HEADS[ALICE], payload(HEADS[ALICE]))
+        aliases, saver = saver_of(store)
+        prompt, alias = record(aliases, ALICE)
+        record(aliases, BOB)
+        saver.save()
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=1 << 20) as store:
+        aliases, saver = saver_of(store)
+        assert aliases.find(ALICE, 20, lambda: encode_key(prompt)) == (alias,)
+        assert aliases.num_aliases(BOB) == 0, "its pages are not there"
+        aliases.forget(None)
+        saver.load()
+        assert aliases.num_aliases(ALICE) == 1
+
+
+def test_a_discarded_namespace_does_not_come_back_with_what_waited(tmp_path: Path) -> None:
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=1 << 20) as store:
+        for heads in HEADS.values():
+            store.put(heads, payload(heads))
+        aliases, saver = saver_of(store)
+        record(aliases, ALICE)
+        record(aliases, BOB)
+        saver.forget(BOB)
+        saver.save()
+        assert [alias.namespace for alias in store.aliases()] == [ALICE]
+        record(aliases, BOB)
+        saver.forget()
+        saver.save()
+        assert [alias.namespace for alias in store.aliases()] == [ALICE]
