@@ -95,11 +95,11 @@ class ChosenLoader:
         assert match.namespace is not None, "it has pages"
         start = len(self._cache.tree.find(match.namespace, match.prompt_ids[: stop * PAGE_SIZE]).pages)
         compute_s = self._rates.compute_s(start * PAGE_SIZE, stop * PAGE_SIZE)
-        num_bytes = int(wanted.kv_budget * (stop - start) * self._reader.page_bytes)
+        num_bytes = int(wanted.share * (stop - start) * self._reader.page_bytes)
         source = None
         if compute_s is not None and self._has_room(num_bytes):
             prefix = self._index.prefix(match.namespace, match.prompt_ids, stop)
-            source = self._sources.source(WantedRows(match, prefix, start, wanted.kv_budget))
+            source = self._sources.source(WantedRows(match, prefix, start, wanted.share))
         if source is None or compute_s is None:
             self.counts.num_refused += 1
             return False

@@ -116,7 +116,7 @@ class DiskTier:
         """Load what the disk has of a prompt and memory has not, where that is quicker than computing it. Returns
         whether the request waits until `wanted.go_on` is called.
         """
-        waits = wanted.kv_budget < 1 and self._rows is not None and self._rows.begin(wanted)
+        waits = wanted.share < 1 and self._rows is not None and self._rows.begin(wanted)
         if not waits and not self.loader.begin(wanted):
             return False
         self._waiting[wanted.name] = wanted

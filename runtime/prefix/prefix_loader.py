@@ -47,7 +47,7 @@ class Wanted:
         met: called when the end of its prompt came while the request computed, or waited for its turn to, with what the
             disk had of the prompt.
         num_tokens_ahead: that are computed before a request that does not wait; None: not known.
-        kv_budget: the share of its keys and values that is enough.
+        share: of the KV rows of its prefix on disk, that is enough.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Wanted:
     go_on: Callable[[LoadedPrefix | None, LoadedRows | None], None]
     met: Callable[[LoadedPrefix, PrefixMatch], None]
     num_tokens_ahead: int | None = None
-    kv_budget: float = 1.0
+    share: float = 1.0
     is_abandoned: bool = False
     num_tries: int = 0
     match: PrefixMatch | None = None  # of the disk, at the last try

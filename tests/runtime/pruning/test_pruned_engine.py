@@ -219,7 +219,7 @@ class Asking:
         def go_on(loaded: LoadedPrefix | None, rows: LoadedRows | None) -> None:
             self.gone[name] = rows
 
-        assert self.tier.begin(Wanted(name, find, go_on, lambda _: None, kv_budget=share))
+        assert self.tier.begin(Wanted(name, find, go_on, lambda _: None, share=share))
 
     @property
     def num_refused(self) -> int:
