@@ -155,7 +155,8 @@ class PrunedSource:
 
     def close(self) -> None:
         """Close the files; the reader has done with them."""
-        self._stages.close()  # or it would keep the rows, and itself
+        self._stages.close()  # it refers to this source, and would keep it
+        self._pages = None
         if self._prefix is not None:
             self._shared.close_prefix(self._prefix, self._wanted.prefix.namespace, self._generation)
             self._prefix = None
