@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM in mid-compile: they end it soon, as themselves. Knows signals, nothing else."""
+"""Let Ctrl-C and SIGTERM end a compile soon, with their own exceptions. Knows signals, nothing else."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def interrupts_kept() -> Iterator[Callable[[], None]]:
-    """Raise what a signal's handler raised, where code between lost it: give a check to call now and then.
+    """Raise again what a signal's handler raised, where code in between lost it. Yields a check to call now and then.
 
-    TVM makes a RuntimeError of an exception on its way through a callback, and Python drops one that arrives in a
-    destructor or a callback from C. Only the main thread gets signals; elsewhere this does nothing.
+    TVM turns an exception in a callback into a RuntimeError. Python drops one that is raised in a destructor or in a
+    callback from C. Only the main thread gets signals; in other threads this does nothing.
     """
     arrived: list[int] = []
     previous = _handlers() if threading.current_thread() is threading.main_thread() else {}
@@ -46,7 +46,7 @@ def interrupts_kept() -> Iterator[Callable[[], None]]:
 
 
 def _handlers() -> dict[int, Callable[[int, FrameType | None], object]]:
-    """Those that are Python functions; the default of SIGTERM ends the process without us."""
+    """The handlers that are Python functions; SIGTERM's default ends the process without them."""
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     return {number: handler for number, handler in handlers.items() if callable(handler)}
 

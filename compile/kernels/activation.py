@@ -1,4 +1,4 @@
-"""What stands between two linears: normalization or gating of a row, then, if the next linear wants it, 8-bit codes."""
+"""What stands between two linears: a row is normalized or gated, and then rounded if the next linear takes codes."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def activation(spec: ActivationSpec, target: Target) -> Any:
     """A PrimFunc `(x, gain, y, codes, scales, sums, num_rows) -> 0`.
 
     Writes float32 `y` `[num_rows, y_stride]` if `spec.keep_float`, and the codes if `spec.quantize`, as
-    `quantized_rows.py` lays them out. Eight groups of a row are finished, in registers, before the next are begun: one
-    by one they would be chains of instructions that wait for each other.
+    `quantized_rows.py` lays them out. Eight groups of a row are computed side by side in registers: one by
+    one they would be chains of instructions that wait for each other.
     """
     num_groups = round_up(spec.width, GROUP) // GROUP
     with Kernel() as k:

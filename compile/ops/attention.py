@@ -1,4 +1,4 @@
-"""Append the kernels of attention: what is the same in each layer once, and the rest layer by layer.
+"""Append the kernels of attention: once those whose results all layers share, then the others layer by layer.
 
 Knows positions, pages and queries; not weights of layers, nor how a model joins them.
 """
@@ -27,7 +27,7 @@ class AttentionOps:
         self._layer = 0
 
     def begin(self, frequencies: Stored) -> None:
-        """Compute the angles of the step's positions, and which tokens are attended to together."""
+        """Compute what all layers share: the angles of the step's positions, and the units of work."""
         self._program.call(
             "rope_angles",
             lambda: rope_angles(self._config.head_dim),
@@ -46,9 +46,9 @@ class AttentionOps:
         )
 
     def attend(self, qkv: Rows) -> Rows:
-        """Rotate queries and keys, append keys and values to the pool, attend; for the next layer at each call.
+        """Rotate queries and keys, append keys and values to the pool, and attend, for the next layer at each call.
 
-        When `forward_scored` is run, how much weight each KV row got is added up, too, and the queries are kept.
+        `forward_scored` also adds up the weight that each KV row gets, and keeps the queries.
         """
         layer, limits = self._layer, self._attention_limits
         self._layer += 1
@@ -96,7 +96,7 @@ class AttentionOps:
         return y
 
     def _append(self, qkv: Rows, layer: int) -> Rows:
-        """The rotated queries; rotated keys and values are in the pool."""
+        """Rotate, and append keys and values to the pool; returns the rotated queries."""
         num_heads, (q_column, k_column, v_column) = self._config.num_attention_heads, qkv.columns
         q = Rows.of_tokens(self._program, self._limits, "q", num_heads * self._config.head_dim)
         self._program.call(

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Linear:
     """`y = W x (+ b)`; `name` is the checkpoint's, such as `model.layers.0.mlp.up_proj.weight`.
 
-    A `sensitive` one has inputs whose rounding shows in the text: where weights are integers, its activations get
-    16 bits instead of 8.
+    Rounding the inputs of a `sensitive` one shows in the text. Where its weights are integers, its activations get 16
+    bits instead of 8.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Append the kernels of matrices: chosen by how their weights are stored, on activations in the form that these want.
+"""Append the kernels of matrices, chosen by how their weights are stored, and of the activations that enter them.
 
 Knows weights and rows; not what a model makes of them.
 """
@@ -126,7 +126,7 @@ class LinearOps:
 
 
 def arrays(name: str, kind: WeightKind) -> tuple[Argument, Argument, Argument]:
-    """A stored matrix as kernels take it: codes, scales and minima, 0 for what its kind has not."""
+    """A stored matrix as kernels take it: codes, scales and minima, with 0 for those that its kind lacks."""
     return (
         Stored(f"{name}.codes"),
         Stored(f"{name}.scales") if kind.is_quantized else 0,
@@ -135,7 +135,7 @@ def arrays(name: str, kind: WeightKind) -> tuple[Argument, Argument, Argument]:
 
 
 def _runs_of_one_kind(layers: Sequence[Linear], plan: WeightPlan) -> list[list[Linear]]:
-    """Neighbours that are stored alike, and so run as one matrix."""
+    """The layers in runs of neighbours that are stored alike; each run becomes one matrix."""
     runs: list[list[Linear]] = []
     for layer in layers:
         if runs and plan.kinds[runs[-1][0].name] == plan.kinds[layer.name] and _alike(runs[-1][0], layer):

@@ -1,4 +1,4 @@
-"""What a model file hands from one operation to the next: rows of numbers, and functions of them that are yet to run.
+"""What a model file hands from one operation to the next: rows of numbers, and functions of rows that run later.
 
 Knows places in memory and sizes, not kernels.
 """
@@ -43,7 +43,7 @@ class Rows:
 
 @dataclass
 class Activation:
-    """A function of rows that is computed when a linear needs it, in the form that it needs: floats or codes."""
+    """A function of rows. It is computed when a linear needs it, as floats or as codes."""
 
     function: Function
     rows: Rows

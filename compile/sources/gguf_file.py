@@ -1,8 +1,7 @@
 """A GGUF file's metadata and tensors, read so that a truncated or hostile file is an error and nothing worse.
 
-The parsing is the `gguf` package's; here every read is held to the file's size, arrays are read at once
-instead of element by element (of SmolLM2's 49,152 tokens 35 MB of memory remain, not 180 MB), and whatever
-goes wrong becomes one sentence.
+The `gguf` package parses. Here every read is checked against the file's size, and every error becomes one sentence.
+Arrays are read at once instead of element by element: SmolLM2's 49,152 tokens take 35 MB of memory, not 180 MB.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A directory in Hugging Face's layout as a model source: config.json, safetensors, tokenizer.
 
-Knows which file holds what; the configuration's meaning is `huggingface_config.py`'s matter.
+Knows which file holds what; `huggingface_config.py` reads the configuration.
 """
 
 from __future__ import annotations

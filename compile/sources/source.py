@@ -1,6 +1,6 @@
 """What a model source offers to the compiler, whatever file it comes from.
 
-Tensors have Hugging Face's names and row order; how a format stores them is its own file's matter.
+Tensors have Hugging Face's names and row order, however a format stores them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the mapped files; arrays that `read` returned keep theirs until they go themselves."""
+        """Unmap the files; arrays that `read` returned stay valid."""
         ...
 
     def __enter__(self) -> Self: ...

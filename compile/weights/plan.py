@@ -18,7 +18,7 @@ Array = Literal["codes", "scales", "minima"]
 
 @dataclass(frozen=True)
 class Matrix:
-    """Matrices of one kind and one width, stacked. `parts` are the checkpoint's names, with their rows."""
+    """Matrices of one kind and width, stacked. `parts` are the checkpoint's names, with their rows."""
 
     parts: tuple[tuple[str, int], ...]
     kind: WeightKind
@@ -26,7 +26,7 @@ class Matrix:
 
     @property
     def name(self) -> str:
-        """The first part's name, and the others' last."""
+        """The names of all parts."""
         return "+".join(name for name, _ in self.parts)
 
     @property
