@@ -6,13 +6,12 @@ Knows who opens what, and that it is closed again; not requests, prompts or step
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 from ..artifact import Artifact
-from ..artifact.manifest import Manifest
 from ..cache.cache_namespace import CacheNamespaces, ModelIdentity
 from ..cache.page_pool import PagePool
 from ..cache.prefix_cache import PrefixCache
@@ -22,9 +21,7 @@ from ..model.batch import PageIO, Runner
 from ..prefix.disk_tier import DiskTier
 from ..prefix.prefill_measure import measure_prefill
 from ..prefix.stored_prefill import StoredPrefill
-from ..pruning.probe_forward import ProbeForward
-from ..pruning.pruning import Pruning
-from ..pruning.scored_runner import ScoredRunner, ScoringRunner
+from ..pruning.pruning import choose_rows, score
 from ..store import PageStore, StoreIdentity
 from .engine_core import EngineCore
 from .engine_loop import EngineLoop
@@ -84,7 +81,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         runner = _open_runner(artifact, size.num_pages, options)
         opened.callback(runner.close)
         cache = PrefixCache(PagePool(size.num_pages), clock=clock, kv_log=log)
-        scored = None if options.kv_budget is None else ScoredRunner(_scoring(runner))
+        scored = None if options.kv_budget is None else score(runner)
         if store is not None:
             tier = DiskTier(
                 store,
@@ -92,7 +89,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
                 _page_io(scored or runner),
                 queue,
                 clock=clock,
-                choose_rows=None if scored is None else _choose_rows(manifest, cache, scored, clock),
+                choose_rows=None if scored is None else choose_rows(manifest, cache, scored, clock=clock),
             )
             opened.callback(tier.close)
             known = StoredPrefill.of(
@@ -137,18 +134,4 @@ def _open_runner(artifact: Artifact, num_pages: int, options: EngineOptions) -> 
 def _page_io(runner: Runner) -> PageIO:
     if not isinstance(runner, PageIO):
         raise InvalidParameter(f"{type(runner).__name__} cannot copy pages, which a store needs; open without one")
-    return runner
-
-
-def _choose_rows(
-    manifest: Manifest, cache: PrefixCache, runner: ScoredRunner, clock: Callable[[], float]
-) -> Callable[[DiskTier], Pruning]:
-    group_size = manifest.model.num_attention_heads // manifest.kv.num_kv_heads
-    probe = ProbeForward(cache, runner, max_num_tokens=manifest.module.max_num_tokens, group_size=group_size)
-    return lambda tier: Pruning(tier, runner.scores, probe, clock=clock)
-
-
-def _scoring(runner: Runner) -> ScoringRunner:
-    if not isinstance(runner, ScoringRunner):
-        raise InvalidParameter(f"{type(runner).__name__} cannot score, which a kv_budget needs; open without it")
     return runner

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..artifact.manifest import Manifest
+from ..cache.prefix_cache import PrefixCache
+from ..errors import InvalidParameter
+from ..model.batch import Runner
 from ..prefix.disk_tier import DiskTier
 from ..store.chunk_cache import ChunkCache
 from .attention_scores import AttentionScores
@@ -14,8 +18,30 @@ from .probe_forward import ProbeForward
 from .probe_keys import ProbeKeyCache
 from .pruned_source import PrunedSources
 from .run_compactor import RunCompactor
+from .scored_runner import ScoredRunner, ScoringRunner
 
 CHUNK_CACHE_BYTES = 64 << 20  # of keys and values that are read often: a quarter of 11,000 tokens of SmolLM2
+
+
+def score(runner: Runner) -> ScoredRunner:
+    """The same runner, which records the attention to each KV row.
+
+    Raises:
+        InvalidParameter: it cannot.
+        EngineError: it keeps no attention scores.
+    """
+    if not isinstance(runner, ScoringRunner):
+        raise InvalidParameter(f"{type(runner).__name__} cannot score, which a kv_budget needs; open without it")
+    return ScoredRunner(runner)
+
+
+def choose_rows(
+    manifest: Manifest, cache: PrefixCache, runner: ScoredRunner, *, clock: Callable[[], float]
+) -> Callable[[DiskTier], Pruning]:
+    """Makes the `ChosenRows` of a tier under this cache, for a model."""
+    group_size = manifest.model.num_attention_heads // manifest.kv.num_kv_heads
+    probe = ProbeForward(cache, runner, max_num_tokens=manifest.module.max_num_tokens, group_size=group_size)
+    return lambda tier: Pruning(tier, runner.scores, probe, clock=clock)
 
 
 class Pruning:
