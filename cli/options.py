@@ -14,9 +14,9 @@ import click
 if TYPE_CHECKING:
     from radixlm.runtime import Engine, SamplingParams
     from radixlm.runtime.cache.prefix_match import MatchPolicy
-    from radixlm.runtime.engine.admission import AdmissionPolicy
     from radixlm.runtime.engine.engine_options import OpenRunner
     from radixlm.runtime.engine.prompts import SuffixPolicy
+    from radixlm.runtime.engine.step_plan import AdmissionPolicy
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_STORE_GB = 10.0

@@ -13,7 +13,7 @@ from .log_config import JSONErrors
 from .options import EngineOptions, engine_options, store_options
 
 if TYPE_CHECKING:
-    from radixlm.runtime.engine.admission import AdmissionPolicy
+    from radixlm.runtime.engine.step_plan import AdmissionPolicy
     from radixlm.runtime.server.truncation import Truncation
 
 DEFAULT_LOG_KV_MB = 100

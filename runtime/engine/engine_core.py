@@ -24,13 +24,13 @@ from ..prefix.loaded_rows import LoadedRows
 from ..prefix.prefix_loader import Wanted
 from .completion import PrefillProgress, RequestOutput
 from .counters import CoreCounters
+from .engine_queue import WorkQueue
 from .request import Request, RequestLimits
 from .request_ends import RequestEnds
 from .sampler import Refusal, Sampled, SampledToken, sample
 from .scheduler import RequestBroken, Scheduler, SchedulerPolicy
 from .step_plan import ScheduledRequest, StepPlan
 from .waiting_request import find_prefix
-from .work_queue import WorkQueue
 
 
 class EngineCore:

@@ -17,10 +17,10 @@ from ..cache.prefix_match import MatchPolicy
 from ..errors import InvalidParameter
 from ..model.batch import Runner
 from ..store import PageStore
-from .admission import AdmissionPolicy
 from .prompts import SuffixPolicy
 from .request_options import RequestOptions, checked_budget, checked_match
 from .scheduler import SchedulerPolicy
+from .step_plan import AdmissionPolicy
 
 DEFAULT_STORE_BYTES = 10_000_000_000
 MAX_THREADS = 1024  # far above it the thread pool aborts the process

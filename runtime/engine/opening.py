@@ -26,11 +26,11 @@ from ..store import PageStore, StoreIdentity
 from .engine_core import EngineCore
 from .engine_loop import EngineLoop
 from .engine_options import EngineOptions
+from .engine_queue import WorkQueue
 from .kv_cache_size import KVCacheSize
 from .prompts import Prompts
 from .request import RequestLimits
 from .upkeep import CacheExpiry, IdleWork, Upkeep
-from .work_queue import WorkQueue
 
 _LOGGER = logging.getLogger(__name__)
 

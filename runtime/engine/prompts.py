@@ -17,6 +17,7 @@ from ..artifact import Artifact
 from ..cache.why_not_more import WhyNotMore
 from ..chat.chat_template import ChatTemplate, fault_of
 from ..chat.grammar import Grammar
+from ..chat.space_first import SpaceTokens
 from ..chat.token_constraint import ConstraintSource, TokenConstraint
 from ..chat.tool_format import PLAIN, Tool, ToolFormat, format_of
 from ..chat.tool_messages import for_template
@@ -24,7 +25,6 @@ from ..errors import ContextLengthExceeded, CorruptArtifact, EmptyPrompt, Invali
 from .reply import Reply
 from .request_options import Message, Prompt
 from .sampling_params import SamplingParams
-from .space_first import SpaceTokens
 
 if TYPE_CHECKING:
     from ..chat.grammars import Grammars

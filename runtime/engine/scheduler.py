@@ -15,9 +15,8 @@ from ..cache.prefix_match import PrefixMatch
 from ..cache.sequence import Sequence
 from ..prefix.loaded_prefix import LoadedPrefix
 from ..prefix.loaded_rows import LoadedRows
-from .admission import Admission, AdmissionPolicy
 from .request import Request
-from .step_plan import StepPlan
+from .step_plan import Admission, AdmissionPolicy, StepPlan
 from .waiting_request import WaitingRequest, computes_more
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from radixlm.runtime.cache.prefix_match import MatchPolicy
+from radixlm.runtime.chat.space_first import given_reply
 from radixlm.runtime.engine.engine import Completion, Engine, Message, SamplingParams
 from radixlm.runtime.engine.prompts import Prompt
-from radixlm.runtime.engine.space_first import given_reply
 from radixlm.runtime.model.batch import Batch, Float32Array
 from radixlm.runtime.model.scripted_runner import ScriptedRunner
 

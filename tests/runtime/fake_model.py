@@ -17,13 +17,13 @@ from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.chat.token_constraint import TokenConstraint
 from radixlm.runtime.engine.completion import RequestOutput
 from radixlm.runtime.engine.engine_core import EngineCore
+from radixlm.runtime.engine.engine_queue import WorkQueue
 from radixlm.runtime.engine.reply import Reply, TextDecoder
 from radixlm.runtime.engine.request import Request, RequestLimits, RequestSpec
 from radixlm.runtime.engine.request_options import RequestOptions
 from radixlm.runtime.engine.sampler import SamplerState, sample
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import SchedulerPolicy
-from radixlm.runtime.engine.work_queue import WorkQueue
 from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.model.batch import Batch, Float32Array, PageCopy, TopLogits, UInt8Array
 from radixlm.runtime.prefix.disk_tier import DiskTier

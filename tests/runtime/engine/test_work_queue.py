@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from radixlm.runtime.engine.work_queue import WorkQueue
+from radixlm.runtime.engine.engine_queue import WorkQueue
 
 
 class Clock:

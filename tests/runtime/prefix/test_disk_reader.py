@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from radixlm.runtime.engine.work_queue import WorkQueue
+from radixlm.runtime.engine.engine_queue import WorkQueue
 from radixlm.runtime.prefix.disk_reader import DiskReader, Read
 from radixlm.runtime.store import PageStore
 

@@ -13,7 +13,7 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.cache.kv_transaction import make_batch
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
-from radixlm.runtime.engine.work_queue import WorkQueue
+from radixlm.runtime.engine.engine_queue import WorkQueue
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.pruning import run_compactor
 from radixlm.runtime.pruning.probe_forward import ProbeForward

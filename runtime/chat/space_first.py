@@ -11,8 +11,8 @@ from functools import cached_property
 import numpy as np
 from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer
 
-from ..chat.token_constraint import BoolArray, mask_of
 from ..model.batch import Int32Array
+from .token_constraint import BoolArray, mask_of
 
 
 class SpaceFirst:
