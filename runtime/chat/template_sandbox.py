@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import GeneratorType
 from typing import Any
 
-from jinja2 import Template, nodes, pass_context
+from jinja2 import Template, TemplateRuntimeError, nodes, pass_context
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -23,7 +23,7 @@ from jinja2.visitor import NodeTransformer
 
 from .render_budget import RenderBudget, TooCostly
 
-# Names with a blank in them: no template can write them.
+# Names with a blank in them: no template can write them, and `map`, which takes names as texts, gets none of them.
 _BUDGET = "the budget"  # a variable
 _EACH, _JOINED, _VALUE, _PART, _TEXT = "pay each", "pay joined", "pay value", "pay part", "pay text"  # filters
 _PLAIN = "plain {}"  # Jinja's own filter of a name
@@ -83,6 +83,16 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Whether a template may use it."""
         return attr not in _NO_TEXT and super().is_safe_attribute(obj, attr, value)
+
+    def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a filter that a template names in a text, as it does with `map`."""
+        if isinstance(name, str) and " " in name:
+            raise TemplateRuntimeError(f"No filter named {name!r}.")
+        return super().call_filter(name, *args, **kwargs)
+
+    def call_plain(self, context: Context, name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call Jinja's own filter, which pays nothing."""
+        return super().call_filter(_PLAIN.format(name), value, args, kwargs, context=context)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Run an operator."""
@@ -206,7 +216,8 @@ def _paid(name: str) -> Callable[..., Any]:
 
 
 def _call_plain(context: Context, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
-    return context.environment.call_filter(_PLAIN.format(name), value, args, kwargs, context=context)
+    sandbox: Any = context.environment
+    return sandbox.call_plain(context, name, value, args, kwargs)
 
 
 def _to_json(

@@ -49,6 +49,12 @@ def test_renders_llama2_with_special_tokens() -> None:
     assert template.render(messages) == "<s>[INST] Hi [/INST] Hello. </s><s>[INST] Bye [/INST]"
 
 
+@pytest.mark.parametrize("name", ["plain center", "plain wordwrap", "pay part"])
+def test_map_finds_no_filter_of_the_sandbox_itself_which_might_pay_nothing(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="No filter named"):
+        ChatTemplate("{{ ['x'] | map('" + name + "', 30000000) | first | length }}").render([])
+
+
 def test_what_the_template_raises_is_the_message_of_an_invalid_request() -> None:
     with pytest.raises(InvalidRequest, match="refuses these messages: roles must alternate"):
         ChatTemplate(LLAMA2).render([USER, USER])
