@@ -20,8 +20,9 @@ Leaving = Callable[[Node, int], None]
 class LeafQueue:
     """The leaves of a tree by when they were used last.
 
-    A heap of `(last_used, node_id)` in which outdated entries stay until they are met: O(log n) amortised. An entry is
-    outdated when its node is gone, is no leaf any more, or was used since.
+    A heap of entries in which outdated ones stay until they are met: O(log n) amortised. An entry is outdated when its
+    node is gone, is no leaf any more, or was used since. `_entry` is the order, on which `Eviction.drop_unused` relies:
+    no leaf comes before one that was used earlier.
     """
 
     def __init__(self, nodes: Mapping[int, Node]) -> None:
@@ -35,7 +36,7 @@ class LeafQueue:
 
     def push(self, leaf: Node) -> None:
         """Add a node that became a leaf, or a leaf whose time changed."""
-        heapq.heappush(self._heap, (leaf.last_used, leaf.node_id))
+        heapq.heappush(self._heap, _entry(leaf))
         if len(self._heap) > 2 * len(self._nodes) + 64:
             self._heap = [entry for entry in set(self._heap) if self._leaf(entry) is not None]
             heapq.heapify(self._heap)
@@ -60,12 +61,16 @@ class LeafQueue:
         """Leaves that are not in the queue: none, ever."""
         waiting = set(self._heap)
         leaves = (node for node in self._nodes.values() if not node.children)
-        return [leaf for leaf in leaves if (leaf.last_used, leaf.node_id) not in waiting]
+        return [leaf for leaf in leaves if _entry(leaf) not in waiting]
 
     def _leaf(self, entry: tuple[int, int]) -> Node | None:
-        last_used, node_id = entry
-        node = self._nodes.get(node_id)
-        return None if node is None or node.children or node.last_used != last_used else node
+        node = self._nodes.get(entry[1])
+        return None if node is None or node.children or _entry(node) != entry else node
+
+
+def _entry(leaf: Node) -> tuple[int, int]:
+    """The order in which leaves are evicted, least first; and the leaf's node id."""
+    return leaf.last_used, leaf.node_id
 
 
 class Eviction:

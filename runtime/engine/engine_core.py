@@ -1,7 +1,7 @@
 """Run requests step by step: schedule, compute, sample, commit.
 
 One thread owns it; it starts none and never waits. Everything it works with is handed in, and a failure stays
-with whom it concerns: one request, or the requests of one step. How requests end is `request_ends.py`'s.
+with the one request, or with the requests of the one step, that it concerns. How requests end is `request_ends.py`'s.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from functools import partial
 
 from ..cache.cache_tree import CacheCleared, CacheTree
 from ..cache.cache_uses import CacheUse
-from ..cache.kv_transaction import KVTransaction, make_batch
 from ..cache.prefix_cache import PrefixCache
 from ..cache.sequence import num_pages_for
-from ..errors import EngineError, InvalidParameter
-from ..model.batch import Float32Array, Forward
+from ..errors import InvalidParameter
+from ..model.batch import Forward
 from ..prefix.disk_tier import DiskTier
 from ..prefix.loaded_prefix import LoadedPrefix
 from ..prefix.loaded_rows import LoadedRows
@@ -27,9 +26,9 @@ from .counters import CoreCounters
 from .engine_queue import WorkQueue
 from .request import Request, RequestLimits
 from .request_ends import RequestEnds
-from .sampler import Refusal, Sampled, SampledToken, sample
+from .sampler import Refusal, Sampled, SampledToken
 from .scheduler import RequestBroken, Scheduler, SchedulerPolicy
-from .step_plan import ScheduledRequest, StepPlan
+from .step_plan import ScheduledRequest, StepPlan, compute
 from .waiting_request import find_prefix
 
 
@@ -181,7 +180,7 @@ class EngineCore:
             begun = self._clock()
             self._start(scheduled, begun)
             try:
-                sampled = self._compute(step, scheduled)
+                sampled = compute(self._forward, step, scheduled, vocab_size=self.limits.vocab_size)
                 damaged = [item for item, token in sampled if token is None]
                 for item in damaged:
                     step.drop(item.reservation.sequence)  # what came out of it must not be reused
@@ -252,26 +251,6 @@ class EngineCore:
         for request in requests:
             self.on_progress(request.request_id, request.progress(now))
 
-    def _compute(
-        self, step: KVTransaction, scheduled: list[ScheduledRequest]
-    ) -> list[tuple[ScheduledRequest, Sampled]]:
-        """Run the model, and sample for those whose prompt ends in this step."""
-        if not scheduled:
-            return []
-        if step.copies:
-            self._forward.copy_rows(step.copies)
-        sampling = [item for item in scheduled if item.wants_logits]
-        wants_logits = [item.wants_logits for item in scheduled]
-        logits = self._forward.forward(make_batch([item.reservation for item in scheduled], wants_logits))
-        self._check_logits(logits, len(sampling))
-        if not sampling:
-            return []
-        # a padded embedding has rows that are no token: they are never sampled
-        vocab_size = self.limits.vocab_size
-        top = self._forward.top_logits(len(sampling), vocab_size)
-        tokens = sample(logits[:, :vocab_size], top, [item.request.reply.sampler for item in sampling])
-        return list(zip(sampling, tokens, strict=True))
-
     def _hand_out(self, plan: StepPlan, sampled: list[tuple[ScheduledRequest, Sampled]]) -> list[RequestOutput]:
         """Give each request its token, and say of those that cannot go on why."""
         now = self._clock()
@@ -290,13 +269,6 @@ class EngineCore:
             self._scheduler.remove(plan.unservable.request_id)
             outputs.append(self._ends.fail_unservable(plan.unservable))
         return outputs
-
-    def _check_logits(self, logits: Float32Array, num_rows: int) -> None:
-        if logits.shape[0] != num_rows or logits.shape[1] < self.limits.vocab_size:
-            raise EngineError(
-                f"the model returned logits of shape {logits.shape}, not "
-                f"{(num_rows, self.limits.vocab_size)}; compile the model again"
-            )
 
     def _accept(self, request: Request, token: SampledToken | Refusal, now: float) -> RequestOutput:
         before = request.reply.last_token_at

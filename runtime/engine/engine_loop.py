@@ -1,8 +1,8 @@
 """The one thread that owns an `EngineCore`: it takes requests from a queue, steps, and tells their listeners.
 
 The thread sleeps while there is nothing to do. If it dies, every request that it has gets the error instead of waiting
-on. The first time it goes on with a core that starts over, the second time not. `EngineCore` is one step as a plain
-call; this is when steps are made, and for whom. Knows requests and listeners, not text or HTTP.
+on. After its first death it goes on with a core that starts over; after the second it ends. `EngineCore` is one step
+as a plain call; this is when steps are made, and for whom. Knows requests and listeners, not text or HTTP.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class EngineLoop:
                 _LOGGER.critical("the engine could not start over", exc_info=error)
                 goes_on = False
         lost, self._listeners = self._listeners, {}
-        self.queue.start_over()  # what is in it yet has seen nothing of the death, and is served if the loop goes on
+        self.queue.start_over()  # commands that still wait are served if the loop goes on
         if not goes_on:
             self.queue.die(cause)
         for request_id, listener in lost.items():

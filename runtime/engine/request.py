@@ -147,7 +147,7 @@ class Request:
 
     @property
     def num_swallowed(self) -> int:
-        """Characters that the reply's ids begin with, and that end the prompt's text."""
+        """Characters at the end of the prompt's text and at the start of what the reply's ids spell: 0 or 1."""
         return int(self.prompt.space_id is not None)
 
     @property
@@ -169,7 +169,7 @@ class Request:
         return self._longest(num_prompt_tokens, context_length) if self.sequence is None else self._max_length
 
     def start(self, now: float) -> float | None:
-        """Note that it takes part in a step: the seconds that it waited for its first one, None if that was earlier."""
+        """Note that it takes part in a step. Returns the seconds that it waited for the first one, None later."""
         if self._started_at is not None:
             return None
         self._started_at = now

@@ -48,7 +48,7 @@ class Scheduler:
     """Continuous batching with chunked prefill over one prefix cache.
 
     Pages are taken from the newest running request first, so the oldest always advances and everybody
-    finishes; with conservative admission none need be. A preempted request comes before those that never ran;
+    finishes; conservative admission never takes any. A preempted request comes before those that never ran;
     its KV stays in the tree until others need the room, and it resumes from there. Tokens of a sparse span are not in
     the tree, and are computed.
     """
@@ -227,7 +227,7 @@ class Scheduler:
                 return
 
     def _run(self, request: Request) -> None:
-        """Add a request to those that run, before those that it arrived before."""
+        """Add a request to the running ones, which are in the order of arrival."""
         newest = next(reversed(self._running.values()), request)
         self._running[request.request_id] = request
         if self._arrival(newest) > self._arrival(request):

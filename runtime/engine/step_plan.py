@@ -1,22 +1,24 @@
 """Plan what one step computes: the requests of the step within its token budget, and whether one more fits.
 
-Knows requests, pages and reservations; whose turn it is, is the scheduler's to say.
+Then compute it. Knows requests, pages, reservations and the model; whose turn it is, is the scheduler's to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ..artifact.manifest import PAGE_SIZE
-from ..cache.kv_transaction import KVTransaction, Reservation
+from ..cache.kv_transaction import KVTransaction, Reservation, make_batch
 from ..cache.prefix_cache import PrefixCache
 from ..cache.prefix_match import PrefixMatch
 from ..cache.sequence import num_pages_for
 from ..cache.sparse_span import SparseSpan
-from ..errors import OutOfPages
+from ..errors import EngineError, OutOfPages
+from ..model.batch import Forward
 from .request import Request
+from .sampler import Sampled, sample
 
 
 class ScheduledRequest(NamedTuple):
@@ -131,3 +133,31 @@ class Admission:
             return num_pages_for(num_tokens + 1 - num_missing)
         max_length = request.max_length_of(num_tokens, self.context_length)
         return num_pages_for(max_length - 1 - num_missing) + (not has_prompt)
+
+
+def compute(
+    forward: Forward, step: KVTransaction, scheduled: Sequence[ScheduledRequest], *, vocab_size: int
+) -> list[tuple[ScheduledRequest, Sampled]]:
+    """Run the model over all of `scheduled`, and sample one of `vocab_size` ids for those that want logits.
+
+    Raises:
+        EngineError: the model returned logits of another shape.
+    """
+    if not scheduled:
+        return []
+    if step.copies:
+        forward.copy_rows(step.copies)
+    sampling = [item for item in scheduled if item.wants_logits]
+    wants_logits = [item.wants_logits for item in scheduled]
+    logits = forward.forward(make_batch([item.reservation for item in scheduled], wants_logits))
+    if logits.shape[0] != len(sampling) or logits.shape[1] < vocab_size:
+        raise EngineError(
+            f"the model returned logits of shape {logits.shape}, not {(len(sampling), vocab_size)}; "
+            f"compile the model again"
+        )
+    if not sampling:
+        return []
+    # a padded embedding has rows that are no token: they are never sampled
+    top = forward.top_logits(len(sampling), vocab_size)
+    tokens = sample(logits[:, :vocab_size], top, [item.request.reply.sampler for item in sampling])
+    return list(zip(sampling, tokens, strict=True))

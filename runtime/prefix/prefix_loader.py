@@ -44,8 +44,8 @@ class Wanted:
 
     Args:
         go_on: called when a request that waits need wait no longer, with what came from disk: pages, or chosen rows.
-        met: called when the end of its prompt came while the request computed, or waited for its turn to, with what the
-            disk had of the prompt.
+        met: called with what the disk had of the prompt, when the prompt's end has come from there while the request
+            computed or was still queued.
         num_tokens_ahead: that are computed before a request that does not wait; None: not known.
         share: of the KV rows of its prefix on disk, that is enough.
     """

@@ -23,8 +23,8 @@ the model computes what is before it."""
 
 _MIN_GAIN = 1.15  # computing must take so much longer than loading: it is measured by a tenth too slow, and scatters
 _MIN_SPLIT_GAIN = 1.15  # what both at once must be quicker than the better of the two: they share processor and memory
-_SPLIT_S = 0.04  # that both at once take longer than that: 900 and 2,500 tokens, at 25 to 100 MB/s (bench/LOG.md)
-_MAX_CHOSEN = 0.9  # of what all rows of a prefix take, for some of them to be worth what is lost
+_SPLIT_S = 0.04  # loading and computing at once slow each other: 900 and 2,500 tokens, 25 to 100 MB/s (bench/LOG.md)
+_MAX_CHOSEN = 0.9  # of the quickest exact way: if chosen rows take longer, the exact reply is worth the wait
 _SLACK_S = 0.05  # for the threads to get their turn
 _PATIENCE = 2.0  # times what was planned, before a load is late
 _UNKNOWN_S = 1.0  # to wait for a load of which nothing is known

@@ -32,7 +32,7 @@ from .record import CHECKSUM_BYTES, checksum, is_sealed, sealed
 FORMAT_VERSION: Final = 1
 _MAGIC: Final = b"RLXBNDL\n"
 _START: Final = struct.Struct("<8sIIQ")
-_PAGE: Final = struct.Struct("<q64s16s16s")
+_PAGE: Final = struct.Struct(f"<q64s16s{CHECKSUM_BYTES}s")
 _MAX_IDENTITY_BYTES: Final = 1 << 20
 _BYTES_AT_ONCE: Final = 32 << 20
 

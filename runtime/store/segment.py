@@ -18,7 +18,7 @@ from typing import Final
 from ..errors import StoreCorrupt, StoreMismatch
 from .files import Files, read_all, write_all
 from .page_key import StoreIdentity
-from .record import BLOCK, FORMAT_VERSION, Kind, Place, Record, checksum, is_sealed, padded, sealed
+from .record import BLOCK, CHECKSUM_BYTES, FORMAT_VERSION, Kind, Place, Record, checksum, is_sealed, padded, sealed
 
 _MAGIC: Final = b"RLXSEGM\n"
 _HEADER: Final = struct.Struct("<8sIIQII")  # magic, version, bytes of the header, number, bytes of the identity, single
@@ -37,7 +37,7 @@ class Segment:
     @cached_property
     def num_header_blocks(self) -> int:
         """Blocks before the first record."""
-        return padded(_HEADER.size + len(self.identity.to_json()) + 16) // BLOCK
+        return padded(_HEADER.size + len(self.identity.to_json()) + CHECKSUM_BYTES) // BLOCK
 
     @property
     def name(self) -> str:

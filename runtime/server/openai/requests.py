@@ -166,9 +166,11 @@ def wished(defaults: SamplingParams, wishes: Mapping[str, Any], names: Mapping[s
         raise InvalidParameter(str(error).replace(error.param, name, 1), param=name) from error
 
 
-_PLAIN_FIELDS = (
-    *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
-    *("frequency_penalty", "seed", "stop_token_ids", "logit_bias", "ignore_eos"),
+# A field that has the name of one of `SamplingParams` sets it, as it is.
+_PLAIN_FIELDS = tuple(
+    field.name
+    for field in dataclasses.fields(SamplingParams)
+    if field.name in SamplingRequest.__struct_fields__ and field.name != "stop"
 )
 
 

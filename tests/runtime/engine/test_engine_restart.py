@@ -12,7 +12,7 @@ import pytest
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.radix_tree import RadixTree
-from radixlm.runtime.engine import engine_core
+from radixlm.runtime.engine import step_plan
 from radixlm.runtime.engine.completion import RequestOutput
 from radixlm.runtime.engine.engine_core import EngineCore
 from radixlm.runtime.engine.engine_loop import EngineLoop
@@ -139,7 +139,7 @@ def throwing(wrapped: Callable[..., Any], at: int, *, after: bool) -> Callable[.
 @pytest.mark.parametrize(
     ("owner", "method"),
     [
-        (engine_core, "sample"),
+        (step_plan, "sample"),
         (RadixTree, "insert"),
         (PagePool, "add_to_tree"),
         (PagePool, "release"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.radix_tree import RadixTree
-from radixlm.runtime.engine import engine_core
+from radixlm.runtime.engine import step_plan
 from radixlm.runtime.engine.completion import RequestOutput
 from radixlm.runtime.engine.engine_loop import EngineLoop
 from radixlm.runtime.engine.generation_stream import GenerationStream
@@ -78,7 +78,7 @@ def finish(bench: Bench, failed: Sequence[str]) -> None:
 @pytest.mark.parametrize("stage", ["forward", "top_logits", "sample"])
 def test_computing_fails_the_requests_of_the_step_alone(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = bench_at_work()
-    owner = engine_core if stage == "sample" else bench.model
+    owner = step_plan if stage == "sample" else bench.model
     monkeypatch.setattr(owner, stage, once(getattr(owner, stage)))
     bench.step()
     counters = bench.core.counters

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from radixlm.runtime.cache.kv_transaction import KVTransaction
 from radixlm.runtime.cache.page_pool import PagePool
-from radixlm.runtime.engine import engine_core
+from radixlm.runtime.engine import step_plan
 from radixlm.runtime.engine.completion import RequestOutput
 from radixlm.runtime.engine.generation_stream import GenerationStream
 from radixlm.runtime.engine.request import Request
@@ -24,7 +24,7 @@ STAGES: dict[str, tuple[Any, str]] = {
     "copy_rows": (SlowModel, "copy_rows"),
     "forward": (SlowModel, "forward"),
     "top_logits": (SlowModel, "top_logits"),
-    "sample": (engine_core, "sample"),
+    "sample": (step_plan, "sample"),
     "accept": (Request, "accept"),
     "commit": (KVTransaction, "commit"),
     "delivery": (GenerationStream, "deliver"),
