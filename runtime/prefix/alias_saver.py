@@ -55,7 +55,8 @@ def _put(namespace: bytes, prompt_ids: tuple[int, ...], alias: ReplyAlias, store
     return store.put_alias(
         StoredAlias(
             namespace,
-            last_page_key(store.identity, namespace, prompt_ids + alias.ids),
+            # the last token of a reply that ended by its length is in no page: nobody computed it
+            last_page_key(store.identity, namespace, (prompt_ids + alias.ids)[:-1]),
             len(prompt_ids),
             prompt_digest(prompt_ids),
             alias.ids,

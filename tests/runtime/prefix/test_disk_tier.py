@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.errors import InvalidParameter
+from radixlm.tokenizer_fix import SpelledPrompt
 
-from ..fake_model import EOS, alone
+from ..fake_model import EOS, alone, text_of
 from ..fake_tier import Served, processes
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3] * 4 + [7, 7]  # 66 tokens: four full pages
@@ -48,6 +50,23 @@ def test_a_process_that_was_started_again_finds_prompts_and_replies(serve: Calla
     served = serve()
     assert answered(served, "later", later) == 64  # the reply's eight tokens fill no page
     assert served.tier.stats().num_loads == 1 and served.bench.core.counters.disk_tokens_by_kind == {"exact": 64}
+
+
+@pytest.mark.parametrize("num_generated", [14, 15])  # the last token of the reply would fill a page, or begins one
+def test_how_a_reply_is_rendered_outlives_a_process_wherever_the_reply_ends(
+    serve: Callable[..., Served], num_generated: int
+) -> None:
+    served, ids = serve(), PROMPT[:-16]  # 50 tokens
+    letters = SpelledPrompt(
+        ids, lambda i: text_of([i]).encode(), lambda text: [ord(letter) - ord("A") for letter in text]
+    )
+    request = served.bench.request("first", ids, greedy(num_generated), spelled=lambda: letters)
+    request.spec = replace(request.spec, render_reply=lambda text: f" {text}")
+    served.bench.core.add(request)
+    served.run()
+    assert served.bench.cache.aliases.num_aliases(b"") == 1
+    served = serve()
+    assert served.bench.cache.aliases.num_aliases(b"") == 1
 
 
 def test_what_the_model_made_is_known_as_such_after_a_restart(serve: Callable[..., Served]) -> None:
