@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
 import re
 import time
@@ -29,6 +30,7 @@ QUIET = frozenset({("GET", "/health"), ("GET", "/metrics"), ("GET", "/v1/cache")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _BARE = re.compile(r"[^\s\"\x00-\x1f\x7f]+")  # needs no quotes in the log
 _RANDOM = random.Random()
+os.register_at_fork(after_in_child=_RANDOM.seed)  # or a fork would give its requests its parent's ids
 _PROMPTS = ("messages", "prompt", "input")
 _MAX_ERROR_BYTES = 1 << 14
 STATUS_CLIENT_GONE = 499  # as nginx has it

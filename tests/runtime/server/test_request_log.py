@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from radixlm.cli.log_config import JSONFormatter
 from radixlm.runtime.errors import StepFailed
 from radixlm.runtime.server import create_app
+from radixlm.runtime.server.request_log import new_id
 from starlette.testclient import TestClient
 
 if TYPE_CHECKING:
@@ -158,3 +160,15 @@ def test_json_lines_have_the_fields_and_other_messages_theirs(
     assert (said["level"], said["path"], said["generated_tokens"]) == ("info", "/v1/completions", 3)
     other = logging.LogRecord("x", logging.ERROR, "", 0, "it %s", ("failed",), None)
     assert json.loads(JSONFormatter().format(other))["message"] == "it failed"
+
+
+def test_a_forked_process_makes_other_ids_than_its_parent() -> None:
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, new_id("req-").encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with open(read) as pipe:
+        assert pipe.read() not in ("", new_id("req-"))
