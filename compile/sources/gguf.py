@@ -22,8 +22,8 @@ from radixlm.runtime.errors import CorruptSource, SourceError, UnsupportedArchit
 from ..models.registry import MODELS, SUPPORTED
 from ..weights.quantization import Float32, Weight
 from .checkpoint import END_OF_REPLY, check_heads, check_tensors, checked
-from .gguf_blocks import BLOCK_TYPES, weight_from_blocks
-from .gguf_file import GGUFFile
+from .gguf_blocks import BLOCK_TYPES, PLAIN_TYPES, weight_from_blocks
+from .gguf_file import NOT_READ, GGUFFile
 from .gguf_tokenizer import build_tokenizer_json, vocabulary_from_gguf
 from .source import TensorInfo
 
@@ -73,7 +73,10 @@ class GGUFSource:
         weight = weight_from_blocks(self._type_of(name), self._blocks(name, rows))
         for parts in (weight.scales, weight.minima):
             if parts is not None and not np.isfinite(parts).all():
-                raise CorruptSource(f"{self._file.path}: {name} has scales that are no numbers; fetch it again")
+                raise CorruptSource(
+                    f"{self._file.path}: {name} ({self._type_of(name)}) has scales that are no numbers or larger than "
+                    "float16 holds; fetch it again, or take a Q8_0 or F16 file of the same model"
+                )
         return weight
 
     def read_float32(self, name: str, rows: slice | None = None) -> Float32:
@@ -116,12 +119,10 @@ class GGUFSource:
 
     def _check_types(self) -> None:
         for name, info in self.tensors().items():
-            usable = {"F32", "F16", "BF16"} if len(info.shape) == 1 else BLOCK_TYPES
-            if info.type not in usable:
-                raise UnsupportedTensor(
-                    f"{self._file.path}: {self._tensors[name]} is stored as {info.type}, supported here are "
-                    f"{', '.join(sorted(usable))}; take a Q4_K_M, Q8_0 or F16 file of the same model"
-                )
+            is_vector = len(info.shape) == 1
+            if info.type not in (PLAIN_TYPES if is_vector else BLOCK_TYPES):
+                stored = f"is a vector stored as {info.type}" if is_vector else f"is stored as {info.type}"
+                raise UnsupportedTensor(f"{self._file.path}: {self._tensors[name]} {stored}, {NOT_READ}")
 
     def _fingerprint(self) -> str:
         """Over the header, the file's size and the beginning of each tensor."""

@@ -13,18 +13,21 @@ from typing import Any
 import gguf
 import numpy as np
 from numpy.typing import NDArray
-from radixlm.runtime.errors import CorruptSource, SourceError, SourceNotFound
+from radixlm.runtime.errors import CorruptSource, SourceError, SourceNotFound, UnsupportedTensor
 
 from .checkpoint import one_line
 
 MAX_STRINGS = 1 << 22  # in one array: the largest vocabulary that a manifest may have
+NOT_READ = "which cannot be read here; take a Q4_K_M, Q8_0 or F16 file of the same model"  # said of a tensor's type
+_TYPE_IDS = frozenset(gguf.GGML_QUANT_SIZES)
 
 
 class GGUFFile:
     """An open GGUF file: `metadata` by key, `tensors` by name, `header_bytes` before their data."""
 
     def __init__(self, path: Path) -> None:
-        """Raises SourceNotFound for a file that cannot be read, CorruptSource for one that makes no sense."""
+        """Raises SourceNotFound for a file that cannot be read, CorruptSource for one that makes no sense, and
+        UnsupportedTensor for a type of tensor that the `gguf` package does not know."""
         try:
             with np.errstate(over="raise"):
                 reader = _BoundedReader(path)
@@ -54,7 +57,18 @@ class GGUFFile:
 
 
 class _BoundedReader(gguf.GGUFReader):
-    """The package's reader, with every read checked against the file's end."""
+    """The package's reader, with every read checked against the file's end and every tensor's type named."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        super().__init__(path)
+
+    def _build_tensors(self, start_offs: int, fields: list[gguf.ReaderField]) -> None:
+        for field in fields:
+            type_id = int(field.parts[4][0])  # after the name's length, the name, the number of dimensions, and those
+            if type_id not in _TYPE_IDS:
+                raise UnsupportedTensor(f"{self._path}: {field.name!r} is stored as type {type_id}, {NOT_READ}")
+        super()._build_tensors(start_offs, fields)
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> NDArray[Any]:
         end = int(offset) + np.dtype(dtype).itemsize * int(count)

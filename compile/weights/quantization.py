@@ -54,6 +54,8 @@ class WeightKind:
 
 Q4 = WeightKind("q4", 32)
 Q4_MINIMUM = WeightKind("q4", 32, True)
+Q4_GROUP16 = WeightKind("q4", 16)
+Q4_GROUP16_MINIMUM = WeightKind("q4", 16, True)
 Q8 = WeightKind("q8", 32)
 Q8_MINIMUM = WeightKind("q8", 32, True)
 Q8_GROUP16 = WeightKind("q8", 16)

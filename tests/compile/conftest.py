@@ -70,7 +70,7 @@ class TinyModel:
             self.weights[name] = rng.standard_normal(shape, np.float32)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_tiny() -> Callable[..., TinyModel]:
     """Make a tiny model; keyword arguments replace parts of its configuration."""
 
@@ -156,7 +156,7 @@ def permuted(config: ModelConfig, name: str, weight: np.ndarray) -> np.ndarray:
 
 def gguf_name(name: str) -> str:
     stem, _, suffix = name.rpartition(".")
-    return f"{gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2).get_name(stem)}.{suffix}"
+    return f"{gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 3).get_name(stem)}.{suffix}"
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import ml_dtypes
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from radixlm.runtime.errors import InvalidParameter, VerificationFailed
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
 
-from .conftest import TinyModel, add_metadata, gguf_name
+from .conftest import TinyModel
 
 MakeTiny = Callable[..., TinyModel]
 Write = Callable[..., Path]
@@ -45,43 +44,6 @@ def test_five_bits_become_eight_without_rounding(
     report = compile_model(write_gguf(make_tiny(), type_), tmp_path / "tiny.radixlm")
     (kind,) = report.manifest.quantization.kinds.items()
     assert kind[0].startswith("q8") and kind[1].relative_error == 0
-
-
-def test_kinds_that_differ_inside_a_layer_run_side_by_side(make_tiny: MakeTiny, tmp_path: Path) -> None:
-    """Q4_K_M stores most matrices in Q4_K and, in some layers, v and down in Q6_K."""
-    tiny = make_tiny(hidden_size=256, intermediate_size=512, head_dim=64)
-    path = tmp_path / "mixed.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    add_metadata(writer, tiny.config)
-    rng = np.random.default_rng(3)
-    for name, weight in tiny.weights.items():
-        if weight.ndim == 1:
-            writer.add_tensor(gguf_name(name), weight)
-            continue
-        wide = ".1." in name and (".v_proj." in name or ".down_proj." in name)
-        type_ = Type.Q6_K if wide or "lm_head" in name else Type.Q4_K
-        writer.add_tensor(gguf_name(name), random_blocks(rng, weight.shape, type_), raw_dtype=type_)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-    report = compile_model(path, tmp_path / "mixed.radixlm")
-    kinds = report.manifest.quantization.kinds
-    assert {name: kind.source for name, kind in kinds.items()} == {"q4_g32_min": ("Q4_K",), "q8_g16": ("Q6_K",)}
-    assert all(0 < kind.relative_error < 1e-3 for kind in kinds.values())  # scales multiplied out to float16
-
-
-def random_blocks(rng: np.random.Generator, shape: tuple[int, ...], type_: Type) -> np.ndarray:
-    """Random codes and scales, and small finite super-scales."""
-    block_size, block_bytes = gguf.GGML_QUANT_SIZES[type_]
-    blocks = rng.integers(0, 256, (shape[0] * shape[1] // block_size, block_bytes), dtype=np.uint8)
-
-    if type_ == Type.Q4_K:
-        blocks[:, 0:4] = np.array([4e-4, 3e-3], np.float16).view(np.uint8)
-    else:
-        blocks[:, -2:] = np.array([2e-5], np.float16).view(np.uint8)
-    return blocks.reshape(shape[0], -1)
 
 
 @pytest.mark.parametrize(("quantize", "kind"), [("q4", "q4_g32"), ("q8", "q8_g32"), ("f16", "f16"), ("f32", "f32")])

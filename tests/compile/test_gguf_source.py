@@ -12,9 +12,11 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from gguf import GGMLQuantizationType as Type
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from radixlm.cli.main import cli
 from radixlm.compile.sources import GGUFSource, open_source
 from radixlm.compile.weights.quantization import Q8
 from radixlm.runtime.artifact.manifest import RopeScaling
@@ -125,40 +127,46 @@ def test_a_part_of_a_split_file_is_refused(make_tiny: Make, write_gguf: Make) ->
 
 def test_a_tensor_type_that_no_kernel_runs_is_named(make_tiny: Make, write_gguf: Make) -> None:
     path = write_gguf(make_tiny())
-    data = bytearray(path.read_bytes())
-    name = b"blk.1.attn_q.weight"
-    at = data.index(name) + len(name) + 4 + 2 * 8
-    assert struct.unpack_from("<I", data, at) == (Type.F32,)
-    struct.pack_into("<I", data, at, Type.I32)  # as large as F32, so only the type is wrong
-    path.write_bytes(data)
+    retype(path, "blk.1.attn_q.weight", Type.I32)  # as large as F32, so only the type is wrong
     with pytest.raises(UnsupportedTensor, match=r"blk.1.attn_q.weight is stored as I32.*Q4_K_M"):
         open_source(path)
 
 
-@pytest.mark.parametrize("type_", [Type.Q2_K, Type.Q3_K, Type.IQ4_XS, Type.IQ2_XXS])
-def test_low_bit_types_are_refused(type_: Type, make_tiny: Make, tmp_path: Path) -> None:
-    path = write_low_bit(make_tiny(hidden_size=256, head_dim=64, intermediate_size=256), type_, tmp_path)
-    with pytest.raises(UnsupportedTensor, match=f"{type_.name}.*take a Q4_K_M"):
+@pytest.mark.parametrize(
+    ("type_id", "said"),
+    [
+        (Type.Q1_0, "is stored as Q1_0"),  # known to the package, which cannot read it
+        (1042, "is stored as type 1042"),
+    ],
+)
+def test_a_type_that_cannot_be_read_is_refused_with_the_tensor_and_what_to_use(
+    type_id: int, said: str, make_tiny: Make, write_gguf: Make, tmp_path: Path
+) -> None:
+    path, output = write_gguf(make_tiny(hidden_size=128, intermediate_size=128)), tmp_path / "out"
+    output.mkdir()
+    retype(path, "blk.1.attn_q.weight", type_id)
+    result = CliRunner().invoke(cli, ["compile", str(path), "-o", str(output / "tiny.radixlm")])
+    assert result.exit_code == 2 and not list(output.iterdir())
+    message = result.output.splitlines()[-1]
+    assert "blk.1.attn_q.weight" in message and said in message and "take a Q4_K_M, Q8_0 or F16 file" in message
+
+
+def test_a_quantized_vector_is_refused(make_tiny: Make, write_gguf: Make) -> None:
+    path = write_gguf(make_tiny())
+    retype(path, "blk.1.attn_norm.weight", Type.Q8_0)
+    with pytest.raises(UnsupportedTensor, match=r"blk.1.attn_norm.weight is a vector stored as Q8_0.*F16"):
         open_source(path)
 
 
-def write_low_bit(tiny: Any, type_: Type, folder: Path) -> Path:
-    """A model whose matrices hold zero bytes of a type that the gguf package cannot quantize to."""
-    from_conftest = sys.modules[type(tiny).__module__]
-    writer = gguf.GGUFWriter(folder / "low.gguf", "llama")
-    from_conftest.add_metadata(writer, tiny.config)
-    _, block_bytes = gguf.GGML_QUANT_SIZES[type_]
-    for name, weight in tiny.weights.items():
-        if weight.ndim == 1:
-            writer.add_tensor(from_conftest.gguf_name(name), weight)
-        else:
-            blocks = np.zeros((weight.shape[0], weight.shape[1] // 256 * block_bytes), np.uint8)
-            writer.add_tensor(from_conftest.gguf_name(name), blocks, raw_dtype=type_)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return folder / "low.gguf"
+def retype(path: Path, name: str, type_id: int) -> None:
+    """Say in a file's header that a tensor in F32 has another type."""
+    data = bytearray(path.read_bytes())
+    end = data.index(name.encode()) + len(name)
+    (num_dimensions,) = struct.unpack_from("<I", data, end)
+    at = end + 4 + num_dimensions * 8
+    assert struct.unpack_from("<I", data, at) == (Type.F32,)
+    struct.pack_into("<I", data, at, type_id)
+    path.write_bytes(data)
 
 
 def test_a_missing_tensor_is_named(make_tiny: Make, write_gguf: Make) -> None:

@@ -16,6 +16,8 @@ from radixlm.compile.weights.layout import GROUP, ROW_BLOCK, round_up
 from radixlm.compile.weights.packing import pack, packed_shape
 from radixlm.compile.weights.quantization import (
     Q4,
+    Q4_GROUP16,
+    Q4_GROUP16_MINIMUM,
     Q4_MINIMUM,
     Q8,
     Q8_GROUP16,
@@ -26,8 +28,8 @@ from radixlm.compile.weights.quantization import (
 
 from .harness import built, every_target, examples, runnable
 
-COMMON = (Q4, Q4_MINIMUM, Q8, Q8_MINIMUM, Q8_GROUP16)
-RARE = (WeightKind("q4", 16), WeightKind("q4", 16, True), WeightKind("q8", 16, True))
+COMMON = (Q4, Q4_MINIMUM, Q4_GROUP16, Q4_GROUP16_MINIMUM, Q8, Q8_MINIMUM, Q8_GROUP16)
+RARE = (WeightKind("q8", 16, True),)
 KINDS = {kind.label: kind for kind in (*COMMON, *RARE)}
 LIMIT, WIDE_LIMIT = 127, 127 * 256
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())

@@ -1,0 +1,115 @@
+"""Files whose tensors are of many types, as Q4_K_M and unsloth's UD files are, compile and compute the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from radixlm.compile import compile_model
+from radixlm.compile.compiler import CompileReport
+from radixlm.compile.reference import reference_logits
+from radixlm.compile.sources import open_source
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.model.model_runner import ModelRunner
+
+from .conftest import TinyModel, add_metadata, gguf_name
+from .ragged import Rows
+from .random_blocks import QUANTIZED_TYPES, random_tensor
+
+MakeTiny = Callable[..., TinyModel]
+NUM_PAGES = 61
+PROMPT = [int(token) for token in np.random.default_rng(5).integers(3, 31, 70)]
+EXACT = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "NVFP4", "TQ1_0", "TQ2_0"}
+
+
+def write(path: Path, tiny: TinyModel, type_of: Callable[[str], str]) -> Path:
+    """A model of random numbers whose matrices have the types that `type_of` gives their names."""
+    writer = gguf.GGUFWriter(path, "llama")
+    add_metadata(writer, tiny.config)
+    rng = np.random.default_rng(3)
+    for name, weight in tiny.weights.items():
+        if weight.ndim == 1:
+            writer.add_tensor(gguf_name(name), weight)
+        else:
+            type_name = type_of(name)
+            blocks = random_tensor(type_name, rng, (weight.shape[0], weight.shape[1]), 0.06)
+            writer.add_tensor(gguf_name(name), blocks, raw_dtype=Type[type_name])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A compiled model of three layers in which every quantized type has one matrix."""
+
+    path: Path
+    report: CompileReport
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory, make_tiny: MakeTiny) -> Mixed:
+    folder = tmp_path_factory.mktemp("mixed")
+    tiny = make_tiny(hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=3)
+    matrices = [name for name, weight in tiny.weights.items() if weight.ndim == 2]
+    types = dict(zip(matrices, QUANTIZED_TYPES, strict=True))
+    path = write(folder / "mixed.gguf", tiny, types.__getitem__)
+    return Mixed(path, compile_model(path, folder / "mixed.radixlm", kv_dtype="f32"))
+
+
+@pytest.fixture
+def rows(mixed: Mixed) -> Iterator[Rows]:
+    runner = ModelRunner(Artifact.open(mixed.report.path), num_pages=NUM_PAGES)
+    yield Rows(runner, NUM_PAGES)
+    runner.close()
+
+
+def test_every_type_is_kept_and_what_rounding_cost_is_said(mixed: Mixed) -> None:
+    kinds = mixed.report.manifest.quantization.kinds
+    assert sorted(type_ for kind in kinds.values() for type_ in kind.source) == QUANTIZED_TYPES
+    for kind in kinds.values():
+        assert (kind.relative_error == 0) == (set(kind.source) <= EXACT)
+        assert kind.relative_error < 2**-11
+
+
+def test_logits_are_those_of_numpy_on_the_references_numbers(mixed: Mixed, rows: Rows) -> None:
+    number = rows.add(PROMPT)
+    logits = rows.step({number: len(PROMPT)})[number]
+    with open_source(mixed.path) as source:
+        expected = reference_logits(
+            source.config, source.read_float32, PROMPT, quantized=lambda name: "embed" not in name
+        )
+    off = np.sqrt(np.square(logits - expected).mean(axis=-1)) / expected.std(axis=-1)
+    assert np.median(off) < 0.05
+
+
+def test_logits_are_the_same_bits_whatever_is_beside_a_token(rows: Rows) -> None:
+    whole = rows.add(PROMPT)
+    expected = rows.step({whole: len(PROMPT)})[whole]
+    alone, chunked, beside = (rows.add(PROMPT) for _ in range(3))
+    one_by_one = np.concatenate([rows.step({alone: 1})[alone] for _ in PROMPT])
+    in_chunks = [rows.step({chunked: size, beside: size + 1}) for size in (1, 5, 37)]
+    assert np.array_equal(one_by_one, expected)
+    for number in (chunked, beside):
+        logits = np.concatenate([step[number] for step in in_chunks])
+        assert np.array_equal(logits, expected[: len(logits)])
+
+
+def test_kinds_that_differ_inside_a_layer_run_side_by_side(make_tiny: MakeTiny, tmp_path: Path) -> None:
+    """Q4_K_M stores most matrices in Q4_K and, in some layers, v and down in Q6_K."""
+
+    def type_of(name: str) -> str:
+        wide = ".1." in name and (".v_proj." in name or ".down_proj." in name)
+        return "Q6_K" if wide or "lm_head" in name else "Q4_K"
+
+    path = write(tmp_path / "mixed.gguf", make_tiny(hidden_size=256, intermediate_size=512, head_dim=64), type_of)
+    kinds = compile_model(path, tmp_path / "mixed.radixlm").manifest.quantization.kinds
+    assert {name: kind.source for name, kind in kinds.items()} == {"q4_g32_min": ("Q4_K",), "q8_g16": ("Q6_K",)}
+    assert all(0 < kind.relative_error < 1e-3 for kind in kinds.values())  # scales multiplied out to float16
