@@ -60,7 +60,7 @@ class ReplyAliases:
         self._max_tokens = max_tokens
         self._clock = clock
         self._num_tokens = 0
-        self._aliases: OrderedDict[_Key, tuple[ReplyAlias, ...]] = OrderedDict()
+        self._aliases: OrderedDict[_Key, dict[ReplyAlias, None]] = OrderedDict()  # a set in order
         self._used_at: dict[_Key, float] = {}
         self._num_of_length: Counter[tuple[bytes, int]] = Counter()  # prompts of so many ids
 
@@ -73,10 +73,11 @@ class ReplyAliases:
     def restore(self, namespace: bytes, num_prompt_tokens: int, digest: bytes, alias: ReplyAlias) -> None:
         """Note it, too, where only the number of the prompt's ids and their `prompt_digest` are known."""
         key = (namespace, num_prompt_tokens, digest)
-        known = self._aliases.get(key, ())
-        self._num_of_length[key[:2]] += not known
-        if alias not in known:
-            self._aliases[key] = (*known, alias)
+        if key not in self._aliases:
+            self._aliases[key] = {}
+            self._num_of_length[key[:2]] += 1
+        if alias not in (known := self._aliases[key]):
+            known[alias] = None
             self._num_tokens += len(alias.ids)
         self._use(key)
         while self._num_tokens > self._max_tokens:
@@ -90,7 +91,7 @@ class ReplyAliases:
         if key not in self._aliases:
             return ()
         self._use(key)
-        return self._aliases[key]
+        return tuple(self._aliases[key])
 
     def num_aliases(self, namespace: bytes) -> int:
         """How many of a namespace's replies have one."""
