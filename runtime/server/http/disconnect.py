@@ -26,11 +26,11 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """
     worker = asyncio.current_task()
     assert worker is not None, "there is no task to cancel"
-    is_gone = False
+    is_gone = has_ended = False
 
     def leave(leaving: asyncio.Future[None]) -> None:
         nonlocal is_gone
-        if not leaving.cancelled():
+        if not leaving.cancelled() and not has_ended:  # the loop may have queued this call before the end
             is_gone = True
             worker.cancel()
 
@@ -43,6 +43,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
             raise ClientGone from None
         raise
     finally:
+        has_ended = True
         leaving.remove_done_callback(leave)
         leaving.cancel()
 

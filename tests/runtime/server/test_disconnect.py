@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import uvicorn
 from radixlm.runtime.server import create_app
+from radixlm.runtime.server.http.disconnect import while_connected
 from radixlm.runtime.server.http.http_protocol import HTTPProtocol
 from radixlm.runtime.server.http.listener import listen
 
@@ -181,3 +182,19 @@ def test_leaving_while_a_grammar_is_compiled_gives_up_its_place() -> None:
         connection.close()
         assert has_left.wait(5)
     assert engine.streams == []
+
+
+def test_a_client_that_goes_as_the_work_ends_cancels_nothing_that_comes_after_it() -> None:
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def work() -> str:
+        await asyncio.sleep(0)  # until the departure is known, and before anything is done about it
+        return "done"
+
+    async def serve() -> str:
+        result = await while_connected(receive, work())  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        return result
+
+    assert asyncio.run(serve()) == "done"
