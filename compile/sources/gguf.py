@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -41,8 +42,11 @@ class GGUFSource:
         self.name = name or path.stem
         self.config = _config(self._file)
         layer_names = MODELS[self.config.architecture].gguf_layer_names
+        self._factors, scales = _whole_tensor_scales(self._file)
         self._tensors = {
-            _hugging_face_name(name, layer_names): name for name in self._file.tensors if name != _ROPE_FREQS
+            _hugging_face_name(name, layer_names): name
+            for name in self._file.tensors
+            if name not in {_ROPE_FREQS, *scales}
         }
         check_heads(str(path), self.config)
         check_tensors(str(path), self.config, self.tensors())
@@ -71,6 +75,10 @@ class GGUFSource:
 
     def read(self, name: str, rows: slice | None = None) -> Weight:
         weight = weight_from_blocks(self._type_of(name), self._blocks(name, rows))
+        factor = self._factors.get(self._tensors[name])
+        if factor is not None and weight.scales is not None:
+            with np.errstate(over="ignore"):
+                weight = replace(weight, scales=(weight.scales * factor).astype(np.float16))
         for parts in (weight.scales, weight.minima):
             if parts is not None and not np.isfinite(parts).all():
                 raise CorruptSource(
@@ -81,7 +89,8 @@ class GGUFSource:
 
     def read_float32(self, name: str, rows: slice | None = None) -> Float32:
         values: Float32 = dequantize(self._blocks(name, rows), GGMLQuantizationType[self._type_of(name)])
-        return values
+        factor = self._factors.get(self._tensors[name])
+        return values if factor is None else values * factor
 
     def close(self) -> None:
         self._file.close()
@@ -193,6 +202,27 @@ def _rope_scaling(file: GGUFFile, get: Any, head_dim: int) -> dict[str, Any] | N
         raise UnsupportedArchitecture(f"{file.path}: RoPE scaling {kind!r} is not supported, only linear and llama3")
     factor = float(get("rope.scaling.factor") or get("rope.scale_linear") or 1.0)
     return None if factor == 1.0 else {"type": "linear", "factor": factor}
+
+
+def _whole_tensor_scales(file: GGUFFile) -> tuple[dict[str, np.float32], set[str]]:
+    """What multiplies all of an NVFP4 matrix, by its name, and the names of the tensors that say so.
+
+    `blk.0.attn_q.scale` belongs to `blk.0.attn_q.weight`. `input_scale` is for kernels that round activations to 4
+    bits, which these do not.
+    """
+    factors, names = {}, set[str]()
+    for name, tensor in file.tensors.items():
+        if tensor.tensor_type.name != "NVFP4":
+            continue
+        stem = name.removesuffix("weight")
+        names |= {stem + "scale", stem + "input_scale"}
+        scale = file.tensors.get(stem + "scale")
+        if scale is None:
+            continue
+        if scale.tensor_type.name != "F32" or scale.n_elements != 1:
+            raise CorruptSource(f"{file.path}: {stem}scale is not one number in F32")
+        factors[name] = np.float32(file.blocks(scale.name).view("<f4")[0])
+    return factors, names
 
 
 def _unpermuted_rows(num_rows: int, num_heads: int) -> NDArray[np.intp]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import gguf
 import numpy as np
@@ -15,6 +16,7 @@ from radixlm.compile.compiler import CompileReport
 from radixlm.compile.reference import reference_logits
 from radixlm.compile.sources import open_source
 from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.errors import UnsupportedArchitecture
 from radixlm.runtime.model.model_runner import ModelRunner
 
 from .conftest import TinyModel, add_metadata, gguf_name
@@ -27,10 +29,17 @@ PROMPT = [int(token) for token in np.random.default_rng(5).integers(3, 31, 70)]
 EXACT = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "NVFP4", "TQ1_0", "TQ2_0"}
 
 
-def write(path: Path, tiny: TinyModel, type_of: Callable[[str], str]) -> Path:
-    """A model of random numbers whose matrices have the types that `type_of` gives their names."""
+def write(
+    path: Path, tiny: TinyModel, type_of: Callable[[str], str], scales: Mapping[str, float] = MappingProxyType({})
+) -> Path:
+    """A model of random numbers whose matrices have the types that `type_of` gives their names.
+
+    `scales` are tensors of one number.
+    """
     writer = gguf.GGUFWriter(path, "llama")
     add_metadata(writer, tiny.config)
+    for name, scale in scales.items():
+        writer.add_tensor(name, np.array([scale], np.float32))
     rng = np.random.default_rng(3)
     for name, weight in tiny.weights.items():
         if weight.ndim == 1:
@@ -113,3 +122,24 @@ def test_kinds_that_differ_inside_a_layer_run_side_by_side(make_tiny: MakeTiny, 
     kinds = compile_model(path, tmp_path / "mixed.radixlm").manifest.quantization.kinds
     assert {name: kind.source for name, kind in kinds.items()} == {"q4_g32_min": ("Q4_K",), "q8_g16": ("Q6_K",)}
     assert all(0 < kind.relative_error < 1e-3 for kind in kinds.values())  # scales multiplied out to float16
+
+
+def test_the_scale_of_a_whole_nvfp4_matrix_multiplies_it(make_tiny: MakeTiny, tmp_path: Path) -> None:
+    tiny, name = make_tiny(), "model.layers.1.self_attn.v_proj.weight"
+    scales = {"blk.1.attn_v.scale": 0.3, "blk.1.attn_v.input_scale": 7.0}
+    without, with_scale = (
+        write(tmp_path / f"{len(extra)}.gguf", tiny, lambda matrix: "NVFP4" if matrix == name else "Q8_0", extra)
+        for extra in ({}, scales)
+    )
+    with open_source(without) as source, open_source(with_scale) as scaled:
+        plain = source.read_float32(name)
+        assert scaled.tensors().keys() == source.tensors().keys()
+        np.testing.assert_array_equal(scaled.read_float32(name), plain * np.float32(0.3))
+        np.testing.assert_allclose(scaled.read(name).dequantize(), plain * np.float32(0.3), rtol=2**-11)
+        np.testing.assert_array_equal(scaled.read_float32(name, slice(3, 5)), plain[3:5] * np.float32(0.3))
+
+
+def test_a_scale_beside_another_type_is_refused(make_tiny: MakeTiny, tmp_path: Path) -> None:
+    path = write(tmp_path / "scale.gguf", make_tiny(), lambda matrix: "Q8_0", {"blk.1.attn_v.scale": 0.3})
+    with pytest.raises(UnsupportedArchitecture, match="scale has no place"):
+        open_source(path)
