@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from cachetools import LRUCache
+from cachetools import Cache, LRUCache
 
 from ..artifact.manifest import PAGE_SIZE
 from .radix_node import PAGE_BYTES, Node, encode_key
@@ -102,7 +102,8 @@ class CacheUses:
 
     def forget_unused(self, since: float) -> None:
         """Forget the requests that ended before `since`."""
-        for namespace, uses in list(self._ended.items()):
+        for namespace in list(self._ended):
+            uses = Cache.__getitem__(self._ended, namespace)  # a look that is no use
             while uses and (uses[0].ended_at or 0.0) < since:
                 uses.popleft()
             if not uses:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from cachetools import LRUCache
+from cachetools import Cache, LRUCache
 
 if TYPE_CHECKING:
     from ..store.chunk_cache import ChunkCache
@@ -80,5 +80,7 @@ class ProbeKeyCache:
     def discard(self, namespace: bytes | None = None) -> None:
         """Drop the runs of a namespace, or all."""
         with self._lock:
-            for key in [key for key, run in self._runs.items() if namespace is None or run.namespace == namespace]:
-                del self._runs[key]
+            for key in list(self._runs):
+                run = Cache.__getitem__(self._runs, key)  # a look that is no use
+                if namespace is None or run.namespace == namespace:
+                    del self._runs[key]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import takewhile
 
-from cachetools import LRUCache
+from cachetools import Cache, LRUCache
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ class PrefixRouter:
     def forget_namespace(self, namespace: bytes) -> None:
         """Note that no replica holds anything of the namespace."""
         for held in self._held.values():
-            for block in [block for block, owner in held.items() if owner == namespace]:
+            # reading by the cache's own method is a use, and would change what is forgotten first
+            for block in [block for block in held if Cache.__getitem__(held, block) == namespace]:
                 del held[block]
 
     def _nothing(self) -> LRUCache[bytes, bytes]:

@@ -7,7 +7,7 @@ import random
 import pytest
 from radixlm.runtime.cache import cache_tree
 from radixlm.runtime.cache.cache_tree import CacheCleared, CacheTree
-from radixlm.runtime.cache.cache_uses import MAX_ENDED, MAX_NAMESPACES, CacheUse, PageMark, UseState
+from radixlm.runtime.cache.cache_uses import MAX_ENDED, MAX_NAMESPACES, CacheUse, CacheUses, PageMark, UseState
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.reply_alias import ReplyAlias
@@ -253,3 +253,14 @@ def test_what_requests_used_is_bounded_and_forgotten_with_what_they_used() -> No
     for number in range(MAX_NAMESPACES + 1):
         uses.record(str(number).encode(), use_of("one", None, 0.0, clocked.now))
     assert (uses.ended(b"0"), len(uses.ended(b"1"))) == ((), 1)
+
+
+def test_forgetting_old_requests_is_no_use_of_the_others() -> None:
+    uses = CacheUses()
+    names = [str(number).encode() for number in range(MAX_NAMESPACES)]
+    for name in [*names, names[0]]:
+        uses.record(name, use_of("a", None, 1.0, 2.0))
+    uses.forget_unused(1.0)
+    uses.record(b"one too many", use_of("a", None, 1.0, 2.0))
+    assert uses.ended(names[0])
+    assert not uses.ended(names[1])

@@ -113,3 +113,14 @@ def test_a_namespace_that_is_forgotten_leaves_the_others_as_they_are() -> None:
 def test_nobody_to_choose_from_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(ValueError):
         PrefixRouter(NAMES).choose(b"", b"", {})
+
+
+def test_forgetting_a_namespace_is_no_use_of_the_others() -> None:
+    router = PrefixRouter(["a"], RouterPolicy(block_bytes=4, max_blocks=3))
+    for text in (b"kept", b"left", b"kept"):
+        router.record("a", b"alice", text)
+    router.record("a", b"bob", b"gone")
+    router.forget_namespace(b"bob")
+    router.record("a", b"alice", b"new1new2")
+    assert router.num_held_bytes("a", b"alice", b"kept") == 4
+    assert router.num_held_bytes("a", b"alice", b"left") == 0
