@@ -30,7 +30,7 @@ OpenRunner = Callable[[Artifact, int, int | None], Runner]
 
 
 class EngineKeywords(TypedDict, total=False):
-    """The fields of `EngineOptions`, for callers who write them as keywords."""
+    """The fields of `EngineOptions`, for callers that write them as keywords."""
 
     kv_cache_bytes: int | None
     context_length: int | None

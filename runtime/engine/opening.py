@@ -1,6 +1,6 @@
 """Open what an engine works with: the model, the pages in memory, the store on disk, a log.
 
-Knows who opens what, and that it is closed again; not requests, prompts or steps.
+Knows in what order parts are opened, and that they are closed again; not requests, prompts or steps.
 """
 
 from __future__ import annotations

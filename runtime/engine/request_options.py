@@ -22,7 +22,7 @@ MAX_ID_LENGTH = 256  # characters of a caller's own name of a request
 
 
 class OptionKeywords(TypedDict, total=False):
-    """The fields of `RequestOptions`, for callers who write them as keywords."""
+    """The fields of `RequestOptions`, for callers that write them as keywords."""
 
     namespace: bytes
     cache_match: MatchPolicy | None

@@ -58,7 +58,7 @@ class CacheExpiry:
     ([40.0], 6.0)
 
     Args:
-        ttl_s: how long something is kept that nobody uses, in seconds.
+        ttl_s: how long something unused is kept, in seconds.
 
     Raises:
         InvalidParameter: `ttl_s` is not above 0.
