@@ -6,26 +6,21 @@ Knows paths and which object answers each; `app_state.py` has the limits, `opena
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..errors import RadixLMError
 from .about import About
 from .app_state import KEEP_ALIVE_S, AppState
 from .cache import Cache
-from .errors import answer
 from .health import MAX_STALL_S, Health
-from .http.api_keys import ApiKeys, checked_keys
-from .http.disconnect import ClientGone
-from .http.origins import KnownHosts, origin_middleware
+from .http.door import App, Endpoint, door
 from .lanes import Lanes
 from .metrics import Metrics
 from .openai.chat import ChatCompletions
@@ -79,39 +74,23 @@ def create_app(
     created, lanes = int(time.time()), Lanes.of(engine)
     served = AppState(engine, lanes, model_id, created, max_body_bytes, tells_cached_text, keep_alive_s, truncation)
     about, tokenization = About(served), Tokenization(served)
-    routes = [
-        Route("/v1/chat/completions", ChatCompletions(served).create, methods=["POST"]),
-        Route("/v1/completions", Completions(served).create, methods=["POST"]),
-        Route("/v1/responses", Responses(served).create, methods=["POST"]),
-        Route("/v1/embeddings", about.embeddings, methods=["POST"]),
-        Route("/v1/models", about.models, methods=["GET"]),
-        Route("/v1/models/{model_id:path}", about.model, methods=["GET"]),
-        Route("/v1/cache", Cache(served).answer, methods=["GET", "DELETE"]),
-        Route("/health", Health(engine.stats, max_stall_s, has_keys=bool(api_keys)).answer, methods=["GET"]),
-        Route("/tokenize", tokenization.tokenize, methods=["POST"]),
-        Route("/detokenize", tokenization.detokenize, methods=["POST"]),
-        Route("/version", about.version, methods=["GET"]),
-        Route("/openapi.json", OpenAPI(has_keys=bool(api_keys)).answer, methods=["GET"]),
-        *page_routes(),
-    ]
+    endpoints: dict[tuple[str, ...], Callable[[Request], Awaitable[Response]]] = {
+        ("/v1/chat/completions", "POST"): ChatCompletions(served).create,
+        ("/v1/completions", "POST"): Completions(served).create,
+        ("/v1/responses", "POST"): Responses(served).create,
+        ("/v1/embeddings", "POST"): about.embeddings,
+        ("/v1/models", "GET"): about.models,
+        ("/v1/models/{model_id:path}", "GET"): about.model,
+        ("/v1/cache", "GET", "DELETE"): Cache(served).answer,
+        ("/health", "GET"): Health(engine.stats, max_stall_s, has_keys=bool(api_keys)).answer,
+        ("/tokenize", "POST"): tokenization.tokenize,
+        ("/detokenize", "POST"): tokenization.detokenize,
+        ("/version", "GET"): about.version,
+        ("/openapi.json", "GET"): OpenAPI(has_keys=bool(api_keys)).answer,
+    }
+    routes = [Route(path, Endpoint(answer), methods=methods) for (path, *methods), answer in endpoints.items()]
+    routes += page_routes()
     metrics = Metrics(engine.stats, model_id, version("radixlm"), routes)
     routes.append(Route("/metrics", metrics.answer, methods=["GET"]))  # metrics counts this route, too
-    middleware = [
-        Middleware(RequestLog, count=metrics.count_response, has_prompts=logs_prompts, match=engine.match),
-        Middleware(KnownHosts, hosts=hosts),
-        *origin_middleware(cors_origins),
-        Middleware(ApiKeys, keys=checked_keys(api_keys)),
-    ]
-    app = Starlette(routes=routes, middleware=middleware)
-    for kind in (RadixLMError, msgspec.MsgspecError, Exception):
-        app.add_exception_handler(kind, answer)
-    app.add_exception_handler(404, answer)
-    app.add_exception_handler(405, answer)
-    for gone in (ClientGone, ClientDisconnect):  # the latter in the middle of a request's body
-        app.add_exception_handler(gone, _nobody_listens)
-    return app
-
-
-async def _nobody_listens(request: Request, error: Exception) -> Response:
-    """nginx's status for a client that has gone; only the log sees it."""
-    return Response(status_code=499)
+    log = Middleware(RequestLog, count=metrics.count_response, has_prompts=logs_prompts, match=engine.match)
+    return App(routes=routes, middleware=[log, *door(api_keys, hosts, cors_origins)])

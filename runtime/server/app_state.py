@@ -20,8 +20,7 @@ from ..cache.cache_namespace import CacheScope
 from ..cache.prefix_match import MatchPolicy
 from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
-from ..chat.tool_format import Tool
-from ..engine.request_options import RequestOptions
+from ..engine.request_options import NO_OPTIONS, RequestOptions
 from .choices import Ask, Choices
 from .errors import HTTPError
 from .http.api_keys import api_key_of, client_of
@@ -115,7 +114,12 @@ class AppState:
         return await while_connected(request.receive, compiling)
 
     async def truncated(
-        self, request: Request, messages: Sequence[Message], tools: Sequence[Tool] = (), *, max_tokens: int | None
+        self,
+        request: Request,
+        messages: Sequence[Message],
+        options: RequestOptions = NO_OPTIONS,
+        *,
+        max_tokens: int | None,
     ) -> Truncated:
         """A history without the turns that have no room; see `drop_middle`.
 
@@ -127,8 +131,8 @@ class AppState:
         truncate = partial(
             drop_middle,
             messages,
-            tools,
-            count=lambda messages, tools: len(self.engine.encode_chat(messages, tools)),
+            options.tools,
+            count=lambda messages, tools: len(self.engine.encode_chat(messages, tools, options.template_kwargs)),
             context_length=self.engine.context_length,
             max_tokens=max_tokens,
         )

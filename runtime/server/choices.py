@@ -6,7 +6,7 @@ Knows their order, not what they say; `reply_stream.py` reads one of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -44,10 +44,14 @@ class Choices:
     """The replies to one request: iterate them once, or take `results`.
 
     Left as a context manager, all are cancelled.
+
+    Attributes:
+        before_waiting: awaited by the iteration whenever no delta is there yet.
     """
 
     def __init__(self, streams: Sequence[ReplyStream]) -> None:
         self._streams = streams
+        self.before_waiting: Callable[[], Awaitable[None]] = _nothing
 
     @classmethod
     async def open(
@@ -85,6 +89,7 @@ class Choices:
             EngineError: one of the requests failed.
         """
         if len(self._streams) == 1:  # as nearly always: no task, no queue
+            self._streams[0].before_waiting = self.before_waiting
             async for delta in self._streams[0]:
                 yield 0, delta
             return
@@ -93,6 +98,8 @@ class Choices:
         num_open = len(readers)
         try:
             while num_open:
+                if arrived.empty():
+                    await self.before_waiting()
                 index, item = await arrived.get()
                 if isinstance(item, Exception):
                     raise item
@@ -133,6 +140,10 @@ class Choices:
             stream.cancel()
         for stream in self._streams:
             await stream.__aexit__(kind, error, trace)
+
+
+async def _nothing() -> None:
+    pass
 
 
 async def _open(ask: Ask, run: Run, waker: Waker, record: RequestRecord | None) -> ReplyStream:

@@ -58,6 +58,8 @@ class ReplyStream:
         self._ready = ready
         self._record = record
         self._has_ended = False
+        self.before_waiting: Callable[[], Awaitable[None]] | None = None
+        """Awaited when there is no delta yet, for a caller that has something to do before it waits for one."""
 
     @classmethod
     async def open(cls, submit: Submit, run: Run, waker: Waker, record: RequestRecord | None = None) -> Self:
@@ -135,6 +137,8 @@ class ReplyStream:
                 raise
             if delta is not None:
                 break
+            if self.before_waiting is not None and not self._ready.is_set():
+                await self.before_waiting()
             await self._ready.wait()
         if delta.finish_reason is not None:
             self._has_ended = True

@@ -11,42 +11,41 @@ from hashlib import sha256
 from pathlib import Path
 
 from starlette.requests import HTTPConnection
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import Scope
 
 from ...cache.cache_namespace import CacheScope
 from ...errors import InvalidParameter
 from ..errors import HTTPError, respond
 from ..page import PAGE_PATHS
+from .headers import header_of
 
 OPEN_PATHS = frozenset({"/health"}) | PAGE_PATHS  # the page asks its user for a key
 _NO_HEADER = frozenset("\r\n\0")
 
 
 class ApiKeys:
-    """An ASGI middleware; `api_key_of` returns the key of a request later.
+    """A guard that asks for one of `keys`, if there are any; `api_key_of` returns the key of a request later.
 
     Every key is compared, each in constant time, so that the time of an answer reveals nothing about them.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
-        self._app = app
+    def __init__(self, keys: Sequence[str]) -> None:
         self._keys = [(key, _digest(key.encode())) for key in keys]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan" and self._keys:
-            key = self._known(HTTPConnection(scope))
-            if key is None and scope["type"] != "http":
-                return await send({"type": "websocket.close", "code": 1008})
-            if key is None and scope["path"] not in OPEN_PATHS:
-                # begins as OpenAI's, by which litellm knows what it is
-                message = "Incorrect API key provided: send one that this server knows, as Authorization: Bearer KEY"
-                refusal = respond(HTTPError(401, message, code="invalid_api_key"), {"WWW-Authenticate": "Bearer"})
-                return await refusal(scope, receive, send)
-            scope.setdefault("state", {})["api_key"] = key
-        await self._app(scope, receive, send)
+    def __call__(self, scope: Scope) -> Response | None:
+        if not self._keys:
+            return None
+        key = self._known(header_of(scope, b"authorization") or "")
+        if key is None and (scope["type"] != "http" or scope["path"] not in OPEN_PATHS):
+            # begins as OpenAI's, by which litellm knows what it is
+            message = "Incorrect API key provided: send one that this server knows, as Authorization: Bearer KEY"
+            return respond(HTTPError(401, message, code="invalid_api_key"), {"WWW-Authenticate": "Bearer"})
+        scope.setdefault("state", {})["api_key"] = key
+        return None
 
-    def _known(self, connection: HTTPConnection) -> str | None:
-        scheme, _, sent = connection.headers.get("authorization", "").partition(" ")
+    def _known(self, authorization: str) -> str | None:
+        scheme, _, sent = authorization.partition(" ")
         given, known = _digest(sent.strip(" \t").encode("latin-1")), None  # other white space is a byte of the key
         for key, digest in self._keys:
             if hmac.compare_digest(given, digest):

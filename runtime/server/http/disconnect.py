@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from starlette.types import Receive
 
 T = TypeVar("T")
+NOTICED_AFTER_S = 0.02  # short work ends sooner, and is spared the task that listens
 
 
 class ClientGone(Exception):
@@ -16,7 +17,7 @@ class ClientGone(Exception):
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled as soon as the client disconnects.
+    """The result of `work`, which is cancelled as soon as the client disconnects, and not before `NOTICED_AFTER_S`.
 
     The request's body must have been read before. `work` has always ended when this returns. It runs in the caller's
     task: a task of its own would cost every request two more turns of the event loop.
@@ -24,9 +25,15 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     Raises:
         ClientGone: the client disconnected first.
     """
-    worker = asyncio.current_task()
+    worker, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert worker is not None, "there is no task to cancel"
     is_gone = has_ended = False
+    leaving: asyncio.Future[None] | None = None
+
+    def listen() -> None:
+        nonlocal leaving
+        leaving = loop.create_task(_disconnected(receive))
+        leaving.add_done_callback(leave)
 
     def leave(leaving: asyncio.Future[None]) -> None:
         nonlocal is_gone
@@ -34,8 +41,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
             is_gone = True
             worker.cancel()
 
-    leaving = asyncio.ensure_future(_disconnected(receive))
-    leaving.add_done_callback(leave)
+    timer = loop.call_later(NOTICED_AFTER_S, listen)
     try:
         return await work
     except asyncio.CancelledError:
@@ -44,8 +50,10 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         raise
     finally:
         has_ended = True
-        leaving.remove_done_callback(leave)
-        leaving.cancel()
+        timer.cancel()
+        if leaving is not None:
+            leaving.remove_done_callback(leave)
+            leaving.cancel()
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -1,47 +1,47 @@
-"""HTTP over one connection: uvicorn's protocol, with bounds on a client's time and bytes, and errors in OpenAI's shape.
+"""HTTP/1.1 over one connection, for uvicorn's server: with bounds on a client's time and bytes, and errors in OpenAI's
+shape.
 
-uvicorn alone waits for the rest of a header, and after an answer for the rest of a body, as long as the connection
-lasts. Knows connections, not the application.
+Knows connections, and how llhttp reads requests; what is answered is `exchange.py`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections import deque
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
-import h11
+import httptools
 import msgspec
 from uvicorn import Config
-from uvicorn.protocols.http.flow_control import CLOSE_HEADER, FlowControl
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
 from ..errors import ErrorBody, ErrorReply
-from .corked_transport import CorkedTransport
+from .exchange import Exchange, Headers
 from .step_reader import StepReader
 
 MAX_HEADER_BYTES = 32 << 10  # of all headers of a request and its first line
 STEP_BYTES = 4 << 10
 MAX_FRAMING_BYTES = 64 << 10  # of a body's chunks, beside as many bytes as they hold
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
+_NO_HTTP = f"this is not HTTP/1.1, or its headers have more than {MAX_HEADER_BYTES} bytes"
+_FRAMING = "the body's chunks hold less than their borders take; send it in larger ones, or with its length"
+_VERSIONS = ("1.0", "1.1")
 
 
-class HTTPProtocol(H11Protocol):
+class HTTPProtocol(asyncio.Protocol):
     """A connection whose client has `headers_s` seconds to send the headers of each request.
 
     An answer that is sent before the end of its request's body is the last one of the connection. The rest of the body
     is read and dropped, and after `linger_s` the connection is closed. If it were closed at once, the client's system
     would get a reset, and drop the answer.
 
-    Give it to `uvicorn.Config(http=...)`, with `h11_max_incomplete_event_size=MAX_HEADER_BYTES`.
+    Give it to `uvicorn.Config(http=...)`.
     """
 
     headers_s: ClassVar[float] = 10.0
     linger_s: ClassVar[float] = 1.0
-    _deadline: asyncio.TimerHandle | None = None
 
     def __init__(
         self,
@@ -50,123 +50,231 @@ class HTTPProtocol(H11Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self.conn = _Connection(h11.SERVER, config.h11_max_incomplete_event_size or MAX_HEADER_BYTES)
-        self._served, self.app = self.app, self._answer
+        if not config.loaded:
+            config.load()
+        self._app, self._keep_alive_s = config.loaded_app, config.timeout_keep_alive
+        self._server, self._app_state = server_state, app_state
+        self._loop = _loop or asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._target, self._headers = b"", Headers()
+        self._exchanges: deque[Exchange] = deque()  # the first is being answered
+        self._reading: Exchange | None = None  # its body; None: headers are read
+        self._num_missing_bytes: int | None = None  # of a body's declared length; None: chunked
+        self._num_fed_bytes = 0  # since the headers or the body began
+        self._is_idle = False  # after an answer nothing has come
+        self._closes_at: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    # What uvicorn and asyncio call
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(CorkedTransport(transport, self.loop))  # type: ignore[arg-type]
-        self._reader = StepReader(transport, self.loop, self._feed, self._step_bytes)
-        self.flow = FlowControl(self._reader)  # type: ignore[arg-type]
-        self._watch()
+        self._server.connections.add(self)  # type: ignore[arg-type]
+        self._transport = transport
+        self._reader = StepReader(transport, self._loop, self._feed, self._step_bytes)
+        self._flow = FlowControl(self._reader)  # type: ignore[arg-type]
+        self._client, self._listener = get_remote_addr(transport), get_local_addr(transport)
+        self._close_after(self.headers_s)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_idle:
+            self._is_idle = False
+            self._close_after(self.headers_s)
         self._reader.received(data)
 
-    def on_response_complete(self) -> None:
-        """Send the answer's last packet before anything else is done, such as to log the request."""
-        self.transport.flush()  # type: ignore[attr-defined]
-        super().on_response_complete()
-
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_watching()
-        super().connection_lost(exc)
+        self._server.connections.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        for exchange in self._exchanges:
+            exchange.leave()
+        self._flow.resume_writing()
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer 400 to what is not HTTP, and close the connection."""
-        message = f"this is not HTTP/1.1, or its headers have more than {MAX_HEADER_BYTES} bytes"
-        if isinstance(self.conn, _Connection) and self.conn.is_mostly_framing:
-            message = "the body's chunks hold less than their borders take; send it in larger ones, or with its length"
-        body = msgspec.json.encode(ErrorReply(ErrorBody(message, "invalid_request_error", code="invalid_http")))
-        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # not in the middle of another answer
-            for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # the application's answer can no longer be sent
-            self.cycle.message_event.set()
-        self._reader.drop()
-        self._stop_watching()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        self.loop.call_later(self.linger_s, self.transport.close)
+    def pause_writing(self) -> None:
+        self._flow.pause_writing()
 
-    def _feed(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
+    def resume_writing(self) -> None:
+        self._flow.resume_writing()
+
+    def shutdown(self) -> None:
+        """Close the connection when the answer is sent that is being sent."""
+        if self._exchanges:
+            self._exchanges[0].keep_alive = False
+        else:
+            self._transport.close()
+
+    # What the parser calls
+
+    def on_message_begin(self) -> None:
+        self._target, self._headers = b"", []
+
+    def on_url(self, part: bytes) -> None:
+        self._target += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._reading is None:  # else it stands behind a chunked body
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        headers, version = dict(self._headers), self._parser.get_http_version()
+        num_hosts = [name for name, _ in self._headers].count(b"host")
+        method = self._parser.get_method().decode()
+        is_taken = version in _VERSIONS and (version == "1.1") <= num_hosts <= 1 and method != "CONNECT"
+        if not is_taken or self._reader.drops:
+            raise ValueError("it is not taken")  # which the parser turns into an error of its own
+        if self._parser.should_upgrade():
+            return  # `_parse` has it read again
+        path, _, query = self._target.partition(b"?")
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": version,
+            "method": method,
+            "scheme": "http",
+            "path": unquote(path.decode("ascii")),
+            "raw_path": path,
+            "query_string": query,
+            "root_path": "",
+            "headers": self._headers,
+            "state": self._app_state.copy(),
+            "client": self._client,
+            "server": self._listener,
+        }
+        self._num_fed_bytes = 0
+        self._num_missing_bytes = None if b"transfer-encoding" in headers else int(headers.get(b"content-length", 0))
+        self._reading = Exchange(
+            scope,
+            self._transport,
+            self._flow,
+            keep_alive=version == "1.1" and self._parser.should_keep_alive(),
+            awaits_continue=headers.get(b"expect", b"").lower() == b"100-continue",
+            begins=self._answer_begins,
+            ends=self._answer_ends,
+        )
+        self._exchanges.append(self._reading)
+        self._close_after(None)
+        if len(self._exchanges) == 1:
+            self._answer_first()
+        else:
+            self._flow.pause_reading()
+
+    def on_body(self, body: bytes) -> None:
+        if self._reading is not None:
+            self._reading.add(body)
+            if self._num_missing_bytes is not None:
+                self._num_missing_bytes -= len(body)
+            if self._reading.num_waiting_bytes > HIGH_WATER_LIMIT:
+                self._flow.pause_reading()
+
+    def on_message_complete(self) -> None:
+        if self._reading is not None:
+            self._reading.end()
+            if not self._reading.keep_alive:
+                self._reader.drop()
+            self._reading, self._num_fed_bytes = None, 0
+
+    # What an exchange calls
+
+    def _answer_begins(self, exchange: Exchange) -> Headers:
+        """The answer to a request that has not come whole is the connection's last."""
+        if not exchange.is_whole:
+            exchange.keep_alive = False
+            self._reader.drop()
+        return self._server.default_headers
+
+    def _answer_ends(self, exchange: Exchange) -> None:
+        self._server.total_requests += 1
+        self._exchanges.popleft()
+        if not exchange.is_whole:
+            self._close_soon()
+            return
+        if not exchange.keep_alive:
+            self._transport.close()
+            return
+        self._flow.resume_reading()
+        if self._exchanges:
+            self._answer_first()
+        else:
+            self._is_idle = True
+            self._close_after(self._keep_alive_s)
+
+    # What happens here
+
+    def _answer_first(self) -> None:
+        task = self._loop.create_task(self._exchanges[0].run(self._app))
+        self._server.tasks.add(task)
+        task.add_done_callback(self._server.tasks.discard)
 
     def _step_bytes(self) -> int:
-        """How many bytes h11 gets at a time; it gets more only of a body that is not chunked.
+        """How many bytes the parser gets at a time: a part of headers or chunks, for each of them costs work, however
+        short it is, or what is missing of a body."""
+        return STEP_BYTES if self._reading is None or self._num_missing_bytes is None else self._num_missing_bytes
 
-        h11 checks the length of incomplete headers only: headers that arrive whole would pass however long they are.
-        And each chunk of a body costs work, however short it is.
+    def _feed(self, data: bytes) -> None:
+        self._num_fed_bytes += len(data)
+        if self._reading is None and self._num_fed_bytes > MAX_HEADER_BYTES:
+            return self._refuse(_NO_HTTP)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            if not self._reader.drops:
+                self._refuse(_NO_HTTP)
+            return
+        reading = self._reading
+        if reading is not None and self._num_fed_bytes > 2 * reading.num_body_bytes + MAX_FRAMING_BYTES:
+            self._refuse(_FRAMING)
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # To another protocol, which no client insists on. The parser takes the body for that: it gets the request
+            # again, without the wish.
+            first = b"%b %b HTTP/%b" % (
+                self._parser.get_method(),
+                self._target,
+                self._parser.get_http_version().encode(),
+            )
+            wished = [b"%b: %b" % header for header in self._headers if header[0] != b"upgrade"]
+            self._parser = httptools.HttpRequestParser(self)
+            self._parse(b"\r\n".join([first, *wished, b"", data[upgrade.args[0] :]]))
+
+    def _refuse(self, message: str) -> None:
+        """Answer 400 to what is not HTTP, and close the connection; what was asked before is answered first."""
+        self._reader.drop()
+        broken, self._reading = self._reading, None
+        if broken is not None:
+            self._exchanges.remove(broken)
+            broken.leave()
+        if self._exchanges:
+            self._exchanges[-1].keep_alive = False
+            return
+        body = msgspec.json.encode(ErrorReply(ErrorBody(message, "invalid_request_error", code="invalid_http")))
+        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+        self._transport.write(head + b"connection: close\r\n\r\n" + body)
+        self._close_soon()
+
+    def _close_soon(self) -> None:
+        """Send nothing any more, and close the connection when the client had time to read what was sent."""
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._close_after(self.linger_s)
+
+    def _close_after(self, seconds: float | None) -> None:
+        """Close the connection then, unless this is called again before; None: leave it open.
+
+        A timer is only made where there is none that ends earlier: most requests make none.
         """
-        is_whole = self.conn.their_state is h11.SEND_BODY and not any(
-            name == b"transfer-encoding" for name, _ in self.headers
-        )
-        return max(self._reader.num_waiting_bytes, 1) if is_whole else STEP_BYTES
+        self._closes_at = None if seconds is None else self._loop.time() + seconds
+        if self._closes_at is not None and (self._timer is None or self._closes_at < self._timer.when()):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(self._closes_at, self._look)
 
-    async def _answer(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Run the application. If it answers before the end of the body, make this the connection's last answer."""
-        end: Any = None
-
-        async def sending(message: Any) -> None:
-            nonlocal end
-            if message["type"] == "http.response.start" and self.conn.their_state is h11.SEND_BODY:
-                self._reader.drop()
-                others = [header for header in message.get("headers", ()) if header != CLOSE_HEADER]
-                message = {**message, "headers": [*others, CLOSE_HEADER]}
-            elif self._reader.drops and not message.get("more_body", False):
-                end = {"type": message["type"], "body": b""}  # after which uvicorn closes the connection
-                message = {**message, "more_body": True}
-            await send(message)
-
-        await self._served(scope, receive, sending)
-        if end is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.linger_s):
-                    while (await receive())["type"] != "http.disconnect":
-                        pass
-            await send(end)
-
-    def _watch(self) -> None:
-        """Run the deadline exactly while headers are awaited."""
-        if self.conn.their_state is not h11.IDLE or self.transport.is_closing() or self._reader.drops:
-            self._stop_watching()
-        elif self._deadline is None:
-            self._deadline = self.loop.call_later(self.headers_s, self.transport.close)
-
-    def _stop_watching(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-
-class _Connection(h11.Connection):
-    """An h11 connection that refuses chunked bodies which consist mostly of the borders of their chunks."""
-
-    _num_wire_bytes = 0  # since the request's headers began
-    _num_body_bytes = 0
-
-    @property
-    def is_mostly_framing(self) -> bool:
-        return self._num_wire_bytes > 2 * self._num_body_bytes + MAX_FRAMING_BYTES
-
-    def receive_data(self, data: bytes) -> None:
-        """As h11's."""
-        self._num_wire_bytes += len(data)
-        super().receive_data(data)
-
-    def next_event(self) -> Any:
-        """As h11's; raises RemoteProtocolError for such a body."""
-        event = super().next_event()
-        if isinstance(event, h11.Data):
-            self._num_body_bytes += len(event.data)
-        if event is h11.NEED_DATA and self.their_state is h11.SEND_BODY and self.is_mostly_framing:
-            raise h11.RemoteProtocolError("the body is mostly the borders of its chunks")
-        return event
-
-    def start_next_cycle(self) -> None:
-        """As h11's."""
-        super().start_next_cycle()
-        self._num_wire_bytes = self._num_body_bytes = 0
+    def _look(self) -> None:
+        self._timer = None
+        if self._closes_at is None:
+            return
+        if self._loop.time() >= self._closes_at:
+            self._transport.close()
+        else:
+            self._timer = self._loop.call_at(self._closes_at, self._look)

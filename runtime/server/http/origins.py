@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import Scope
 
 from ...errors import InvalidParameter
 from ..errors import HTTPError, respond
@@ -25,22 +26,22 @@ _EXPOSED = ("retry-after", "x-request-id")
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
-def origin_middleware(allowed: Sequence[str]) -> list[Middleware]:
-    """Middlewares that answer pages of the `allowed` origins, and refuse those of others; `*` allows all.
+def cors(allowed: Sequence[str]) -> list[Middleware]:
+    """A middleware that answers pages of the `allowed` origins; `*` allows all, none needs none.
 
     Raises:
         InvalidParameter: an origin is not `scheme://host[:port]`.
     """
     for origin in allowed:
         _check(origin)
-    cors = Middleware(
+    answering = Middleware(
         CORSMiddleware,
         allow_origins=list(allowed),
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=_EXPOSED,
     )
-    return [*([cors] if allowed else []), Middleware(SameOrigin, allowed=allowed)]
+    return [answering] if allowed else []
 
 
 def local_hosts(host: str) -> tuple[str, ...]:
@@ -49,28 +50,24 @@ def local_hosts(host: str) -> tuple[str, ...]:
 
 
 class KnownHosts:
-    """An ASGI middleware that refuses requests which were sent to another name than one of `hosts`; none: any name.
+    """A guard that refuses requests which were sent to another name than one of `hosts`; none: any name.
 
     A request without Host does not come from a browser.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
-        self._app = app
+    def __init__(self, hosts: Sequence[str]) -> None:
         self._hosts = frozenset(host.lower() for host in hosts)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan" and self._hosts:
-            host = header_of(scope, b"host")
-            if host is not None and not self._is_known(_name_of(host)):
-                if scope["type"] != "http":
-                    return await send({"type": "websocket.close", "code": 1008})
-                message = (
-                    f"this server answers only to names that it knows, as localhost, not to {host!r:.100}: a web page "
-                    "may have made that name point here; start it with --api-key, under Ray with api_keys= or hosts=, "
-                    "or have a proxy send Host: localhost"
-                )
-                return await respond(HTTPError(403, message, code="host_not_allowed"))(scope, receive, send)
-        await self._app(scope, receive, send)
+    def __call__(self, scope: Scope) -> Response | None:
+        host = header_of(scope, b"host") if self._hosts else None
+        if host is None or self._is_known(_name_of(host)):
+            return None
+        message = (
+            f"this server answers only to names that it knows, as localhost, not to {host!r:.100}: a web page "
+            "may have made that name point here; start it with --api-key, under Ray with api_keys= or hosts=, "
+            "or have a proxy send Host: localhost"
+        )
+        return respond(HTTPError(403, message, code="host_not_allowed"))
 
     def _is_known(self, name: str) -> bool:
         """True if a name can only mean this server: browsers ask no name server about these."""
@@ -84,20 +81,22 @@ class KnownHosts:
 
 
 class SameOrigin:
-    """An ASGI middleware that refuses requests from pages of another origin. Only browsers send an origin."""
+    """A guard that refuses requests from pages of other origins than `allowed`; `*` allows all.
 
-    def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
-        self._app = app
+    Only browsers send an origin.
+    """
+
+    def __init__(self, allowed: Sequence[str]) -> None:
         self._allowed = frozenset(allowed)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] not in _HARMLESS and not self._is_welcome(scope):
-            message = (
-                "pages of other sites may not send requests here; start the server with --cors-origin for those, under "
-                "Ray with cors_origins="
-            )
-            return await respond(HTTPError(403, message, code="origin_not_allowed"))(scope, receive, send)
-        await self._app(scope, receive, send)
+    def __call__(self, scope: Scope) -> Response | None:
+        if scope["type"] != "http" or scope["method"] in _HARMLESS or self._is_welcome(scope):
+            return None
+        message = (
+            "pages of other sites may not send requests here; start the server with --cors-origin for those, under "
+            "Ray with cors_origins="
+        )
+        return respond(HTTPError(403, message, code="origin_not_allowed"))
 
     def _is_welcome(self, scope: Scope) -> bool:
         origin = header_of(scope, b"origin")

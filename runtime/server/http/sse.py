@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing
 from functools import partial
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from .disconnect import ClientGone, while_connected
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
-MAX_BURST = 3  # events in one turn of the event loop; after five to a closed connection asyncio warns
+MAX_BURST = 16  # events in one turn of the event loop
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # nor may proxies hold events back
 
 
@@ -29,8 +29,16 @@ class NamedEvent(Protocol):
     def type(self) -> str: ...
 
 
+class Awaited(AbstractAsyncContextManager[object], Protocol):
+    """What values come from; `before_waiting` is awaited whenever there is none yet."""
+
+    before_waiting: Callable[[], Awaitable[None]]
+
+
 class EventStream(Response):
     """Each of `values` as an event, then `[DONE]`. An error on the way is the last event, without `[DONE]`.
+
+    Events that are there at once leave together.
 
     Args:
         reply: left as soon as the client disconnects or all is sent, also if nothing was ever sent.
@@ -44,7 +52,7 @@ class EventStream(Response):
     def __init__(
         self,
         values: AsyncGenerator[msgspec.Struct],
-        reply: AbstractAsyncContextManager[object],
+        reply: Awaited,
         *,
         encode: Callable[[Any], bytes] | None = None,
         done: bytes = DONE,
@@ -58,7 +66,7 @@ class EventStream(Response):
         self._done = done
         self._keep_alive_s = keep_alive_s
         self._keeping_alive: _KeepAlive | None = None
-        self._num_sent = 0
+        self._events: list[bytes] = []  # that are to be sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
@@ -70,13 +78,17 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send, record: RequestRecord) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._reply.before_waiting = partial(self._flush, send)
         if self._keep_alive_s is not None:
-            self._keeping_alive = _KeepAlive(partial(self._send, send, COMMENT), self._keep_alive_s)
+            self._keeping_alive = _KeepAlive(partial(_send, send, COMMENT), self._keep_alive_s)
         last = self._done
         async with aclosing(self._values) as values:
             try:
                 async for value in values:
-                    await self._send(send, self._encode(value))
+                    self._events.append(self._encode(value))
+                    if len(self._events) == MAX_BURST:
+                        await self._flush(send)
+                        await asyncio.sleep(0)  # other tasks have their turn, and a client that left is noticed
             # The status line is sent: whatever fails now can only be said in the stream.
             except Exception as error:
                 record.error = type(error).__name__
@@ -84,15 +96,20 @@ class EventStream(Response):
             finally:
                 if self._keeping_alive is not None:
                     self._keeping_alive.stop()
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+        body = b"".join([*self._events, last])
+        await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _send(self, send: Send, body: bytes) -> None:
-        if self._keeping_alive is not None:
-            self._keeping_alive.sent()
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-        self._num_sent += 1
-        if self._num_sent % MAX_BURST == 0:  # other tasks have their turn, and a client that left is noticed
-            await asyncio.sleep(0)
+    async def _flush(self, send: Send) -> None:
+        if self._events:
+            body = b"".join(self._events)
+            self._events.clear()
+            if self._keeping_alive is not None:
+                self._keeping_alive.sent()
+            await _send(send, body)
+
+
+async def _send(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 class _KeepAlive:

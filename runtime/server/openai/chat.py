@@ -14,6 +14,7 @@ from starlette.responses import Response
 from ...chat.tool_calls import ToolCallReader, read_whole
 from ...chat.tool_use import ToolUse
 from ...engine.completion import Completion
+from ...engine.request_options import RequestOptions
 from ...engine.sampling_params import SamplingParams
 from ..app_state import AppState, json_response
 from ..choices import Choices, params_of_choices
@@ -52,8 +53,9 @@ class ChatCompletions:
         with body.naming():
             grammar = use.grammar(engine.tool_format, body.grammar())
             with use.naming(grammar, parameters_field):
-                options = options.changed(constraint=await self.state.constraint(request, grammar), tools=use.tools)
-        history, truncation = await self._history(request, body, params, use)
+                constraint = await self.state.constraint(request, grammar)
+        options = options.changed(constraint=constraint, tools=use.tools, template_kwargs=body.template_kwargs)
+        history, truncation = await self._history(request, body, params, options)
         ask = partial(engine.stream_chat, history, options=options)
         wishes = params_of_choices(params, body.num_choices)
         choices = await self.state.open(request, [partial(ask, wish) for wish in wishes])
@@ -68,13 +70,13 @@ class ChatCompletions:
         return json_response(whole)
 
     async def _history(
-        self, request: Request, body: ChatRequest, params: SamplingParams, use: ToolUse
+        self, request: Request, body: ChatRequest, params: SamplingParams, options: RequestOptions
     ) -> tuple[Sequence[Mapping[str, object]], TruncationReply | msgspec.UnsetType]:
         """The messages for the template, without those that were dropped, and which ones those are."""
         messages = [message.to_template() for message in body.messages]
         if not self.state.truncates(body.truncation):
             return messages, msgspec.UNSET
-        left = await self.state.truncated(request, messages, use.tools, max_tokens=params.max_tokens)
+        left = await self.state.truncated(request, messages, options, max_tokens=params.max_tokens)
         return left.messages, TruncationReply("middle", tuple(left.dropped), left.num_dropped_tokens)
 
     def _whole(self, start: partial[Reply], completions: Sequence[Completion], use: ToolUse, has_ids: bool) -> Reply:

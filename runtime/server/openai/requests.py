@@ -47,6 +47,7 @@ from .response_format import GuidedRequest
 from .tools import FunctionTool, NamedChoice, tool_use
 
 Prompt = str | list[int]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
 CacheText = Annotated[str, msgspec.Meta(max_length=MAX_LENGTH)]
 
@@ -184,9 +185,10 @@ class ChatRequest(SamplingRequest, kw_only=True):
     tools: list[FunctionTool] | None = None
     tool_choice: ToolChoice | NamedChoice | None = None  # None: auto
     parallel_tool_calls: bool | None = None  # None: true
+    reasoning_effort: ReasoningEffort | None = None  # for the chat template
+    chat_template_kwargs: dict[str, Any] | None = None  # as vLLM's: more variables of the chat template
     # What OpenAI's clients send along and has no meaning here may ask for nothing.
     modalities: list[Literal["text"]] | None = None
-    reasoning_effort: Literal["none"] | None = None
     verbosity: None = None
     audio: None = None
     prediction: None = None
@@ -205,6 +207,19 @@ class ChatRequest(SamplingRequest, kw_only=True):
             InvalidParameter: the fields do not fit each other.
         """
         return tool_use(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
+
+    @property
+    def template_kwargs(self) -> Mapping[str, object] | None:
+        """More variables of the chat template: what is asked for, and the effort under the names that templates know.
+
+        No effort is `enable_thinking` set to false, any other is `reasoning_effort`.
+        """
+        if self.reasoning_effort is None:
+            return self.chat_template_kwargs
+        effort: dict[str, object] = {"reasoning_effort": self.reasoning_effort}
+        if self.reasoning_effort == "none":
+            effort = {"enable_thinking": False}
+        return effort | (self.chat_template_kwargs or {})
 
     def _own_wishes(self) -> dict[str, object]:
         if self.top_logprobs and not self.logprobs:

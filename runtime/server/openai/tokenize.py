@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...chat.chat_template import checked_kwargs
 from ...errors import InvalidParameter
 from ..app_state import AppState, json_response
 from .messages import Conversation
@@ -26,6 +28,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: Conversation | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # of a conversation: more variables of the chat template
     add_special_tokens: bool = True  # the beginning-of-sequence token, of a text whose model has one
     return_token_strs: bool = False
 
@@ -78,4 +81,5 @@ class Tokenization:
             raise InvalidParameter("send either prompt, a text, or messages, a conversation")
         if body.prompt is not None:
             return engine.encode(body.prompt, add_bos=None if body.add_special_tokens else False)
-        return engine.encode_chat([message.to_template() for message in body.messages or ()])
+        kwargs = None if body.chat_template_kwargs is None else checked_kwargs(body.chat_template_kwargs)
+        return engine.encode_chat([message.to_template() for message in body.messages or ()], template_kwargs=kwargs)

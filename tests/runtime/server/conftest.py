@@ -136,6 +136,7 @@ class FakeEngine:
     asked: list[tuple[object, SamplingParams]] = field(default_factory=list)
     namespaces_asked: list[bytes] = field(default_factory=list)
     matches_asked: list[str | None] = field(default_factory=list)
+    options: list[RequestOptions] = field(default_factory=list)
     namespaces_cleared: list[bytes] = field(default_factory=list)
     why_not_more: WhyNotMore | None = WHY
     namespaces: CacheNamespaces = field(default_factory=lambda: CacheNamespaces(ModelIdentity(), b"secret"))
@@ -190,6 +191,7 @@ class FakeEngine:
             raise EmptyPrompt("the prompt has no tokens; send at least one")
         self.namespaces_asked.append(options.namespace)
         self.matches_asked.append(options.cache_match)
+        self.options.append(options)
         self.asked.append((prompt, params))
         self.streams.append(FakeStream(self, params, on_ready))
         return self.streams[-1]
@@ -197,7 +199,9 @@ class FakeEngine:
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         return [*([] if add_bos is False else [0]), *range(1, 1 + len(text.split()))]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, object]], tools: object = ()) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, object]], tools: object = (), template_kwargs: object = None
+    ) -> list[int]:
         return list(range(len(messages)))
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -16,6 +16,7 @@ import httpx
 import uvicorn
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.server import create_app
+from radixlm.runtime.server.http.http_protocol import HTTPProtocol
 from radixlm.runtime.server.http.listener import listen
 
 from ..fake_artifact import fake_artifact
@@ -118,7 +119,8 @@ def real_server(*, app: dict[str, Any] | None = None, **options: Any) -> Iterato
     """One that listens; `app` is for `create_app`, the others are the engine's."""
     engine, model = real_engine(**options)
     listener = listen("127.0.0.1", 0)
-    config = uvicorn.Config(create_app(engine, **(app or {})), log_level="warning", lifespan="off")
+    application = create_app(engine, **(app or {}))
+    config = uvicorn.Config(application, log_level="warning", lifespan="off", http=HTTPProtocol)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()

@@ -53,7 +53,7 @@ def test_salts_and_cache_keys_make_namespaces(client: TestClient, engine: FakeEn
         post(client, {**body, **fields})
     bare, *others, of_user = engine.namespaces_asked
     assert len({bare, *others}) == 5
-    assert of_user == bare, "who a user is says the client, for its own books"
+    assert of_user == bare, "`user` is the client's own note, and no proof"
 
 
 def test_each_api_key_has_a_namespace_of_its_own(engine: FakeEngine) -> None:

@@ -230,11 +230,33 @@ def test_an_engine_that_is_closed_under_a_request_is_503(client: TestClient, eng
     assert ask(client).status_code == 503
 
 
-def test_an_error_that_nobody_foresaw_keeps_its_text_to_the_log(client: TestClient, engine: FakeEngine) -> None:
+def test_an_unforeseen_error_keeps_its_text_to_the_log(client: TestClient, engine: FakeEngine) -> None:
     engine.default_params = None  # type: ignore[assignment]
     response = ask(client)
     assert response.status_code == 500
     assert response.json()["error"]["message"] == "internal error; the server's log says more"
+
+
+@pytest.mark.parametrize(
+    ("fields", "variables"),
+    [
+        ({}, None),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": True}),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        ({"reasoning_effort": "none"}, {"enable_thinking": False}),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": True}),
+    ],
+)
+def test_the_template_gets_the_requests_variables(
+    client: TestClient, engine: FakeEngine, fields: dict[str, object], variables: dict[str, object] | None
+) -> None:
+    assert ask(client, **fields).status_code == 200
+    assert engine.options[-1].template_kwargs == variables
+
+
+def test_a_variable_that_the_server_sets_itself_is_400(client: TestClient) -> None:
+    error = ask(client, chat_template_kwargs={"messages": []}).json()["error"]
+    assert error["param"] == "chat_template_kwargs" and "leave it out" in error["message"]
 
 
 def test_what_asks_for_nothing_may_be_there(client: TestClient) -> None:

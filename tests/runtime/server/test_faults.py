@@ -1,4 +1,4 @@
-"""What a client, and who watches the server, see of a fault in any stage of a step: one answer, and it goes on."""
+"""A client and an operator see one answer to a fault in any stage of a step, and the server goes on."""
 
 from __future__ import annotations
 

@@ -326,5 +326,5 @@ def test_paths_that_lead_nowhere_are_404(roomy: TestClient, path: str) -> None:
 
 
 @pytest.mark.parametrize("query", ["cache_salt=" + "x" * 5000, "cache_salt[]=a", "a=1&" * 100])
-def test_queries_that_nobody_means_are_400(roomy: TestClient, query: str) -> None:
+def test_queries_without_a_meaning_are_400(roomy: TestClient, query: str) -> None:
     assert roomy.get(f"/v1/cache?{query}").status_code == 400

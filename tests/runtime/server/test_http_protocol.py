@@ -36,10 +36,7 @@ def address(engine: FakeEngine) -> Iterator[tuple[str, int]]:
     """A real server over the fake engine."""
     listener = listen("127.0.0.1", 0)
     app = create_app(engine)  # type: ignore[arg-type]
-    config = uvicorn.Config(
-        app, log_level="error", lifespan="off", http=Hasty, h11_max_incomplete_event_size=MAX_HEADER_BYTES
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", http=Hasty))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     yield listener.getsockname()
@@ -120,6 +117,17 @@ def test_a_reply_that_takes_longer_than_the_headers_may_is_sent(address: tuple[s
         b"GET / HTTP/1.1\r\nhost: x\r\nx-big: " + b"x" * 2 * MAX_HEADER_BYTES,
         b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * MAX_HEADER_BYTES,
         b"GET /" + b"x" * 2 * MAX_HEADER_BYTES,
+        b"\r\n" * MAX_HEADER_BYTES,
+        b"GET / HTTP/1.1\r\nhost: x\r\nhost: y",
+        b"GET / HTTP/2.0\r\nhost: x",
+        b"PRI * HTTP/2.0\r\n\r\nSM",
+        b"CONNECT x:80 HTTP/1.1\r\nhost: x",
+        b"GET / HTTP/1.1\nhost: x\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0",
+        b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked, identity\r\n\r\n0",
+        b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding : chunked\r\n\r\n0",
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: +3\r\n\r\nabc",
+        b"GET / HTTP/1.1\r\nhost: x\r\na: b\x00c",
     ],
 )
 def test_what_is_no_http_or_too_much_of_it_is_400_in_openais_shape(address: tuple[str, int], sent: bytes) -> None:
@@ -151,7 +159,7 @@ def test_a_body_that_drips_after_its_answer_does_not_hold_the_connection(
 
 
 def test_what_is_sent_after_an_answer_is_not_read_as_http(address: tuple[str, int]) -> None:
-    """A million chunks of one byte took seconds of the event loop; broken ones show that nobody looks at them."""
+    """A million chunks of one byte took seconds of the event loop; broken ones show that no code looks at them."""
     with socket.create_connection(address, timeout=10) as connection:
         connection.sendall(b"POST /nothing HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
         answered = connection.recv(65536)
@@ -231,3 +239,55 @@ def test_others_are_served_while_small_chunks_are_read(address: tuple[str, int])
             other.sendall(head + chunked(b" " * 40_000, 10)[:-5])
             wait_until(lambda: len(turns) > 10)
             assert b"200 OK" in get(connection)
+
+
+BODY = b'{"prompt": "Hi"}'
+FRAMED = {
+    b"content-length: %d" % len(BODY): BODY,
+    b"transfer-encoding: chunked": b"%x\r\n%b\r\n0\r\ncontent-encoding: gzip\r\n\r\n" % (len(BODY), BODY),
+}
+
+
+@pytest.mark.parametrize("framing", FRAMED)
+def test_a_request_that_wishes_for_another_protocol_is_answered_in_this_one(
+    address: tuple[str, int], engine: FakeEngine, framing: bytes
+) -> None:
+    """Java's client and `curl --http2` ask for HTTP/2 in passing. llhttp reads no body then."""
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
+    with socket.create_connection(address, timeout=10) as connection:
+        for num_asked in (1, 2):
+            assert b"200 OK" in ask(connection, head + framing + b"\r\n\r\n" + FRAMED[framing])
+            assert len(engine.asked) == num_asked
+        assert b"200 OK" in get(connection)
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_a_stream_ends_as_the_clients_version_has_it(address: tuple[str, int], version: bytes) -> None:
+    body = b'{"prompt": "Hi", "stream": true}'
+    head = b"POST /v1/completions HTTP/%b\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+    with socket.create_connection(address) as connection:
+        connection.sendall(head % (version, len(body)) + body)
+        received = rest_of(connection)
+    assert (b"transfer-encoding: chunked" in received) == (version == b"1.1")
+    assert received.endswith(b"data: [DONE]\n\n" if version == b"1.0" else b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(address: tuple[str, int]) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: %d\r\n\r\n"
+    with socket.create_connection(address, timeout=10) as connection:
+        connection.sendall(head % len(BODY))
+        assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert ask(connection, BODY).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_the_head_of_an_answer_has_no_body(address: tuple[str, int]) -> None:
+    with socket.create_connection(address) as connection:
+        connection.sendall(b"HEAD /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        received = rest_of(connection)
+    assert received.startswith(b"HTTP/1.1 200 OK") and received.endswith(b"\r\n\r\n")
+
+
+def test_what_is_no_http_behind_a_request_does_not_cost_it_its_answer(address: tuple[str, int]) -> None:
+    with socket.create_connection(address) as connection:
+        connection.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\nthis is no request\r\n\r\n")
+        assert rest_of(connection).startswith(b"HTTP/1.1 200 OK")

@@ -1,4 +1,4 @@
-"""One real model behind the server: nobody reuses or sees what another key or salt computed."""
+"""One real model behind the server: no client reuses or sees what another key or salt computed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def cached(reply: Any) -> int:
     return number
 
 
-def test_a_key_reuses_its_own_and_nobody_elses(client: TestClient) -> None:
+def test_a_key_reuses_its_own_and_no_others(client: TestClient) -> None:
     first = ask(client, ALICE)
     assert cached(first) == 0
     assert cached(ask(client, ALICE)) == first["usage"]["prompt_tokens"] - 1

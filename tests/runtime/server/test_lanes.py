@@ -198,7 +198,7 @@ def test_a_client_with_many_long_prompts_delays_another_by_its_turn(
 def test_a_queue_full_of_one_clients_prompts_refuses_that_client_and_not_another(
     standing: StandingEngine, flood: str, others: str
 ) -> None:
-    """Long prompts and short ones share the queue's end: who has most of it is asked of both together."""
+    """Long and short prompts share the end of the queue: a client's requests in both are counted together."""
     standing.max_num_requests = standing.room = 8
 
     async def run() -> None:

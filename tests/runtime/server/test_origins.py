@@ -78,7 +78,7 @@ def test_a_page_that_made_its_own_name_point_here_may_nothing(engine: FakeEngine
         headers = {"host": host, "origin": f"http://{host}"}
         response = client.request(method, path, headers=headers, json={"prompt": "Hi"})
         assert (response.status_code, response.json()["error"]["code"]) == (403, "host_not_allowed")
-        assert "--api-key" in response.json()["error"]["message"], "who has a proxy in front needs to know"
+        assert "--api-key" in response.json()["error"]["message"], "an operator with a proxy in front needs to know"
     assert engine.asked == engine.namespaces_cleared == engine.namespaces_asked == []
 
 

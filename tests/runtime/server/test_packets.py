@@ -6,15 +6,17 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import uvicorn
 from radixlm.runtime.server import create_app
-from radixlm.runtime.server.http.corked_transport import CorkedTransport
 from radixlm.runtime.server.http.http_protocol import HTTPProtocol
 from radixlm.runtime.server.http.listener import listen
+from radixlm.runtime.server.http.sse import EventStream
 
 if TYPE_CHECKING:
     from .conftest import FakeEngine
@@ -88,46 +90,40 @@ def test_the_end_of_a_stream_is_no_packet_of_its_own(connection: socket.socket) 
     assert b"data: [DONE]" in WRITES[-1] and WRITES[-1].endswith(b"0\r\n\r\n")
 
 
-class Kept:
-    """A transport that only keeps what is done to it."""
-
-    def __init__(self) -> None:
-        self.done: list[object] = []
-
-    def write(self, data: bytes) -> None:
-        self.done.append(data)
-
-    def write_eof(self) -> None:
-        self.done.append("eof")
-
-    def close(self) -> None:
-        self.done.append("closed")
+def test_an_answer_without_tokens_before_its_end_is_one_packet(connection: socket.socket) -> None:
+    received = answer(connection, b"}", "/v1/completions", prompt="Hi")
+    assert [received] == WRITES
 
 
-def test_writes_of_one_turn_leave_together_and_those_of_the_next_by_themselves() -> None:
-    kept = Kept()
-
-    async def run() -> None:
-        corked = CorkedTransport(kept, asyncio.get_running_loop())  # type: ignore[arg-type]
-        corked.write(b"a")
-        corked.write(b"b")
-        await asyncio.sleep(0)
-        corked.write(b"c")
-        await asyncio.sleep(0)
-
-    asyncio.run(run())
-    assert kept.done == [b"ab", b"c"]
+class Word(msgspec.Struct):
+    word: str
 
 
-@pytest.mark.parametrize(("end", "last"), [("close", "closed"), ("write_eof", "eof")])
-def test_what_was_written_leaves_before_the_connection_closes(end: str, last: str) -> None:
-    kept = Kept()
+class Reply(AbstractAsyncContextManager[object]):
+    """Two words that are there at once, and one that must be waited for."""
 
-    async def run() -> None:
-        corked = CorkedTransport(kept, asyncio.get_running_loop())  # type: ignore[arg-type]
-        corked.write(b"a")
-        getattr(corked, end)()
-        await asyncio.sleep(0)
+    before_waiting: Callable[[], Awaitable[None]]
 
-    asyncio.run(run())
-    assert kept.done == [b"a", last]
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    async def words(self) -> AsyncGenerator[msgspec.Struct]:
+        yield Word("a")
+        yield Word("b")
+        await self.before_waiting()
+        yield Word("c")
+
+
+def test_events_that_are_there_at_once_leave_together_before_others_are_waited_for() -> None:
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    async def receive() -> Any:
+        await asyncio.sleep(10)
+
+    reply = Reply()
+    scope = {"type": "http", "state": {}}
+    asyncio.run(EventStream(reply.words(), reply, encode=msgspec.json.encode, done=b"done")(scope, receive, send))
+    assert sent == [b"", b'{"word":"a"}{"word":"b"}', b'{"word":"c"}done']

@@ -1,4 +1,4 @@
-"""Streams that are silent, that fail, and that nobody reads; with the real engine's page counts."""
+"""Streams that are silent, that fail, and that no client reads; with the real engine's page counts."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_who_leaves_gives_back_the_pages_at_once(
     server.check()
 
 
-def test_a_client_that_reads_one_byte_a_second_holds_up_nobody(server: RealServer) -> None:
+def test_a_client_that_reads_one_byte_a_second_holds_up_no_other(server: RealServer) -> None:
     """Not even itself, in the engine: its reply is computed at full speed and waits for it."""
     slow = socket.socket()
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
