@@ -63,17 +63,6 @@ class Shape:
             yield "lm_head.weight", (self.vocab_size, hidden)
 
 
-SHAPES: dict[str, Shape] = {
-    shape.name: shape
-    for shape in (
-        Shape("135M", 576, 1536, 30, 9, 3, True),  # SmolLM2-135M
-        Shape("0.5B", 896, 4864, 24, 14, 2, True),  # Qwen2.5-0.5B, with a smaller vocabulary
-        Shape("1.5B", 1536, 8960, 28, 12, 2, True),  # Qwen2.5-1.5B, the same
-        Shape("7B", 4096, 11008, 32, 32, 32, False),  # Llama-2-7B, with a larger one
-    )
-}
-
-
 def write_random_model(
     shape: Shape,
     directory: Path,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from radixlm.compile.codegen.targets import Target
 from radixlm.compile.kernels.attention import attention, slots_floats
-from radixlm.compile.kernels.attention_rows import AttentionShape
+from radixlm.compile.kernels.attention_shape import AttentionShape
 from radixlm.compile.kernels.attention_units import AttentionLimits, find_units, units_ints
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayout
 
@@ -46,7 +46,7 @@ def attention_cases(target: Target, cold_bytes: int = COLD_BYTES) -> Iterator[Ca
 
 def _units(target: Target, num_rows: int, size: str, row_of_token: np.ndarray) -> Case:
     """Found once in a forward, by one thread. The work counts what it reads, not the units that it writes."""
-    shape = AttentionShape.of(_layout("f16"), HEADS, target)
+    shape = AttentionShape.of(_layout("f16").of_layer(0), HEADS, target)
     lengths = np.arange(1, num_rows + 1) if row_of_token[-1] == 0 else np.full(num_rows, CONTEXTS[1])
     return Case(
         "find_units",
@@ -63,7 +63,7 @@ def _units(target: Target, num_rows: int, size: str, row_of_token: np.ndarray) -
 
 
 def _layout(dtype: KVDType) -> KVLayout:
-    return KVLayout(dtype=dtype, page_size=PAGE_SIZE, num_layers=1, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
+    return KVLayout.uniform(dtype, num_layers=1, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
 
 
 def _pool(layout: KVLayout, num_pages: int) -> np.ndarray:
@@ -81,7 +81,7 @@ def _case(target: Target, layout: KVLayout, pool: np.ndarray, num_pages: int, le
     width = -(-longest // PAGE_SIZE)
     sequences = num_pages // width
     pages = np.random.default_rng(0).permutation(num_pages)[: sequences * width].astype(np.int32)
-    shape = AttentionShape.of(layout, HEADS, target)
+    shape = AttentionShape.of(layout.of_layer(0), HEADS, target)
     rows, units = aligned(np.zeros(num_rows, np.int32)), aligned(np.zeros(units_ints(LIMITS), np.int32))
     finder = Native({"find_units": find_units(LIMITS, shape.tokens)}, target)
     finder.call("find_units", (rows, aligned(lengths), units, num_rows))

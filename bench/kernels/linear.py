@@ -15,19 +15,9 @@ from radixlm.compile.kernels.float_linear import float_linear
 from radixlm.compile.kernels.integer_linear import integer_linear
 from radixlm.compile.kernels.linear import LinearSpec
 from radixlm.compile.kernels.quantized_rows import quantized_bytes
+from radixlm.compile.weights.kinds import BF16, F16, F32, Q4, Q4_MINIMUM, Q8, Q8_GROUP16, Q8_MINIMUM, WeightKind
 from radixlm.compile.weights.layout import ALIGNMENT, round_up
 from radixlm.compile.weights.packing import packed_shape
-from radixlm.compile.weights.quantization import (
-    BF16,
-    F16,
-    F32,
-    Q4,
-    Q4_MINIMUM,
-    Q8,
-    Q8_GROUP16,
-    Q8_MINIMUM,
-    WeightKind,
-)
 
 from ..native import aligned
 from .case import Case, Work
@@ -93,8 +83,8 @@ def _integer(
 ) -> Iterator[Case]:
     spec = LinearSpec(kind, num_outputs, num_inputs, num_outputs, wide=wide)
     shape = packed_shape(kind, num_outputs, num_inputs)
-    codes, scales, minima = (round_up(size, ALIGNMENT) for size in (shape.codes, shape.scales, shape.minima))
-    weight_bytes = shape.codes + shape.scales + shape.minima
+    codes, scales, offsets = (round_up(size, ALIGNMENT) for size in (shape.codes, shape.scales, shape.offsets))
+    weight_bytes = shape.codes + shape.scales + shape.offsets
     half = arena.floats["f16"]
     scale_memory, minimum_memory = half[: half.size // 2], half[half.size // 2 :]
     copies = min(arena.codes.size // codes, scale_memory.nbytes // scales)
@@ -112,16 +102,16 @@ def _integer(
             Work(
                 weight_bytes + sum(sizes) + 4 * num_rows * num_outputs,
                 integer_operations=2.0 * num_rows * num_outputs * num_inputs * (2 if wide else 1),
-                weight_bits=4 if kind.name == "q4" else 8,
+                weight_bits=4 if kind.codes == "q4" else 8,
             ),
-            (codes, scales // 2, minima // 2, 0, 0, 0, 0, 0, 0),
+            (codes, scales // 2, offsets // 2, 0, 0, 0, 0, 0, 0),
             copies,
         )
 
 
 def _float(target: Target, arena: Arena, kind: WeightKind, num_outputs: int, num_inputs: int) -> Iterator[Case]:
     spec = LinearSpec(kind, num_outputs, num_inputs, num_outputs)
-    weights, size = arena.floats[kind.name], packed_shape(kind, num_outputs, num_inputs).codes
+    weights, size = arena.floats[kind.codes], packed_shape(kind, num_outputs, num_inputs).codes
     for num_rows in (n for n in ROWS if n <= arena.most_rows):
         yield Case(
             f"linear {kind.label} {num_outputs}x{num_inputs}",

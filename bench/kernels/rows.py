@@ -14,8 +14,8 @@ from radixlm.compile.kernels.embedding import embedding
 from radixlm.compile.kernels.quantized_rows import quantized_bytes
 from radixlm.compile.kernels.rope import rope_angles, rope_append
 from radixlm.compile.kernels.top_k import num_maxima, top_k
+from radixlm.compile.weights.kinds import WeightKind
 from radixlm.compile.weights.packing import packed_shape
-from radixlm.compile.weights.quantization import WeightKind
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, TOP_LOGITS, KVDType, KVLayout
 
 from ..native import aligned
@@ -55,7 +55,7 @@ def row_cases(target: Target, arena: Arena) -> Iterator[Case]:
 
 def layout_of(dtype: KVDType) -> KVLayout:
     """SmolLM2-135M's."""
-    return KVLayout(dtype=dtype, page_size=PAGE_SIZE, num_layers=LAYERS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
+    return KVLayout.uniform(dtype, num_layers=LAYERS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
 
 
 def _activation(target: Target, function: Function, width: int, num_rows: int, wide: bool) -> Case:
@@ -71,6 +71,7 @@ def _activation(target: Target, function: Function, width: int, num_rows: int, w
             _floats(num_rows, stride),
             _floats(1, width),
             None,
+            None,
             aligned(codes),
             _floats(1, sizes[1] // 4),
             aligned(sums),
@@ -82,12 +83,12 @@ def _activation(target: Target, function: Function, width: int, num_rows: int, w
 
 def _embedding(arena: Arena, kind: WeightKind, num_rows: int) -> Case:
     """Rows of as much of the vocabulary as the arena holds."""
-    codes = arena.codes if kind.is_quantized else arena.floats[kind.name]
+    codes = arena.codes if kind.is_quantized else arena.floats[kind.codes]
     scales = arena.floats["f16"]
     shape = packed_shape(kind, VOCABULARY, HIDDEN)
     vocabulary = min(VOCABULARY, VOCABULARY * codes.nbytes // shape.codes)
     token_ids = np.random.default_rng(0).integers(0, vocabulary, num_rows).astype(np.int32)
-    row_bytes = (shape.codes + shape.scales + shape.minima) / VOCABULARY
+    row_bytes = (shape.codes + shape.scales + shape.offsets) / VOCABULARY
     return Case(
         f"embedding {kind.label}",
         lambda: embedding(kind, HIDDEN, HIDDEN),
@@ -133,7 +134,7 @@ def _rope_append(layout: KVLayout, pool: np.ndarray, num_rows: int) -> Case:
     width = HEADS * HEAD_DIM
     return Case(
         f"rope_append {layout.dtype}",
-        lambda: rope_append(layout, HEADS, *columns, stride),
+        lambda: rope_append(layout.of_layer(0), HEADS, *columns, stride),
         f"{num_rows} rows",
         (
             _floats(num_rows, stride),
@@ -146,7 +147,7 @@ def _rope_append(layout: KVLayout, pool: np.ndarray, num_rows: int) -> Case:
             num_rows,
         ),
         Work(num_rows * (4.0 * stride + 4 * HEAD_DIM + 4 * width + layout.page_bytes / PAGE_SIZE / LAYERS)),
-        (0, 0, 0, 0, 0, 1, 0, 0),
+        (0, 0, 0, 0, 0, layout.items_before(1), 0, 0),
         LAYERS,
     )
 

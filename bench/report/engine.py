@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..engine import figures
-from ..peers.bars import OURS, PEERS, RATIO_BARS, ratios
+from ..peers.bars import OURS, PEERS, ratios
 from ..timing import Spread
-from .plots import BarPlot, Line, LinePlot, Panel, Plot
 from .tables import Cell, Json, auto, each, met, origin, spread, table
 
 _OF_A_PROCESS = (figures.START, figures.MEMORY, figures.RESIDENT)
@@ -18,13 +17,13 @@ _LIMITS = {
     "float_gflop_per_s": "float32 multiply-adds, GFLOP/s",
 }
 _CURVES = {
-    "decode_s_by_context": ("decode after so many tokens", "context, tokens", "a decoded token, ms"),
-    "prefill_s_by_prompt": ("prompt of so many tokens", "prompt, tokens", "prefill, ms"),
-    "step_s_by_batch": ("step of so many streams", "streams", "a step, ms"),
+    "decode_s_by_context": "decode after so many tokens",
+    "prefill_s_by_prompt": "prompt of so many tokens",
+    "step_s_by_batch": "step of so many streams",
 }
 
 
-def peers(results: Json) -> Iterator[str | Plot]:
+def peers(results: Json) -> Iterator[str]:
     """Ratios to llama.cpp, model by model."""
     yield "## Beside llama.cpp"
     yield (
@@ -51,10 +50,6 @@ def peers(results: Json) -> Iterator[str | Plot]:
         columns: dict[str, Cell] = {"median (min-max)": "{title}"}
         columns |= each((OURS, *PEERS), "values")
         yield table(columns | each((f"times {peer}" for peer in PEERS), "times"), rows)
-        plot = f"peers_{run['model'].removesuffix('.gguf')}.svg"
-        wanted = {(figure.title, peer): bar for figure, among, bar in RATIO_BARS for peer in among}
-        bars = {figure.title: found[figure] for figure in figures.MEASURES}
-        yield BarPlot(plot, "how many times as fast as llama.cpp", bars, wanted if run["verdicts"] else {})
         yield (
             f"Decode reads {run['decode_bytes_per_token'] / 1e6:.1f} MB of weights a token, "
             f"{run['decode_bandwidth_share']:.0%} of the bandwidth that was measured in the same round, right before "
@@ -100,17 +95,10 @@ def kernels(results: Json) -> Iterator[str]:
     yield table({"kernel": "`{kernel}`", "size: time, speed, share of the limit": "{cells}"}, rows)
 
 
-def growth(results: Json) -> Iterator[str | Plot]:
+def growth(results: Json) -> Iterator[str]:
     """Decode against the context, prefill against the prompt, a step against the streams."""
     yield "## How cost grows"
-    panels = []
-    for name, (_, x_label, y_label) in _CURVES.items():
-        sizes = [point["size"] for point in results[name]]
-        taken, least = ([1e3 * point[field] for point in results[name]] for field in ("seconds", "limit_s"))
-        measured = Line("measured", sizes, taken)
-        panels.append(Panel(x_label, y_label, (measured, Line("limit", sizes, least, ":", "gray"))))
-    yield LinePlot("growth.svg", "time against context, prompt and streams", panels)
-    for name, (title, *_) in _CURVES.items():
+    for name, title in _CURVES.items():
         yield table(
             {
                 title: "{size:,}",
@@ -120,34 +108,6 @@ def growth(results: Json) -> Iterator[str | Plot]:
             },
             results[name],
         )
-
-
-def model_sizes(results: Json) -> Iterator[str | Plot]:
-    """Compile and decode by shape."""
-    yield "## Model sizes"
-    yield "Random bfloat16 weights, compiled to q4; memory is anonymous memory, without mapped files."
-    shapes = list(results["shapes"].values())
-    curves = {
-        "compile, s": [shape["compile_s"] for shape in shapes],
-        "memory of the compile, MiB": [shape["compile_memory"] / 2**20 for shape in shapes],
-        "a decoded token, ms": [1e3 / shape["decode_tokens_per_s"] for shape in shapes],
-    }
-    sizes = [shape["num_parameters"] / 1e9 for shape in shapes]
-    panels = [Panel("parameters, 10⁹", label, [Line("", sizes, values)]) for label, values in curves.items()]
-    yield LinePlot("model_sizes.svg", "compile and decode against parameters", panels)
-    yield table(
-        {
-            "shape": "{shape}",
-            "parameters": "{num_parameters:M ,.0f} M",
-            "compile, s": "{compile_s:auto}",
-            "its memory, MiB": "{compile_memory:MiB ,.0f}",
-            "artifact, MB": "{artifact_bytes:MB ,.0f}",
-            "decode, tok/s": "{decode_tokens_per_s:auto}",
-            "of read bandwidth": "{decode_bandwidth_share:.0%}",
-            "serving memory, MiB": "{serve_memory:MiB ,.0f}",
-        },
-        shapes,
-    )
 
 
 def quality(results: Json) -> Iterator[str]:

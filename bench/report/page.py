@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ..results import add_run, read_results, write_results
 from . import cache, engine, partial, serving, store
-from .plots import Plot
 from .tables import Json, origin
 
 _HEAD = """# Results
@@ -16,13 +15,12 @@ Made by `python -m bench.report` from the files in `bench/results`; what a comma
 Experiments, also those that did not help, are in [LOG.md](LOG.md).
 """
 
-SECTIONS: Mapping[str, Callable[[Json], Iterator[str | Plot]] | Callable[[Json], Iterator[str]]] = {
+SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
     "peers": engine.peers,
     "quality": engine.quality,
     "engine": engine.engine,
     "request_cost": engine.request_cost,
     "growth": engine.growth,
-    "model_sizes": engine.model_sizes,
     "match_cost": cache.match_cost,
     "mooncake": cache.mooncake,
     "partial_needle": partial.needle,
@@ -39,26 +37,22 @@ SECTIONS: Mapping[str, Callable[[Json], Iterator[str | Plot]] | Callable[[Json],
     "replay_live": cache.replay_live,
     "suffix": cache.suffix,
 }
-"""By the name of a file of results, the paragraphs and plots that it becomes."""
+"""By the name of a file of results, the paragraphs that it becomes."""
 
 
 def publish(name: str, figures: Json, run: str | None = None) -> None:
     """Write results, or the results of one run beside those of others, and print their section."""
     path = write_results(name, figures) if run is None else add_run(name, run, figures)
-    parts = SECTIONS[name](read_results(name) or {})
-    print("\n\n".join(part for part in parts if isinstance(part, str)), path, sep="\n\n")
+    print(*SECTIONS[name](read_results(name) or {}), path, sep="\n\n")
 
 
 def render(directory: Path) -> str:
-    """The page of the results in `directory`; plots are written there."""
+    """The page of the results in `directory`."""
     parts = [_HEAD]
     for name, section in SECTIONS.items():
         results = read_results(name, directory)
         if results is not None:
-            for part in section(results):
-                if not isinstance(part, str):
-                    part.write(directory / part.name)
-                parts.append(part if isinstance(part, str) else f"![{part.alt}](results/{part.name})")
+            parts += section(results)
             if "runs" not in results:  # each of which has its own
                 parts.append(origin(results))
     return "\n\n".join(part.strip() for part in parts) + "\n"

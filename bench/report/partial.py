@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .plots import Line, LinePlot, Panel, Plot
 from .tables import Cell, Json, each, format_cell, table
 
 WORKLOADS = {
@@ -13,11 +12,10 @@ WORKLOADS = {
     "tools": "schemas of functions, and requests for each",
     "bbh": "few-shot examples of BBH's tasks, and one more of each",
 }
-_STYLES = {"random": "o:", "first+recent": "o:", "prefix pass": "o--", "history": "o--", "oracle": "o:"}
-_ORDERS = {"text": "in the order of the text", "ranked": "ranked", "quarter": "as it ships"}
+_ORDERS = ("text", "ranked", "quarter")  # as in the text; ranked; as it ships
 
 
-def quality(results: Json) -> Iterator[str | Plot]:
+def quality(results: Json) -> Iterator[str]:
     """A row for each policy and share of rows."""
     workload, rows = results["workload"], results["rows"]
     yield f"## A part of a prefix's KV: {WORKLOADS[workload]}"
@@ -28,7 +26,6 @@ def quality(results: Json) -> Iterator[str | Plot]:
         "that and that of the prefix itself, or without the latter (`no pass`). With all rows every query gave the "
         "full prefix's logits to the last bit."
     )
-    yield _quality_plot(rows, workload, {"kl": "KL(full || partial), nats"})
     yield table(
         {
             "rows": "{budget:.0%}",
@@ -42,7 +39,7 @@ def quality(results: Json) -> Iterator[str | Plot]:
     )
 
 
-def needle(results: Json) -> Iterator[str | Plot]:
+def needle(results: Json) -> Iterator[str]:
     """The same for answers to what was not asked before."""
     rows = results["rows"]
     yield "## A part of a prefix's KV: a fact that was not asked for before"
@@ -50,7 +47,6 @@ def needle(results: Json) -> Iterator[str | Plot]:
         f"{results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to {results['longest_prefix']:,} tokens "
         "with a fact at some depth; found is where every token of the answer is the most likely one."
     )
-    yield _quality_plot(rows, "needle", {"kl": "KL(full || partial), nats", "found": "facts that are found"})
     columns: dict[str, Cell] = {"rows": "{budget:.0%}", "chosen by": "{policy}"}
     columns[f"found (full {rows[0]['full_found']:.2f})"] = "{found:.2f}"
     columns["probability over full's"] = lambda row: f"{row['answered'] / row['full_answered']:.2f}"
@@ -77,7 +73,7 @@ def scored(results: Json) -> Iterator[str]:
     )
 
 
-def amplification(results: Json) -> Iterator[str | Plot]:
+def amplification(results: Json) -> Iterator[str]:
     """Bytes read by share, size of chunks and text, of both policies."""
     rows = results["rows"]
     stored, hybrid = ([row for row in rows if row["policy"] == policy] for policy in ("stored", "hybrid"))
@@ -90,12 +86,6 @@ def amplification(results: Json) -> Iterator[str | Plot]:
         "with headers, orders and checksums. Stored order: the first tokens of each layer and head, as many as fill "
         "pages of 16."
     )
-    panels = [
-        _amplification_panel(stored, "chosen by stored order", [name for name in _ORDERS if name != "quarter"]),
-        _amplification_panel(hybrid, "half picked by a probe, its keys read, too", list(_ORDERS)),
-    ]
-    alt = "bytes read over bytes attended to, by size of chunks"
-    yield LinePlot("store_amplification.svg", alt, panels, height=3.2)
     size: Cell = "{budget:.0%}, {chunk_size}"
     yield table(
         {
@@ -170,29 +160,3 @@ def _ratio(row: Json) -> str:
 
 
 _KL: dict[str, Cell] = {"KL, nats": "{kl:.3f} ± {kl_error:.3f}", "of first+recent's": _ratio}
-
-
-def _quality_plot(rows: list[Json], workload: str, measures: dict[str, str]) -> LinePlot:
-    """Each measure against the share of rows, for each policy."""
-    by_policy: dict[str, list[Json]] = {}
-    for row in rows:
-        by_policy.setdefault(row["policy"], []).append(row)
-    panels = []
-    for name, label in measures.items():
-        lines = [
-            Line(policy, [100 * row["budget"] for row in mine], [row[name] for row in mine], _STYLES.get(policy, "o-"))
-            for policy, mine in by_policy.items()
-        ]
-        panels.append(Panel("rows that are read, %", label, lines, is_log_x=True, is_log_y=name == "kl"))
-    alt = f"{' and '.join(measures.values())} against the share of rows"
-    return LinePlot(f"partial_{workload}.svg", alt, panels, width=4.5 * len(panels) + 0.5, height=3.2)
-
-
-def _amplification_panel(rows: list[Json], title: str, orders: list[str]) -> Panel:
-    lines = []
-    for color, budget in enumerate(sorted({row["budget"] for row in rows})):
-        for order, style in zip(orders, ("o:", "o-", "o--"), strict=False):
-            mine = [row for row in rows if row["budget"] == budget and order in row]
-            x, y = [row["chunk_size"] for row in mine], [row[order] for row in mine]
-            lines.append(Line(f"{budget:.0%}, {_ORDERS[order]}", x, y, style, f"C{color}"))
-    return Panel("tokens of a chunk", "bytes read over bytes attended to", lines, title, is_log_x=True)

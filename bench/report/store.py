@@ -8,7 +8,6 @@ from statistics import median
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 
 from .partial import WORKLOADS
-from .plots import Line, LinePlot, Panel, Plot
 from .tables import Cell, Json, each, met, table
 
 MIN_GAIN = 2.5  # that a quarter is wanted to be quicker than all, where the disk is the bottleneck
@@ -24,7 +23,7 @@ _WAYS = {
 _DISKS = {"25": "25 MB/s", "50": "50 MB/s", "100": "100 MB/s", "500": "500 MB/s", "real": "the real one"}
 
 
-def restart(results: Json) -> Iterator[str | Plot]:
+def restart(results: Json) -> Iterator[str]:
     """Seconds by disk, and what the planner's choice is to the better of loading and computing."""
     rounds = results["rounds"]
     yield "## The first token after a restart"
@@ -46,16 +45,6 @@ def restart(results: Json) -> Iterator[str | Plot]:
         row |= {"load": load, "planned": planned, "better": planned / min(computed, load), "gain": computed / planned}
         row["share"] = median(each[f"{disk} planner"]["disk_tokens"] / results["num_tokens"] for each in rounds)
         rows.append(row)
-    throttled, real = ([row for row in rows if (row["speed"] == "real") is is_real] for is_real in (False, True))
-    speeds = [float(row["speed"]) for row in throttled]
-    lines = [Line("computed", speeds, [computed] * len(speeds), ":", "gray")]
-    for way, label, style in (("load", "loaded", "s--"), ("planned", "as planned", "o-")):
-        lines.append(Line(label, speeds, [row[way] for row in throttled], style))
-        lines += [
-            Line(f"the real disk, {label}", speeds, [row[way]] * len(speeds), style[1:], color="C2") for row in real
-        ]
-    panel = Panel("disk, MB/s", f"first token of {results['num_tokens']:,}, s", lines, is_log_x=True, is_log_y=True)
-    yield LinePlot("store_restart.svg", "first token against the speed of the disk", [panel], width=5, height=3.2)
     yield table(
         {
             "disk": "{disk}",
