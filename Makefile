@@ -65,10 +65,9 @@ bench-ladder: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.load.ladder $(ARTIFACT) $(if $(ADMISSION),--admission $(ADMISSION))
 	$(BIN)/python -m bench.report
 
-# How cost grows with contexts, batches and models; half an hour, and 18 GB of disk for the largest model.
+# How cost grows with contexts and batches.
 bench-growth: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.engine.growth $(ARTIFACT)
-	$(BIN)/python -m bench.engine.model_sizes $(ARTIFACT)/tokenizer.json --scratch .cache
 	$(BIN)/python -m bench.report
 
 # What of conversations is computed again, with five models' tokenizers and with SmolLM2, and what Llama-2's appended token

@@ -8,13 +8,21 @@ import itertools
 import signal
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .conversation import interrupts
-from .options import engine_options, sampling_options, store_options, take
+from .options import (
+    CompileOptions,
+    EngineOptions,
+    SamplingOptions,
+    compile_options,
+    engine_options,
+    sampling_options,
+    store_options,
+    take,
+)
 
 if TYPE_CHECKING:
     from .conversation import Conversation
@@ -28,27 +36,31 @@ HELP = "/reset forgets the conversation, /exit leaves (so does Ctrl-D); Ctrl-C s
 
 
 @click.command("chat")
-@click.argument("artifact", type=click.Path(path_type=Path))
+@click.argument("model")
 @click.option("--system", default=DEFAULT_SYSTEM, show_default=True, help="The system prompt; may be empty.")
+@compile_options
 @store_options
 @engine_options
 @sampling_options
-def command(artifact: Path, system: str, **options: Any) -> None:
-    """Talk with the model. Ctrl-C stops a reply, /exit leaves, /reset begins again, /help says so.
+def command(model: str, system: str, **options: Any) -> None:
+    """Talk with MODEL: an artifact, or what compile takes, which is compiled once and kept in the cache folder.
+
+    Ctrl-C stops a reply, /exit leaves, /reset begins again, /help says so.
 
     After each reply one line tells its tokens, their speed, the time to the first one, and how many tokens of
     the prompt came from the cache. Each line of a standard input that is no terminal is a turn; where there is none,
     it holds a short conversation of its own.
 
     \b
-    radixlm chat smollm2.radixlm
-    radixlm chat smollm2.radixlm < questions.txt
+    radixlm chat smollm2
+    radixlm chat model.Q4_K_M.gguf < questions.txt
     radixlm chat smollm2.radixlm --system "You are a pirate." --temperature 0.7
     """
     from .conversation import Conversation
 
-    engine_wishes, sampling_wishes = take(options)
-    with engine_wishes.open(artifact) as engine:
+    artifact = take(CompileOptions, options).artifact_of(model)
+    sampling_wishes = take(SamplingOptions, options)
+    with take(EngineOptions, options).open(artifact) as engine:
         interactive = sys.stdin is not None and sys.stdin.isatty()
         piped = None if interactive else _piped_lines()
         defaults = dataclasses.replace(engine.default_params, max_tokens=MAX_TOKENS)

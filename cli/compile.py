@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="Most tokens of prompt and reply together.  [default: the model's own]",
 )
+@click.option("--name", help="What servers call the model.  [default: the output's]")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and no progress.")
 def command(
     source: str,
@@ -58,6 +59,7 @@ def command(
     target: str,
     kv_dtype: KVDType,
     context_length: int | None,
+    name: str | None,
     as_json: bool,
 ) -> None:
     """Compile SOURCE into an artifact.
@@ -84,6 +86,7 @@ def command(
             target=target,
             kv_dtype=kv_dtype,
             context_length=context_length,
+            name=name,
             progress=progress,
         )
     if as_json:
@@ -91,6 +94,10 @@ def command(
         return
     if report.template_fault is not None:
         click.secho(f"It answers completions, and no conversations: {report.template_fault}", err=True)
+    if quantize == "keep":  # of another precision, `inspect` says what it costs altogether
+        for tensor in report.rounded:
+            change = f"{tensor.name} ({tensor.type}) is rounded to {tensor.kind}"
+            click.secho(f"{change}: relative error {tensor.relative_error:.2g}", err=True)
     use = "chat" if report.template_fault is None else "serve"
     click.echo(f"appended suffix: {appended_suffix(report.manifest)}")
     click.echo(f"{output} is ready: radixlm {use} {output}")

@@ -1,34 +1,58 @@
-"""`radixlm inspect`: what is in an artifact."""
+"""`radixlm inspect`: what is in an artifact, or what an artifact of a model would take."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from .options import CompileOptions, compile_options
+from .tables import layer_rows, print_rows, size, token_bytes
+
 if TYPE_CHECKING:
     from radixlm.runtime.artifact.manifest import Manifest
 
+EXIT_CANNOT_BE_COMPILED = 2
+
 
 @click.command("inspect")
-@click.argument("artifact", type=click.Path(path_type=Path))
-@click.option("--verify", is_flag=True, help="Read every file and compare its digest.")
-@click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
-def command(artifact: Path, verify: bool, as_json: bool) -> None:
-    """Show what is in ARTIFACT; the model is not loaded.
+@click.argument("model")
+@click.option("--verify", is_flag=True, help="Read every file of an artifact and compare its digest.")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest, or what was found, as JSON.")
+@compile_options
+def command(model: str, verify: bool, as_json: bool, quantize: str | None, kv_dtype: str | None) -> None:
+    """Show what is in MODEL, an artifact; or of what compile takes, whether it can be compiled and what it will take.
 
-    The commands generate, chat and serve run its model.so, which is native code. The digests show that the files are
-    complete, not where they come from: open only an artifact from a source that you trust.
+    Nothing is loaded, built or written, and of hf:ORG/NAME only the configuration is fetched. The exit code is 2 where
+    a model cannot be compiled.
+
+    The commands generate, chat and serve run an artifact's model.so, which is native code. The digests show that the
+    files are complete, not where they come from: open only an artifact from a source that you trust.
 
     \b
     radixlm inspect smollm2.radixlm --verify
+    radixlm inspect model.Q4_K_M.gguf
     """
+    from .cached_artifact import is_artifact
+
+    options = CompileOptions(quantize, kv_dtype)
+    if is_artifact(model):
+        options.artifact_of(model)  # refuses what is for compiling
+        _inspect_artifact(Path(model), verify, as_json)
+    elif verify:
+        raise ValueError(f"--verify is of artifacts, and {model} is none; leave it out")
+    else:
+        _inspect_source(model, options, as_json)
+
+
+def _inspect_artifact(path: Path, verify: bool, as_json: bool) -> None:
     import msgspec
     from radixlm.runtime.artifact import Artifact
 
-    opened = Artifact.open(artifact)
+    opened = Artifact.open(path)
     if verify:
         opened.verify()
     if as_json:
@@ -37,9 +61,23 @@ def command(artifact: Path, verify: bool, as_json: bool) -> None:
     rows = list(_rows(opened.manifest))
     if verify:
         rows.append(("digests", "all files are those that the manifest describes"))
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        click.echo(f"{name:<{width}}  {value}".rstrip())
+    print_rows(rows)
+
+
+def _inspect_source(model: str, options: CompileOptions, as_json: bool) -> None:
+    import msgspec
+    from radixlm.compile.inspection import inspect_source
+
+    from .inspected_source import source_rows
+
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    found = inspect_source(model, **given)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found)))
+    else:
+        print_rows(source_rows(found))
+    if found.refusal is not None:
+        sys.exit(EXIT_CANNOT_BE_COMPILED)
 
 
 def appended_suffix(manifest: Manifest) -> str:
@@ -59,33 +97,19 @@ def _rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "name", manifest.name
     yield "source", f"{manifest.source.format} {manifest.source.name}"
     yield "architecture", model.architecture
-    yield (
-        "layers",
-        f"{model.num_hidden_layers} of {model.hidden_size}, feed-forward {model.intermediate_size}",
-    )
-    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
-    yield "heads", f"{heads} of {model.head_dim}, {kv_heads} for keys and values"
-    yield "vocabulary", f"{model.vocab_size:,}"
+    yield from layer_rows(model)
     yield "appended suffix", appended_suffix(manifest)
     yield "context", f"{manifest.context_length:,} tokens"
     yield "quantization", manifest.quantization.mode
     for name, kind in manifest.quantization.kinds.items():
         exact = "exact" if kind.relative_error == 0.0 else f"relative error {kind.relative_error:.2%}"
         sources = ", ".join(kind.source)
-        yield f"  {name}", f"{kind.count} tensors, {_size(kind.bytes)}, from {sources}, {exact}"
-    yield "keys and values", f"{kv.dtype}, {_size(kv.page_bytes)} per page of {kv.page_size} tokens"
+        yield f"  {name}", f"{kind.count} tensors, {size(kind.bytes)}, from {sources}, {exact}"
+    quantization = manifest.quantization
+    if quantization.token_bytes is not None:
+        yield "read per decoded token", token_bytes(quantization.token_bytes, quantization.source_token_bytes)
+    yield "keys and values", f"{kv.dtype}, {size(kv.page_bytes)} per page of {kv.page_size} tokens"
     yield "code", "opening the artifact runs model.so in your process: open it only if you trust where it comes from"
     yield "target", f"{target.name} ({target.mcpu}): {', '.join(target.features) or 'no special features'}"
     for name, info in sorted(manifest.files.items()):
-        yield f"  {name}", f"{_size(info.size)}, sha256 {info.sha256[:16]}…"
-
-
-def _size(num_bytes: int) -> str:
-    """
-    >>> _size(98_362_432), _size(512)
-    ('98.4 MB', '512 B')
-    """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= scale:
-            return f"{num_bytes / scale:,.1f} {unit}"
-    return f"{num_bytes} B"
+        yield f"  {name}", f"{size(info.size)}, sha256 {info.sha256[:16]}…"

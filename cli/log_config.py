@@ -57,6 +57,11 @@ def log_config(log_format: str) -> dict[str, Any]:
     }
 
 
+def log_line(text: str) -> None:
+    """Log what the command does before there is a server."""
+    _log.info("%s", text)
+
+
 class JSONErrors(click.Command):
     """A command with `--log-format`: told `json`, it says what is wrong with its options, and what fails, in JSON."""
 

@@ -1,8 +1,9 @@
-"""Options that several commands share: how to open the engine, and how to choose tokens."""
+"""Options that several commands share: how to compile, how to open the engine, and how to choose tokens."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,28 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_STORE_GB = 10.0
 
 
+class JSONObject(click.ParamType[dict[str, Any]]):
+    """An option whose value is an object in JSON."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        """The object.
+
+        Raises:
+            BadParameter: it is none.
+        """
+        if isinstance(value, dict):
+            return value
+        try:
+            read = json.loads(value)
+        except ValueError as error:
+            self.fail(f"{value!r} is no JSON: {error}", param, ctx)
+        if not isinstance(read, dict):
+            self.fail(f"{value!r} is no object in JSON", param, ctx)
+        return read
+
+
 @dataclass(frozen=True)
 class EngineOptions:
     """How to open an artifact."""
@@ -31,6 +54,7 @@ class EngineOptions:
     threads: int | None
     match: MatchPolicy
     strip_suffix: SuffixPolicy = "text"
+    chat_template_kwargs: dict[str, Any] | None = None
     store: str | None = None
     store_gb: float | None = None
     kv_budget: float | None = None
@@ -73,6 +97,7 @@ class EngineOptions:
             num_threads=self.threads,
             match=self.match,
             strip_suffix=self.strip_suffix,
+            template_kwargs=self.chat_template_kwargs,
             store=None if self.store is None else Path(self.store),
             store_bytes=int(store_gb * 1e9),
             kv_budget=self.kv_budget,
@@ -85,6 +110,39 @@ class EngineOptions:
             kv_log_bytes=kv_log_bytes,
             open_runner=open_runner,
         )
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How to compile a model that is no artifact yet; None is the compiler's default."""
+
+    quantize: str | None
+    kv_dtype: str | None
+
+    def artifact_of(self, model: str, say: Callable[[str], None] | None = None) -> Path:
+        """The artifact of `model`, compiled now if it has to be; `say` gets lines that tell progress."""
+        from .cached_artifact import artifact_of
+
+        given = {"quantize": self.quantize, "kv-dtype": self.kv_dtype}
+        return artifact_of(model, {name: value for name, value in given.items() if value is not None}, say)
+
+
+def compile_options(function: F) -> F:
+    """Add the fields of `CompileOptions` as options; the function gets them as keyword arguments."""
+    for option in (
+        click.option(
+            "--kv-dtype",
+            type=click.Choice(["f16", "f32", "int8"]),
+            help="Where MODEL is compiled now: how to store keys and values.  [default: f16]",
+        ),
+        click.option(
+            "--quantize",
+            type=click.Choice(["keep", "q4", "q8", "f16", "f32"]),
+            help="Where MODEL is compiled now: how to store the weights.  [default: keep]",
+        ),
+    ):
+        function = option(function)
+    return function
 
 
 def engine_options(function: F) -> F:
@@ -107,6 +165,11 @@ def engine_options(function: F) -> F:
             help="Which prompts are fed without the token of a lone space at their end, as Llama-2's 29871, which the "
             "next turn's prompt would not have. text: chats and texts; always: token ids, too; never: none. The reply "
             "begins with that space, and is sent without it.",
+        ),
+        click.option(
+            "--chat-template-kwargs",
+            type=JSONObject(),
+            help="Variables of the chat template, unless a request sets them: '{\"enable_thinking\": false}'.",
         ),
         click.option("--threads", type=click.IntRange(min=1), help="Threads to compute with."),
         click.option(
@@ -193,8 +256,9 @@ def sampling_options(function: F) -> F:
     return function
 
 
-def take(options: dict[str, Any]) -> tuple[EngineOptions, SamplingOptions]:
-    """The keyword arguments of a command with both kinds of options, as the two objects."""
-    names = [field.name for field in dataclasses.fields(EngineOptions)]
-    engine = {name: options.pop(name) for name in names}
-    return EngineOptions(**engine), SamplingOptions(**options)
+T = TypeVar("T", EngineOptions, SamplingOptions, CompileOptions)
+
+
+def take(kind: type[T], options: dict[str, Any]) -> T:
+    """The keyword arguments of a command that are the fields of `kind`, taken out of all of them."""
+    return kind(**{field.name: options.pop(field.name) for field in dataclasses.fields(kind)})

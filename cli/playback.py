@@ -99,6 +99,7 @@ class Playback:
         options = RequestOptions(namespace=namespace, cache_match=request.cache_match)
         if isinstance(request, ChatRequest):
             messages = [message.to_template() for message in request.messages]
+            options = options.changed(template_kwargs=request.template_kwargs)
             return self._engine.chat(messages, params, options=options)
         options = options.changed(strip_suffix=request.strip_suffix)
         return self._engine.generate(request.one_prompt, params, options=options)

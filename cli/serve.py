@@ -1,4 +1,4 @@
-"""`radixlm serve`: an artifact behind an HTTP server; how it is served is `serving.py`'s."""
+"""`radixlm serve`: a model behind an HTTP server; how it is served is `serving.py`'s."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .log_config import JSONErrors
-from .options import EngineOptions, engine_options, store_options
+from .log_config import JSONErrors, log_line
+from .options import CompileOptions, EngineOptions, compile_options, engine_options, store_options, take
 
 if TYPE_CHECKING:
     from radixlm.runtime.engine.step_plan import AdmissionPolicy
@@ -37,7 +37,7 @@ class _KeyOption(click.Option):
 
 
 @click.command("serve", cls=JSONErrors)
-@click.argument("artifact", type=click.Path(path_type=Path))
+@click.argument("model")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes any that is free."
@@ -141,10 +141,11 @@ class _KeyOption(click.Option):
     metavar="SECONDS",
     help="Told to stop, give running replies so long to end, then cancel them.",
 )
+@compile_options
 @store_options
 @engine_options
 def command(
-    artifact: Path,
+    model: str,
     host: str,
     port: int,
     model_id: str | None,
@@ -164,37 +165,42 @@ def command(
     shutdown_timeout: float,
     **options: Any,
 ) -> None:
-    """Serve the model to OpenAI's clients: /v1/chat/completions, /v1/completions, /v1/models, /health.
+    """Serve MODEL to OpenAI's clients: /v1/chat/completions, /v1/completions, /v1/models, /health.
+
+    MODEL is an artifact, or what compile takes: a .gguf file, a model directory, hf:ORG/NAME, or the alias smollm2.
+    That is compiled once, and kept in the cache folder.
 
     Without an API key every client is answered: listen only on networks that you trust. On an address of this machine
     alone, requests must be sent to localhost then, so that web pages cannot use names of their own for it. GET
     /v1/cache shows what is cached for the caller, DELETE /v1/cache forgets it.
 
-    Opening ARTIFACT runs its model.so, which is native code with all that this process may do: serve only artifacts
+    Opening an artifact runs its model.so, which is native code with all that this process may do: serve only artifacts
     that you compiled, or that come from a source that you trust.
 
     The server listens at once, and answers 503 until the model is loaded. /health is "ready", "degraded" with a reason
     when requests wait and no step gets on, or "loading".
 
     \b
-    radixlm serve smollm2.radixlm --port 8000
+    radixlm serve smollm2 --port 8000
     curl localhost:8000/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     """
     from radixlm.runtime.server.http.api_keys import checked_keys, read_keys
-    from radixlm.runtime.server.http.origins import origin_middleware
+    from radixlm.runtime.server.http.origins import cors
     from radixlm.runtime.server.malloc_arenas import share_one_arena
 
     from .serving import Serving
 
     if log_kv is None and log_kv_mb is not None:
         raise ValueError("--log-kv-mb is given and --log-kv is not; say where, too")
-    origin_middleware(cors_origins)  # what is wrong with these is known before the model is loaded, too
+    cors(cors_origins)  # what is wrong with these is known before the model is loaded, too
+    keys = (*checked_keys(api_keys), *(key for path in api_key_files for key in read_keys(path)))
+    artifact = take(CompileOptions, options).artifact_of(model, log_line if log_format == "json" else None)
     serving = Serving(
         artifact,
         host,
         port,
         model_id=model_id,
-        api_keys=(*checked_keys(api_keys), *(key for path in api_key_files for key in read_keys(path))),
+        api_keys=keys,
         cors_origins=cors_origins,
         truncation=truncation,
         log_format=log_format,

@@ -22,7 +22,7 @@ import uvicorn
 from radixlm.runtime.artifact import read_manifest
 from radixlm.runtime.errors import RadixLMError
 from radixlm.runtime.server import Loading, create_app
-from radixlm.runtime.server.http.http_protocol import MAX_HEADER_BYTES, HTTPProtocol
+from radixlm.runtime.server.http.http_protocol import HTTPProtocol
 from radixlm.runtime.server.http.listener import listen
 from radixlm.runtime.server.http.origins import local_hosts
 
@@ -88,7 +88,6 @@ class Serving:
                 access_log=False,
                 lifespan="off",
                 http=HTTPProtocol,
-                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             )
             serving = server(config, lambda: opening.close_value(), self.grace_s)
             self._say(f"loading {self.artifact}; {url}/health tells when it is ready")

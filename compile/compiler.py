@@ -25,35 +25,41 @@ from radixlm.runtime.artifact.manifest import (
     PAGE_SIZE,
     FileInfo,
     KVDType,
+    KVLayer,
     KVLayout,
     Manifest,
-    ModelConfig,
     ModuleInfo,
     QuantizationInfo,
     TargetInfo,
     TokenizerInfo,
 )
+from radixlm.runtime.artifact.model_config import ModelConfig
 from radixlm.runtime.chat.chat_template import fault_of
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.tokenizer_fix import profile_tokenizer
 
 from .codegen.library import check_linker, export_library
 from .codegen.targets import TRIPLE, Target, find_target
+from .context_length import context_length as chosen_context_length
+from .context_length import resolved
+from .families.registry import decoder_of
 from .interrupts import interrupts_kept
 from .kernels.top_k import num_maxima
-from .models.registry import MODELS
-from .module import ENTRY_POINTS, build_module
+from .module import build_module, entry_points
+from .ops.implemented import check_implemented
 from .ops.ops import Ops
 from .ops.rows import Limits
 from .publish import check_output, check_space, publish, unpublished
 from .sources import open_source
 from .stored_weights import Quantize, StoredWeights
+from .token_bytes import artifact_token_bytes, source_token_bytes
 from .verification import Verification, verify_artifact
 from .weights.plan import WeightPlan
-from .weights_file import WeightsWriter
+from .weights_file import RoundedTensor, WeightsWriter
 
 MAX_NUM_TOKENS = 512  # of one forward
 MAX_NUM_LOGITS = 64
+NO_TEMPLATE = "the source has no chat template"
 
 
 @dataclass(frozen=True)
@@ -67,13 +73,17 @@ class Progress:
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What was published, how well it agrees with the reference, and why it takes no conversations, if a chat template
-    is there that cannot be used."""
+    """What was published, how well it agrees with the reference, and which matrices were rounded.
+
+    `template_fault` says why it takes no conversations, if it takes none: the source has no chat template, or one that
+    cannot be used.
+    """
 
     path: Path
     manifest: Manifest
     verification: Verification
     template_fault: str | None
+    rounded: tuple[RoundedTensor, ...]
 
 
 def compile_model(
@@ -84,6 +94,7 @@ def compile_model(
     target: str = "native",
     kv_dtype: KVDType = "f16",
     context_length: int | None = None,
+    name: str | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> CompileReport:
     """Compile `source` (as `open_source` takes it) into the artifact `output`, replacing one that is there.
@@ -91,7 +102,8 @@ def compile_model(
     Args:
         quantize: `keep` stores every number as the source has it where a kernel can; the rest round to that kind.
         target: a name of `codegen.targets.TARGETS`, or `native`.
-        context_length: most tokens of a sequence; by default the model's own, or its sliding window if that is shorter.
+        context_length: most tokens of a sequence; by default as many as the model was trained for.
+        name: what servers call the model; by default the output's.
 
     Raises:
         SourceError: the source cannot be used.
@@ -101,6 +113,8 @@ def compile_model(
     """
     _check_choice("quantize", quantize, get_args(Quantize))
     _check_choice("kv_dtype", kv_dtype, get_args(KVDType))
+    if name is not None and not 1 <= len(name) <= 256:
+        raise InvalidParameter(f"name has {len(name)} characters; it may have 1 to 256")
     output, chosen_target = Path(output), find_target(target)
     check_output(output)
     check_linker()
@@ -116,15 +130,16 @@ def compile_model(
         report("read", 0, 1)
         opened = stack.enter_context(open_source(source))
         directory = stack.enter_context(unpublished(output))
-        config = opened.config
-        template_fault = None if opened.chat_template is None else fault_of(opened.chat_template)
-        length = _context_length(config, context_length)
-        layout = _kv_layout(config, kv_dtype)
+        length = chosen_context_length(opened.config, context_length)
+        config = resolved(opened.config, length)
+        check_implemented(str(source), config)
+        template_fault = NO_TEMPLATE if opened.chat_template is None else fault_of(opened.chat_template)
+        layout = kv_layout(config, kv_dtype)
         weights = StoredWeights(opened, quantize)
-        plan = WeightPlan(weights.kinds)
+        plan = WeightPlan(weights.kinds, weights.sorted_inputs)
         limits = Limits(min(MAX_NUM_TOKENS, length), MAX_NUM_LOGITS, length)
         ops = Ops(config, layout, limits, chosen_target, plan)
-        MODELS[config.architecture](config).forward(ops)
+        decoder_of(config).forward(ops)
         check_space(output.parent, plan.num_bytes)
         report("read", 1, 1)
 
@@ -134,21 +149,26 @@ def compile_model(
         export_library(library, directory / MODULE)
         report("build", 2, 2)
 
-        writer = WeightsWriter(weights, plan)
+        writer = WeightsWriter(weights, plan, config.ropes)
         writer.write(directory / WEIGHTS, lambda done, total: report("weights", done, total))
         (directory / TOKENIZER).write_text(opened.tokenizer_json, encoding="utf-8")
         if opened.chat_template is not None:
             (directory / CHAT_TEMPLATE).write_text(opened.chat_template, encoding="utf-8")
         manifest = Manifest(
             format_version=FORMAT_VERSION,
-            name=_name(output),
+            name=_name(output) if name is None else name,
             model=config,
             context_length=length,
-            quantization=QuantizationInfo(mode=quantize, kinds=writer.kind_infos()),
+            quantization=QuantizationInfo(
+                mode=quantize,
+                kinds=writer.kind_infos(),
+                token_bytes=artifact_token_bytes(weights),
+                source_token_bytes=source_token_bytes(opened),
+            ),
             kv=layout,
             target=_target_info(chosen_target),
             module=ModuleInfo(
-                entry_points=ENTRY_POINTS,
+                entry_points=entry_points(config),
                 max_num_tokens=limits.num_tokens,
                 max_num_logits=limits.num_logits,
                 workspace_bytes=ops.program.workspace_bytes,
@@ -173,7 +193,7 @@ def compile_model(
         report("publish", 0, 1)
         publish(directory, output)
         report("publish", 1, 1)
-    return CompileReport(output, artifact.manifest, verification, template_fault)
+    return CompileReport(output, artifact.manifest, verification, template_fault, writer.rounded())
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -185,30 +205,13 @@ def _name(output: Path) -> str:
     return output.resolve().name.removesuffix(".radixlm")
 
 
-def _context_length(config: ModelConfig, wanted: int | None) -> int:
-    trained, window = config.max_position_embeddings, config.sliding_window
-    if wanted is None:
-        return min(trained, window or trained)
-    if not PAGE_SIZE <= wanted <= trained:
-        raise InvalidParameter(
-            f"context length {wanted} is not in {PAGE_SIZE}..{trained}, which is what the model was trained for"
-        )
-    if window is not None and wanted > window:
-        raise InvalidParameter(
-            f"context length {wanted} is beyond the model's sliding window of {window}, which is not supported; "
-            f"use --context-length {window} or less"
-        )
-    return wanted
-
-
-def _kv_layout(config: ModelConfig, dtype: KVDType) -> KVLayout:
-    return KVLayout(
-        dtype=dtype,
-        page_size=PAGE_SIZE,
-        num_layers=config.num_hidden_layers,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
+def kv_layout(config: ModelConfig, dtype: KVDType) -> KVLayout:
+    """The keys and values that the layers of a model keep."""
+    layers = tuple(
+        KVLayer(num_kv_heads=attention.num_kv_heads, key_dim=attention.head_dim, value_dim=attention.head_dim)
+        for attention in config.kv_attentions
     )
+    return KVLayout(dtype=dtype, page_size=PAGE_SIZE, layers=layers)
 
 
 def _target_info(target: Target) -> TargetInfo:

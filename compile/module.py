@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from radixlm.runtime.artifact.manifest import MAX_POSITION, PAGE_SIZE, TOP_LOGITS, KVLayout, ModelConfig
+from radixlm.runtime.artifact.manifest import MAX_POSITION, PAGE_SIZE, TOP_LOGITS, KVLayout
+from radixlm.runtime.artifact.model_config import ModelConfig
 from tvm.ir import Call as TVMCall
 from tvm.ir import GlobalVar
 from tvm.script.ir_builder import IRBuilder
@@ -27,16 +28,18 @@ from .ops.program import Argument, Input, Place, Program, Size, Stored
 from .weights.layout import ROW_BLOCK, round_up
 from .weights.plan import WeightPlan
 
-ENTRY_POINTS = ("forward", "forward_scored", "top_logits", "copy_pages", "read_pages", "write_pages")
+ENTRY_POINTS = ("forward", "top_logits", "copy_pages", "read_pages", "write_pages")
+SCORED = "forward_scored"  # only of models that can serve a prefix with a part of its rows
 
 
 def build_module(
     program: Program, plan: WeightPlan, config: ModelConfig, layout: KVLayout, max_num_tokens: int, target: Target
 ) -> Any:
-    """The compiled library with `ENTRY_POINTS`, ready to export."""
+    """The compiled library with `entry_points`, ready to export."""
     kernels = {key: GlobalVar(f"kernel_{i}") for i, key in enumerate(program.kernels)}
     functions: dict[Any, Any] = {kernels[key]: kernel for key, kernel in program.kernels.items()}
-    for name, is_scored in (("forward", False), ("forward_scored", True)):
+    for name in ("forward", SCORED) if SCORED in entry_points(config) else ("forward",):
+        is_scored = name == SCORED
         functions[name] = _forward(name, program, plan, config, layout, max_num_tokens, kernels, is_scored=is_scored)
     kernel_top_logits = GlobalVar("kernel_top_logits")
     functions[kernel_top_logits] = top_k(TOP_LOGITS)
@@ -50,6 +53,11 @@ def build_module(
         functions[variable] = kernel
         functions[name] = build(name, layout, variable)
     return build_library(functions, target)
+
+
+def entry_points(config: ModelConfig) -> tuple[str, ...]:
+    """What a model's library exports."""
+    return ENTRY_POINTS if config.why_not_partial else (*ENTRY_POINTS[:1], SCORED, *ENTRY_POINTS[1:])
 
 
 _Arguments = dict[str, tuple[str, tuple[int | str, ...] | None]]
@@ -84,13 +92,14 @@ def _entry(name: str, arguments: _Arguments, body: Callable[[_Entry], None]) -> 
                     entry.sizes[argument] = values[argument]
                     continue
                 dimensions = [d if isinstance(d, int) else entry.sizes.setdefault(d, T.int64()) for d in shape]
-                entry.buffers[argument] = T.match_buffer(values[argument], dimensions, dtype)
+                align = 4 if dtype == "int32" else -1  # callers' arrays may begin anywhere; -1 promises 64 bytes
+                entry.buffers[argument] = T.match_buffer(values[argument], dimensions, dtype, align=align)
             body(entry)
         return builder.get()
 
 
 def _pool_shape(layout: KVLayout) -> tuple[int | str, ...]:
-    return (layout.num_layers, "num_pages", 2, layout.num_kv_heads, layout.head_items)
+    return ("num_pages", layout.page_items)  # so many items; layers are outermost
 
 
 def _forward(
@@ -136,7 +145,7 @@ def _forward(
             if isinstance(argument, Stored):
                 return T.address_of(weights[plan.offset(argument.name)])
             if isinstance(argument, Size):
-                return sizes[argument.name]
+                return sizes[argument.name] * argument.times if argument.times > 1 else sizes[argument.name]
             # a pointer that the kernel does not follow must still be one
             return T.address_of(workspace[0]) if is_pointer else T.int64(argument)
 
@@ -217,11 +226,10 @@ def _copy_pages(name: str, layout: KVLayout, kernel: Any) -> Any:
 
 def _move_pages(name: str, layout: KVLayout, kernel: Any) -> Any:
     dtype = KV_DTYPES[layout.dtype]
-    page: tuple[int | str, ...] = (layout.num_layers, 2, layout.num_kv_heads, layout.head_items)
     arguments: _Arguments = {
         "kv_pool": (dtype, _pool_shape(layout)),
         "pages": ("int32", ("num_moved",)),
-        "buffer": (dtype, ("num_moved", *page)),
+        "buffer": (dtype, ("num_moved", layout.page_items)),
     }
 
     def body(entry: _Entry) -> None:

@@ -35,7 +35,7 @@ def check_space(directory: Path, weights_bytes: int) -> None:
     if free < needed:
         raise CompileError(
             f"{directory} has {free / 1e6:,.0f} MB free, the artifact needs {needed / 1e6:,.0f} MB; "
-            "make room, or choose another -o"
+            "make room, or choose another disk with -o"
         )
 
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from .families.registry import decoder_of
+from .ops.layers import Linear
 from .sources import Source
-from .weights.quantization import GROUP, Float32, Mode, Weight, WeightKind, requantize
+from .weights.kinds import WeightKind
+from .weights.quantization import GROUP, Float32, Mode, Weight, requantize
 
 Quantize = Literal["keep", "q4", "q8", "f16", "f32"]
 
@@ -21,13 +24,20 @@ class StoredWeights:
 
     Attributes:
         kinds: how each matrix is stored, by its checkpoint name.
+        sorted_inputs: the names of the matrices whose inputs are not in the model's order.
     """
 
     def __init__(self, source: Source, quantize: Quantize) -> None:
         self.source = source
-        matrices = {name: tensor for name, tensor in source.tensors().items() if len(tensor.shape) == 2}
-        self._modes = {name: _mode(name, tensor.shape[1], quantize) for name, tensor in matrices.items()}
-        self.kinds: dict[str, WeightKind] = {name: self.read(name, slice(0, 1)).kind for name in matrices}
+        matrices = {name: tensor for name, tensor in source.tensors().items() if _is_matrix(name, tensor.shape)}
+        parts = decoder_of(source.config).parts()
+        exact = {part.name for part in parts if isinstance(part, Linear) and part.exact}
+        self._modes = {
+            name: _mode(name, tensor.shape[-1], quantize, is_exact=name in exact) for name, tensor in matrices.items()
+        }
+        first_rows = {name: self.read(name, slice(0, 1)) for name in matrices}
+        self.kinds: dict[str, WeightKind] = {name: row.kind for name, row in first_rows.items()}
+        self.sorted_inputs = frozenset(name for name, row in first_rows.items() if row.input_order is not None)
 
     def read(self, name: str, rows: slice | None = None) -> Weight:
         """The numbers that the artifact holds for a tensor, or for the rows `[start, stop)` of a matrix."""
@@ -35,13 +45,18 @@ class StoredWeights:
         return weight if mode is None else requantize(weight, mode)
 
     def float32(self, name: str) -> Float32:
-        """The same as float32."""
-        return self.read(name).dequantize()
+        """The same as float32, in the tensor's shape: matrices of experts are read one below the other."""
+        return self.read(name).dequantize().reshape(self.source.tensors()[name].shape)
 
 
-def _mode(name: str, num_inputs: int, quantize: Quantize) -> Mode | None:
+def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is multiplied with: a matrix, or a stack of them. Biases of experts are not."""
+    return len(shape) > 1 and not name.endswith("bias")
+
+
+def _mode(name: str, num_inputs: int, quantize: Quantize, *, is_exact: bool) -> Mode | None:
     """What a matrix is rounded to; None keeps it."""
-    if quantize == "keep":
+    if quantize == "keep" or (is_exact and quantize in ("q4", "q8")):
         return None
     mode: Mode = "q8" if quantize == "q4" and name in _KEPT_IN_8_BITS else quantize
     return "f16" if mode in ("q4", "q8") and num_inputs % GROUP else mode  # rows that are no multiple of a group

@@ -9,16 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.artifact.manifest import PAGE_SIZE, ModelConfig
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.artifact.model_config import ModelConfig
 from radixlm.runtime.errors import VerificationFailed
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.model.model_runner import ModelRunner
 
-from .models.registry import weight_shapes
+from .families.registry import weight_shapes
 from .reference import reference_logits
 
 NUM_TOKENS = 20  # two pages, the second partly filled
 NUM_DECODED = 3  # of them, one at a time
+MOST_TOKENS = 300  # where a window or chunk ends within so many
 SEED = 0
 _READS_PER_STEP = 32  # a step of the artifact counts as a 32nd part of the reading, which is most of the time
 
@@ -57,11 +59,12 @@ def verify_artifact(
         VerificationFailed: they differ by more than rounding explains.
     """
     config = artifact.manifest.model
-    num_tokens = min(NUM_TOKENS, artifact.manifest.context_length)
+    num_tokens = min(_num_tokens(config), artifact.manifest.context_length)
+    stops = _stops(num_tokens, artifact.manifest.module.max_num_logits)
     token_ids = np.random.default_rng(SEED).integers(0, config.vocab_size, num_tokens).astype(np.int32)
     done, num_read = 0, _num_read(config)  # numbers
     step = max(1, num_read // _READS_PER_STEP)
-    total = num_read + (1 + NUM_DECODED) * step
+    total = num_read + len(stops) * step
 
     def counted(name: str) -> npt.NDArray[np.float32]:
         nonlocal done
@@ -82,7 +85,19 @@ def verify_artifact(
     )
     tolerance = _TOLERANCE_ROUNDED if rounded_inputs else _TOLERANCE_FLOAT
     stepped(0)
-    return _compare(expected, _run(artifact, token_ids, stepped), tolerance, config)
+    return _compare(expected, _run(artifact, token_ids, stops, stepped), tolerance, config)
+
+
+def _num_tokens(config: ModelConfig) -> int:
+    """So many that tokens see a full window, and a second one or chunk begins, if that is within `MOST_TOKENS`."""
+    sizes = [size for each in config.attentions for size in (each.window, each.chunk) if size and size < MOST_TOKENS]
+    return max(NUM_TOKENS, min(2 * max(sizes) + NUM_DECODED, MOST_TOKENS)) if sizes else NUM_TOKENS
+
+
+def _stops(num_tokens: int, most: int) -> tuple[int, ...]:
+    """How many tokens are computed after each step: all but the last few, `most` at a time, then one by one."""
+    prefilled = num_tokens - NUM_DECODED
+    return (*range(most, prefilled, most), *range(prefilled, num_tokens + 1))
 
 
 def _num_read(config: ModelConfig) -> int:
@@ -92,15 +107,15 @@ def _num_read(config: ModelConfig) -> int:
 
 
 def _run(
-    artifact: Artifact, token_ids: npt.NDArray[np.int32], stepped: Callable[[int], None]
+    artifact: Artifact, token_ids: npt.NDArray[np.int32], stops: tuple[int, ...], stepped: Callable[[int], None]
 ) -> npt.NDArray[np.float32]:
-    """Logits of every token: all but the last few at once, those one by one; `stepped` gets how many steps are done."""
+    """Logits of every token, in steps that end at `stops`; `stepped` gets how many of them are done."""
     num_tokens = len(token_ids)
     num_pages = -(-num_tokens // PAGE_SIZE)
     runner = ModelRunner(artifact, num_pages=num_pages)
     pages = np.arange(num_pages, dtype=np.int32)[::-1].copy()  # not in order: a page table is not the identity
     start, logits = 0, []
-    for stop in (num_tokens - NUM_DECODED, *range(num_tokens - NUM_DECODED + 1, num_tokens + 1)):
+    for stop in stops:
         positions = np.arange(start, stop, dtype=np.int32)
         rows = np.arange(stop - start, dtype=np.int32)
         batch = Batch(

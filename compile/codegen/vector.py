@@ -112,3 +112,21 @@ def exp(x: Expr, has_fma: bool) -> Expr:
     y = fma(p, r * r, r + const(1.0), has_fma)
     power = T.shift_left(bits, T.broadcast(T.int32(23), LANES))
     return y * T.reinterpret("float32x16", power)
+
+
+def tanh(x: Expr, has_fma: bool) -> Expr:
+    """The hyperbolic tangent of each of 16 lanes, to 2e-7 relative; NaN gives NaN. `x` is computed several times.
+
+    The odd polynomial near 0 is Cephes' tanhf (S. L. Moshier); farther away e to the power of 2 |x| is exact enough.
+    """
+    bits = T.reinterpret("int32x16", x)
+    magnitude = T.reinterpret("float32x16", T.bitwise_and(bits, splat(T.int32(0x7FFFFFFF))))
+    square = x * x
+    p = const(-5.70498872745e-3)
+    for c in (2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1):
+        p = fma(p, square, const(c), has_fma)
+    near = fma(p * square, x, x, has_fma)
+    far = const(1.0) - const(2.0) / (exp(magnitude * const(2.0), has_fma) + const(1.0))
+    sign = T.bitwise_and(bits, splat(T.int32(-0x80000000)))
+    far = T.reinterpret("float32x16", T.bitwise_or(T.reinterpret("int32x16", far), sign))
+    return T.Select(magnitude >= const(0.625), far, near)  # not `<`: NaN must come from the polynomial

@@ -3,19 +3,52 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tvm
 from tvm.script.ir_builder import tirx as T
 
 from ..codegen.builder import SIZE, Kernel, Memory, bound, for_each_row, registers, serial
-from ..codegen.lane_reductions import reduce_each, sum_of_lanes
+from ..codegen.elementwise import (
+    Binary,
+    Unary,
+    gelu,
+    gelu_tanh,
+    relu2,
+    sigmoid,
+    silu,
+    silu_mul,
+    softplus,
+    swiglu_clamped,
+    times,
+)
+from ..codegen.lane_reductions import reduce_each
 from ..codegen.targets import Target
-from ..codegen.vector import LANES, Expr, const, exp, fma, lanes, splat
-from ..weights.layout import CHUNKS, GROUP, round_up
+from ..codegen.vector import LANES, Expr, const, lanes, splat
+from ..weights.layout import CHUNKS, GROUP, ROW_BLOCK, round_up
 from .quantized_rows import QuantizedRows
+from .row_norms import inverse_rms, mean_and_inverse_deviation
 
-Function = Literal["rms_norm", "silu_mul", "identity"]
+Gated = Literal["silu_mul", "gelu_tanh_mul", "gelu_mul", "relu2_mul", "swiglu_clamped"]
+Ungated = Literal["silu", "gelu_tanh", "gelu", "relu2", "identity"]
+Norm = Literal["rms_norm", "layer_norm"]
+Function = Norm | Gated | Ungated
+Gate = Literal["sigmoid", "softplus", "silu"]
+_GATED: dict[Function, Binary] = {
+    "silu_mul": silu_mul,
+    "gelu_tanh_mul": times(gelu_tanh),
+    "gelu_mul": times(gelu),
+    "relu2_mul": times(relu2),
+    "swiglu_clamped": swiglu_clamped,
+}
+_UNGATED: dict[Function, Unary] = {
+    "silu": silu,
+    "gelu_tanh": gelu_tanh,
+    "gelu": gelu,
+    "relu2": relu2,
+    "identity": lambda x, _: x,
+}
+_GATES: dict[Gate, Unary] = {"sigmoid": sigmoid, "softplus": softplus, "silu": silu}
 BATCH = 8  # groups that are computed side by side
 _SUMS = 4
 _LEAST = 1e-30  # the largest magnitude of a group counts as this at least
@@ -23,7 +56,12 @@ _LEAST = 1e-30  # the largest magnitude of a group counts as this at least
 
 @dataclass(frozen=True)
 class ActivationSpec:
-    """`width` numbers of rows `[rows, x_stride]`; `silu_mul` has its gate at column 0 and its factor at `up_column`."""
+    """`width` numbers of rows `[rows, x_stride]`; a gated function has its gate at column 0, its factor at `up_column`.
+
+    `has_gain`, `has_bias`: a norm's; the bias stands behind the gain, at `round_up(width, 16)` (at 0 if there is none).
+    `gate`: the result times this function of other rows, `[rows, gate_stride]`. Element `i` is gated by column
+    `gate_column + i // gate_width`: 1 is elementwise, a head's size is one number a head, `width` one a row.
+    """
 
     function: Function
     width: int
@@ -34,10 +72,21 @@ class ActivationSpec:
     up_column: int = 0
     eps: float = 0.0
     wide: bool = False
+    has_gain: bool = True
+    has_bias: bool = False
+    gate: Gate | None = None
+    gate_stride: int = 0
+    gate_column: int = 0
+    gate_width: int = 1
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether a row holds two numbers for each result."""
+        return self.function in get_args(Gated)
 
 
 def activation(spec: ActivationSpec, target: Target) -> Any:
-    """A PrimFunc `(x, gain, y, codes, scales, sums, num_rows) -> 0`.
+    """A PrimFunc `(x, gain, gates, y, codes, scales, sums, num_rows) -> 0`.
 
     Writes float32 `y` `[num_rows, y_stride]` if `spec.keep_float`, and the codes if `spec.quantize`, as
     `quantized_rows.py` lays them out. Eight groups of a row are computed side by side in registers: one by
@@ -45,9 +94,10 @@ def activation(spec: ActivationSpec, target: Target) -> Any:
     """
     num_groups = round_up(spec.width, GROUP) // GROUP
     with Kernel() as k:
-        x, gain, y, codes, scales, sums, num_rows = k.arguments(
+        x, gain, gates, y, codes, scales, sums, num_rows = k.arguments(
             x="float32",
             gain="float32",
+            gates="float32",
             y="float32",
             codes="int32",
             scales="float32",
@@ -57,7 +107,7 @@ def activation(spec: ActivationSpec, target: Target) -> Any:
         rows = QuantizedRows(codes, scales, sums, num_groups, spec.wide)
 
         def row(m: Expr) -> None:
-            function = _Function(spec, target, x, gain, m)
+            function = _Function(spec, target, x, gain, gates, m)
 
             def batch(first: Expr, width: int) -> None:
                 count = -(-width // GROUP)
@@ -81,72 +131,81 @@ def activation(spec: ActivationSpec, target: Target) -> Any:
 class _Function:
     """Emits the function of row `m`, some elements at a time."""
 
-    def __init__(self, spec: ActivationSpec, target: Target, x: Memory, gain: Memory, m: Expr) -> None:
-        self.spec, self.has_fma, self.x, self.gain = spec, target.has_fma, x, gain
-        self.start = m * spec.x_stride
-        self.inverse_rms = _inverse_rms(spec, target, x, self.start) if spec.function == "rms_norm" else None
+    def __init__(self, spec: ActivationSpec, target: Target, x: Memory, gain: Memory, gates: Memory, m: Expr) -> None:
+        self.spec, self.has_fma, self.x, self.gain, self.gates = spec, target.has_fma, x, gain, gates
+        self.start, self.gate_start = m * spec.x_stride, m * spec.gate_stride + spec.gate_column
+        if spec.function == "rms_norm":
+            self.scale = inverse_rms(spec.width, spec.eps, x, self.start, self.has_fma)
+        elif spec.function == "layer_norm":
+            self.mean, self.scale = mean_and_inverse_deviation(spec.width, spec.eps, x, self.start, self.has_fma)
 
     def compute(self, values: Memory, first: Expr, width: int) -> None:
         """Elements `first..first+width` into `values`, and zeros behind them up to a whole group."""
-        for i in range(0, round_up(width, GROUP), LANES):
-            if i + LANES <= width:
-                values[lanes(i)] = self._whole(first + i)
-                continue
-            values[lanes(i)] = const(0)  # what padding must not leave undefined
-            for j in range(i, width):
-                values[j] = self._single(first + j)
+        whole = width // LANES * LANES
+        if self._is_short:
+            for i in range(0, whole, LANES):
+                values[lanes(i)] = self._some(first + i, LANES)
+        else:
+            with serial(whole // LANES) as v:
+                values[lanes(v * LANES)] = self._some(first + v * LANES, LANES)
+        for i in range(whole, round_up(width, GROUP), LANES):
+            values[lanes(i)] = const(0) if i >= width else self._some(first + i, width - i)
+            for j in range(width, i + LANES):
+                values[j] = T.float32(0)  # what padding must not leave undefined
 
-    def _whole(self, i: Expr) -> Expr:
-        x = self.x[lanes(self.start + i)]
-        if self.inverse_rms is not None:
-            return x * splat(self.inverse_rms[0]) * self.gain[lanes(i)]
-        if self.spec.function == "silu_mul":
-            return self._gated(x, self.x[lanes(self.start + self.spec.up_column + i)])
+    @property
+    def _is_short(self) -> bool:
+        """Whether all vectors of a batch are computed side by side; with longer functions LLVM takes half a minute."""
+        return self.spec.gate is None and self.spec.function in ("rms_norm", "silu_mul", "identity")
+
+    def _some(self, i: Expr, n: int) -> Expr:
+        """A vector of the elements from `i` on; only the first `n` of its lanes mean something."""
+        value = self._function(i, n)
+        if self.spec.gate is None:
+            return value
+        return value * _GATES[self.spec.gate](self._gates_of(i, n), self.has_fma)
+
+    def _gates_of(self, i: Expr, n: int) -> Expr:
+        width, start = self.spec.gate_width, self.gate_start
+        if width == 1:
+            return _vector(self.gates, start + i, n)
+        if width % LANES == 0 or width >= self.spec.width:
+            return splat(self.gates[start + i // width])
+        vector = registers(LANES, "float32")
+        vector[lanes(0)] = const(0)
+        for j in range(n):
+            vector[j] = self.gates[start + (i + j) // width]
+        return vector[lanes(0)]
+
+    def _function(self, i: Expr, n: int) -> Expr:
+        spec, x = self.spec, _vector(self.x, self.start + i, n)
+        if spec.function == "rms_norm" or spec.function == "layer_norm":
+            return self._normalized(x, i, n)
+        if spec.function in _UNGATED:
+            return _UNGATED[spec.function](x, self.has_fma)
+        return _GATED[spec.function](x, _vector(self.x, self.start + spec.up_column + i, n), self.has_fma)
+
+    def _normalized(self, x: Expr, i: Expr, n: int) -> Expr:
+        if self.spec.function == "layer_norm":
+            x = x - splat(self.mean)
+        x = x * splat(self.scale)
+        if self.spec.has_gain:
+            x = x * _vector(self.gain, i, n)
+        if self.spec.has_bias:
+            bias_at = round_up(self.spec.width, ROW_BLOCK) if self.spec.has_gain else 0
+            x = x + _vector(self.gain, bias_at + i, n)
         return x
 
-    def _single(self, i: Expr) -> Expr:
-        x = self.x[self.start + i]
-        if self.inverse_rms is not None:
-            return x * self.inverse_rms[0] * self.gain[i]
-        if self.spec.function == "silu_mul":
-            pair = registers(2 * LANES, "float32")
-            pair[lanes(0)] = splat(x)
-            pair[lanes(LANES)] = splat(self.x[self.start + self.spec.up_column + i])
-            pair[lanes(0)] = self._gated(pair[lanes(0)], pair[lanes(LANES)])
-            return pair[0]
-        return x
 
-    def _gated(self, gate: Expr, up: Expr) -> Expr:
-        return up * gate / (const(1) + exp(const(0) - gate, self.has_fma))
-
-
-def _inverse_rms(spec: ActivationSpec, target: Target, x: Memory, start: Expr) -> Memory:
-    """One float32: 1 / sqrt(mean of squares + eps) (Zhang and Sennrich, 2019).
-
-    Vectors are added in turn to four sums, for each addition waits for the one before it, and then lanes by halves.
-    """
-    squares = registers(_SUMS * LANES, "float32")
-    total = registers(1, "float32")
-    for i in range(_SUMS):
-        squares[lanes(i * LANES)] = const(0)
-    total[0] = T.float32(0)
-
-    def add(i: Expr, into: int) -> None:
-        value, where = x[lanes(start + i)], lanes(into * LANES)
-        squares[where] = fma(value, value, squares[where], target.has_fma)
-
-    step = _SUMS * LANES
-    with serial(spec.width // step) as i:
-        for into in range(_SUMS):
-            add(i * step + into * LANES, into)
-    for i in range(spec.width // step * step, spec.width // LANES * LANES, LANES):
-        add(T.int64(i), i // LANES % _SUMS)
-    for i in range(spec.width // LANES * LANES, spec.width):
-        total[0] = total[0] + x[start + i] * x[start + i]
-    a, b, c, d = (squares[lanes(i * LANES)] for i in range(_SUMS))
-    total[0] = total[0] + sum_of_lanes((a + b) + (c + d))
-    total[0] = T.float32(1) / T.sqrt(total[0] / T.float32(spec.width) + T.float32(spec.eps))
-    return total
+def _vector(memory: Memory, start: Expr, n: int) -> Expr:
+    """16 neighbours, or `n` of them and zeros."""
+    if n == LANES:
+        return memory[lanes(start)]
+    vector = registers(LANES, "float32")
+    vector[lanes(0)] = const(0)
+    for i in range(n):
+        vector[i] = memory[start + i]
+    return vector[lanes(0)]
 
 
 def _copy(values: Memory, y: Memory, start: Expr, width: int) -> None:

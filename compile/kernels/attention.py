@@ -6,53 +6,57 @@ bits in every batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from tvm.script.ir_builder import tirx as T
 
-from ..codegen.builder import SIZE, Kernel, Memory, bound, either, parallel, registers, serial
+from ..codegen.builder import SIZE, Kernel, Memory, bound, either, parallel, serial
 from ..codegen.vector import LANES, Expr, lanes
-from .attention_rows import AttentionShape, QueryRows, RowState
-from .attention_steps import AttentionSteps, MicroTile
+from .attention_rows import QueryRows, RowState
+from .attention_shape import AttentionShape
+from .attention_steps import AttentionSteps
 from .attention_units import MAX_TILE, AttentionLimits, AttentionUnit, AttentionUnits
 from .kv_pool import KV_DTYPES, PagedPool
 from .kv_spans import SPAN, KVSequences, KVSpan, LoadedSpan, StoredSpan
+from .micro_tiles import MicroTile, each_micro_tile
 
 
 def attention(shape: AttentionShape, y_stride: int, limits: AttentionLimits) -> Any:
-    """A PrimFunc `(q, pool, page_table, row_of_token, kv_lengths, units, slots, y, normalizers, layer, num_pages,
-    table_stride) -> 0`.
+    """A PrimFunc `(q, pool, page_table, row_of_token, kv_lengths[, starts], units, slots[, sinks], y, normalizers,
+    first_item, num_pages, table_stride) -> 0`.
 
-    `q` float32 `[M, num_heads * head_dim]`, `y` `[M, y_stride]`; token m sees `kv_lengths[m]` rows of the pages in row
-    `row_of_token[m]` of `page_table` int32 `[B, table_stride]`. `units` is what `find_units` wrote for the same
-    tokens, `slots` is scratch of `slots_floats`. `normalizers` float32 `[M, num_heads, 2]` get what `attention_mass`
-    needs.
+    `q` float32 `[M, num_heads * head_dim]`, `y` `[M, y_stride]`; token m sees rows `[starts[m], kv_lengths[m])` of the
+    pages in row `row_of_token[m]` of `page_table` int32 `[B, table_stride]`. `units` is what `find_units` wrote for the
+    same tokens, `slots` is scratch of `slots_floats`, `sinks` float32 `[num_heads]`. `normalizers` float32 `[M,
+    num_heads, 2]` get what `attention_mass` needs. `shape.scores` says whether there are `starts` and `sinks`. The
+    layer's keys and values lie behind `first_item` items of a page.
     """
     layout = shape.layout
     with Kernel() as k:
-        q, pool, table, row_of_token, kv_lengths, unit_memory, slots, y, normalizers, layer, num_pages, table_stride = (
-            k.arguments(
-                q="float32",
-                pool=KV_DTYPES[layout.dtype],
-                page_table="int32",
-                row_of_token="int32",
-                kv_lengths="int32",
-                units="int32",
-                slots="float32",
-                y="float32",
-                normalizers="float32",
-                layer=SIZE,
-                num_pages=SIZE,
-                table_stride=SIZE,
-            )
+        q, pool, table, row_of_token, kv_lengths, *others, first_item, num_pages, table_stride = k.arguments(
+            q="float32",
+            pool=KV_DTYPES[layout.dtype],
+            page_table="int32",
+            row_of_token="int32",
+            kv_lengths="int32",
+            **({"starts": "int32"} if shape.scores.has_starts else {}),
+            units="int32",
+            slots="float32",
+            **({"sinks": "float32"} if shape.scores.has_sinks else {}),
+            y="float32",
+            normalizers="float32",
+            first_item=SIZE,
+            num_pages=SIZE,
+            table_stride=SIZE,
         )
+        starts = others.pop(0) if shape.scores.has_starts else None
+        unit_memory, slots, *sinks, y, normalizers = others
         units = AttentionUnits(unit_memory, limits)
-        paged = PagedPool(layout, pool, layer, num_pages)
-        sequences = KVSequences(paged, table, table_stride, row_of_token, kv_lengths)
-        rows = QueryRows(shape, q, y, y_stride, normalizers)
+        paged = PagedPool(layout, pool, first_item, num_pages)
+        sequences = KVSequences(paged, table, table_stride, row_of_token, kv_lengths, starts)
+        rows = QueryRows(shape, q, y, y_stride, normalizers, *sinks)
         heads = layout.num_kv_heads
         with parallel(units.num_units * heads) as item:
             unit, head = units.unit(item // heads), bound(item % heads)
@@ -60,7 +64,8 @@ def attention(shape: AttentionShape, y_stride: int, limits: AttentionLimits) -> 
                 with single:
                     next_item = bound(T.min(item + 1, units.num_units * heads - 1))
                     next_unit = units.unit(next_item // heads)
-                    after = sequences.span(next_unit.first, bound(next_item % heads), next_unit.first_span)
+                    first_span = next_unit.first_span(sequences)
+                    after = sequences.span(next_unit.first, bound(next_item % heads), first_span)
                     _attend_token(rows, sequences, unit, head, after, slots)
                 with several:
                     _attend_tile(rows, sequences, unit, head)
@@ -92,52 +97,26 @@ def _attend_tile(rows: QueryRows, sequences: KVSequences, unit: AttentionUnit, h
     scratch = rows.scratch(MAX_TILE, LoadedSpan.floats(shape.layout))
     loaded = LoadedSpan(shape.layout, scratch.memory, scratch.floats)
     steps = AttentionSteps(shape, scratch)
-    longest = registers(1, "int64")
-    longest[0] = T.int64(0)
-    with serial(unit.num_tokens) as j:
-        longest[0] = T.max(longest[0], sequences.length(unit.first + j))
+    start, stop = unit.rows(sequences)
     rows.load(scratch, unit.first, unit.num_tokens, head, MAX_TILE)
-    with serial((longest[0] + (SPAN - 1)) // SPAN) as span:
+    with serial((stop + (SPAN - 1)) // SPAN - start // SPAN) as i:
+        span = bound(start // SPAN + i) if shape.scores.has_starts else i
         stored = sequences.span(unit.first, head, span)
-        num_pages = bound((T.min(T.int64(SPAN), longest[0] - span * SPAN) + (PAGE_SIZE - 1)) // PAGE_SIZE)
+        num_pages = bound((T.min(T.int64(SPAN), stop - span * SPAN) + (PAGE_SIZE - 1)) // PAGE_SIZE)
+        first_page = bound(T.max(start - span * SPAN, T.int64(0)) // PAGE_SIZE) if shape.scores.has_starts else 0
 
         def weigh(tile: MicroTile) -> None:
             steps.scores(tile, loaded)
             steps.weigh(tile, loaded)
 
-        def seen(m: Expr) -> Expr:
+        def seen(m: Expr) -> tuple[Expr, ...]:
             return sequences.seen(m, span)
 
-        loaded.load_keys(stored, num_pages)
+        loaded.load_keys(stored, num_pages, first_page)
         each_micro_tile(rows, unit, seen, weigh)
-        loaded.load_values(stored, num_pages, shape.n)
+        loaded.load_values(stored, num_pages, shape.n, first_page)
         each_micro_tile(rows, unit, seen, lambda tile: steps.join(tile, loaded))
     rows.store(scratch, unit.first, unit.num_tokens, head, MAX_TILE)
-
-
-def each_micro_tile(
-    rows: QueryRows, unit: AttentionUnit, sees: Callable[[Expr], Expr], emit: Callable[[MicroTile], None]
-) -> None:
-    """Call `emit` for the unit's whole micro-tiles, then for the tokens that are left, one by one.
-
-    `sees(m)` is how many keys token m sees.
-    """
-    tokens = rows.shape.tokens
-
-    def part(index: Expr, start: Expr, size: int) -> None:
-        micro = bound(index * rows.num_micros(MAX_TILE))
-        with serial(unit.num_tokens // tokens) as i:
-            row = bound(rows.first_row(start, size, i * tokens, MAX_TILE))
-            seen = [bound(sees(unit.first + i * tokens + j)) for j in range(tokens)]
-            emit(MicroTile(bound(micro + i), row, size, seen))
-        if tokens > 1:
-            with serial(unit.num_tokens % tokens) as i:
-                token = bound(unit.num_tokens // tokens * tokens + i)
-                row = bound(rows.first_row(start, size, token, MAX_TILE))
-                seen = [bound(sees(unit.first + token))]
-                emit(MicroTile(bound(micro + unit.num_tokens // tokens + i), row, size, seen))
-
-    rows.shape.heads.each(part)
 
 
 # A single token: all its spans on one thread, or span by span on several threads, then merged.
@@ -156,26 +135,27 @@ def _attend_token(
     rows.load(scratch, unit.first, 1, head, 1)
     num_spans = bound(T.Select(unit.is_whole, sequences.num_spans(unit.first), T.int64(1)))
     with serial(num_spans) as i:
-        span = bound(unit.first_span + i)
+        span = bound(unit.first_span(sequences) + i)
         stored = sequences.span(unit.first, head, span)
         soon = replace(stored, following=_either_span(i + 1 < num_spans, stored.next(), after))
-        seen = bound(sequences.seen(unit.first, span))
+        seen, *hidden = (bound(end) for end in sequences.seen(unit.first, span))
         num_pages = bound((seen + (PAGE_SIZE - 1)) // PAGE_SIZE)
+        first_page = hidden[0] // PAGE_SIZE if hidden else 0
         kv: KVSpan = soon if shape.converts_fast else loaded
 
         def weigh(part: Expr, start: Expr, size: int) -> None:
-            tile = MicroTile(part, start, size, [seen])
+            tile = MicroTile(part, start, size, [seen], hidden)
             steps.scores(tile, kv)
             steps.weigh(tile, kv)
 
         def join(part: Expr, start: Expr, size: int) -> None:
-            steps.join(MicroTile(part, start, size, [seen]), kv)
+            steps.join(MicroTile(part, start, size, [seen], hidden), kv)
 
         if kv is loaded:
-            loaded.load_keys(stored, num_pages)
+            loaded.load_keys(stored, num_pages, first_page)
         shape.heads.each(weigh)
         if kv is loaded:
-            loaded.load_values(stored, num_pages, shape.n)
+            loaded.load_values(stored, num_pages, shape.n, first_page)
         shape.heads.each(join)
     with either(unit.is_whole) as (whole, split):
         with whole:

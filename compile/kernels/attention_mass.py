@@ -14,34 +14,38 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from tvm.script.ir_builder import tirx as T
 
 from ..codegen.builder import SIZE, Kernel, Memory, bound, parallel, registers, serial, when
+from ..codegen.powers import exp2
 from ..codegen.vector import LANES, Expr, const, lanes, splat
-from .attention import each_micro_tile
-from .attention_rows import AttentionShape, QueryRows
-from .attention_steps import AttentionSteps, MicroTile, exp2
+from .attention_rows import QueryRows
+from .attention_shape import AttentionShape
+from .attention_steps import AttentionSteps
 from .attention_units import MAX_TILE, AttentionLimits, AttentionUnit, AttentionUnits
 from .kv_pool import KV_DTYPES, PagedPool
 from .kv_spans import BLOCK_PAGES, SPAN_PAGES, KVSequences, LoadedSpan
+from .micro_tiles import MicroTile, each_micro_tile
 
 _SHARDS = 4  # of the pages, by their ids; a power of two
 
 
 def attention_mass(shape: AttentionShape, limits: AttentionLimits) -> Any:
-    """A PrimFunc `(q, pool, page_table, row_of_token, kv_lengths, units, normalizers, mass, layer, num_pages,
+    """A PrimFunc `(q, pool, page_table, row_of_token, kv_lengths[, starts], units, normalizers, mass, layer, num_pages,
     table_stride) -> 0`.
 
     All but `mass` are the arguments and results of `attention`. For each KV row of the layer, it adds to `mass` float32
     `[layers, kv_heads, num_pages, PAGE_SIZE]` the softmax weights that the step's tokens and the query heads of the KV
     head's group have on it. Rows that no token sees keep their bits.
+    All layers are alike: this one is behind `layer` others.
     """
     layout = shape.layout
     with Kernel() as k:
-        q, pool, table, row_of_token, kv_lengths, unit_memory, normalizers, mass, layer, num_pages, table_stride = (
+        q, pool, table, row_of_token, kv_lengths, *starts, unit_memory, normalizers, mass, layer, num_pages, stride = (
             k.arguments(
                 q="float32",
                 pool=KV_DTYPES[layout.dtype],
                 page_table="int32",
                 row_of_token="int32",
                 kv_lengths="int32",
+                **({"starts": "int32"} if shape.scores.has_starts else {}),
                 units="int32",
                 normalizers="float32",
                 mass="float32",
@@ -51,9 +55,8 @@ def attention_mass(shape: AttentionShape, limits: AttentionLimits) -> Any:
             )
         )
         units = AttentionUnits(unit_memory, limits)
-        sequences = KVSequences(
-            PagedPool(layout, pool, layer, num_pages), table, table_stride, row_of_token, kv_lengths
-        )
+        paged = PagedPool(layout, pool, layer * layout.page_items, num_pages)
+        sequences = KVSequences(paged, table, stride, row_of_token, kv_lengths, *starts)
         rows = QueryRows(shape, q, Memory(None), 0, normalizers)
         with parallel(_SHARDS * layout.num_kv_heads) as item:
             shard, head = bound(item // layout.num_kv_heads), bound(item % layout.num_kv_heads)
@@ -88,27 +91,26 @@ class _UnitMass:
 
     def add(self, unit: AttentionUnit, shard: Expr) -> None:
         """Add the weights on those pages that are in a shard: a few pages at once, what is left one by one."""
-        sequences, counters = self.sequences, registers(2, "int64")
-        longest, num_loaded = range(2)
-        counters[longest] = counters[num_loaded] = T.int64(0)
-        with serial(unit.num_tokens) as j:
-            counters[longest] = T.max(counters[longest], sequences.length(unit.first + j))
-        pages = bound((counters[longest] + (PAGE_SIZE - 1)) // PAGE_SIZE)
-        first = bound(unit.first_span * SPAN_PAGES)
-        stop = bound(T.Select(unit.is_whole, pages, T.min(pages, first + SPAN_PAGES)))
+        sequences, num_loaded = self.sequences, registers(1, "int64")
+        num_loaded[0] = T.int64(0)
+        start, end = unit.rows(sequences)
+        pages = bound((end + (PAGE_SIZE - 1)) // PAGE_SIZE)
+        span = bound(T.max(unit.span, T.int64(0)) * SPAN_PAGES)
+        first = span if self.sequences.starts is None else bound(T.max(span, start // PAGE_SIZE))
+        stop = bound(T.Select(unit.is_whole, pages, T.min(pages, span + SPAN_PAGES)))
         self.rows.load_finished(self.scratch, unit.first, unit.num_tokens, self.head, MAX_TILE, self.normalizers)
         with serial(stop - first) as j:
             stored = sequences.pages(unit.first, self.head, first + j)
             page = bound(T.Cast("int64", sequences.table[stored.first]))
             with when(page % _SHARDS == shard):
-                i = bound(counters[num_loaded])
+                i = bound(num_loaded[0])
                 self.loaded.load_keys_of(stored.page(0), i)
                 self.pages[i], self.pages[BLOCK_PAGES + i] = page, (first + j) * PAGE_SIZE
-                counters[num_loaded] = i + 1
+                num_loaded[0] = i + 1
                 with when(i + 1 == BLOCK_PAGES):
                     self._add_pages(unit, range(BLOCK_PAGES))
-                    counters[num_loaded] = T.int64(0)
-        with serial(counters[num_loaded]) as i:
+                    num_loaded[0] = T.int64(0)
+        with serial(num_loaded[0]) as i:
             self._add_pages(unit, [i])
 
     def _add_pages(self, unit: AttentionUnit, pages: Sequence[Expr]) -> None:
@@ -116,7 +118,7 @@ class _UnitMass:
         totals = registers(len(pages) * LANES, "float32")
         for k in range(len(pages)):
             totals[lanes(k * LANES)] = const(0)
-        each_micro_tile(self.rows, unit, self.sequences.length, lambda tile: self._add_tile(tile, pages, totals))
+        each_micro_tile(self.rows, unit, self.sequences.rows, lambda tile: self._add_tile(tile, pages, totals))
         for k, i in enumerate(pages):
             where = lanes(bound((self.first_page + self.pages[i]) * PAGE_SIZE))
             self.mass[where] = self.mass[where] + totals[lanes(k * LANES)]
@@ -125,17 +127,17 @@ class _UnitMass:
         """Add the weights of a few rows; their `seen` counts from the sequence's start, and keys beyond may be NaN."""
         scratch, memory, has_fma = self.scratch, self.scratch.memory, self.rows.shape.has_fma
         if len(pages) == 1:
-            self.steps.scores_of(tile, [self.loaded.page(pages[0])], 0)
+            self.steps.scores_of(tile, [self.loaded.page(pages[0])], [0])
         else:
-            self.rows.shape.chunks(tile.num_rows, len(pages)).each(
-                lambda _, start, size: self.steps.scores_of(
-                    tile, [self.loaded.page(start + k) for k in range(size)], start
-                )
-            )
-        for token, length in enumerate(tile.seen):
+
+            def part(_: Expr, start: Expr, size: int) -> None:
+                numbers = [start + k for k in range(size)]
+                self.steps.scores_of(tile, [self.loaded.page(k) for k in numbers], numbers)
+
+            self.rows.shape.chunks(tile.num_rows, len(pages)).each(part)
+        for token in range(len(tile.seen)):
             for k, i in enumerate(pages):
-                seen = bound(length - self.pages[BLOCK_PAGES + i])
-                visible = T.ramp(T.int64(0), T.int64(1), LANES) < splat(seen)
+                visible = tile.visible(token, self.pages[BLOCK_PAGES + i])
                 for r in tile.rows_of(token):
                     row = bound(tile.first + r)
                     score = memory[lanes(scratch.weights(row) + k * PAGE_SIZE)]

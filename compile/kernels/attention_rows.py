@@ -1,4 +1,4 @@
-"""The rows that attention works on: how many fit the registers, what is kept of each, queries in and outputs out.
+"""The rows that attention works on: what is kept of each, queries in and outputs out.
 
 A row is one query head of one token. The rows of the query heads that share a KV head are computed together. A few
 rows whose sums fit the target's registers form a micro-tile. Knows nothing of pages, nor of threads.
@@ -10,88 +10,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from radixlm.runtime.artifact.manifest import KVLayout
 from tvm.script.ir_builder import tirx as T
 
 from ..codegen.builder import Memory, bound, registers, serial
 from ..codegen.lane_reductions import sum_of_lanes
-from ..codegen.targets import Target
+from ..codegen.powers import exp2
 from ..codegen.vector import LANES, Expr, const, lanes, splat
+from .attention_shape import AttentionShape
 from .kv_spans import SPAN
 
 LOWEST = -1e30  # below every score, and finite: it may be subtracted from itself
-_MOST_VECTORS = 4  # of keys or values at once
-_MOST_ROWS = 8
-
-
-@dataclass(frozen=True)
-class AttentionShape:
-    """The heads, and how many rows and vectors the target's registers hold at once."""
-
-    layout: KVLayout
-    num_heads: int
-    num_registers: int  # of 16 lanes of float32
-    has_fma: bool
-    converts_fast: bool  # from what the pool stores to float32
-
-    @classmethod
-    def of(cls, layout: KVLayout, num_heads: int, target: Target) -> AttentionShape:
-        """The shape for a target: AVX-512 has 32 registers, older CPUs 16, of half or a quarter of the size."""
-        features = target.features
-        num_registers = 32 if "avx512f" in features else 8 if "avx2" in features else 4
-        converts_fast = layout.dtype != "f16" or "f16c" in features
-        return cls(layout, num_heads, num_registers, target.has_fma, converts_fast)
-
-    @property
-    def group(self) -> int:
-        """Query heads that share a KV head."""
-        return self.num_heads // self.layout.num_kv_heads
-
-    @property
-    def n(self) -> int:
-        """Lanes of a vector along a value: the most that divide a head."""
-        return next(n for n in (LANES, 8, 4, 2, 1) if self.layout.head_dim % n == 0)
-
-    @property
-    def heads(self) -> Parts:
-        """The group's heads, in parts that fit the registers."""
-        return Parts.of(self.group, min(_MOST_ROWS, max(1, self.num_registers - 2)))
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a micro-tile."""
-        rows = 6 if self.num_registers > 4 else 2
-        return max(1, rows // self.heads.width)
-
-    def chunks(self, num_rows: int, num_vectors: int) -> Parts:
-        """The vectors, in parts whose `num_rows` sums fit the registers beside the vectors and one factor."""
-        return Parts.of(num_vectors, max(1, min(_MOST_VECTORS, (self.num_registers - 1) // (num_rows + 1))))
-
-
-@dataclass(frozen=True)
-class Parts:
-    """`total` things in parts of `width`; the last part may be smaller."""
-
-    total: int
-    width: int
-
-    @classmethod
-    def of(cls, total: int, most: int) -> Parts:
-        """The fewest parts of at most `most`, all of about the same size."""
-        return cls(total, -(-total // -(-total // most)))
-
-    @property
-    def number(self) -> int:
-        """How many parts."""
-        return -(-self.total // self.width)
-
-    def each(self, emit: Callable[[Expr, Expr, int], None]) -> None:
-        """Call `emit(index, start, size)` for every part; parts of the same size share the code."""
-        whole, rest = divmod(self.total, self.width)
-        with serial(whole) as i:
-            emit(i, i * self.width, self.width)
-        if rest:
-            emit(whole, whole * self.width, rest)
 
 
 @dataclass(frozen=True)
@@ -165,13 +93,15 @@ class RowScratch:
 
 @dataclass(frozen=True)
 class QueryRows:
-    """`q` float32 `[M, num_heads * head_dim]`, `y` `[M, y_stride]`, `normalizers` `[M, num_heads, 2]`."""
+    """`q` float32 `[M, num_heads * head_dim]`, `y` `[M, y_stride]`, `normalizers` `[M, num_heads, 2]`, `sinks`
+    `[num_heads]`."""
 
     shape: AttentionShape
     q: Memory
     y: Memory
     y_stride: int
     normalizers: Memory
+    sinks: Memory | None = None
 
     def scratch(self, num_tokens: int, more_floats: int = 0) -> RowScratch:
         """Memory for `num_tokens` tokens, and `more_floats` float32 behind it."""
@@ -231,15 +161,31 @@ class QueryRows:
         state, memory, n, head_dim = scratch.state, scratch.memory, self.shape.n, self.shape.layout.head_dim
 
         def row(m: Expr, g: Expr, of: Expr, maximum: Expr) -> None:
-            share = bound(T.float32(1) / sum_of_lanes(memory[lanes(state.sums(of))]))
+            largest, total = memory[state.maxima(0) + maximum], sum_of_lanes(memory[lanes(state.sums(of))])
+            if self.sinks is None:
+                share = bound(T.float32(1) / total)
+                factor = share
+            else:
+                largest, share, factor = self._with_sink(head * self.shape.group + g, largest, total)
             to, output = bound(m * self.y_stride + (head * self.shape.group + g) * head_dim), bound(state.output(of))
             with serial(head_dim // n) as i:
-                self.y[lanes(to + i * n, n)] = memory[lanes(output + i * n, n)] * splat(share, n)
+                self.y[lanes(to + i * n, n)] = memory[lanes(output + i * n, n)] * splat(factor, n)
             normalizer = bound(self._normalizer(m, head, g))
-            self.normalizers[normalizer] = memory[state.maxima(0) + maximum]
+            self.normalizers[normalizer] = largest
             self.normalizers[normalizer + 1] = share
 
         self._each_row(first, count, num_tokens, row)
+
+    def _with_sink(self, head: Expr, largest: Expr, total: Expr) -> tuple[Expr, Expr, Expr]:
+        """A row's largest score, one over its sum, and the factor of its output, all with the sink of its head."""
+        assert self.sinks is not None
+        sink, before = bound(self.sinks[head] * T.float32(1 / math.log(2))), bound(largest)
+        after = bound(T.max(before, sink))
+        powers = registers(2 * LANES, "float32")
+        powers[lanes(0)] = exp2(splat(before - after), self.shape.has_fma)
+        powers[lanes(LANES)] = exp2(splat(sink - after), self.shape.has_fma)
+        share = bound(T.float32(1) / (total * powers[0] + powers[LANES]))
+        return after, share, bound(powers[0] * share)
 
     def _normalizer(self, m: Expr, head: Expr, g: Expr) -> Expr:
         """Index of the first of a row's two normalizers."""
@@ -247,11 +193,12 @@ class QueryRows:
 
     def _load_query(self, scratch: RowScratch, m: Expr, head: Expr, g: Expr, to: Expr) -> None:
         n, head_dim = self.shape.n, self.shape.layout.head_dim
-        scale = head_dim**-0.5 / math.log(2)
         source = bound((m * self.shape.num_heads + head * self.shape.group + g) * head_dim)
         query = bound(scratch.query(to))
         with serial(head_dim // n) as i:
-            scratch.memory[lanes(query + i * n, n)] = self.q[lanes(source + i * n, n)] * const(scale, n)
+            scratch.memory[lanes(query + i * n, n)] = self.q[lanes(source + i * n, n)] * const(
+                self.shape.query_factor, n
+            )
 
     def _each_row(
         self, first: Expr, count: Expr, num_tokens: int, emit: Callable[[Expr, Expr, Expr, Expr], None]

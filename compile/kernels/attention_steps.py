@@ -7,8 +7,8 @@ attention (Dao et al., 2022).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -17,34 +17,12 @@ from tvm.script.ir_builder import tirx as T
 
 from ..codegen.builder import Memory, bound, registers, serial, when
 from ..codegen.lane_reductions import max_of_lanes
-from ..codegen.vector import LANES, Expr, const, fma, lanes, splat
-from .attention_rows import LOWEST, AttentionShape, RowScratch
+from ..codegen.powers import exp2
+from ..codegen.vector import LANES, Expr, const, fma, lanes, splat, tanh
+from .attention_rows import LOWEST, RowScratch
+from .attention_shape import AttentionShape
 from .kv_spans import BLOCK_PAGES, SPAN, KVPage, KVSpan
-
-_ROUNDING = 1.5 * 2**23  # a float32 plus this is an integer plus this, which the low bits of its encoding hold
-# 2**r - 1 over r for |r| <= 1/2, largest relative error of 2**r 9e-8 (a least squares fit, reweighted until flat)
-_POWERS = (0.6931470036506653, 0.24022242426872253, 0.05550733581185341, 0.009671512991189957, 0.001326472731307149)
-
-
-@dataclass(frozen=True)
-class MicroTile:
-    """Rows `[first, first + heads * len(seen))`: `heads` query heads of each of a few tokens.
-
-    `seen[j]` is how many of the span's tokens token j sees, 0 to SPAN. `index` counts the micro-tiles.
-    """
-
-    index: Expr
-    first: Expr
-    heads: int
-    seen: Sequence[Expr]
-
-    @property
-    def num_rows(self) -> int:
-        return self.heads * len(self.seen)
-
-    def rows_of(self, token: int) -> range:
-        """The token's rows, counted from `first`."""
-        return range(token * self.heads, (token + 1) * self.heads)
+from .micro_tiles import MicroTile
 
 
 class AttentionSteps:
@@ -56,27 +34,30 @@ class AttentionSteps:
 
     def scores(self, tile: MicroTile, kv: KVSpan) -> None:
         """Multiply queries and keys, in whole pages, as far as any row sees."""
-        pages = bound((reduce(T.max, tile.seen) + (PAGE_SIZE - 1)) // PAGE_SIZE)
+        skipped = tile.first_page
+        pages = bound((reduce(T.max, tile.seen) + (PAGE_SIZE - 1)) // PAGE_SIZE - skipped)
         if len(tile.seen) == 1:  # too few chains of additions in one page: rather compute the last page again
             with serial((pages + (BLOCK_PAGES - 1)) // BLOCK_PAGES) as block:
-                self._scores_of_block(tile, kv, block, pages - 1)
+                self._scores_of_block(tile, kv, block * BLOCK_PAGES + skipped, pages + skipped - 1)
         else:
             with serial(pages // BLOCK_PAGES) as block:
-                self._scores_of_block(tile, kv, block, None)
+                self._scores_of_block(tile, kv, block * BLOCK_PAGES + skipped, None)
             with serial(pages % BLOCK_PAGES) as i:
-                p = bound(pages // BLOCK_PAGES * BLOCK_PAGES + i)
-                self.scores_of(tile, [kv.page(p)], p)
+                p = bound(pages // BLOCK_PAGES * BLOCK_PAGES + skipped + i)
+                self.scores_of(tile, [kv.page(p)], [p])
 
-    def _scores_of_block(self, tile: MicroTile, kv: KVSpan, block: Expr, last: Expr | None) -> None:
+    def _scores_of_block(self, tile: MicroTile, kv: KVSpan, first_page: Expr, last: Expr | None) -> None:
         def part(index: Expr, start: Expr, size: int) -> None:
-            first = bound(block * BLOCK_PAGES + start)
+            first = bound(first_page + start)
             pages = [first + i for i in range(size)]
-            self.scores_of(tile, [kv.page(p if last is None else T.min(p, last)) for p in pages], first)
+            there = pages if last is None else [T.min(p, last) for p in pages]
+            # from a first page on, blocks would reach beyond the span: there the last page is written again, too
+            self.scores_of(tile, [kv.page(p) for p in there], there if tile.hidden else pages)
 
         self.shape.chunks(tile.num_rows, BLOCK_PAGES).each(part)
 
-    def scores_of(self, tile: MicroTile, pages: Sequence[KVPage], first_page: Expr) -> None:
-        """Multiply queries and the keys of `pages`, which are the span's from `first_page` on."""
+    def scores_of(self, tile: MicroTile, pages: Sequence[KVPage], numbers: Sequence[Expr]) -> None:
+        """Multiply queries and the keys of `pages`; `numbers` are their places among the weights."""
         acc = [registers(len(pages) * LANES, "float32") for _ in range(tile.num_rows)]
         queries = bound(self.scratch.query(tile.first))
         for sums in acc:
@@ -95,9 +76,15 @@ class AttentionSteps:
                         sums[where] = fma(query, page.key(d), sums[where], self.has_fma)
         scales = [bound(page.key_scales()) for page in pages] if self.has_scales else []
         for r, sums in enumerate(acc):
-            for i in range(len(pages)):
+            for i, p in enumerate(numbers):
                 score = sums[lanes(i * LANES)]
-                self.memory[self._weights(tile, r, first_page + i)] = score * scales[i] if scales else score
+                score = score * scales[i] if scales else score
+                self.memory[self._weights(tile, r, p)] = self._capped(score)
+
+    def _capped(self, score: Expr) -> Expr:
+        """A score as a power of two; with a cap, `score` is the share of it before the hyperbolic tangent."""
+        cap = self.shape.scores.soft_cap
+        return score if cap is None else const(cap / math.log(2)) * tanh(bound(score), self.has_fma)
 
     def _weights(self, tile: MicroTile, r: int, p: Expr) -> Expr:
         """Index of the weights of a page's tokens."""
@@ -112,23 +99,20 @@ class AttentionSteps:
             self._weigh_token(tile, token, kv)
 
     def _weigh_token(self, tile: MicroTile, token: int, kv: KVSpan) -> None:
-        rows, seen = tile.rows_of(token), tile.seen[token]
+        rows = tile.rows_of(token)
         vectors = registers(tile.heads * LANES, "float32")
-        full, rest = bound(seen // PAGE_SIZE), bound(seen % PAGE_SIZE)
-        visible = T.ramp(T.int64(0), T.int64(1), LANES) < splat(rest)
+        each_seen_page = tile.each_page(token)
 
         def score(r: int, p: Expr) -> Expr:
             return self.memory[self._weights(tile, r, p)]
 
         def each_page(emit: Any, before: Any = lambda p: None) -> None:
-            with serial(full) as p:
+            def page(p: Expr, mask: Expr | None) -> None:
                 shared = before(p)
                 for i, r in enumerate(rows):
-                    emit(lanes(i * LANES), r, p, None, shared)
-            with when(rest > 0):
-                shared = before(full)
-                for i, r in enumerate(rows):
-                    emit(lanes(i * LANES), r, full, visible, shared)
+                    emit(lanes(i * LANES), r, p, mask, shared)
+
+            each_seen_page(page)
 
         def largest(where: Expr, r: int, p: Expr, mask: Expr | None, _: None) -> None:
             seen_scores = score(r, p) if mask is None else T.Select(mask, score(r, p), const(LOWEST))
@@ -198,11 +182,11 @@ class AttentionSteps:
     def _each_row_that_sees(self, tile: MicroTile, emit: Any) -> None:
         """Skip tokens that see nothing of the span: even adding 0 would turn -0 into 0."""
         for token, seen in enumerate(tile.seen):
-            if len(tile.seen) == 1:
+            if len(tile.seen) == 1 and not tile.hidden:
                 for r in tile.rows_of(token):
                     emit(r)
             else:
-                with when(seen > 0):
+                with when(seen > (tile.hidden[token] if tile.hidden else 0)):
                     for r in tile.rows_of(token):
                         emit(r)
 
@@ -225,41 +209,40 @@ class AttentionSteps:
                     where = lanes(i * n, n)
                     total = fma(weight, page.value(t, (start + i) * n, n), sums[where], self.has_fma, n)
                     if masked:
-                        sees = p * PAGE_SIZE + t < tile.seen[r // tile.heads]
+                        sees = tile.sees(p * PAGE_SIZE + t, r // tile.heads)
                         total = T.Select(splat(sees, n), total, sums[where])
                     sums[where] = total
 
+        def some(first: Expr, count: Expr) -> None:
+            """Tokens that not all rows see."""
+            with serial(count) as i:
+                p = bound((first + i) // PAGE_SIZE)
+                token(kv.page(p), p, (first + i) % PAGE_SIZE, True)
+
+        def whole(p: Expr, first: Expr, count: Expr) -> None:
+            """Tokens of a page that all rows see."""
+            page = kv.page(p)
+            with serial(count) as t:
+                page.fetch_next_key(first + t)
+                token(page, p, first + t, False)
+
         common = bound(reduce(T.min, tile.seen))
-        with serial(common // PAGE_SIZE) as p:
-            page = kv.page(p)
-            with serial(PAGE_SIZE) as t:
-                page.fetch_next_key(t)
-                token(page, p, t, False)
-        with when(common % PAGE_SIZE > 0):
-            p = bound(common // PAGE_SIZE)
-            page = kv.page(p)
-            with serial(common % PAGE_SIZE) as t:
-                page.fetch_next_key(t)
-                token(page, p, t, False)
+        if not tile.hidden:
+            with serial(common // PAGE_SIZE) as p:
+                whole(p, 0, PAGE_SIZE)
+            with when(common % PAGE_SIZE > 0):
+                whole(bound(common // PAGE_SIZE), 0, common % PAGE_SIZE)
+        else:
+            last = bound(reduce(T.max, tile.seen))
+            first = bound(T.min(reduce(T.max, tile.hidden), last))
+            common = bound(T.max(common, first))
+            if len(tile.seen) > 1:
+                lowest = bound(reduce(T.min, tile.hidden))
+                some(lowest, first - lowest)
+            with serial((common + (PAGE_SIZE - 1)) // PAGE_SIZE - first // PAGE_SIZE) as i:
+                p = bound(first // PAGE_SIZE + i)
+                skipped = bound(T.max(first - p * PAGE_SIZE, T.int64(0)))
+                whole(p, skipped, T.min(common - p * PAGE_SIZE, T.int64(PAGE_SIZE)) - skipped)
         if len(tile.seen) > 1:
-            with serial(reduce(T.max, tile.seen) - common) as i:
-                p = bound((common + i) // PAGE_SIZE)
-                token(kv.page(p), p, (common + i) % PAGE_SIZE, True)
+            some(common, reduce(T.max, tile.seen) - common)
         return acc
-
-
-def exp2(x: Expr, has_fma: bool) -> Expr:
-    """2 to the power of each of 16 lanes, none of them above 0, to 2e-7 relative.
-
-    0 gives exactly 1, NaN gives NaN, and what is below -126 counts as -126.
-    """
-    x = bound(T.Select(x < const(-126.0), const(-126.0), x))  # T.max would take -126 for NaN: a NaN would not show
-    memory = registers(LANES, "float32")  # because TVM takes x + c - c for x, if it sees both at once
-    memory[lanes(0)] = x + const(_ROUNDING)
-    rounded = memory[lanes(0)]
-    r = x - (rounded - const(_ROUNDING))
-    p = const(_POWERS[-1])
-    for c in (*_POWERS[-2::-1], 1.0):
-        p = fma(p, r, const(c), has_fma)
-    exponent = T.shift_left(T.reinterpret("int32x16", rounded), splat(T.int32(23)))
-    return T.reinterpret("float32x16", T.reinterpret("int32x16", p) + exponent)

@@ -14,12 +14,13 @@ from tvm.script.ir_builder import tirx as T
 
 from ..codegen.builder import SIZE, Kernel, Memory, bound, either, registers, serial
 from ..codegen.vector import Expr
-from .kv_spans import SPAN
+from .kv_spans import SPAN, KVSequences
 
 MAX_TILE = 32  # tokens
 SINGLE_TOKENS = 8  # up to so many tokens in a step are units of their own
 _TILES = 8  # as many at least are made of the tokens of a larger step
 _SHARE = 16  # a token whose spans are more than one of 16 of the step's is split into them
+_MOST_ROWS = (1 << 31) - 1
 _HEADER, _UNIT, _MERGE = 2, 4, 3  # numbers of each
 
 
@@ -55,10 +56,25 @@ class AttentionUnit:
         """Whether the unit is all spans of its tokens."""
         return self.span < 0
 
-    @property
-    def first_span(self) -> Expr:
-        """The unit's one span, or 0 for all."""
-        return T.max(self.span, T.int64(0))
+    def first_span(self, sequences: KVSequences) -> Expr:
+        """The unit's one span, or the first that its token sees."""
+        if sequences.starts is None:
+            return T.max(self.span, T.int64(0))
+        return T.Select(self.is_whole, sequences.first_span(self.first), self.span)
+
+    def rows(self, sequences: KVSequences) -> tuple[Expr, Expr]:
+        """Where the rows that any of the unit's tokens sees begin and end."""
+        longest = registers(1, "int64")
+        longest[0] = T.int64(0)
+        with serial(self.num_tokens) as j:
+            longest[0] = T.max(longest[0], sequences.length(self.first + j))
+        if sequences.starts is None:
+            return 0, longest[0]
+        earliest = registers(1, "int64")
+        earliest[0] = sequences.start(self.first)
+        with serial(self.num_tokens) as j:
+            earliest[0] = T.min(earliest[0], sequences.start(self.first + j))
+        return earliest[0], longest[0]
 
 
 @dataclass(frozen=True)
@@ -151,20 +167,41 @@ class AttentionUnits:
         return _HEADER + self.limits.num_units * (_UNIT + 1) + i * _MERGE
 
 
+def find_starts(*, window: int | None = None, chunk: int | None = None) -> Any:
+    """A PrimFunc `(kv_lengths, starts, num_rows) -> 0`: the first row that each token sees, int32.
+
+    A token sees the last `window` rows up to its own (Beltagy et al., 2020), or those of its own chunk: chunks begin at
+    multiples of `chunk` (Llama 4, 2025). Rows count, not positions.
+    """
+    assert (window is None) != (chunk is None), "a token sees a window or a chunk"
+    with Kernel() as k:
+        kv_lengths, starts, num_rows = k.arguments(kv_lengths="int32", starts="int32", num_rows=SIZE)
+        with serial(num_rows) as m:
+            if window is not None:
+                starts[m] = T.max(kv_lengths[m] - T.int32(min(window, _MOST_ROWS)), T.int32(0))
+            else:
+                starts[m] = (kv_lengths[m] - T.int32(1)) // T.int32(chunk) * T.int32(chunk)
+    return k.function
+
+
 def units_ints(limits: AttentionLimits) -> int:
     """How many int32 `find_units` writes at the most."""
     return AttentionUnits(Memory(None), limits).num_ints
 
 
-def find_units(limits: AttentionLimits, micro_tokens: int) -> Any:
-    """A PrimFunc `(row_of_token, kv_lengths, units, num_rows) -> 0`, where `units` has room for `num_ints`.
+def find_units(limits: AttentionLimits, micro_tokens: int, *, has_starts: bool = False) -> Any:
+    """A PrimFunc `(row_of_token, kv_lengths[, starts], units, num_rows) -> 0`, where `units` has room for `num_ints`.
 
     A tile is of tokens that follow each other in one row. Their number is a multiple of `micro_tokens`, except for the
     last tile of a row.
     """
     with Kernel() as k:
-        row_of_token, kv_lengths, memory, num_rows = k.arguments(
-            row_of_token="int32", kv_lengths="int32", units="int32", num_rows=SIZE
+        row_of_token, kv_lengths, *starts, memory, num_rows = k.arguments(
+            row_of_token="int32",
+            kv_lengths="int32",
+            **({"starts": "int32"} if has_starts else {}),
+            units="int32",
+            num_rows=SIZE,
         )
         units = AttentionUnits(memory, limits)
         counters = registers(5, "int64")
@@ -172,14 +209,17 @@ def find_units(limits: AttentionLimits, micro_tokens: int) -> Any:
         for i in range(5):
             counters[i] = T.int64(0)
 
+        def start(m: Expr) -> Expr:
+            return T.Cast("int64", starts[0][m]) if has_starts else 0
+
         def num_spans(m: Expr) -> Expr:
-            return (T.Cast("int64", kv_lengths[m]) + (SPAN - 1)) // SPAN
+            return (T.Cast("int64", kv_lengths[m]) + (SPAN - 1)) // SPAN - start(m) // SPAN
 
         def cost(i: Expr) -> Expr:
             """The i-th unit's products of queries and keys; those of a single token take twice as long."""
             first, num_tokens, span = (bound(T.Cast("int64", memory[units._unit(i) + j])) for j in range(3))
             length = T.Cast("int64", kv_lengths[first + num_tokens - 1])
-            seen = T.Select(span < 0, length, T.int64(SPAN))
+            seen = T.Select(span < 0, length - start(first), T.int64(SPAN))
             return seen * T.Select(num_tokens == 1, T.int64(2), num_tokens)
 
         def add(counter: int, n: Expr) -> None:
@@ -207,7 +247,8 @@ def find_units(limits: AttentionLimits, micro_tokens: int) -> Any:
                         with split:
                             units.write_merge(counters[num_merges], m, spans, counters[num_taken])
                             with serial(spans) as span:
-                                unit = AttentionUnit(m, T.int64(1), span, counters[num_taken] + span)
+                                at = start(m) // SPAN + span
+                                unit = AttentionUnit(m, T.int64(1), at, counters[num_taken] + span)
                                 units.write_unit(counters[num_units] + span, unit)
                             add(num_merges, T.int64(1))
                             add(num_taken, spans)

@@ -7,41 +7,43 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from ..codegen.builder import SIZE, Kernel, Memory, for_each_row, serial
-from ..codegen.vector import Expr, lanes, splat, storage_type, to_f32, vector_type
+from ..codegen.vector import Expr, const, lanes, splat, storage_type, to_f32, vector_type
 from ..weights.codes import CODES
+from ..weights.kinds import WeightKind
 from ..weights.layout import GROUP, ROW_BLOCK
 from ..weights.packing import padded_inputs
-from ..weights.quantization import WeightKind
+from ..weights.scales import WeightScales, scale_dtypes
 from .float_linear import DTYPES
 
 _NEIGHBOURS = 4  # inputs of a token that lie side by side
 
 
-def embedding(kind: WeightKind, hidden_size: int, y_stride: int) -> Any:
-    """A PrimFunc `(token_ids, codes, scales, minima, y, num_rows) -> 0`; `y` float32 `[num_rows, y_stride]`.
+def embedding(kind: WeightKind, hidden_size: int, y_stride: int, factor: float = 1.0) -> Any:
+    """A PrimFunc `(token_ids, codes, scales, offsets, y, num_rows) -> 0`; `y` float32 `[num_rows, y_stride]`.
 
-    Columns past `hidden_size` become zero.
+    Numbers are multiplied with `factor`. Columns past `hidden_size` become zero.
     """
     inputs = padded_inputs(kind, hidden_size)
     with Kernel() as k:
-        token_ids, codes, scales, minima, y, num_rows = k.arguments(
+        token_ids, codes, scales, offsets, y, num_rows = k.arguments(
             token_ids="int32",
-            codes="uint8" if kind.is_quantized else storage_type(DTYPES[kind.name]),
-            scales="float16",
-            minima="float16",
+            codes="uint8" if kind.is_quantized else storage_type(DTYPES[kind.codes]),
+            **scale_dtypes(kind),
             y="float32",
             num_rows=SIZE,
         )
+        stored = WeightScales(kind, scales, offsets, inputs) if kind.is_quantized else None
 
         def row(m: Expr) -> None:
             token = T.Cast("int64", token_ids[m])
             block, lane = token // ROW_BLOCK, token % ROW_BLOCK
 
             def some(i: Expr, n: int) -> None:
-                value = _dequantized(kind, codes, scales, minima, block, lane, i, inputs, n)
-                y[lanes(m * y_stride + i, n)] = value
+                assert stored is not None
+                value = _dequantized(codes, stored, block, lane, i, n)
+                y[lanes(m * y_stride + i, n)] = value if factor == 1 else value * const(factor, n)
 
-            if kind.is_quantized:
+            if stored is not None:
                 with serial(hidden_size // GROUP) as g:
                     for i in range(0, GROUP, _NEIGHBOURS):
                         some(g * GROUP + i, _NEIGHBOURS)
@@ -50,7 +52,8 @@ def embedding(kind: WeightKind, hidden_size: int, y_stride: int) -> Any:
             else:
                 with serial(hidden_size) as i:
                     code = codes[(block * inputs + i) * ROW_BLOCK + lane]
-                    y[m * y_stride + i] = to_f32(code, DTYPES[kind.name], 1)
+                    value = to_f32(code, DTYPES[kind.codes], 1)
+                    y[m * y_stride + i] = value if factor == 1 else value * const(factor, 1)
             with serial(y_stride - hidden_size) as i:
                 y[m * y_stride + hidden_size + i] = T.float32(0)
 
@@ -58,21 +61,18 @@ def embedding(kind: WeightKind, hidden_size: int, y_stride: int) -> Any:
     return k.function
 
 
-def _dequantized(
-    kind: WeightKind,
-    codes: Memory,
-    scales: Memory,
-    minima: Memory,
-    block: Expr,
-    lane: Expr,
-    i: Expr,
-    inputs: int,
-    n: int,
-) -> Expr:
+def _dequantized(codes: Memory, stored: WeightScales, block: Expr, lane: Expr, i: Expr, n: int) -> Expr:
     """Elements `[i, i + n)` of row `lane` of a block: one, or all of a chunk."""
-    group, chunk, byte = block * (inputs // GROUP) + i // GROUP, i % GROUP // 4, lane * 4 + i % 4
-    code = CODES[kind.name].some(codes, group, chunk, byte, n)
-    where = (block * (inputs // kind.group) + i // kind.group) * ROW_BLOCK + lane
-    value = T.Cast(vector_type("float32", n), code - splat(T.int32(kind.zero), n))
-    value = value * splat(to_f32(scales[where], "float16", 1), n)
-    return value + splat(to_f32(minima[where], "float16", 1), n) if kind.has_minimum else value
+    kind, inputs = stored.kind, stored.num_inputs
+    span, chunk, byte = block * (inputs // GROUP) + i // GROUP, i % GROUP // 4, lane * 4 + i % 4
+    level, group = CODES[kind.codes].some(codes, span, chunk, byte, n), i // kind.group
+    value = T.Cast(vector_type("float32", n), level - splat(T.int32(kind.zero), n))
+    if kind.has_zeros:
+        value = value - splat(stored.zero(block, group, lane, 1), n)
+    value = value * splat(stored.scale(block, group, lane, 1), n)
+    if kind.is_nested:
+        value = value * splat(stored.super_scale(block, group, lane, 1), n)
+    if not kind.has_minimum:
+        return value
+    minimum = stored.minimum(block, group, lane, 1)
+    return value + splat(minimum * stored.super_minimum(block, group, lane, 1) if kind.is_nested else minimum, n)

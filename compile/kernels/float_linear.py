@@ -6,16 +6,18 @@ not depend on the rows beside it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from ..codegen.builder import SIZE, Kernel, Memory, parallel, prefetch, registers, serial, when
+from ..codegen.builder import SIZE, Kernel, Memory, bound, either, parallel, prefetch, registers, serial, when
 from ..codegen.targets import IntegerDot, Target
 from ..codegen.vector import Expr, const, fma, lanes, splat, storage_type, to_f32
 from ..weights.layout import ROW_BLOCK
-from .linear import LinearSpec, Slabs, Spans, finish
+from .experts.entries import ExpertLists, ExpertRows
+from .linear import LinearSpec, Slabs, Spans, TileRows, finish
 
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 # Rows and blocks of a register tile: as many accumulators as leave room for weights, in 32 registers of 16 lanes,
@@ -32,17 +34,42 @@ SLAB_ROWS = 64  # rows that a thread takes through a span of weights
 AHEAD = 128  # inputs between a weight that is asked for and the one that is multiplied; 32: two thirds of the speed
 
 
-def float_linear(spec: LinearSpec, target: Target, x_stride: int) -> Any:
+def float_linear(spec: LinearSpec, target: Target, x_stride: int, experts: ExpertRows | None = None) -> Any:
     """A PrimFunc `(weights, bias, x, y, num_rows) -> 0`; `x` is float32 `[num_rows, x_stride]`.
 
-    Weights lie as `layout.py` says, `y` as in `integer_linear`.
+    Weights lie as `layout.py` says, `y` and experts as in `integer_linear`.
     """
     with Kernel() as k:
-        weights, bias, x, y, num_rows = k.arguments(
-            weights=storage_type(DTYPES[spec.kind.name]), bias="float32", x="float32", y="float32", num_rows=SIZE
+        weights, bias, x, y, rows = k.arguments(
+            weights=storage_type(DTYPES[spec.kind.codes]),
+            bias="float32",
+            x="float32",
+            y="float32",
+            **({"lists": "int32"} if experts else {"num_rows": SIZE}),
         )
-        _FloatMatrix(spec, target, x_stride, weights, bias, x, y).times_rows(num_rows)
+        matrix = _FloatMatrix(spec, target, x_stride, weights, bias, x, y)
+        if experts:
+            matrix.times_entries(ExpertLists(rows, experts.limits), experts)
+        else:
+            matrix.times_rows(rows)
     return k.function
+
+
+@dataclass(frozen=True)
+class _MovedUp:
+    """Rows from `start` on; those before `first` belong to the tile before."""
+
+    start: Expr
+    first: Expr
+
+    def x(self, m: int) -> Expr:
+        return self.start + m
+
+    def y(self, m: int) -> Expr:
+        return self.start + m
+
+    def is_wanted(self, m: int) -> Expr:
+        return self.start + m >= self.first
 
 
 class _FloatMatrix:
@@ -73,26 +100,50 @@ class _FloatMatrix:
 
             def times_slab(width: int) -> None:
                 with serial(slabs.tiles(slab)) as t:
+                    # the last tile moves up to be whole, and stores only what is missing
                     first_row = (slabs.first_tile(slab) + t) * rows
-                    self._times_tile(rows, width, span * spans.width, first_row, num_rows)
+                    moved = _MovedUp(T.min(first_row, num_rows - rows), first_row)
+                    self._times_tile(rows, width, span * spans.width, moved)
 
             spans.each_width(span, times_slab)
 
-    def _times_tile(self, rows: int, width: int, first_block: Expr, first_row: Expr, num_rows: Expr) -> None:
-        """Outputs of rows from `first_row` on. The last tile moves up to be whole, and stores only what is missing."""
-        start = T.min(first_row, num_rows - rows)
+    def times_entries(self, lists: ExpertLists, experts: ExpertRows) -> None:
+        """The same for each slab of an expert's entries."""
+        tile_rows, tile_blocks = TILES[self.target.integer_dot]
+        spans = Spans(self.blocks, tile_blocks)
+        with parallel(lists.num_slabs * spans.count) as item:
+            slab, span = lists.slab(item // spans.count), bound(item % spans.count)
+            expert = bound(slab.expert * self.blocks)
+
+            def times_span(width: int) -> None:
+                def times(rows: int) -> None:
+                    with serial((slab.count + (rows - 1)) // rows) as t:
+                        entries = experts.rows(lists, slab, t * rows, rows)
+                        self._times_tile(rows, width, expert + span * spans.width, entries, expert)
+
+                with either(slab.count == 1) as (one, more):
+                    with one:
+                        times(1)
+                    with more:
+                        times(tile_rows)
+
+            spans.each_width(span, times_span)
+
+    def _times_tile(self, rows: int, width: int, first_block: Expr, where: TileRows, expert: Expr = 0) -> None:
+        """Outputs of a tile's rows in `width` blocks of the expert whose blocks begin at `expert`."""
         cells = {(m, n): registers(ROW_BLOCK, "float32") for m, n in product(range(rows), range(width))}
         for cell in cells.values():
             cell[lanes(0)] = const(0)
         with serial(self.inputs) as i:
             self._fetch_ahead(first_block, width, i)
             for (m, n), cell in cells.items():
-                x = splat(self.x[(start + m) * self.x_stride + i])
+                x = splat(self.x[where.x(m) * self.x_stride + i])
                 cell[lanes(0)] = fma(x, self._weight(first_block + n, i), cell[lanes(0)], self.target.has_fma)
         for m in range(rows):
-            with when(start + m >= first_row):
+            with when(where.is_wanted(m)):
                 for n in range(width):
-                    finish(self.spec, cells[m, n][lanes(0)], self.bias, self.y, start + m, first_block + n)
+                    value, block = cells[m, n][lanes(0)], first_block + n
+                    finish(self.spec, value, self.bias, self.y, where.y(m), block - expert, block)
 
     def _fetch_ahead(self, first_block: Expr, width: int, i: Expr) -> None:
         """Ask for what these blocks, and after their end the next ones, will read: no hardware looks beyond a page."""
@@ -104,4 +155,4 @@ class _FloatMatrix:
 
     def _weight(self, block: Expr, i: Expr) -> Expr:
         stored = self.weights[lanes((block * self.inputs + i) * ROW_BLOCK)]
-        return to_f32(stored, DTYPES[self.spec.kind.name], has_f16c=self.target.has_f16c)
+        return to_f32(stored, DTYPES[self.spec.kind.codes], has_f16c=self.target.has_f16c)

@@ -5,12 +5,13 @@ The one place that knows instruction sets. Every variant computes the same integ
 -128..127).
 
 Where the target has no instruction for it, 8-bit weights are widened first, for vpmaddubsw adds two products into 16
-bits: 2 * 255 * 127 > 2**15. In 4 bits the products of a whole group fit: 32 / 2 * 15 * 128 = 30,720 < 2**15.
+bits: 2 * 255 * 127 > 2**15. In 4 bits the products of a whole group fit: 32 / 2 * 15 * 128 = 30,720 < 2**15; in 5
+bits those of half a group, in 6 those of 8 inputs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import tvm
@@ -18,7 +19,7 @@ from tvm.script import tirx as T
 
 from ..codegen.targets import IntegerDot
 from ..codegen.vector import LANES, Expr, splat, vector_type
-from ..weights.layout import CHUNK, GROUP
+from ..weights.layout import CHUNK
 
 # pairs512, pairs256: an accumulator holds two int16 for an output, of products with weights of a few bits
 Instruction = IntegerDot | Literal["pairs512", "pairs256"]
@@ -26,15 +27,19 @@ Instruction = IntegerDot | Literal["pairs512", "pairs256"]
 
 @dataclass(frozen=True)
 class Dot:
-    """How a target does it: in `num_pieces` pieces of `CHUNK`, each with an accumulator of `piece_lanes` int32."""
+    """How a target does it: in `num_pieces` pieces of `CHUNK`, each with an accumulator of `piece_lanes` int32.
+
+    Accumulators of int16 have room for the products of `pair_chunks` chunks.
+    """
 
     instruction: Instruction
     num_pieces: int
     piece_lanes: int
+    pair_chunks: int = 0
 
     @property
     def in_pairs(self) -> bool:
-        """Whether accumulators are int16, two for an output: room for one group of small codes."""
+        """Whether accumulators are int16, two for an output."""
         return self.instruction in ("pairs512", "pairs256")
 
     @property
@@ -101,10 +106,12 @@ def _portable(acc: Expr, weights: Expr, x: Expr) -> Expr:
     return acc
 
 
-def dot_of(instruction: IntegerDot, max_code: int) -> Dot:
-    """How a target multiplies weights whose codes are 0 to `max_code`."""
-    fits_pairs = GROUP // 2 * max_code * 128 < 1 << 15
-    return _PAIRS.get(instruction, _DOTS[instruction]) if fits_pairs else _DOTS[instruction]
+def dot_of(instruction: IntegerDot, max_level: int) -> Dot:
+    """How a target multiplies weights whose levels are 0 to `max_level`."""
+    pair_chunks = next((chunks for chunks in (8, 4, 2) if chunks * 2 * max_level * 128 < 1 << 15), 0)
+    if not pair_chunks or instruction not in _PAIRS:
+        return _DOTS[instruction]
+    return replace(_PAIRS[instruction], pair_chunks=pair_chunks)
 
 
 _DOTS: dict[IntegerDot, Dot] = {

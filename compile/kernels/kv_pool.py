@@ -6,9 +6,10 @@ Knows how numbers are stored, not where they come from.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Self
 
-from radixlm.runtime.artifact.manifest import PAGE_SIZE, SCALE_BYTES, KVLayout
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, SCALE_BYTES, KVLayout, LayerLayout
 from tvm.script.ir_builder import tirx as T
 
 from ..codegen.builder import SIZE, Kernel, Memory, bound, parallel, registers, serial
@@ -24,20 +25,21 @@ _ROUNDING = 1.5 * 2**23  # a float32 plus this has the nearest integer (of ties 
 
 @dataclass(frozen=True)
 class PagedPool:
-    """One layer of the pool, which lies as `KVLayout` says."""
+    """One layer of the pool, which lies as `layout` says, behind `first_item * num_pages` items of other layers."""
 
-    layout: KVLayout
+    layout: LayerLayout
     pool: Memory
-    layer: Expr
+    first_item: Expr
     num_pages: Expr
 
     def keys(self, page: Expr, head: Expr) -> Expr:
         """Index of the first key of a head: `[head_dim, PAGE_SIZE]`."""
-        return self._start(page, 0, head)
+        return self._page(page) + head * self.layout.key_items + self.layout.num_scale_items
 
     def values(self, page: Expr, head: Expr) -> Expr:
         """Index of the first value of a head: `[PAGE_SIZE, head_dim]`."""
-        return self._start(page, 1, head)
+        before = self.layout.num_kv_heads * self.layout.key_items
+        return self._page(page) + before + head * self.layout.value_items + self.layout.num_scale_items
 
     def key(self, keys: Expr, d: Expr) -> Expr:
         """Element `d` of 16 keys that begin at index `keys`, as float32; in an int8 pool the codes."""
@@ -62,9 +64,9 @@ class PagedPool:
         """Bytes of an element."""
         return self.layout.itemsize
 
-    def _start(self, page: Expr, which: int, head: Expr) -> Expr:
-        heads = ((self.layer * self.num_pages + page) * 2 + which) * self.layout.num_kv_heads + head
-        return heads * self.layout.head_items + self.layout.num_scale_items
+    def _page(self, page: Expr) -> Expr:
+        """Index of the first item of a page."""
+        return self.first_item * self.num_pages + page * self.layout.page_items
 
 
 @dataclass(frozen=True)
@@ -156,42 +158,69 @@ def copy_rows(layout: KVLayout) -> Any:
         pool, source, destination, num_rows, num_pages, num_copies = k.arguments(
             pool=dtype, source="int32", destination="int32", num_rows="int32", num_pages=SIZE, num_copies=SIZE
         )
-        per_copy = layout.num_layers * layout.num_kv_heads
-        with parallel(num_copies * per_copy) as item:
-            i, layer, head = item // per_copy, item % per_copy // layout.num_kv_heads, item % layout.num_kv_heads
-            paged = PagedPool(layout, pool, layer, num_pages)
-            old, new = T.Cast("int64", source[i]), T.Cast("int64", destination[i])
-            tokens = T.Cast("int64", num_rows[i])
-            with serial(layout.head_dim) as d, serial(tokens) as t:
-                where = d * PAGE_SIZE + t
-                pool[paged.keys(new, head) + where] = pool[paged.keys(old, head) + where]
-            with serial(tokens * layout.head_dim) as j:
-                pool[paged.values(new, head) + j] = pool[paged.values(old, head) + j]
-            if layout.has_scales:
-                for start in (paged.keys, paged.values):
-                    with serial(tokens * SCALE_BYTES) as j:
-                        pool[paged.scale(start(new, head), 0) + j] = pool[paged.scale(start(old, head), 0) + j]
+        for run in _alike(layout):
+            heads = run.layout.num_kv_heads
+            per_copy = run.num_layers * heads
+            with parallel(num_copies * per_copy) as item:
+                i, layer, head = item // per_copy, item % per_copy // heads, item % heads
+                paged = PagedPool(run.layout, pool, run.first_item + layer * run.layout.page_items, num_pages)
+                old, new = T.Cast("int64", source[i]), T.Cast("int64", destination[i])
+                _copy_head(paged, old, new, head, T.Cast("int64", num_rows[i]))
     return k.function
+
+
+def _copy_head(paged: PagedPool, old: Expr, new: Expr, head: Expr, tokens: Expr) -> None:
+    pool, layout = paged.pool, paged.layout
+    with serial(layout.key_dim) as d, serial(tokens) as t:
+        where = d * PAGE_SIZE + t
+        pool[paged.keys(new, head) + where] = pool[paged.keys(old, head) + where]
+    with serial(tokens * layout.value_dim) as j:
+        pool[paged.values(new, head) + j] = pool[paged.values(old, head) + j]
+    if layout.has_scales:
+        for start in (paged.keys, paged.values):
+            with serial(tokens * SCALE_BYTES) as j:
+                pool[paged.scale(start(new, head), 0) + j] = pool[paged.scale(start(old, head), 0) + j]
 
 
 def move_pages(layout: KVLayout, *, into_pool: bool) -> Any:
     """A PrimFunc `(pool, pages, buffer, num_pages, num_moved) -> 0`.
 
-    Copies pages of the pool to `buffer`, or back if `into_pool`. `buffer` holds whole pages, `[num_moved, layers,
-    2 * kv_heads * head_items]`.
+    Copies pages of the pool to `buffer`, or back if `into_pool`. `buffer` holds whole pages, `[num_moved,
+    page_items]`, layer by layer.
     """
     dtype = KV_DTYPES[layout.dtype]
-    size = 2 * layout.num_kv_heads * layout.head_items
     with Kernel() as k:
         pool, pages, buffer, num_pages, num_moved = k.arguments(
             pool=dtype, pages="int32", buffer=dtype, num_pages=SIZE, num_moved=SIZE
         )
-        with parallel(num_moved * layout.num_layers) as item:
-            i, layer = item // layout.num_layers, item % layout.num_layers
-            inside = (layer * num_pages + T.Cast("int64", pages[i])) * size
-            with serial(size) as j:
-                if into_pool:
-                    pool[inside + j] = buffer[item * size + j]
-                else:
-                    buffer[item * size + j] = pool[inside + j]
+        for run in _alike(layout):
+            size = run.layout.page_items
+            with parallel(num_moved * run.num_layers) as item:
+                i, layer = item // run.num_layers, item % run.num_layers
+                first_item = run.first_item + layer * size
+                inside = first_item * num_pages + T.Cast("int64", pages[i]) * size
+                outside = i * layout.page_items + first_item
+                with serial(size) as j:
+                    if into_pool:
+                        pool[inside + j] = buffer[outside + j]
+                    else:
+                        buffer[outside + j] = pool[inside + j]
     return k.function
+
+
+@dataclass(frozen=True)
+class _AlikeLayers:
+    """Neighbouring layers of one shape, behind `first_item` items of a page."""
+
+    layout: LayerLayout
+    num_layers: int
+    first_item: int
+
+
+def _alike(layout: KVLayout) -> list[_AlikeLayers]:
+    """All layers, in as few runs as their shapes allow: one, if they are uniform."""
+    runs = list[_AlikeLayers]()
+    for _, layers in groupby(range(layout.num_layers), lambda layer: layout.layers[layer]):
+        first, *others = layers
+        runs.append(_AlikeLayers(layout.of_layer(first), 1 + len(others), layout.items_before(first)))
+    return runs

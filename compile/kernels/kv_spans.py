@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVLayout
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, LayerLayout
 from tvm.script.ir_builder import tirx as T
 
 from ..codegen.builder import CACHE_LINE, Memory, bound, prefetch, serial
@@ -23,25 +23,41 @@ BLOCK_PAGES = 4  # pages whose scores are computed at once
 
 @dataclass(frozen=True)
 class KVSequences:
-    """Token m sees `kv_lengths[m]` rows of the pages in row `row_of_token[m]` of `table` int32 `[B, table_stride]`."""
+    """Token m sees `kv_lengths[m]` rows of the pages in row `row_of_token[m]` of `table` int32 `[B, table_stride]`.
+
+    With `starts` it sees those from `starts[m]` on, at least one.
+    """
 
     pool: PagedPool
     table: Memory
     table_stride: Expr
     row_of_token: Memory
     kv_lengths: Memory
+    starts: Memory | None = None
 
     def length(self, m: Expr) -> Expr:
-        """How many rows token m sees."""
+        """Where the rows that token m sees end."""
         return T.Cast("int64", self.kv_lengths[m])
 
-    def num_spans(self, m: Expr) -> Expr:
-        """How many spans these rows take; the last may be cut short."""
-        return (self.length(m) + (SPAN - 1)) // SPAN
+    def start(self, m: Expr) -> Expr:
+        """Where they begin."""
+        return 0 if self.starts is None else T.Cast("int64", self.starts[m])
 
-    def seen(self, m: Expr, span: Expr) -> Expr:
-        """How many tokens of a span token m sees, 0 to SPAN."""
-        return T.max(T.int64(0), T.min(T.int64(SPAN), self.length(m) - span * SPAN))
+    def first_span(self, m: Expr) -> Expr:
+        """The first span that has one of them."""
+        return self.start(m) // SPAN
+
+    def num_spans(self, m: Expr) -> Expr:
+        """How many spans have any; the last may be cut short, and so may the first."""
+        return (self.length(m) + (SPAN - 1)) // SPAN - self.first_span(m)
+
+    def rows(self, m: Expr) -> tuple[Expr, ...]:
+        """The end of the rows that token m sees, and their beginning if that may be another than 0."""
+        return (self.length(m),) if self.starts is None else (self.length(m), self.start(m))
+
+    def seen(self, m: Expr, span: Expr) -> tuple[Expr, ...]:
+        """As `rows`, but counted within a span, 0 to SPAN."""
+        return tuple(T.max(T.int64(0), T.min(T.int64(SPAN), row - span * SPAN)) for row in self.rows(m))
 
     def span(self, m: Expr, head: Expr, span: Expr) -> StoredSpan:
         """A span of token m's sequence."""
@@ -172,12 +188,12 @@ class LoadedSpan:
     """A span converted to float32, from `memory[base]` on: first its keys, then its values in the same place. Behind
     them, of an int8 pool, the scales of keys and values."""
 
-    layout: KVLayout
+    layout: LayerLayout
     memory: Memory
     base: int
 
     @staticmethod
-    def floats(layout: KVLayout) -> int:
+    def floats(layout: LayerLayout) -> int:
         """How many float32 it takes."""
         return SPAN * (layout.head_dim + (2 if layout.has_scales else 0))
 
@@ -185,9 +201,10 @@ class LoadedSpan:
     def head_dim(self) -> int:
         return self.layout.head_dim
 
-    def load_keys(self, stored: StoredSpan, num_pages: Expr) -> None:
-        """Convert the keys of whole pages, unwritten rows included, and all scales."""
-        with serial(num_pages) as p:
+    def load_keys(self, stored: StoredSpan, num_pages: Expr, first_page: Expr = 0) -> None:
+        """Convert the keys of pages `[first_page, num_pages)`, unwritten rows included, and all scales."""
+        with serial(num_pages - first_page) as i:
+            p = first_page + i
             page = stored.page(p)
             if self.layout.has_scales:
                 self.memory[lanes(self._scales(p) + SPAN)] = page.value_scales()
@@ -201,9 +218,10 @@ class LoadedSpan:
         with serial(self.head_dim) as d:
             self.memory[lanes(keys + d * (BLOCK_PAGES * LANES))] = page.key(d)
 
-    def load_values(self, stored: StoredSpan, num_pages: Expr, n: int) -> None:
-        """Convert the values of whole pages, `n` columns at a time; they overwrite the keys."""
-        with serial(num_pages) as p:
+    def load_values(self, stored: StoredSpan, num_pages: Expr, n: int, first_page: Expr = 0) -> None:
+        """Convert the values of the same pages, `n` columns at a time; they overwrite the keys."""
+        with serial(num_pages - first_page) as j:
+            p = first_page + j
             page = stored.page(p)
             with serial(PAGE_SIZE) as t, serial(self.head_dim // n) as i:
                 self.memory[lanes(self._values(p) + t * self.head_dim + i * n, n)] = page.value(t, i * n, n)

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from ..codegen.builder import Memory, either
-from ..codegen.vector import Expr, lanes
+from ..codegen.vector import Expr, const, lanes
+from ..weights.kinds import WeightKind
 from ..weights.layout import ROW_BLOCK
-from ..weights.quantization import WeightKind
 
 
 @dataclass(frozen=True)
 class LinearSpec:
     """All that a linear kernel is specialized to. Sizes are padded; `column` and `y_stride` place the output.
 
-    `wide` tells an integer kernel that activations come in 16 bits (see `quantized_rows.py`).
+    `wide` tells an integer kernel that activations come in 16 bits (see `quantized_rows.py`). `factor` multiplies an
+    output with its bias, before what is there is added.
     """
 
     kind: WeightKind
@@ -30,6 +32,7 @@ class LinearSpec:
     has_bias: bool = False
     add_to_output: bool = False
     wide: bool = False
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -80,11 +83,52 @@ class Slabs:
         return self.first_tile(slab + 1) - self.first_tile(slab)
 
 
-def finish(spec: LinearSpec, value: Expr, bias: Memory, y: Memory, row: Expr, block: Expr) -> None:
-    """Store a block of outputs of a row, with the bias and what is in `y` added as the spec says."""
+class TileRows(Protocol):
+    """The rows of a tile: where the m-th one lies in what is read and in what is written, and whether to write it."""
+
+    def x(self, m: int) -> Expr:
+        """Its row of activations."""
+        ...
+
+    def y(self, m: int) -> Expr:
+        """Its row of outputs."""
+        ...
+
+    def is_wanted(self, m: int) -> Expr:
+        """Whether it is a row of its own, and no filling of the last tile."""
+        ...
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Rows from `first` on, as far as there are any before `stop`."""
+
+    first: Expr
+    stop: Expr
+
+    def x(self, m: int) -> Expr:
+        """See `TileRows`."""
+        return self.first + m
+
+    def y(self, m: int) -> Expr:
+        """See `TileRows`."""
+        return self.first + m
+
+    def is_wanted(self, m: int) -> Expr:
+        """See `TileRows`."""
+        return self.first + m < self.stop
+
+
+def finish(spec: LinearSpec, value: Expr, bias: Memory, y: Memory, row: Expr, block: Expr, stored_block: Expr) -> None:
+    """Store a block of outputs of a row, with the bias, the factor and what is in `y` as the spec says.
+
+    `stored_block` is the block's number among those of all experts; without experts it is `block`.
+    """
     where = lanes(row * spec.y_stride + spec.column + block * ROW_BLOCK)
     if spec.has_bias:
-        value = value + bias[lanes(block * ROW_BLOCK)]
+        value = value + bias[lanes(stored_block * ROW_BLOCK)]
+    if spec.factor != 1:
+        value = value * const(spec.factor)
     if spec.add_to_output:
         value = value + y[where]
     y[where] = value

@@ -1,120 +1,163 @@
-"""Append the kernels of attention: once those whose results all layers share, then the others layer by layer.
+"""Append the kernels of attention, layer by layer: heads are made ready and kept, then tokens gather what they see.
 
-Knows positions, pages and queries; not weights of layers, nor how a model joins them.
+Knows pages, queries and the pool; not weights of layers, nor how a model joins them.
 """
 
 from __future__ import annotations
 
-from radixlm.runtime.artifact.manifest import KVLayout, ModelConfig
+from radixlm.runtime.artifact.manifest import KVLayout
+from radixlm.runtime.artifact.model_config import Attention, Rope
 
 from ..codegen.targets import Target
 from ..kernels.attention import attention, slots_floats
 from ..kernels.attention_mass import attention_mass, keep_queries
-from ..kernels.attention_rows import AttentionShape
-from ..kernels.attention_units import AttentionLimits, find_units, units_ints
-from ..kernels.rope import rope_angles, rope_append
+from ..kernels.attention_shape import AttentionShape, ScoreSpec
+from ..kernels.attention_units import AttentionLimits
+from ..kernels.rope import HeadNorm, HeadSpec, rope_append
+from ..weights.plan import WeightPlan
+from .layers import Norm
+from .operations import AttentionSpec
 from .program import Argument, Input, Place, Program, Size, Stored
 from .rows import Limits, Rows
+from .step_places import StepPlaces
 
 
 class AttentionOps:
-    """Appends to `program`: `begin` once, then `attend` for each decoder layer."""
+    """Appends to `program`; `ropes` are all that the model has, and `plan` gets what attention reads of weights."""
 
-    def __init__(self, program: Program, config: ModelConfig, layout: KVLayout, limits: Limits, target: Target) -> None:
-        self._program, self._config, self._layout, self._limits = program, config, layout, limits
-        self._shape = AttentionShape.of(layout, config.num_attention_heads, target)
+    def __init__(
+        self,
+        program: Program,
+        plan: WeightPlan,
+        ropes: tuple[Rope, ...],
+        layout: KVLayout,
+        limits: Limits,
+        target: Target,
+        *,
+        is_scoring: bool,
+    ) -> None:
+        self._program, self._plan, self._layout, self._limits, self._target = program, plan, layout, limits, target
         self._attention_limits = AttentionLimits(limits.num_tokens, limits.context_length)
-        self._layer = 0
+        self._step = StepPlaces(program, plan, ropes, self._attention_limits)
+        self._is_scoring = is_scoring
 
-    def begin(self, frequencies: Stored) -> None:
-        """Compute what all layers share: the angles of the step's positions, and the units of work."""
-        self._program.call(
-            "rope_angles",
-            lambda: rope_angles(self._config.head_dim),
-            Input("positions"),
-            frequencies,
-            self._angles(),
-            Size("num_tokens"),
-        )
-        self._program.call(
-            "find_units",
-            lambda: find_units(self._attention_limits, self._shape.tokens),
-            Input("row_of_token"),
-            Input("kv_lengths"),
-            self._units(),
-            Size("num_tokens"),
-        )
-
-    def attend(self, qkv: Rows) -> Rows:
-        """Rotate queries and keys, append keys and values to the pool, and attend, for the next layer at each call.
+    def attend(self, qkv: Rows, spec: AttentionSpec) -> Rows:
+        """Rotate queries and keys, append keys and values to the pool, and attend.
 
         `forward_scored` also adds up the weight that each KV row gets, and keeps the queries.
         """
-        layer, limits = self._layer, self._attention_limits
-        self._layer += 1
-        q = self._append(qkv, layer)
-        width = self._config.num_attention_heads * self._config.head_dim
+        layer, limits, mixer = spec.kv_layer, self._attention_limits, spec.attention
+        shape = AttentionShape.of(self._layout.of_layer(layer), mixer.num_heads, self._target, _scores(mixer))
+        q = self._append(qkv, spec)
+        width = mixer.num_heads * mixer.head_dim
         y = Rows.of_tokens(self._program, self._limits, "attention", width)
-        num_normalizers = self._limits.num_tokens * self._config.num_attention_heads * 2
-        normalizers = self._program.place("normalizers", num_normalizers * 4)
+        num_normalizers = self._limits.num_tokens * mixer.num_heads * 2
+        normalizers = self._program.place(("normalizers", mixer.num_heads), num_normalizers * 4)
+        num_slots = slots_floats(shape, limits)
         before: tuple[Argument, ...] = (
             q.memory,
             Input("kv_pool"),
             Input("page_table"),
             Input("row_of_token"),
             Input("kv_lengths"),
-            self._units(),
+            *self._step.starts(mixer),
+            self._step.units(mixer, shape.tokens),
         )
-        sizes: tuple[Argument, ...] = (layer, Size("num_pages"), Size("table_stride"))
+        sizes: tuple[Argument, ...] = (Size("num_pages"), Size("table_stride"))
         self._program.call(
-            "attention",
-            lambda: attention(self._shape, y.stride, limits),
+            ("attention", shape, y.stride),
+            lambda: attention(shape, y.stride, limits),
             *before,
-            self._program.place("slots", slots_floats(self._shape, limits) * 4),
+            self._program.place(("slots", num_slots), num_slots * 4),
+            *(() if spec.sinks is None else self._vector(spec.sinks.name, spec.sinks.size)),
             y.memory,
             normalizers,
+            self._layout.items_before(layer),
             *sizes,
         )
+        if self._is_scoring:
+            self._score(shape, before, normalizers, q, layer, width)
+        return y
+
+    def _score(
+        self, shape: AttentionShape, before: tuple[Argument, ...], normalizers: Place, q: Rows, layer: int, width: int
+    ) -> None:
         self._program.call(
-            "attention_mass",
-            lambda: attention_mass(self._shape, limits),
+            ("attention_mass", shape),
+            lambda: attention_mass(shape, self._attention_limits),
             *before,
             normalizers,
             Input("mass"),
-            *sizes,
+            layer,
+            Size("num_pages"),
+            Size("table_stride"),
             is_scoring=True,
         )
         self._program.call(
-            "keep_queries",
+            ("keep_queries", width),
             lambda: keep_queries(width, self._limits.num_tokens),
             q.memory,
             Input("queries"),
             layer,
-            qkv.num_rows,
+            q.num_rows,
             is_scoring=True,
         )
-        return y
 
-    def _append(self, qkv: Rows, layer: int) -> Rows:
-        """Rotate, and append keys and values to the pool; returns the rotated queries."""
-        num_heads, (q_column, k_column, v_column) = self._config.num_attention_heads, qkv.columns
-        q = Rows.of_tokens(self._program, self._limits, "q", num_heads * self._config.head_dim)
-        self._program.call(
-            ("rope_append", qkv.columns, qkv.stride),
-            lambda: rope_append(self._layout, num_heads, q_column, k_column, v_column, qkv.stride),
+    def _append(self, qkv: Rows, spec: AttentionSpec) -> Rows:
+        """Make heads ready, and append keys and values to the pool if the layer has its own; returns the queries."""
+        mixer, program = spec.attention, self._program
+        num_heads, writes_kv = mixer.num_heads, mixer.shared_kv is None
+        q_column, k_column, v_column = _columns(mixer, qkv)
+        layout = self._layout.of_layer(spec.kv_layer)
+        heads = _heads(spec)
+        q = Rows.of_tokens(program, self._limits, "q", num_heads * mixer.head_dim)
+        pool = Input("kv_pool"), self._layout.items_before(spec.kv_layer), Size("num_pages")
+        program.call(
+            ("rope_append", layout, num_heads, q_column, k_column, v_column, qkv.stride, heads),
+            lambda: rope_append(layout, num_heads, q_column, k_column, v_column, qkv.stride, heads),
             qkv.memory,
-            self._angles(),
-            Input("slots"),
+            *(() if mixer.rope is None else (self._step.angles(mixer.rope),)),
+            *self._gain(spec.q_norm),
+            *self._gain(spec.k_norm),
+            *(() if mixer.temperature is None else (self._step.temperatures(mixer.temperature),)),
+            *((Input("slots"),) if writes_kv else ()),
             q.memory,
-            Input("kv_pool"),
-            layer,
-            Size("num_pages"),
+            *(pool if writes_kv else ()),
             qkv.num_rows,
         )
         return q
 
-    def _angles(self) -> Place:
-        return self._program.place("angles", self._limits.num_tokens * self._config.head_dim * 4)
+    def _gain(self, norm: Norm | None) -> tuple[Argument, ...]:
+        return () if norm is None or not norm.has_gain else self._vector(norm.name, norm.size)
 
-    def _units(self) -> Place:
-        return self._program.place("units", units_ints(self._attention_limits) * 4)
+    def _vector(self, name: str, size: int) -> tuple[Argument, ...]:
+        return (Stored(self._plan.vector(((name, size),)).name),)
+
+
+def _scores(mixer: Attention) -> ScoreSpec:
+    has_starts = mixer.window is not None or mixer.chunk is not None
+    scale = None if mixer.scale == mixer.head_dim**-0.5 else mixer.scale
+    return ScoreSpec(scale, mixer.soft_cap, mixer.sinks, has_starts)
+
+
+def _heads(spec: AttentionSpec) -> HeadSpec:
+    mixer, norm, value_norm = spec.attention, spec.attention.qk_norm, spec.value_norm
+    qk_norm = None
+    if norm is not None:
+        assert spec.q_norm is not None
+        qk_norm = HeadNorm(spec.q_norm.eps, norm.over, norm.has_gain, norm.after_rope, norm.kind)
+    return HeadSpec(
+        rotary_dim=0 if mixer.rope is None else mixer.rope.rotary_dim,
+        qk_norm=qk_norm,
+        value_eps=None if value_norm is None else value_norm.eps,
+        has_temperatures=mixer.temperature is not None,
+        writes_kv=mixer.shared_kv is None,
+    )
+
+
+def _columns(mixer: Attention, qkv: Rows) -> tuple[int, int, int]:
+    """Where queries, keys and values begin; a layer without its own has 0 for them."""
+    if mixer.shared_kv is not None:
+        return qkv.columns[0], 0, 0
+    q, k = qkv.columns[:2]
+    return q, k, k if mixer.keys_are_values else qkv.columns[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -10,7 +11,7 @@ class Linear:
     """`y = W x (+ b)`; `name` is the checkpoint's, such as `model.layers.0.mlp.up_proj.weight`.
 
     Rounding the inputs of a `sensitive` one shows in the text. Where its weights are integers, its activations get 16
-    bits instead of 8.
+    bits instead of 8. The weights of an `exact` one are not rounded to integers.
     """
 
     name: str
@@ -18,19 +19,80 @@ class Linear:
     num_inputs: int
     has_bias: bool = False
     sensitive: bool = False
+    exact: bool = False
 
     @property
     def bias_name(self) -> str:
         """The checkpoint's name of the bias."""
-        return self.name.removesuffix(".weight") + ".bias"
+        return bias_of(self.name)
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """The checkpoint's names, with shapes."""
+        weight: dict[str, tuple[int, ...]] = {self.name: (self.num_outputs, self.num_inputs)}
+        return weight | ({self.bias_name: (self.num_outputs,)} if self.has_bias else {})
 
 
 @dataclass(frozen=True)
-class RMSNorm:
-    """Root-mean-square normalization with a gain of `size`."""
+class ExpertLinear:
+    """A `Linear` for each of `num_experts`, stacked: `[experts, outputs, inputs]`, biases `[experts, outputs]`."""
+
+    name: str
+    num_experts: int
+    num_outputs: int
+    num_inputs: int
+    has_bias: bool = False
+
+    @property
+    def bias_name(self) -> str:
+        """The checkpoint's name of the biases."""
+        return bias_of(self.name)
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """The checkpoint's names, with shapes."""
+        weight: dict[str, tuple[int, ...]] = {self.name: (self.num_experts, self.num_outputs, self.num_inputs)}
+        return weight | ({self.bias_name: (self.num_experts, self.num_outputs)} if self.has_bias else {})
+
+
+@dataclass(frozen=True)
+class Norm:
+    """`(x - its mean, of kind "layer") / root mean square * gain (+ bias)` of rows of `size` numbers.
+
+    Mean and root mean square are of the whole row, or of each `group` numbers of it.
+    """
 
     name: str
     size: int
+    eps: float
+    kind: Literal["rms", "layer"] = "rms"
+    has_gain: bool = True
+    has_bias: bool = False
+    group: int | None = None
+
+    @property
+    def bias_name(self) -> str:
+        """The checkpoint's name of the bias."""
+        return bias_of(self.name)
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """The checkpoint's names, with shapes."""
+        gain: dict[str, tuple[int, ...]] = {self.name: (self.size,)} if self.has_gain else {}
+        return gain | ({self.bias_name: (self.size,)} if self.has_bias else {})
+
+
+@dataclass(frozen=True)
+class Vector:
+    """`size` float32 numbers."""
+
+    name: str
+    size: int
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """The checkpoint's name, with its shape."""
+        return {self.name: (self.size,)}
 
 
 @dataclass(frozen=True)
@@ -40,3 +102,16 @@ class Embedding:
     name: str
     num_rows: int
     size: int
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """The checkpoint's name, with its shape."""
+        return {self.name: (self.num_rows, self.size)}
+
+
+Part = Linear | ExpertLinear | Norm | Vector | Embedding
+
+
+def bias_of(name: str) -> str:
+    """The checkpoint's name of the bias beside a weight."""
+    return name.removesuffix("weight") + "bias" if name.endswith(".weight") else name + "_bias"

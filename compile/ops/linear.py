@@ -6,17 +6,20 @@ Knows weights and rows; not what a model makes of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..codegen.targets import Target
 from ..kernels.activation import ActivationSpec, activation
+from ..kernels.experts.entries import ExpertRows
 from ..kernels.float_linear import float_linear
+from ..kernels.gather_columns import gather_columns
 from ..kernels.integer_linear import integer_linear
 from ..kernels.linear import LinearSpec
 from ..kernels.quantized_rows import quantized_bytes
+from ..weights.kinds import WeightKind
 from ..weights.layout import ROW_BLOCK, round_up
-from ..weights.plan import WeightPlan
-from ..weights.quantization import WeightKind
-from .layers import Linear
+from ..weights.plan import Matrix, WeightPlan
+from .layers import ExpertLinear, Linear
 from .program import Argument, Place, Program, Stored
 from .rows import Activation, Rows
 
@@ -32,8 +35,10 @@ class LinearOps:
         self._program, self._plan, self._target = program, plan, target
         self.rounded_inputs: set[str] = set()
 
-    def multiply(self, x: Activation, layers: Sequence[Linear], y: Rows, *, add: bool = False) -> None:
-        """Write the outputs of all layers side by side into `y`, or add them to what is there."""
+    def multiply(
+        self, x: Activation, layers: Sequence[Linear], y: Rows, *, add: bool = False, factor: float = 1.0
+    ) -> None:
+        """Write `factor` times the outputs of all layers side by side into `y`, or add them to what is there."""
         column = 0
         for run in _runs_of_one_kind(layers, self._plan):
             matrix = self._plan.matrix(tuple((layer.name, layer.num_outputs) for layer in run), x.width)
@@ -41,6 +46,7 @@ class LinearOps:
             if run[0].has_bias:
                 parts = tuple((layer.bias_name, layer.num_outputs) for layer in run)
                 bias = Stored(self._plan.vector(parts).name)
+            entering = self._sorted(x, matrix) if matrix.is_sorted else x
             spec = LinearSpec(
                 matrix.kind,
                 matrix.num_outputs,
@@ -50,8 +56,9 @@ class LinearOps:
                 run[0].has_bias,
                 add,
                 run[0].sensitive and matrix.kind.is_quantized,
+                factor,
             )
-            codes, scales, minima = arrays(matrix.name, matrix.kind)
+            codes, scales, offsets = arrays(matrix.name, matrix.kind)
             if matrix.kind.is_quantized:
                 if not spec.wide:
                     self.rounded_inputs.update(layer.name for layer in run)
@@ -60,9 +67,9 @@ class LinearOps:
                     lambda spec=spec: integer_linear(spec, self._target),  # type: ignore[misc]
                     codes,
                     scales,
-                    minima,
+                    offsets,
                     bias,
-                    *self._quantized(x, spec.wide),
+                    *self._quantized(entering, spec.wide),
                     y.memory,
                     y.num_rows,
                 )
@@ -79,24 +86,72 @@ class LinearOps:
                 )
             column += matrix.num_outputs
 
+    def multiply_experts(self, x: Activation, layer: ExpertLinear, y: Rows, lists: Place, rows: ExpertRows) -> None:
+        """Write the outputs of each entry's expert into its row of `y`, or of those columns that `y` names."""
+        matrix = self._plan.matrix(((layer.name, layer.num_outputs),), x.width, layer.num_experts)
+        kind, x_stride = matrix.kind, x.float_stride
+        biases: Argument = 0
+        spec = LinearSpec(
+            kind, matrix.num_outputs, matrix.padded_inputs, y.stride, y.columns[0], has_bias=layer.has_bias
+        )
+        arrays_ = arrays(matrix.name, kind)
+        if layer.has_bias:
+            biases = Stored(self._plan.vector(((layer.bias_name, layer.num_outputs),), layer.num_experts).name)
+        if kind.is_quantized:
+            self.rounded_inputs.add(layer.name)
+            self._program.call(
+                (spec, rows),
+                lambda: integer_linear(spec, self._target, rows),
+                *arrays_,
+                biases,
+                *self._quantized(x, False),
+                y.memory,
+                lists,
+            )
+        else:
+            self._program.call(
+                (spec, x_stride, rows),
+                lambda: float_linear(spec, self._target, x_stride, rows),
+                arrays_[0],
+                biases,
+                self._floats(x),
+                y.memory,
+                lists,
+            )
+
     def _quantized(self, x: Activation, wide: bool) -> tuple[Place, Place, Place]:
         if wide not in x.codes:
-            most = x.rows.max_rows
+            most, role = x.rows.max_rows, x.role
             codes, scales, sums = quantized_bytes(most, x.width, wide)
             x.codes[wide] = (
-                self._program.place(("codes", x.width, most, wide), codes),
-                self._program.place(("scales", x.width, most, wide), scales),
-                self._program.place(("sums", x.width, most, wide), sums),
+                self._program.place((role, "codes", x.width, most, wide), codes),
+                self._program.place((role, "scales", x.width, most, wide), scales),
+                self._program.place((role, "sums", x.width, most, wide), sums),
             )
             self._activate(x, None, x.codes[wide], wide)
         return x.codes[wide]
 
+    def _sorted(self, x: Activation, matrix: Matrix) -> Activation:
+        """The inputs in the order in which the matrix has them; its own codes, beside those of `x`."""
+        stride = round_up(x.width, ROW_BLOCK)
+        place = self._program.place(("sorted", x.width, x.rows.max_rows), x.rows.max_rows * stride * 4)
+        self._program.call(
+            ("gather_columns", x.width, x.float_stride),
+            lambda: gather_columns(x.width, x.float_stride, stride),
+            self._floats(x),
+            Stored(f"{matrix.name}.order"),
+            place,
+            x.rows.num_rows,
+        )
+        rows = Rows(place, stride, (0,), x.rows.num_rows, x.rows.max_rows)
+        return Activation("identity", rows, x.width, 0, 0.0, role="sorted")
+
     def _floats(self, x: Activation) -> Argument:
-        if x.function == "identity":
+        if x.is_rows:
             return x.rows.memory
         if x.floats is None:
             stride = round_up(x.width, ROW_BLOCK)
-            x.floats = self._program.place(("floats", x.width, x.rows.max_rows), x.rows.max_rows * stride * 4)
+            x.floats = self._program.place((x.role, "floats", x.width, x.rows.max_rows), x.rows.max_rows * stride * 4)
             self._activate(x, x.floats, None, False)
         return x.floats
 
@@ -113,12 +168,23 @@ class LinearOps:
             up_column=x.rows.columns[-1],
             eps=x.eps,
             wide=wide,
+            has_gain=x.gain != 0,
+            has_bias=x.has_bias,
         )
+        if x.gates is not None:
+            spec = replace(
+                spec,
+                gate=x.gates.function,
+                gate_stride=x.gates.rows.stride,
+                gate_column=x.gates.column,
+                gate_width=x.gates.width,
+            )
         self._program.call(
             spec,
             lambda: activation(spec, self._target),
             x.rows.memory,
             x.gain,
+            0 if x.gates is None else x.gates.rows.memory,
             0 if floats is None else floats,
             *(codes or (0, 0, 0)),
             x.rows.num_rows,
@@ -126,19 +192,24 @@ class LinearOps:
 
 
 def arrays(name: str, kind: WeightKind) -> tuple[Argument, Argument, Argument]:
-    """A stored matrix as kernels take it: codes, scales and minima, with 0 for those that its kind lacks."""
+    """A stored matrix as kernels take it: codes, scales and offsets, with 0 for those that its kind lacks."""
     return (
         Stored(f"{name}.codes"),
         Stored(f"{name}.scales") if kind.is_quantized else 0,
-        Stored(f"{name}.minima") if kind.has_minimum else 0,
+        Stored(f"{name}.offsets") if kind.has_minimum or kind.has_zeros else 0,
     )
 
 
 def _runs_of_one_kind(layers: Sequence[Linear], plan: WeightPlan) -> list[list[Linear]]:
-    """The layers in runs of neighbours that are stored alike; each run becomes one matrix."""
+    """The layers in runs of neighbours that are stored alike; each run becomes one matrix.
+
+    A layer whose inputs are sorted stands alone: another's are in another order.
+    """
     runs: list[list[Linear]] = []
     for layer in layers:
-        if runs and plan.kinds[runs[-1][0].name] == plan.kinds[layer.name] and _alike(runs[-1][0], layer):
+        before = runs[-1][0] if runs else None
+        is_sorted = before is not None and not plan.sorted_inputs.isdisjoint((before.name, layer.name))
+        if before and not is_sorted and plan.kinds[before.name] == plan.kinds[layer.name] and _alike(before, layer):
             runs[-1].append(layer)
         else:
             runs.append([layer])

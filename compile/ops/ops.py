@@ -1,60 +1,77 @@
-"""The operations that a model file is written in: each appends kernel calls to a program.
+"""`Operations` as kernels: each appends calls to a program.
 
 A model file knows nothing of how weights are stored, nor of the kernels that want activations in one form or another.
+What no kernel does yet is refused by `implemented.py`, before a model file runs.
 """
 
 from __future__ import annotations
 
-from radixlm.runtime.artifact.manifest import KVLayout, ModelConfig
+from dataclasses import replace
+from typing import Literal
+
+from radixlm.runtime.artifact.manifest import KVLayout
+from radixlm.runtime.artifact.model_config import Function, ModelConfig
 
 from ..codegen.targets import Target
 from ..kernels.activation import gather_rows
-from ..kernels.embedding import embedding
+from ..kernels.embedding import embedding as embedding_kernel
+from ..kernels.row_norms import AddNormSpec, add_norm, bound_rows, normalize_rows, scale_rows
 from ..weights.layout import ROW_BLOCK, round_up
 from ..weights.plan import WeightPlan
 from .attention import AttentionOps
-from .layers import Embedding, Linear, RMSNorm
+from .experts import ExpertOps
+from .layers import Embedding, Linear, Norm, Vector
 from .linear import LinearOps, arrays
-from .program import Input, Program, Size, Stored
-from .rope_frequencies import ROPE_FREQUENCIES
-from .rows import Activation, Limits, Rows
+from .operations import AttentionSpec, ExpertsSpec
+from .program import Argument, Input, Program, Size, Stored
+from .rows import Activation, Gates, Limits, Rows
 
 
 class Ops:
     """Appends the kernels of one model to `program`, and its weights to `plan`."""
 
     def __init__(self, config: ModelConfig, layout: KVLayout, limits: Limits, target: Target, plan: WeightPlan) -> None:
-        self.config, self.limits, self.plan = config, limits, plan
+        self.limits, self.plan, self._target = limits, plan, target
         self.program = Program()
         self._linear = LinearOps(self.program, plan, target)
-        self._attention = AttentionOps(self.program, config, layout, limits, target)
+        self._experts = ExpertOps(self.program, plan, limits, target, self._linear)
+        is_scoring = config.why_not_partial is None
+        self._attention = AttentionOps(self.program, plan, config.ropes, layout, limits, target, is_scoring=is_scoring)
 
     @property
     def rounded_inputs(self) -> set[str]:
         """Matrices whose inputs are rounded to 8 bits."""
         return self._linear.rounded_inputs
 
-    def embed(self, layer: Embedding) -> Rows:
-        """Rows of the embedding for the step's tokens; also what is the same in each layer's attention."""
-        config = self.config
-        frequencies = self.plan.vector(((ROPE_FREQUENCIES, config.head_dim // 2),))
-        self._attention.begin(Stored(frequencies.name))
-        matrix = self.plan.matrix(((layer.name, layer.num_rows),), config.hidden_size)
-        rows = Rows.of_tokens(self.program, self.limits, "hidden", config.hidden_size)
+    def embed(self, embedding: Embedding, *, factor: float = 1.0, norm: Norm | None = None) -> Rows:
+        """Rows of the step's tokens."""
+        matrix = self.plan.matrix(((embedding.name, embedding.num_rows),), embedding.size)
+        rows = Rows.of_tokens(self.program, self.limits, "hidden", embedding.size)
         self.program.call(
-            ("embedding", matrix.kind, config.hidden_size),
-            lambda: embedding(matrix.kind, config.hidden_size, rows.stride),
+            ("embedding", matrix.kind, embedding.size, factor),
+            lambda: embedding_kernel(matrix.kind, embedding.size, rows.stride, factor),
             Input("token_ids"),
             *arrays(matrix.name, matrix.kind),
             rows.memory,
             rows.num_rows,
         )
+        if norm is not None:
+            self.program.call(
+                ("normalize_rows", norm, rows.stride),
+                lambda: normalize_rows(norm.size, rows.stride, norm.eps, self._target),
+                rows.memory,
+                rows.num_rows,
+            )
         return rows
 
-    def rms_norm(self, x: Rows, norm: RMSNorm) -> Activation:
-        """`x / rms(x) * gain`."""
-        gain = self.plan.vector(((norm.name, norm.size),))
-        return Activation("rms_norm", x, norm.size, Stored(gain.name), self.config.rms_norm_eps)
+    def norm(self, x: Rows, norm: Norm) -> Activation:
+        """`x` normalized; computed by the linear that takes it."""
+        function: Literal["rms_norm", "layer_norm"] = "rms_norm" if norm.kind == "rms" else "layer_norm"
+        return Activation(function, x, norm.size, self._gain(norm), norm.eps, has_bias=norm.has_bias)
+
+    def plain(self, x: Rows, width: int) -> Activation:
+        """`x` as it is, rows of `width`."""
+        return Activation("identity", x, width, 0, 0.0)
 
     def linear(self, x: Activation, *layers: Linear) -> Rows:
         """The outputs of all layers, side by side."""
@@ -67,23 +84,58 @@ class Ops:
         self._linear.multiply(x, layers, rows)
         return rows
 
-    def add_linear(self, x: Rows, y: Activation, layer: Linear) -> Rows:
-        """`x + W y`, in place of x."""
-        self._linear.multiply(y, (layer,), x, add=True)
+    def attention(self, qkv: Rows, spec: AttentionSpec) -> Activation:
+        """Attention of the step's tokens over the pool, which gets their keys and values."""
+        mixer = spec.attention
+        gathered = self.plain(self._attention.attend(qkv, spec), mixer.num_heads * mixer.head_dim)
+        if mixer.gate is not None:
+            width = mixer.head_dim if mixer.gate.over == "head" else 1
+            gathered.gates = Gates(mixer.gate.function, qkv, qkv.columns[-1], width)
+        return gathered
+
+    def activate(self, x: Rows, function: Function, width: int) -> Activation:
+        """A function of rows; computed by the linear that takes it."""
+        return Activation(function, x, width, 0, 0.0)
+
+    def experts(self, x: Activation, unnormed: Rows, spec: ExpertsSpec) -> Rows:
+        """The weighted sum of the experts that each row is routed to."""
+        return self._experts.experts(x, unnormed, spec)
+
+    def add_linear(self, x: Rows, y: Activation, layer: Linear, *, factor: float = 1.0) -> Rows:
+        """`x + factor * W y`, in place of x."""
+        self._linear.multiply(y, (layer,), x, add=True, factor=factor)
         return x
 
-    def attention(self, qkv: Rows) -> Activation:
-        """Attention of the step's tokens over the pool, which gets their keys and values; one call for each decoder
-        layer.
-        """
-        width = self.config.num_attention_heads * self.config.head_dim
-        return Activation("identity", self._attention.attend(qkv), width, 0, 0.0)
+    def add(self, x: Rows, y: Rows, *, factor: float = 1.0) -> Rows:
+        """`x + factor * y`, in place of x."""
+        return self._add(x, y, AddNormSpec(min(x.stride, y.stride), x.stride, y.stride, 0.0, factor, False), 0)
 
-    def silu_mul(self, gate_up: Rows) -> Activation:
-        """`silu(gate) * up` (SwiGLU, Shazeer, 2020)."""
-        return Activation("silu_mul", gate_up, self.config.intermediate_size, 0, 0.0)
+    def add_gated(self, x: Rows, y: Activation, layer: Linear, gate: Linear, of: Activation) -> Rows:
+        """`x + sigmoid(gate of) * W y`, in place of x: a row of y is multiplied before W is."""
+        assert not layer.has_bias, "a bias would have to be multiplied, too"
+        gates = Gates("sigmoid", self.linear(of, gate), width=y.width)
+        gated = replace(y, gates=gates, floats=None, codes={})
+        return self.add_linear(x, gated, layer)
 
-    def logits(self, x: Rows, norm: RMSNorm, head: Linear) -> None:
+    def add_norm(self, x: Rows, y: Rows, norm: Norm, *, factor: float = 1.0) -> Rows:
+        """`x + factor * normalized y`, in place of x."""
+        assert norm.kind == "rms", "refused by `implemented.py`"
+        spec = AddNormSpec(norm.size, x.stride, y.stride, norm.eps, factor, has_gain=norm.has_gain)
+        return self._add(x, y, spec, self._gain(norm))
+
+    def scale(self, x: Rows, by: Vector) -> Rows:
+        """`x` times a stored number, in place of x."""
+        number = Stored(self.plan.vector(((by.name, by.size),)).name)
+        self.program.call(
+            ("scale_rows", x.stride),
+            lambda: scale_rows(x.stride, x.stride),
+            x.memory,
+            number,
+            x.num_rows,
+        )
+        return x
+
+    def logits(self, x: Rows, norm: Norm, head: Linear, *, factor: float = 1.0, soft_cap: float | None = None) -> Rows:
         """Normalize the rows whose logits are wanted, and multiply them with the output matrix."""
         num_rows, most = Size("num_logits"), self.limits.num_logits
         picked = Rows(self.program.place("picked", most * x.stride * 4), x.stride, (0,), num_rows, most)
@@ -96,4 +148,20 @@ class Ops:
             num_rows,
         )
         out = Rows(Input("logits"), round_up(head.num_outputs, ROW_BLOCK), (0,), num_rows, most)
-        self._linear.multiply(self.rms_norm(picked, norm), (head,), out)
+        self._linear.multiply(self.norm(picked, norm), (head,), out)
+        if factor != 1.0 or soft_cap is not None:
+            self.program.call(
+                ("bound_rows", out.stride, factor, soft_cap),
+                lambda: bound_rows(out.stride, factor, soft_cap, self._target),
+                out.memory,
+                num_rows,
+            )
+        return out
+
+    def _add(self, x: Rows, y: Rows, spec: AddNormSpec, gain: Argument) -> Rows:
+        self.program.call(spec, lambda: add_norm(spec, self._target), y.memory, gain, x.memory, x.num_rows)
+        return x
+
+    def _gain(self, norm: Norm) -> Argument:
+        parts = ((norm.name, norm.size), (norm.bias_name, norm.size))[: 2 if norm.has_bias else 1]
+        return Stored(self.plan.vector(parts).name) if norm.has_gain else 0

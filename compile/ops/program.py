@@ -35,9 +35,10 @@ class Stored:
 
 @dataclass(frozen=True)
 class Size:
-    """A number that is known when `forward` is called, such as `num_tokens`."""
+    """A number that is known when `forward` is called, such as `num_tokens`, `times` over."""
 
     name: str
+    times: int = 1
 
 
 Argument = Input | Place | Stored | Size | int

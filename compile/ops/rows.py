@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from ..kernels.activation import Function
+from ..kernels.activation import Function, Gate
 from ..weights.layout import ROW_BLOCK, round_up
 from .program import Argument, Place, Program, Size
 
@@ -41,9 +41,22 @@ class Rows:
         return cls(program.place((role, stride), most * stride * 4), stride, columns, Size("num_tokens"), most)
 
 
+@dataclass(frozen=True)
+class Gates:
+    """What multiplies an activation: a function of other rows, whose `column` on holds a gate for `width` elements."""
+
+    function: Gate
+    rows: Rows
+    column: int = 0
+    width: int = 1
+
+
 @dataclass
 class Activation:
-    """A function of rows. It is computed when a linear needs it, as floats or as codes."""
+    """A function of rows. It is computed when a linear needs it, as floats or as codes.
+
+    `gain` is a norm's, 0 if it has none; with `has_bias`, the bias stands behind it.
+    """
 
     function: Function
     rows: Rows
@@ -52,3 +65,16 @@ class Activation:
     eps: float
     floats: Place | None = None
     codes: dict[bool, tuple[Place, Place, Place]] = field(default_factory=dict)  # by whether they are wide
+    role: str = ""  # activations of different roles have places of their own
+    has_bias: bool = False
+    gates: Gates | None = None
+
+    @property
+    def is_rows(self) -> bool:
+        """Whether nothing is to be computed."""
+        return self.function == "identity" and self.gates is None
+
+    @property
+    def float_stride(self) -> int:
+        """Numbers from one row of the result to the next, where it is floats."""
+        return self.rows.stride if self.is_rows else round_up(self.width, ROW_BLOCK)

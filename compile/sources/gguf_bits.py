@@ -5,6 +5,7 @@ Blocks are uint8 `[B, bytes of a block]`; what comes out of them keeps the first
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,17 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 Half = NDArray[np.float16]
-Parts = tuple[Bytes, NDArray[np.floating[Any]], NDArray[np.floating[Any]] | None]  # codes, scales, minima
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a function that unpacks blocks finds in them, `[B, ...]`: `Weight`'s arrays, floats still to be rounded."""
+
+    codes: Bytes
+    scales: NDArray[Any]
+    minima: NDArray[Any] | None = None
+    sub_scales: NDArray[Any] | None = None
+    sub_minima: NDArray[Any] | None = None
 
 
 def half(blocks: Bytes, at: int) -> Half:

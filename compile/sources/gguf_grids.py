@@ -1,7 +1,7 @@
 """GGUF's block types whose values come from a grid: IQ1, IQ2 and IQ3.
 
 Such a type stores indices of points of 4 or 8 values, signs apart, and a sub-scale for 16 or 32 values. The points are
-those of the `gguf` package. As weights they are 8-bit codes; each scale is a product that is still to be rounded.
+those of the `gguf` package. As weights they are 8-bit codes; the sub-scales are odd.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .gguf_bits import Bytes, Parts, fields, half, signed_codes, single_bits, wo
 
 Indices = NDArray[np.unsignedinteger[Any]]
 
-# Blocks [B, bytes] -> codes [B, 256], scales [B, groups], no minima. Offsets are those of ggml-common.h's structs.
+# Blocks [B, bytes] -> codes [B, 256], scales [B, 1], sub-scales [B, groups]. Offsets are those of ggml-common.h.
 
 
 def iq2_xxs(blocks: Bytes) -> Parts:
@@ -25,36 +25,36 @@ def iq2_xxs(blocks: Bytes) -> Parts:
     groups = blocks[:, 2:66].reshape(len(blocks), 8, 8)
     signs = np.ascontiguousarray(groups[:, :, 4:]).view("<u4")[:, :, 0]
     points = _points("IQ2_XXS", groups[:, :, :4].reshape(len(blocks), -1))
-    return _codes(points, _packed_signs(signs)), _odd_scales(half(blocks, 0), signs >> np.uint32(28), 8), None
+    return _odd_parts(_codes(points, _packed_signs(signs)), half(blocks, 0), signs >> np.uint32(28), 8)
 
 
 def iq2_xs(blocks: Bytes) -> Parts:
     """A 16-bit word for 8 values: 9 bits of index, 7 of signs."""
     entries = words(blocks, 2, 66, "<u2")
     points = _points("IQ2_XS", entries & np.uint16(511))
-    scales = _odd_scales(half(blocks, 0), fields(blocks[:, 66:74], 4, 1), 8)
-    return _codes(points, _signs_of_eight(entries >> np.uint16(9))), scales, None
+    codes = _codes(points, _signs_of_eight(entries >> np.uint16(9)))
+    return _odd_parts(codes, half(blocks, 0), fields(blocks[:, 66:74], 4, 1), 8)
 
 
 def iq2_s(blocks: Bytes) -> Parts:
     """10 bits of index, 2 of them apart; a bit of sign for each value."""
     indices = _with_high_bits(blocks[:, 2:34], fields(blocks[:, 66:74], 2, 1))
-    scales = _odd_scales(half(blocks, 0), fields(blocks[:, 74:82], 4, 1), 8)
-    return _codes(_points("IQ2_S", indices), single_bits(blocks[:, 34:66])), scales, None
+    codes = _codes(_points("IQ2_S", indices), single_bits(blocks[:, 34:66]))
+    return _odd_parts(codes, half(blocks, 0), fields(blocks[:, 74:82], 4, 1), 8)
 
 
 def iq3_xxs(blocks: Bytes) -> Parts:
     """Indices of a byte; then, for 32 values, four sets of signs of 7 bits and the sub-scale in 32 bits."""
     signs = words(blocks, 66, 98, "<u4")
     points = _points("IQ3_XXS", blocks[:, 2:66])
-    return _codes(points, _packed_signs(signs)), _odd_scales(half(blocks, 0), signs >> np.uint32(28), 4), None
+    return _odd_parts(_codes(points, _packed_signs(signs)), half(blocks, 0), signs >> np.uint32(28), 4)
 
 
 def iq3_s(blocks: Bytes) -> Parts:
     """9 bits of index, one of them apart; a bit of sign for each value."""
     indices = _with_high_bits(blocks[:, 2:66], single_bits(blocks[:, 66:74]))
-    scales = _odd_scales(half(blocks, 0), fields(blocks[:, 106:110], 4, 1), 1)
-    return _codes(_points("IQ3_S", indices), single_bits(blocks[:, 74:106])), scales, None
+    codes = _codes(_points("IQ3_S", indices), single_bits(blocks[:, 74:106]))
+    return _odd_parts(codes, half(blocks, 0), fields(blocks[:, 106:110], 4, 1), 1)
 
 
 def iq1_s(blocks: Bytes) -> Parts:
@@ -62,7 +62,7 @@ def iq1_s(blocks: Bytes) -> Parts:
     high = words(blocks, 34, 50, "<u2")
     indices = _with_high_bits(blocks[:, 2:34], high[:, :, None] >> np.arange(0, 12, 3, dtype=np.uint16) & np.uint16(7))
     codes = _shifted(_points("IQ1_S", indices), np.repeat(high >> np.uint16(15), 4, axis=1))
-    return codes, _odd_scales(half(blocks, 0), high >> np.uint16(12) & np.uint16(7), 8), None
+    return _odd_parts(codes, half(blocks, 0), high >> np.uint16(12) & np.uint16(7), 8)
 
 
 def iq1_m(blocks: Bytes) -> Parts:
@@ -72,8 +72,8 @@ def iq1_m(blocks: Bytes) -> Parts:
     sub_scales = words(blocks, 48, 56, "<u2")
     scale = np.bitwise_or.reduce(sub_scales >> np.uint16(12) << np.arange(0, 16, 4, dtype=np.uint16), axis=1)
     each = sub_scales[:, :, None] >> np.arange(0, 12, 3, dtype=np.uint16) & np.uint16(7)
-    scales = _odd_scales(scale.view(np.float16)[:, None], each.reshape(len(blocks), -1), 8)
-    return _shifted(_points("IQ1_M", indices), high >> np.uint8(3)), scales, None
+    codes = _shifted(_points("IQ1_M", indices), high >> np.uint8(3))
+    return _odd_parts(codes, scale.view(np.float16)[:, None], each.reshape(len(blocks), -1), 8)
 
 
 @functools.cache
@@ -94,10 +94,10 @@ def _with_high_bits(low: Bytes, high: Indices) -> Indices:
     return low | high.reshape(low.shape).astype(np.uint16) << np.uint16(8)
 
 
-def _odd_scales(scale: NDArray[np.float16], sub_scales: Indices, divisor: int) -> NDArray[np.float32]:
-    """`scale * (2 * sub_scale + 1) / divisor`, exact in float32."""
-    odd = 2 * sub_scales.astype(np.float32) + 1
-    return scale.astype(np.float32) * odd / np.float32(divisor)
+def _odd_parts(codes: Bytes, scale: NDArray[np.float16], sub_scales: Indices, divisor: int) -> Parts:
+    """Codes whose scale is `scale * (2 * sub_scale + 1) / divisor`."""
+    odd = (2 * sub_scales + 1).astype(np.int8)
+    return Parts(codes, scale.astype(np.float32) / np.float32(divisor), sub_scales=odd)
 
 
 def _packed_signs(of_groups: Indices) -> Bytes:

@@ -1,8 +1,8 @@
 """A tokenizers-library `tokenizer.json` from what GGUF and SentencePiece files say of a vocabulary.
 
-Knows the two kinds of tokenizer that Llama-family models have: byte-level BPE (`gpt2`), whose way of cutting
-text into words goes by the name in `tokenizer.ggml.pre`, and SentencePiece BPE (`llama`), whose scores
-become merges.
+Knows three kinds of tokenizer: byte-level BPE (`gpt2`), whose way of cutting text into words goes by the name in
+`tokenizer.ggml.pre` (`pre_tokenizers.py`); SentencePiece BPE (`llama`), whose scores become merges; and Gemma 4's
+(`gemma4`), which has SentencePiece's spaces and bytes, and merges of its own.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from radixlm.runtime.errors import CorruptSource, UnsupportedTokenizer
 from tokenizers import Tokenizer
 
 from .checkpoint import checked
+from .pre_tokenizers import PRE_TOKENIZERS
 
 Json = dict[str, Any]
+
+_SPACES_AS_LETTERS = frozenset({"llama", "gemma4"})  # kinds whose tokens have "▁" for a space
 
 
 class TokenType(IntEnum):
@@ -36,7 +39,7 @@ class TokenType(IntEnum):
 class Vocabulary:
     """All that a tokenizer is made of, whatever file it was in. `scores` and `merges` serve one kind each."""
 
-    model: str  # "gpt2" or "llama"
+    model: str  # "gpt2", "llama" or "gemma4"
     tokens: Sequence[str]
     types: Sequence[int]
     merges: Sequence[str] = ()
@@ -61,13 +64,13 @@ def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
     if not isinstance(tokens, list):
         raise CorruptSource("tokenizer.ggml.tokens is no list; fetch the file again")
     pre = metadata.get(key + "pre", "default")
-    is_spm = model == "llama"
+    is_spm, way = model == "llama", PRE_TOKENIZERS.get(str(pre))
     defaults = {
         "pre": "default",
         "add_space_prefix": is_spm,
         "bos_token_id": 1 if is_spm else None,
         "unknown_token_id": 0 if is_spm else None,
-        "add_bos_token": is_spm or str(pre) in _LLAMA3,
+        "add_bos_token": model in _SPACES_AS_LETTERS or (way is not None and way.adds_bos),
     }
     fields = ("model", "tokens", "merges", "scores", *defaults)
     given = {field: metadata[key + field] for field in fields if key + field in metadata}
@@ -88,11 +91,13 @@ def build_tokenizer_json(vocabulary: Vocabulary) -> str:
     if vocabulary.model == "gpt2":
         parts = _byte_level(vocabulary)
     elif vocabulary.model == "llama":
-        parts = _sentencepiece(vocabulary)
+        parts = _sentencepiece(vocabulary, merges_from_scores(vocabulary))
+    elif vocabulary.model == "gemma4":
+        parts = _sentencepiece(vocabulary, _pairs(vocabulary.merges))
     else:
         raise UnsupportedTokenizer(
-            f"tokenizer kind {vocabulary.model!r} cannot be rebuilt; supported are gpt2 (byte-level BPE) and "
-            "llama (SentencePiece BPE)"
+            f"tokenizer kind {vocabulary.model!r} cannot be rebuilt; supported are gpt2 (byte-level BPE), "
+            "llama (SentencePiece BPE) and gemma4"
         )
     whole = {
         "version": "1.0",
@@ -111,19 +116,20 @@ def build_tokenizer_json(vocabulary: Vocabulary) -> str:
 
 
 def _byte_level(vocabulary: Vocabulary) -> Json:
-    if vocabulary.pre not in _PRE_TOKENIZERS:
+    if vocabulary.pre not in PRE_TOKENIZERS:
         raise UnsupportedTokenizer(
-            f"pre-tokenizer {vocabulary.pre!r} is not known; supported are {', '.join(sorted(_PRE_TOKENIZERS))}"
+            f"pre-tokenizer {vocabulary.pre!r} is not known; supported are {', '.join(sorted(PRE_TOKENIZERS))}"
         )
+    way = PRE_TOKENIZERS[vocabulary.pre]
     return {
-        "normalizer": {"type": "NFC"} if vocabulary.pre in _QWEN2 else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(_PRE_TOKENIZERS[vocabulary.pre])},
+        "normalizer": {"type": "NFC"} if way.composes else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(way.steps)},
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": _bpe(_ids(vocabulary), list(vocabulary.merges), ignore_merges=vocabulary.pre in _IGNORE_MERGES),
+        "model": _bpe(_ids(vocabulary), list(vocabulary.merges), ignore_merges=way.ignores_merges),
     }
 
 
-def _sentencepiece(vocabulary: Vocabulary) -> Json:
+def _sentencepiece(vocabulary: Vocabulary, merges: Sequence[tuple[str, str]]) -> Json:
     unknown_id = vocabulary.unknown_token_id
     has_bytes = TokenType.BYTE in vocabulary.types
     prefix = vocabulary.add_space_prefix
@@ -138,12 +144,26 @@ def _sentencepiece(vocabulary: Vocabulary) -> Json:
         "decoder": {"type": "Sequence", "decoders": [*decoders, strip] if prefix else decoders},
         "model": _bpe(
             _ids(vocabulary),
-            merges_from_scores(vocabulary),
+            merges,
             unk_token=None if unknown_id is None else vocabulary.tokens[unknown_id],
             fuse_unk=True,
             byte_fallback=has_bytes,
         ),
     }
+
+
+def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
+    """Merges that are joined by a space in the file, as pairs.
+
+    Raises CorruptSource where one is no pair.
+    """
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    for pair in pairs:
+        if len(pair) != 2:
+            raise CorruptSource(
+                f"the merge {' '.join(pair)!r} has {len(pair)} parts instead of 2; fetch the file again"
+            )
+    return pairs  # type: ignore[return-value]
 
 
 def merges_from_scores(vocabulary: Vocabulary) -> list[tuple[str, str]]:
@@ -198,7 +218,7 @@ def _ids(vocabulary: Vocabulary) -> dict[str, int]:
 def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
     """Tokens found in the text before anything else: control tokens, and those that the makers defined."""
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    special_types = {TokenType.CONTROL} | ({TokenType.UNKNOWN} if vocabulary.model == "llama" else set())
+    special_types = {TokenType.CONTROL} | ({TokenType.UNKNOWN} if vocabulary.model in _SPACES_AS_LETTERS else set())
     return [
         {"id": index, "content": token, **plain, "special": type_ in special_types}
         for index, (token, type_) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
@@ -219,40 +239,3 @@ def _post_processor(vocabulary: Vocabulary) -> Json | None:
         "pair": first + second,
         "special_tokens": {bos: {"id": bos, "ids": [vocabulary.bos_token_id], "tokens": [bos]}},
     }
-
-
-def _split(pattern: str) -> Json:
-    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-
-
-def _byte_level_step(*, words: bool = False) -> Json:
-    """Bytes as letters; with `words`, cut at GPT-2's word boundaries first."""
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": words}
-
-
-# How text is cut before merging, by `tokenizer.ggml.pre`, one split after the other (llama-vocab.cpp).
-_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
-_TEKKEN_WORDS = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3 = frozenset({"llama3", "llama-v3", "llama-bpe"})
-_QWEN2 = frozenset({"qwen2", "deepseek-r1-qwen"})
-_IGNORE_MERGES = _LLAMA3 | {"tekken"}
-_PRE_TOKENIZERS: dict[str, tuple[Json, ...]] = {
-    "default": (
-        *map(_split, (r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]")),
-        _byte_level_step(),
-    ),
-    "gpt-2": (_byte_level_step(words=True),),
-    "smollm": ({"type": "Digits", "individual_digits": True}, _byte_level_step(words=True)),
-    "tekken": (_split(_TEKKEN_WORDS), _byte_level_step()),
-    **dict.fromkeys(sorted(_LLAMA3), (_split(_LLAMA3_WORDS), _byte_level_step())),
-    **dict.fromkeys(sorted(_QWEN2), (_split(_QWEN2_WORDS), _byte_level_step())),
-}

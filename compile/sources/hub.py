@@ -7,6 +7,7 @@ tools share. `HF_ENDPOINT` and `HF_TOKEN` are respected.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import huggingface_hub
@@ -23,12 +24,17 @@ FILES = (
     "tokenizer.model",
     "tokenizer_config.json",
     "chat_template.jinja",
+    "quantize_config.json",
+    "mlc-chat-config.json",
+    "tensor-cache.json",
+    "ndarray-cache.json",
+    "params_shard_*.bin",
 )
 
 
-def download(reference: str, *, cache_dir: Path | None = None) -> Path:
+def download(reference: str, *, cache_dir: Path | None = None, files: Sequence[str] = FILES) -> Path:
     """The directory of the model `hf:ORG/NAME[@REVISION]`; files that are there already are not fetched
-    again.
+    again. Only those that match a pattern of `files` are.
 
     Raises SourceNotFound where the hub cannot be reached or has no such model.
     """
@@ -38,7 +44,7 @@ def download(reference: str, *, cache_dir: Path | None = None) -> Path:
         path = huggingface_hub.snapshot_download(
             repo_id,
             revision=revision or None,
-            allow_patterns=list(FILES),
+            allow_patterns=list(files),
             cache_dir=None if cache_dir is None else cache_dir / "hub",
             endpoint=endpoint,
         )

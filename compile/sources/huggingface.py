@@ -1,6 +1,7 @@
-"""A directory in Hugging Face's layout as a model source: config.json, safetensors, tokenizer.
+"""A directory as a model source: Hugging Face's (config.json, safetensors) or MLC's, and a tokenizer.
 
-Knows which file holds what; `huggingface_config.py` reads the configuration.
+Knows how a model is put together; `model_files.py` knows which file holds what, `huggingface_config.py` reads the
+configuration, and `quantized/` what matrices are stored as.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ from types import TracebackType
 from typing import Any, Self
 
 from radixlm.runtime.artifact.manifest import SamplingDefaults, SourceInfo
-from radixlm.runtime.errors import CorruptSource, SourceNotFound, UnsupportedTensor
+from radixlm.runtime.artifact.model_config import ModelConfig
+from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 
-from ..weights.quantization import Float32, Weight, WeightKind
-from .checkpoint import check_tensors, checked
-from .huggingface_config import model_config
+from ..families.registry import FAMILIES, weight_shapes
+from ..weights.quantization import Float32, Weight
+from .checkpoint import checked
+from .checkpoint_tensors import CheckpointTensors, reshaped, with_usual_names
+from .huggingface_config import huggingface_settings
 from .huggingface_tokenizer import HuggingFaceTokenizer
-from .safetensors_file import SafetensorsFile
+from .model_files import open_files
+from .model_tensors import ModelTensors
+from .quantized.tensors import KINDS, Array, PlainTensor, RowsOf, Tensor, first_bytes, tensors
 from .source import TensorInfo
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-_KINDS = {"F32": WeightKind("f32"), "F16": WeightKind("f16"), "BF16": WeightKind("bf16")}
 _SAMPLE_BYTES = 1024  # of each tensor, in the fingerprint
 
 
@@ -32,39 +36,38 @@ class HuggingFaceSource:
 
     def __init__(self, path: Path, *, name: str | None = None) -> None:
         """Raises SourceNotFound where the directory is no model, other SourceErrors for what is wrong."""
-        if not (path / "config.json").is_file():
-            raise SourceNotFound(f"{path} is no model: it has no config.json; give a .gguf file or a model directory")
+        self._files = files = open_files(path)
         self.name = name or path.resolve().name
-        config = read_json(path / "config.json")
-        generation = read_json(path / "generation_config.json", optional=True)
-        self.config = model_config(str(path), config)
-        self._files = _open_weights(path)
-        self._file_of = _without_extras(self._files, tied=self.config.tie_word_embeddings)
-        self._check_types(path)
-        check_tensors(str(path), self.config, self.tensors())
-        tokenizer = HuggingFaceTokenizer(path, config, generation, vocab_size=self.config.vocab_size)
+        settings = huggingface_settings(str(path), files.config)
+        self.config = FAMILIES[settings.architecture].config(settings)
+        self._arrays = _without_extras(files.arrays, tied=self.config.tie_word_embeddings)
+        stored = tensors(str(path), self._arrays, files.format_for(self._arrays))
+        family = FAMILIES[settings.architecture]
+        usual = reshaped(with_usual_names(stored), family.transposed, family.flat)
+        named = _without_idle_biases(_separated(usual, self.config), self.config)
+        ignored = ("lm_head.*",) if self.config.tie_word_embeddings else ()
+        self._tensors = ModelTensors(str(path), self.config, "huggingface", CheckpointTensors(named), ignored)
+        self._check_types(path, named)
+        tokenizer = HuggingFaceTokenizer(path, files.config, files.generation, vocab_size=self.config.vocab_size)
         self.tokenizer_json = tokenizer.json
         self.chat_template = tokenizer.chat_template
         self.bos_token_id = tokenizer.bos_token_id
         self.eos_token_ids = tokenizer.eos_token_ids
         self.add_bos_token = tokenizer.add_bos_token
-        self.sampling = _sampling(path, generation)
-        self.info = SourceInfo(format="huggingface", name=self.name, fingerprint=self._fingerprint(config))
+        self.sampling = _sampling(str(files.generation_file), files.generation)
+        self.info = SourceInfo(format=files.layout, name=self.name, fingerprint=self._fingerprint(files.config))
 
     def tensors(self) -> Mapping[str, TensorInfo]:
-        stored = {name: file.tensors[name] for name, file in self._file_of.items()}
-        return {name: TensorInfo(tensor.shape, tensor.dtype) for name, tensor in stored.items()}
+        return self._tensors.infos()
 
     def read(self, name: str, rows: slice | None = None) -> Weight:
-        file = self._file_of[name]
-        return Weight(_KINDS[file.tensors[name].dtype], file.values(name, rows))
+        return self._tensors.read(name, rows)
 
     def read_float32(self, name: str, rows: slice | None = None) -> Float32:
-        return self.read(name, rows).dequantize()
+        return self._tensors.read_float32(name, rows)
 
     def close(self) -> None:
-        for file in self._files:
-            file.close()
+        self._files.close()
 
     def __enter__(self) -> Self:
         return self
@@ -74,78 +77,76 @@ class HuggingFaceSource:
     ) -> None:
         self.close()
 
-    def _check_types(self, path: Path) -> None:
-        for name, info in self.tensors().items():
-            if info.type not in _KINDS:
+    def _check_types(self, path: Path, named: Mapping[str, Tensor]) -> None:
+        names = {view.name for name in self._tensors.infos() for view in self._tensors.views(name)}
+        for name, tensor in ((name, named[name]) for name in sorted(names)):
+            if isinstance(tensor, PlainTensor) and tensor.info.type not in KINDS:
                 raise UnsupportedTensor(
-                    f"{path}: {name} is stored as {info.type}, supported are {', '.join(_KINDS)}; "
+                    f"{path}: {name} is stored as {tensor.info.type}, supported are {', '.join(KINDS)}; "
                     "take the original model, or a GGUF file"
                 )
 
     def _fingerprint(self, config: Mapping[str, Any]) -> str:
-        """Over configuration, tokenizer, headers, sizes and the beginning of each tensor."""
+        """Over configuration, tokenizer, headers, sizes and the beginning of each array."""
         digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
         digest.update(hashlib.sha256(self.tokenizer_json.encode()).digest())
-        for file in self._files:
-            digest.update(hashlib.sha256(file.header).digest() + file.size.to_bytes(8, "little"))
-        for name in sorted(self._file_of):
-            digest.update(self._file_of[name].sample(name, _SAMPLE_BYTES))
+        for header, size in self._files.headers:
+            digest.update(hashlib.sha256(header).digest() + size.to_bytes(8, "little"))
+        for name in sorted(self._arrays):
+            digest.update(first_bytes(self._arrays[name], _SAMPLE_BYTES))
         return digest.hexdigest()
 
 
-def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """A JSON object; {} for an optional file that is not there. Raises CorruptSource for anything else."""
-    if optional and not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SourceNotFound(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise CorruptSource(f"{path} is no JSON ({error}); fetch it again") from error
-    if not isinstance(value, dict):
-        raise CorruptSource(f"{path} holds no JSON object; fetch it again")
-    return value
-
-
-def _open_weights(path: Path) -> list[SafetensorsFile]:
-    if (path / WEIGHTS).is_file():
-        return [SafetensorsFile(path / WEIGHTS)]
-    if not (path / INDEX).is_file():
-        pickled = any(path.glob("*.bin")) or any(path.glob("*.pth"))
-        hint = "its weights are pickled, convert them to safetensors" if pickled else f"it has no {WEIGHTS}"
-        raise SourceNotFound(f"{path} is no model that can be read: {hint}")
-    weight_map = read_json(path / INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CorruptSource(f"{path / INDEX} has no weight_map; fetch it again")
-    names = sorted({str(name) for name in weight_map.values()})
-    for name in names:
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise CorruptSource(f"{path / INDEX} names {name!r}, which is no safetensors file beside it")
-        if not (path / name).is_file():
-            raise CorruptSource(f"{path}: {name} is missing, {INDEX} asks for it; fetch it again")
-    files = [SafetensorsFile(path / name) for name in names]
-    stored = {name for file in files for name in file.tensors}
-    for name in weight_map:
-        if name not in stored:
-            raise CorruptSource(f"{path}: {name} is in no shard, {INDEX} says {weight_map[name]}; fetch it again")
-    return files
-
-
-def _without_extras(files: list[SafetensorsFile], *, tied: bool) -> dict[str, SafetensorsFile]:
-    """The file of each tensor, without those that carry no weight of their own.
+def _without_extras(arrays: Mapping[str, Array], *, tied: bool) -> dict[str, Array]:
+    """The arrays without those that carry no weight of their own.
 
     Old checkpoints store RoPE's frequencies; some store a tied output matrix, which transformers ignores too.
     """
     return {
-        name: file
-        for file in files
-        for name in file.tensors
-        if not name.endswith(".rotary_emb.inv_freq") and not (tied and name == "lm_head.weight")
+        name: array
+        for name, array in arrays.items()
+        if not name.endswith(".rotary_emb.inv_freq") and not (tied and name.startswith("lm_head."))
     }
 
 
-def _sampling(path: Path, generation: Mapping[str, Any]) -> SamplingDefaults:
+def _separated(stored: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Tensors under a model's names, where a checkpoint keeps q, k and v as one, and gate and up."""
+    expected = weight_shapes(config)
+    found: dict[str, Tensor] = {}
+    for name, tensor in stored.items():
+        fused = next((fused for fused in _FUSED if f".{fused}." in name), None)
+        if fused is None or name in expected or ".experts." in name:  # of those, families have views
+            found[name] = tensor
+            continue
+        start = 0
+        for part in _FUSED[fused]:
+            own = name.replace(f".{fused}.", f".{part}.")
+            size = expected.get(own, (0,))[0]
+            found[own] = RowsOf(tensor, start, start + size)
+            start += size
+        if start != tensor.info.shape[0]:
+            raise CorruptSource(f"{name} has {tensor.info.shape[0]} rows, the configuration asks for {start}")
+    return found
+
+
+_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+
+def _without_idle_biases(found: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """The tensors without the zeros that AutoGPTQ writes as a bias of each matrix, where the model has none."""
+    expected = weight_shapes(config)
+
+    def is_idle(name: str) -> bool:
+        stem = name.removesuffix(".bias")
+        beside = found.get(f"{stem}.weight")
+        if name == stem or name in expected or beside is None or isinstance(beside, PlainTensor):
+            return False
+        return not found[name].read_float32().any()
+
+    return {name: tensor for name, tensor in found.items() if not is_idle(name)}
+
+
+def _sampling(label: str, generation: Mapping[str, Any]) -> SamplingDefaults:
     keys = ("temperature", "top_p", "top_k", "repetition_penalty")
     given = {key: generation[key] for key in keys if generation.get(key) is not None}
-    return checked(str(path / "generation_config.json"), given, SamplingDefaults)
+    return checked(label, given, SamplingDefaults)

@@ -5,10 +5,15 @@ Knows how the library's errors become one line, and which bytes identify a file.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.errors import CorruptSource, SourceNotFound
 from safetensors import SafetensorError, safe_open
@@ -16,14 +21,25 @@ from safetensors import SafetensorError, safe_open
 from .checkpoint import one_line
 
 _open: Any = safe_open  # whose methods have no types
+_FLOAT8 = {  # which the library does not make arrays of
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+}
+
+Index = slice | tuple[slice, ...]
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor's type by the format's name, such as "BF16", and its shape."""
+    """A tensor's type by the format's name, such as "BF16", its shape, and its values, read when they are asked for."""
 
     dtype: str
     shape: tuple[int, ...]
+    read: Callable[[Index], NDArray[Any]]
+
+    def __getitem__(self, index: Index) -> NDArray[Any]:
+        return self.read(index)
 
 
 class SafetensorsFile:
@@ -43,19 +59,33 @@ class SafetensorsFile:
         except SafetensorError as error:
             raise CorruptSource(f"{path} is no whole safetensors file ({one_line(error)}); fetch it again") from error
         self.tensors = {
-            name: StoredTensor(part.get_dtype(), tuple(part.get_shape())) for name, part in self._slices.items()
+            name: StoredTensor(part.get_dtype(), tuple(part.get_shape()), partial(self.values, name))
+            for name, part in self._slices.items()
         }
 
-    def values(self, name: str, rows: slice | None = None) -> NDArray[Any]:
-        """A copy of a tensor, or of the rows `[start, stop)` of one, of the type that is stored."""
-        values: NDArray[Any] = self._slices[name][rows or slice(None)]
-        return values
+    def values(self, name: str, index: Index | None = None) -> NDArray[Any]:
+        """A copy of a tensor, or of a part of one such as the rows `[start, stop)`, of the type that is stored."""
+        tensor, values = self.tensors[name], None
+        if tensor.dtype in _FLOAT8:
+            values = self._float8(name, tensor)[index or slice(None)] if tensor.shape else self._float8(name, tensor)
+        elif tensor.shape:
+            values = self._slices[name][index or slice(None)]
+        else:
+            values = self._file.get_tensor(name)
+        return np.array(values)
 
-    def sample(self, name: str, num_bytes: int) -> bytes:
-        """The first bytes of a tensor."""
-        num_rows = -(-num_bytes // max(1, self.values(name, slice(0, 1)).nbytes))
-        rows = slice(0, min(num_rows, self.tensors[name].shape[0]))
-        return self.values(name, rows).tobytes()[:num_bytes]
+    def _float8(self, name: str, tensor: StoredTensor) -> NDArray[Any]:
+        """The bytes where the header says, which the library has checked."""
+        dtype, (begin, _) = _FLOAT8[tensor.dtype], self._entries[name]["data_offsets"]
+        if not all(tensor.shape):
+            return np.empty(tensor.shape, dtype)
+        at = 8 + len(self.header) + begin
+        return np.memmap(self.path, dtype, "r", at, tensor.shape or (1,)).reshape(tensor.shape)
+
+    @cached_property
+    def _entries(self) -> dict[str, Any]:
+        entries: dict[str, Any] = json.loads(self.header)
+        return entries
 
     def close(self) -> None:
         """Drop the mapping."""

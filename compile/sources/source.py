@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from radixlm.runtime.artifact.manifest import ModelConfig, SamplingDefaults, SourceInfo
+from radixlm.runtime.artifact.manifest import SamplingDefaults, SourceInfo
+from radixlm.runtime.artifact.model_config import ModelConfig
 
 from ..weights.quantization import Float32, Weight
 

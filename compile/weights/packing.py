@@ -9,8 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .codes import CODES
+from .kinds import DTYPES, SUPER_GROUP, WeightKind
 from .layout import CHUNKS, GROUP, ROW_BLOCK, round_up
-from .quantization import DTYPES, Weight, WeightKind
+from .quantization import Weight
+
+Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class PackedShape:
 
     codes: int
     scales: int
-    minima: int
+    offsets: int
 
 
 def padded_inputs(kind: WeightKind, num_inputs: int) -> int:
@@ -30,20 +33,27 @@ def padded_inputs(kind: WeightKind, num_inputs: int) -> int:
 def packed_shape(kind: WeightKind, num_outputs: int, num_inputs: int) -> PackedShape:
     """How many bytes a matrix takes in kernel layout."""
     outputs, inputs = round_up(num_outputs, ROW_BLOCK), padded_inputs(kind, num_inputs)
-    if not kind.is_quantized:
-        return PackedShape(outputs * inputs * DTYPES[kind.name].itemsize, 0, 0)
-    codes = outputs // ROW_BLOCK * (inputs // GROUP) * CODES[kind.name].group_bytes
-    scales = outputs * (inputs // kind.group) * 2
-    return PackedShape(codes, scales, scales if kind.has_minimum else 0)
+    if kind.scales is None:
+        return PackedShape(outputs * inputs * DTYPES[kind.codes].itemsize, 0, 0)
+    codes = outputs // ROW_BLOCK * (inputs // GROUP) * CODES[kind.codes].group_bytes
+    groups = -(-inputs // kind.group)
+    if kind.is_nested:
+        scales = outputs * (groups + inputs // SUPER_GROUP * 2)
+        return PackedShape(codes, scales, scales if kind.has_minimum else 0)
+    offsets = groups * outputs * (2 if kind.has_minimum else 1 if kind.has_zeros else 0)
+    return PackedShape(codes, outputs * groups * (2 if kind.scales.dtype == "f16" else 1), offsets)
 
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """Whole blocks in kernel layout; blocks are outermost, so that parts of a matrix can be packed one by one."""
+    """Whole blocks in kernel layout; blocks are outermost, so that parts of a matrix can be packed one by one.
+
+    `offsets` are minima or integer zeros.
+    """
 
     codes: npt.NDArray[np.generic]
-    scales: npt.NDArray[np.float16] | None
-    minima: npt.NDArray[np.float16] | None
+    scales: npt.NDArray[np.generic] | None
+    offsets: npt.NDArray[np.generic] | None
 
 
 def pack(weight: Weight) -> PackedWeight:
@@ -54,11 +64,15 @@ def pack(weight: Weight) -> PackedWeight:
     if not kind.is_quantized:
         return PackedWeight(np.ascontiguousarray(codes.reshape(blocks, ROW_BLOCK, inputs).swapaxes(1, 2)), None, None)
     chunks = codes.reshape(blocks, ROW_BLOCK, inputs // GROUP, CHUNKS, GROUP // CHUNKS).transpose(0, 2, 3, 1, 4)
-    return PackedWeight(
-        np.ascontiguousarray(CODES[kind.name].pack(chunks)),
-        _pack_scales(weight.scales, inputs, kind),
-        _pack_scales(weight.minima, inputs, kind),
-    )
+    packed = np.ascontiguousarray(CODES[kind.codes].pack(chunks))
+    if kind.is_nested:
+        assert inputs % SUPER_GROUP == 0, f"rows of {inputs} values are not whole groups of {SUPER_GROUP}"
+        return PackedWeight(
+            packed, _nest(weight.scales, weight.sub_scales, inputs), _nest(weight.minima, weight.sub_minima, inputs)
+        )
+    groups = -(-inputs // kind.group)
+    offsets = weight.minima if kind.has_minimum else weight.zeros
+    return PackedWeight(packed, _by_block(weight.scales, groups), _by_block(offsets, groups))
 
 
 def _padded(matrix: npt.NDArray[Any], outputs: int, inputs: int) -> npt.NDArray[Any]:
@@ -66,12 +80,22 @@ def _padded(matrix: npt.NDArray[Any], outputs: int, inputs: int) -> npt.NDArray[
     return matrix if pad == [(0, 0), (0, 0)] else np.pad(matrix, pad)
 
 
-def _pack_scales(
-    scales: npt.NDArray[np.float16] | None, inputs: int, kind: WeightKind
-) -> npt.NDArray[np.float16] | None:
-    if scales is None:
+def _by_block(numbers: npt.NDArray[Any] | None, groups: int) -> npt.NDArray[Any] | None:
+    """`[N, K / group]` as `[block, groups, 16]`, padded with zeros."""
+    if numbers is None:
         return None
-    blocks = round_up(scales.shape[0], ROW_BLOCK) // ROW_BLOCK
-    padded = np.zeros((blocks * ROW_BLOCK, inputs // kind.group), np.float16)
-    padded[: scales.shape[0], : scales.shape[1]] = scales
+    blocks = round_up(numbers.shape[0], ROW_BLOCK) // ROW_BLOCK
+    padded = np.zeros((blocks * ROW_BLOCK, groups), numbers.dtype)
+    padded[: numbers.shape[0], : numbers.shape[1]] = numbers
     return np.ascontiguousarray(padded.reshape(blocks, ROW_BLOCK, -1).swapaxes(1, 2))
+
+
+def _nest(outer: npt.NDArray[Any] | None, inner: npt.NDArray[Any] | None, inputs: int) -> Bytes | None:
+    """Bytes `[block, K/256, ...]`: 16 float16, and then 16 int8 for each of the groups."""
+    if outer is None or inner is None:
+        return None
+    supers, num_groups = inputs // SUPER_GROUP, inner.shape[1]
+    of_supers, of_groups = _by_block(outer, supers), _by_block(inner, num_groups)
+    assert of_supers is not None and of_groups is not None
+    shape = (len(of_supers), supers, -1)
+    return np.concatenate([of_supers.view(np.uint8).reshape(shape), of_groups.view(np.uint8).reshape(shape)], axis=-1)

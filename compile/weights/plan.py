@@ -5,24 +5,32 @@ Matrices that are multiplied with the same input lie one after another as one ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Literal
 
+from radixlm.runtime.errors import CompileError
+
+from .kinds import WeightKind
 from .layout import ALIGNMENT, ROW_BLOCK, round_up
 from .packing import packed_shape, padded_inputs
-from .quantization import WeightKind
 
-Array = Literal["codes", "scales", "minima"]
+Array = Literal["codes", "scales", "offsets", "order"]
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Matrices of one kind and width, stacked. `parts` are the checkpoint's names, with their rows."""
+    """Matrices of one kind and width, stacked. `parts` are the checkpoint's names, with their rows.
+
+    One whose inputs are sorted (`Weight.input_order`) stands alone, with their order as int32 beside it. Its only part
+    may be a tensor of `num_experts` matrices, each of the rows that are given.
+    """
 
     parts: tuple[tuple[str, int], ...]
     kind: WeightKind
     num_inputs: int
+    is_sorted: bool = False
+    num_experts: int = 1
 
     @property
     def name(self) -> str:
@@ -31,13 +39,15 @@ class Matrix:
 
     @property
     def num_outputs(self) -> int:
-        """Rows, each part padded to whole blocks."""
+        """Rows of one expert, each part padded to whole blocks."""
         return sum(round_up(rows, ROW_BLOCK) for _, rows in self.parts)
 
     def array_bytes(self) -> dict[Array, int]:
         """Bytes of each array that it is stored as."""
-        shape = packed_shape(self.kind, self.num_outputs, self.num_inputs)
-        sizes: dict[Array, int] = {"codes": shape.codes, "scales": shape.scales, "minima": shape.minima}
+        shape = packed_shape(self.kind, self.num_experts * self.num_outputs, self.num_inputs)
+        sizes: dict[Array, int] = {"codes": shape.codes, "scales": shape.scales, "offsets": shape.offsets}
+        if self.is_sorted:
+            sizes["order"] = self.num_inputs * 4
         return {array: size for array, size in sizes.items() if size}
 
     @property
@@ -48,9 +58,13 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Vector:
-    """float32 numbers: gains and biases, each part padded to whole blocks of outputs, or computed ones (`part` "")."""
+    """float32 numbers: gains and biases, each part padded to whole blocks of outputs, or computed ones (`part` "").
+
+    Its only part may be the biases of `num_experts`, each of the size that is given, and padded.
+    """
 
     parts: tuple[tuple[str, int], ...]
+    num_experts: int = 1
 
     @property
     def name(self) -> str:
@@ -60,7 +74,7 @@ class Vector:
     @property
     def size(self) -> int:
         """Numbers, with padding."""
-        return sum(round_up(size, ROW_BLOCK) for _, size in self.parts)
+        return self.num_experts * sum(round_up(size, ROW_BLOCK) for _, size in self.parts)
 
 
 class WeightPlan:
@@ -68,27 +82,31 @@ class WeightPlan:
 
     Args:
         kinds: how each of the checkpoint's matrices will be stored.
+        sorted_inputs: those of them whose inputs are sorted.
     """
 
-    def __init__(self, kinds: Mapping[str, WeightKind]) -> None:
-        self.kinds = kinds
+    def __init__(self, kinds: Mapping[str, WeightKind], sorted_inputs: Set[str] = frozenset()) -> None:
+        self.kinds, self.sorted_inputs = kinds, sorted_inputs
         self.matrices: dict[str, Matrix] = {}
         self.vectors: dict[str, Vector] = {}
         self._offsets: dict[str, int] = {}
         self._end = 0
 
-    def matrix(self, parts: tuple[tuple[str, int], ...], num_inputs: int) -> Matrix:
+    def matrix(self, parts: tuple[tuple[str, int], ...], num_inputs: int, num_experts: int = 1) -> Matrix:
         """Plan a matrix, or find it if it is planned already (a tied output matrix)."""
-        matrix = Matrix(parts, self.kinds[parts[0][0]], num_inputs)
+        is_sorted = parts[0][0] in self.sorted_inputs
+        if is_sorted and num_experts > 1:
+            raise CompileError(f"{parts[0][0]}: experts whose inputs are sorted (act-order); take a file without")
+        matrix = Matrix(parts, self.kinds[parts[0][0]], num_inputs, is_sorted, num_experts)
         if matrix.name not in self.matrices:
             self.matrices[matrix.name] = matrix
             for array, size in matrix.array_bytes().items():
                 self._place(f"{matrix.name}.{array}", size)
         return matrix
 
-    def vector(self, parts: tuple[tuple[str, int], ...]) -> Vector:
+    def vector(self, parts: tuple[tuple[str, int], ...], num_experts: int = 1) -> Vector:
         """Plan float32 numbers."""
-        vector = Vector(parts)
+        vector = Vector(parts, num_experts)
         if vector.name not in self.vectors:
             self.vectors[vector.name] = vector
             self._place(vector.name, vector.size * 4)

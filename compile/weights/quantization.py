@@ -6,116 +6,121 @@ block types of GGUF become weights in `sources/gguf_blocks.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.errors import CompileError
 
+from .kinds import DTYPES, HALF_E4M3, Q4, Q8, SUPER_GROUP, TABLES, WeightKind
+
 Float32 = NDArray[np.float32]
-KindName = Literal["q4", "q8", "f16", "bf16", "f32"]
 Mode = Literal["q4", "q8", "f16", "f32"]
 
 GROUP = 32  # values that share a scale when we choose it
-_ZEROS: dict[KindName, int] = {"q4": 8, "q8": 128}
 _STRIP_VALUES = 1 << 20  # values worked on at once: bounds the temporaries to a few times 4 MiB
-
-
-@dataclass(frozen=True)
-class WeightKind:
-    """How a weight is stored.
-
-    Quantized kinds hold one code per value and, for each `group` values of a row, a scale: the value is
-    `scale * (code - zero)`, or `scale * code + minimum` where there is a minimum. Other kinds hold the
-    values.
-    """
-
-    name: KindName
-    group: Literal[0, 16, 32] = 0
-    has_minimum: bool = False
-
-    @property
-    def is_quantized(self) -> bool:
-        return self.group != 0
-
-    @property
-    def zero(self) -> int:
-        """The code that means 0.0; 0 for kinds with a minimum and for plain values."""
-        return 0 if self.has_minimum else _ZEROS.get(self.name, 0)
-
-    @property
-    def label(self) -> str:
-        """One word for tables, such as "q4_g32_min" or "bf16"."""
-        return f"{self.name}_g{self.group}{'_min' if self.has_minimum else ''}" if self.group else self.name
-
-
-Q4 = WeightKind("q4", 32)
-Q4_MINIMUM = WeightKind("q4", 32, True)
-Q4_GROUP16 = WeightKind("q4", 16)
-Q4_GROUP16_MINIMUM = WeightKind("q4", 16, True)
-Q8 = WeightKind("q8", 32)
-Q8_MINIMUM = WeightKind("q8", 32, True)
-Q8_GROUP16 = WeightKind("q8", 16)
-F16 = WeightKind("f16")
-BF16 = WeightKind("bf16")
-F32 = WeightKind("f32")
-
-DTYPES: dict[KindName, np.dtype[Any]] = {
-    "f16": np.dtype(np.float16),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "f32": np.dtype(np.float32),
-}
 
 
 @dataclass(frozen=True)
 class Weight:
     """A matrix `[N, K]` (or a vector `[K]`, never quantized) as its source stores it.
 
-    `codes`: uint8 `[N, K]`, one code a byte, for q4 (0..15) and q8; otherwise the values as float16, bfloat16
-    (`ml_dtypes`) or float32. `scales`, `minima`: float16 `[N, K / group]`.
+    `codes`: uint8 `[N, K]`, one code a byte, for quantized kinds; otherwise the values as float16, bfloat16
+    (`ml_dtypes`) or float32. For groups `[N, K / group]`: `scales` and `minima` in float16 (scales of other dtypes as
+    their bits, uint8), `zeros` in uint8. Where scales are nested, `scales` and `minima` are `[N, K / 256]`, and
+    `sub_scales` and `sub_minima`, int8 `[N, K / group]`, what each group multiplies them with.
+    `input_order`: int32 `[K]`, which of the model's inputs each column multiplies; None where column `k` is input `k`.
     """
 
     kind: WeightKind
     codes: NDArray[Any]
-    scales: NDArray[np.float16] | None = None
+    scales: NDArray[Any] | None = None
     minima: NDArray[np.float16] | None = None
+    zeros: NDArray[np.uint8] | None = None
+    sub_scales: NDArray[np.int8] | None = None
+    sub_minima: NDArray[np.int8] | None = None
+    input_order: NDArray[np.int32] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.codes.shape
 
     def dequantize(self) -> Float32:
-        """The values as float32, of the same shape; for quantized kinds and 16-bit ones a new array."""
-        if not self.kind.is_quantized:
+        """The values as float32, of the same shape, inputs in the model's order; a new array but for float32 itself."""
+        kind = self.kind
+        if not kind.is_quantized:
             return self.codes.astype(np.float32, copy=False)
-        assert self.scales is not None
-        values = self.codes.astype(np.float32)
-        groups = values.reshape(*self.scales.shape, self.kind.group)
-        groups -= np.float32(self.kind.zero)
-        groups *= self.scales.astype(np.float32)[..., None]
+        values = levels(kind, self.codes).astype(np.float32)
+        groups = values.reshape(*self.shape[:-1], -1, kind.group)
+        if self.zeros is not None:
+            groups -= self.zeros.astype(np.float32)[..., None]
+        elif kind.zero:
+            groups -= np.float32(kind.zero)
+        if self.sub_scales is not None:
+            groups *= self.sub_scales.astype(np.float32)[..., None]
+        groups *= self._of_groups(scale_values(kind, self.scales))
         if self.minima is not None:
-            groups += self.minima.astype(np.float32)[..., None]
-        return values
+            minima = self._of_groups(self.minima.astype(np.float32))
+            groups += minima if self.sub_minima is None else minima * self.sub_minima.astype(np.float32)[..., None]
+        return values if self.input_order is None else values[:, np.argsort(self.input_order)]
+
+    def rows(self, rows: slice | NDArray[np.integer[Any]]) -> Weight:
+        """Some rows; of a vector all."""
+        if self.codes.ndim == 1:
+            return self
+        return replace(self, **{name: array[rows] for name, array in self._arrays().items()})
+
+    def _arrays(self) -> dict[str, Any]:
+        """What has a row for each output."""
+        arrays = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _OF_ALL_ROWS}
+        return {name: array for name, array in arrays.items() if array is not None}
+
+    def _of_groups(self, numbers: Float32) -> Float32:
+        """What multiplies the values of each group, `[..., K / group, 1]`."""
+        return (numbers.repeat(SUPER_GROUP // self.kind.group, axis=-1) if self.kind.is_nested else numbers)[..., None]
+
+
+_OF_ALL_ROWS = ("kind", "input_order")
+
+
+def joined(parts: Sequence[Weight]) -> Weight:
+    """Weights of one kind and width, one below the other."""
+    arrays = [part._arrays() for part in parts]
+    together: dict[str, Any] = {name: np.concatenate([each[name] for each in arrays]) for name in arrays[0]}
+    return replace(parts[0], **together)
+
+
+def levels(kind: WeightKind, codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """What the codes stand for, before zero and scale."""
+    return np.array(TABLES[kind.codes], np.uint8)[codes] if kind.codes in TABLES else codes
+
+
+def scale_values(kind: WeightKind, scales: NDArray[Any] | None) -> Float32:
+    """Stored scales as float32, exactly; a power of two whose byte is 0 is 0."""
+    assert scales is not None and kind.scales is not None
+    if kind.scales.dtype == "e8m0":
+        return (scales.astype(np.uint32) << np.uint32(23)).view(np.float32)
+    if kind.scales.dtype == "e4m3":
+        return (scales.astype(np.uint16) << np.uint16(7)).view(np.float16).astype(np.float32) * np.float32(HALF_E4M3)
+    return scales.astype(np.float32)
 
 
 def requantize(weight: Weight | NDArray[Any], mode: Mode) -> Weight:
     """Store `weight` as `mode`; one that is stored so already, with whatever groups and minima, stays as is.
 
     q4 and q8 take groups of 32 along a row with one scale each. In no group has q4 a larger squared error than
-    llama.cpp's Q4_0; q8 is its Q8_0. A q4 weight becomes q8 without rounding. Raises CompileError where a row
-    is no multiple of 32, and where values exceed what float16 holds.
+    llama.cpp's Q4_0; q8 is its Q8_0. Codes of 4 bits and fewer stay what they are as q4, and integer codes become q8
+    without rounding. Raises CompileError where a row is no multiple of 32, and where values exceed what float16 holds.
     """
     if isinstance(weight, np.ndarray):
         weight = Weight(_KIND_OF_DTYPE[weight.dtype], weight)
-    if weight.kind.name == mode:
+    if weight.kind.codes == mode or (mode == "q4" and weight.kind.codes in _AT_MOST_4_BITS):
         return weight
     if mode in DTYPES:
         return Weight(WeightKind(mode), _narrow(weight.dequantize(), DTYPES[mode]))
-    if weight.kind.name == "q4":
-        assert mode == "q8"
+    if mode == "q8" and weight.kind.is_quantized:
         return _widen(weight)
     return _quantize(weight, mode)
 
@@ -129,20 +134,20 @@ def rounding_error(source: Float32, weight: Weight) -> tuple[float, float]:
     values = source.reshape(-1, source.shape[-1])
     for rows in _strips(values.shape):
         exact = values[rows].astype(np.float64)
-        stored = _rows_of(weight, rows).dequantize().reshape(exact.shape)
+        stored = weight.rows(rows).dequantize().reshape(exact.shape)
         error += float(np.square(exact - stored).sum())
         total += float(np.square(exact).sum())
     return error, total
 
 
 _KIND_OF_DTYPE = {dtype: WeightKind(name) for name, dtype in DTYPES.items()}
+_AT_MOST_4_BITS = frozenset({"q2", "q3", "q4", *TABLES})
 
 
 def _widen(weight: Weight) -> Weight:
-    """4-bit codes as 8-bit ones of the same values: the zero moves from 8 to 128, scales and minima stay."""
-    shift = np.uint8(0 if weight.kind.has_minimum else _ZEROS["q8"] - _ZEROS["q4"])
-    kind = WeightKind("q8", weight.kind.group, weight.kind.has_minimum)
-    return Weight(kind, weight.codes + shift, weight.scales, weight.minima)
+    """Codes as 8-bit ones of the same values: a constant zero moves to 128, scales, zeros and minima stay."""
+    kind = WeightKind("q8", weight.kind.scales)
+    return replace(weight, kind=kind, codes=levels(weight.kind, weight.codes) + np.uint8(kind.zero - weight.kind.zero))
 
 
 def _narrow(values: Float32, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -165,7 +170,7 @@ def _quantize(weight: Weight, mode: Mode) -> Weight:
     scales = np.empty((num_rows, num_columns // GROUP), np.float16)
     choose = _choose_q4 if mode == "q4" else _choose_q8
     for rows in _strips(weight.shape):
-        groups = _rows_of(weight, rows).dequantize().reshape(-1, GROUP)
+        groups = weight.rows(rows).dequantize().reshape(-1, GROUP)
         strip_codes, strip_scales = choose(groups)
         codes[rows] = strip_codes.reshape(-1, num_columns)
         scales[rows] = strip_scales.reshape(-1, num_columns // GROUP)
@@ -175,7 +180,7 @@ def _quantize(weight: Weight, mode: Mode) -> Weight:
 def _choose_q8(groups: Float32) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
     """llama.cpp's Q8_0: the largest magnitude becomes 127; the scale is rounded after choosing the codes."""
     scales = np.abs(groups).max(axis=1, keepdims=True) / np.float32(127)
-    codes = np.rint(groups * _reciprocal(scales)) + np.float32(_ZEROS["q8"])
+    codes = np.rint(groups * _reciprocal(scales)) + np.float32(Q8.zero)
     return codes.astype(np.uint8), _narrow(scales, DTYPES["f16"])
 
 
@@ -201,7 +206,7 @@ def _choose_q4(groups: Float32) -> tuple[NDArray[np.uint8], NDArray[np.float16]]
         levels = np.where(better, candidate, levels)
         stored = np.where(better, refitted, stored)
         best = np.where(better, weighted, best)
-    return (levels + np.float32(_ZEROS["q4"])).astype(np.uint8), stored
+    return (levels + np.float32(Q4.zero)).astype(np.uint8), stored
 
 
 # What the value of largest magnitude is divided by: Q4_0's, then refitted ones in the order in which each helps most.
@@ -216,7 +221,7 @@ _ROUNDING = 1e-5  # of a sum of 32 float32, and more: what is within it may be w
 def _q4_levels(groups: Float32, scales: Float32) -> Float32:
     """Codes less their zero, `[G, 32]`, rounded as llama.cpp does: half a code up, after the zero is added."""
     codes: Float32 = np.trunc(groups * _reciprocal(scales) + np.float32(8.5)).clip(0, 15)
-    return codes - np.float32(_ZEROS["q4"])
+    return codes - np.float32(Q4.zero)
 
 
 def _fit(groups: Float32, levels: Float32, importance: Float32) -> NDArray[np.float16]:
@@ -248,11 +253,3 @@ def _strips(shape: tuple[int, ...]) -> Iterator[slice]:
     step = max(1, _STRIP_VALUES // shape[-1])
     for start in range(0, shape[0], step):
         yield slice(start, start + step)
-
-
-def _rows_of(weight: Weight, rows: slice) -> Weight:
-    if weight.codes.ndim == 1:
-        return weight
-    scales = None if weight.scales is None else weight.scales[rows]
-    minima = None if weight.minima is None else weight.minima[rows]
-    return Weight(weight.kind, weight.codes[rows], scales, minima)

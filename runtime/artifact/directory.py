@@ -152,7 +152,7 @@ class Artifact:
         status = self.weights_path.stat()
         digest = self.manifest.files[WEIGHTS].sha256
         checked = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{digest}"
-        memory = _verified_dir() / hashlib.sha256(str(self.weights_path.resolve()).encode()).hexdigest()
+        memory = cache_dir() / "verified" / hashlib.sha256(str(self.weights_path.resolve()).encode()).hexdigest()
         try:
             if memory.read_bytes() == checked.encode():
                 return
@@ -166,9 +166,10 @@ class Artifact:
             pass  # a read-only home: the next open reads the weights again
 
 
-def _verified_dir() -> Path:
+def cache_dir() -> Path:
+    """Where files are kept that can be made again: `$XDG_CACHE_HOME/radixlm`, or `~/.cache/radixlm`."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(cache) / "radixlm" / "verified"
+    return Path(cache) / "radixlm"
 
 
 def read_manifest(path: Path) -> Manifest:

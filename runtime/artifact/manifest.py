@@ -5,98 +5,81 @@ Knows types and ranges, not files; `directory.py` compares it with the files on 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 import msgspec
 
-FORMAT_VERSION: Final = 2
+from .model_config import ContextLength, Dimension, HeadDim, Heads, ModelConfig, Positive, Strict
+
+FORMAT_VERSION: Final = 3
 PAGE_SIZE: Final = 16  # tokens in a page of KV
 TOP_LOGITS: Final = 64  # the most likely tokens that `top_logits` finds in each row of logits
 MAX_POSITION: Final = 1 << 30  # positions are below, for RoPE
 SCALE_BYTES: Final = 4  # of an int8 row of KV
 UNSEALED: Final = "0" * 64  # in place of the manifest's own digest while that is computed
 
-Dimension = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
-VocabSize = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
-ContextLength = Annotated[int, msgspec.Meta(ge=16, le=1 << 22)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=1 << 22)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 44)]
-Positive = Annotated[float, msgspec.Meta(gt=0.0)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-Architecture = Annotated[str, msgspec.Meta(pattern="^[a-z0-9_]{1,32}$")]
 KVDType = Literal["f16", "f32", "int8"]
 _ITEM_BYTES: Final[dict[KVDType, int]] = {"f16": 2, "f32": 4, "int8": 1}
 _CACHE_LINE: Final = 64  # bytes
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    pass
+class KVLayer(Strict, frozen=True, kw_only=True):
+    """The keys and values that a layer keeps of each token: `key_dim` and `value_dim` numbers for each head."""
+
+    num_kv_heads: Heads
+    key_dim: HeadDim
+    value_dim: HeadDim
 
 
-class RopeScaling(_Strict, frozen=True, kw_only=True):
-    """How rotary frequencies are stretched. `linear` uses `factor` alone; `llama3` (Llama 3.1 and later) all four.
+@dataclass(frozen=True)
+class LayerLayout:
+    """How the keys and values of one layer lie in a page: `[2, kv_heads, items]`, the first half keys.
 
-    `factors` gives divisors per frequency, as GGUF stores them in `rope_freqs.weight`; it replaces the rest.
-    """
-
-    type: Literal["linear", "llama3", "factors"]
-    factor: Positive = 1.0
-    low_freq_factor: Positive = 1.0
-    high_freq_factor: Positive = 4.0
-    original_max_position_embeddings: ContextLength = 8192
-    factors: tuple[Positive, ...] = ()
-
-
-class ModelConfig(_Strict, frozen=True, kw_only=True):
-    """The dimensions of a decoder, under Hugging Face's names."""
-
-    architecture: Architecture  # "llama" or "qwen2": the registry's key
-    vocab_size: VocabSize
-    hidden_size: Dimension
-    intermediate_size: Dimension
-    num_hidden_layers: Annotated[int, msgspec.Meta(ge=1, le=1024)]
-    num_attention_heads: Annotated[int, msgspec.Meta(ge=1, le=1024)]
-    num_key_value_heads: Annotated[int, msgspec.Meta(ge=1, le=1024)]
-    head_dim: Annotated[int, msgspec.Meta(ge=2, le=1024)]
-    rms_norm_eps: Positive
-    rope_theta: Positive
-    rope_scaling: RopeScaling | None = None
-    max_position_embeddings: ContextLength
-    sliding_window: ContextLength | None = None
-    tie_word_embeddings: bool = False
-    attention_bias: bool = False  # a bias on q, k and v
-
-
-class KVLayout(_Strict, frozen=True, kw_only=True):
-    """How keys and values lie in a page of `PAGE_SIZE` tokens.
-
-    The pool is `[layers, pages, 2, kv_heads, head_items]` of `dtype`; a head's keys lie transposed, `[head_dim,
-    PAGE_SIZE]`, values as `[PAGE_SIZE, head_dim]`. With int8 a row (a token's key or value of one head) is `head_dim`
-    codes times a scale: before the codes are the float32 scales of the `PAGE_SIZE` rows, and behind them what fills up
-    a cache line, so that both are aligned. As float16 the scales would be half a line, round once more and overflow.
+    A head's keys lie transposed, `[key_dim, PAGE_SIZE]`, values as `[PAGE_SIZE, value_dim]`. With int8 a row (a token's
+    key or value of one head) is its codes times a scale: before the codes are the float32 scales of the `PAGE_SIZE`
+    rows, and behind them what fills up a cache line, so that both are aligned. As float16 the scales would be half a
+    line, round once more and overflow.
     """
 
     dtype: KVDType
-    page_size: Literal[16]
-    num_layers: Annotated[int, msgspec.Meta(ge=1, le=1024)]
-    num_kv_heads: Annotated[int, msgspec.Meta(ge=1, le=1024)]
-    head_dim: Annotated[int, msgspec.Meta(ge=2, le=1024)]
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
 
     @property
-    def page_bytes(self) -> int:
-        """Bytes of one page over all layers, keys and values."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_items * self.itemsize
+    def head_dim(self) -> int:
+        """Numbers of a key, which has as many as a value."""
+        assert self.key_dim == self.value_dim, f"keys have {self.key_dim} numbers, values {self.value_dim}"
+        return self.key_dim
 
     @property
     def head_items(self) -> int:
-        """Items of the pool that hold the keys of one head in a page, or the values."""
-        codes = self.page_size * self.head_dim
-        return self.num_scale_items + (-(-codes // _CACHE_LINE) * _CACHE_LINE if self.has_scales else codes)
+        """Items of the pool that hold the keys of one head in a page, or the values, if both have as many."""
+        return self._items(self.head_dim)
+
+    @property
+    def key_items(self) -> int:
+        """Items of the pool that hold the keys of one head in a page."""
+        return self._items(self.key_dim)
+
+    @property
+    def value_items(self) -> int:
+        """Items of the pool that hold the values of one head in a page."""
+        return self._items(self.value_dim)
+
+    @property
+    def page_items(self) -> int:
+        """Items of the pool that hold this layer's part of a page."""
+        return self.num_kv_heads * (self.key_items + self.value_items)
 
     @property
     def num_scale_items(self) -> int:
         """Items before the first key or value, which hold the rows' scales."""
-        return self.page_size * SCALE_BYTES if self.has_scales else 0
+        return PAGE_SIZE * SCALE_BYTES if self.has_scales else 0
 
     @property
     def has_scales(self) -> bool:
@@ -108,8 +91,95 @@ class KVLayout(_Strict, frozen=True, kw_only=True):
         """Bytes of an item."""
         return _ITEM_BYTES[self.dtype]
 
+    def _items(self, dim: int) -> int:
+        codes = PAGE_SIZE * dim
+        return self.num_scale_items + (-(-codes // _CACHE_LINE) * _CACHE_LINE if self.has_scales else codes)
 
-class TargetInfo(_Strict, frozen=True, kw_only=True):
+
+class KVLayout(Strict, frozen=True, kw_only=True):
+    """How keys and values lie in the pool: layer by layer all pages, each as `LayerLayout` says, items of `dtype`.
+
+    `layers` are those that keep keys and values of their own. Where all are alike (`is_uniform`) the pool is `[layers,
+    pages, 2, kv_heads, head_items]`, and there is one number of heads and of items for all.
+    """
+
+    dtype: KVDType
+    page_size: Literal[16]
+    layers: Annotated[tuple[KVLayer, ...], msgspec.Meta(min_length=1, max_length=1024)]
+
+    @classmethod
+    def uniform(cls, dtype: KVDType, *, num_layers: int, num_kv_heads: int, head_dim: int) -> KVLayout:
+        """Layers that are all alike, and whose keys are as wide as their values."""
+        layer = KVLayer(num_kv_heads=num_kv_heads, key_dim=head_dim, value_dim=head_dim)
+        return cls(dtype=dtype, page_size=PAGE_SIZE, layers=(layer,) * num_layers)
+
+    def of_layer(self, layer: int) -> LayerLayout:
+        """How the part of one layer lies in a page."""
+        shape = self.layers[layer]
+        return LayerLayout(self.dtype, shape.num_kv_heads, shape.key_dim, shape.value_dim)
+
+    def items_before(self, layer: int) -> int:
+        """Items of a page in the layers before this one; the layer begins at this number times `num_pages`."""
+        return sum(self.of_layer(before).page_items for before in range(layer))
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all layers are alike, and their keys as wide as their values."""
+        first = self.layers[0]
+        return first.key_dim == first.value_dim and all(layer == first for layer in self.layers)
+
+    @property
+    def page_items(self) -> int:
+        """Items of one page over all layers, keys and values."""
+        return self.items_before(len(self.layers))
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers, keys and values."""
+        return self.page_items * self.itemsize
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that keep keys and values."""
+        return len(self.layers)
+
+    @property
+    def num_kv_heads(self) -> int:
+        """KV heads of each layer of a uniform pool."""
+        return self._each.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a key or value in a uniform pool."""
+        return self._each.head_dim
+
+    @property
+    def head_items(self) -> int:
+        """`LayerLayout.head_items` of a uniform pool."""
+        return self._each.head_items
+
+    @property
+    def num_scale_items(self) -> int:
+        """Items before the first key or value, which hold the rows' scales."""
+        return self.of_layer(0).num_scale_items
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether each row has a scale."""
+        return self.dtype == "int8"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an item."""
+        return _ITEM_BYTES[self.dtype]
+
+    @property
+    def _each(self) -> LayerLayout:
+        assert self.is_uniform, "the layers keep keys and values of different shapes"
+        return self.of_layer(0)
+
+
+class TargetInfo(Strict, frozen=True, kw_only=True):
     """What the module was compiled for; `features` are names of `cpu.py` that the machine must have."""
 
     name: str
@@ -118,7 +188,7 @@ class TargetInfo(_Strict, frozen=True, kw_only=True):
     features: tuple[str, ...]
 
 
-class ModuleInfo(_Strict, frozen=True, kw_only=True):
+class ModuleInfo(Strict, frozen=True, kw_only=True):
     """Limits of the compiled entry points, and what they need."""
 
     entry_points: tuple[str, ...]
@@ -129,7 +199,7 @@ class ModuleInfo(_Strict, frozen=True, kw_only=True):
     weights_bytes: Bytes  # bytes of the data section of weights.safetensors
 
 
-class TensorKindInfo(_Strict, frozen=True, kw_only=True):
+class TensorKindInfo(Strict, frozen=True, kw_only=True):
     """All weights stored as one kind, and what it cost to store them so."""
 
     count: Annotated[int, msgspec.Meta(ge=0)]
@@ -139,14 +209,19 @@ class TensorKindInfo(_Strict, frozen=True, kw_only=True):
     relative_error: Annotated[float, msgspec.Meta(ge=0.0)]
 
 
-class QuantizationInfo(_Strict, frozen=True, kw_only=True):
-    """How weights are stored."""
+class QuantizationInfo(Strict, frozen=True, kw_only=True):
+    """How weights are stored, and how many bytes of them a decoded token reads, here and in the source.
+
+    None: not known.
+    """
 
     mode: Literal["keep", "q4", "q8", "f16", "f32"]
     kinds: dict[str, TensorKindInfo]
+    token_bytes: Bytes | None = None
+    source_token_bytes: Bytes | None = None
 
 
-class SamplingDefaults(_Strict, frozen=True, kw_only=True):
+class SamplingDefaults(Strict, frozen=True, kw_only=True):
     """What the model's makers recommend (generation_config.json)."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0.0, le=100.0)] = 1.0
@@ -155,7 +230,7 @@ class SamplingDefaults(_Strict, frozen=True, kw_only=True):
     repetition_penalty: Positive = 1.0
 
 
-class TokenizerInfo(_Strict, frozen=True, kw_only=True):
+class TokenizerInfo(Strict, frozen=True, kw_only=True):
     """Ids with a meaning, and the `TokenizerProfile` as `tokenizer_fix` made it."""
 
     bos_token_id: TokenId | None
@@ -164,25 +239,25 @@ class TokenizerInfo(_Strict, frozen=True, kw_only=True):
     profile: dict[str, object]
 
 
-class FileInfo(_Strict, frozen=True, kw_only=True):
+class FileInfo(Strict, frozen=True, kw_only=True):
     """One file of the artifact."""
 
     size: Bytes
     sha256: Sha256
 
 
-class SourceInfo(_Strict, frozen=True, kw_only=True):
+class SourceInfo(Strict, frozen=True, kw_only=True):
     """Where the model came from."""
 
-    format: Literal["gguf", "huggingface"]
+    format: Literal["gguf", "huggingface", "mlc"]
     name: str
     fingerprint: Sha256
 
 
-class Manifest(_Strict, frozen=True, kw_only=True):
+class Manifest(Strict, frozen=True, kw_only=True):
     """The whole of `manifest.json`."""
 
-    format_version: Literal[2]
+    format_version: Literal[3]
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     model: ModelConfig
     context_length: ContextLength

@@ -12,14 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 
-from ..errors import InvalidRequest
+import msgspec
+
+from ..errors import InvalidParameter, InvalidRequest
 from .render_budget import RenderBudget, TooCostly
 from .template_sandbox import TemplateSandbox
 
-__all__ = ["MAX_RENDERED_LENGTH", "MAX_TEMPLATE_LENGTH", "ChatTemplate", "fault_of"]
+__all__ = ["MAX_RENDERED_LENGTH", "MAX_TEMPLATE_LENGTH", "ChatTemplate", "checked_kwargs", "fault_of"]
 
 MAX_TEMPLATE_LENGTH = 1 << 20  # characters; the longest published template has some ten thousand
 MAX_RENDERED_LENGTH = 1 << 25  # characters
+MAX_KWARGS_BYTES = 4096  # as JSON
+RESERVED_KWARGS = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
 
 
 class ChatTemplate:
@@ -75,10 +79,16 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, object]],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, object]] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> str:
         """The text of `messages`, ready to be continued by the assistant if `add_generation_prompt`.
 
         The template gets `messages` and `tools` as they are, and cannot change them. Many templates know no tools.
+        `kwargs` are more variables, which a template may know (`enable_thinking`, `reasoning_effort`) or not.
+
+        >>> template = ChatTemplate("{% if enable_thinking is false %}/no_think{% endif %}")
+        >>> template.render([], kwargs={"enable_thinking": False})
+        '/no_think'
 
         Raises:
             InvalidRequest: the template refuses the messages or fails on them, or the text is too long or too much
@@ -88,6 +98,7 @@ class ChatTemplate:
         length = 0
         try:
             variables = {
+                **(kwargs or {}),
                 "messages": [dict(message) for message in messages],
                 "tools": list(tools) or None,
                 "add_generation_prompt": add_generation_prompt,
@@ -143,6 +154,33 @@ class ChatTemplate:
             return lead + (text if keeps_right else text.rstrip()) + white
 
         return render
+
+
+def checked_kwargs(kwargs: Mapping[str, object]) -> Mapping[str, object]:
+    """`kwargs`, if a template can get them beside its own variables.
+
+    Raises:
+        InvalidParameter: one has the name of the template's own, they are no JSON, or more than 4 KiB of it.
+    """
+    for name in kwargs:
+        if name in RESERVED_KWARGS:
+            raise InvalidParameter(
+                f"chat_template_kwargs has {name!r}, which the server sets itself; leave it out",
+                param="chat_template_kwargs",
+            )
+    try:
+        num_bytes = len(msgspec.json.encode(kwargs))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidParameter(
+            f"chat_template_kwargs is no JSON: {_reason(error)}; send an object of plain values",
+            param="chat_template_kwargs",
+        ) from error
+    if num_bytes > MAX_KWARGS_BYTES:
+        raise InvalidParameter(
+            f"chat_template_kwargs has {num_bytes} bytes, at most {MAX_KWARGS_BYTES} are allowed; send less",
+            param="chat_template_kwargs",
+        )
+    return kwargs
 
 
 def fault_of(source: str) -> str | None:

@@ -115,7 +115,7 @@ class FairLock:
         """What `work` returns or raises, done in a thread once the client has its turn.
 
         A task that is cancelled while it waits for its turn leaves the queue at once. One that is cancelled while
-        `work` runs waits for its end, as the turn lasts as long as the work.
+        `work` runs, once or more often, waits for its end, as the turn lasts as long as the work.
 
         Raises:
             EngineOverloaded: as `turn`.
@@ -125,7 +125,9 @@ class FairLock:
             try:
                 return await asyncio.shield(working)
             except asyncio.CancelledError:
-                await asyncio.wait([working])
+                while not working.done():
+                    with suppress(asyncio.CancelledError):
+                        await asyncio.wait([working])
                 if not working.cancelled():
                     working.exception()  # looked at, or asyncio would complain that it never was
                 raise

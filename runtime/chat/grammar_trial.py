@@ -9,6 +9,7 @@ import json
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -99,7 +100,7 @@ class GrammarTrial:
         self._is_closed = True
         process = self._process
         if process is not None:
-            process.kill()
+            _kill(process)
         with self._lock:
             self._stop()
             self._process = None
@@ -125,7 +126,9 @@ class GrammarTrial:
         self._stop()
         pipe = subprocess.PIPE
         command = [sys.executable, "-P", str(_PROGRAM)]
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0)
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0, process_group=0
+        )
         self._stop = weakref.finalize(self, _end, process)  # if the owner forgets to close this
         self._process = process
         try:
@@ -172,8 +175,14 @@ def _exchange(process: subprocess.Popen[bytes], line: bytes, timeout_s: float) -
     return result
 
 
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End the process and the fork that tries a grammar: a fork alone would keep callers waiting for its answer."""
+    if process.poll() is None:  # else its number may be another's by now
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
+    _kill(process)
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()

@@ -247,8 +247,10 @@ class Engine:
         """A request to continue text or ids. With a grammar, which may want no space, a prompt keeps its suffix."""
         if options.tools:
             raise InvalidParameter("tools are for conversations; use chat", param="tools")
+        if options.template_kwargs:
+            raise InvalidParameter("template_kwargs are for conversations; use chat", param="chat_template_kwargs")
         self.queue.require_room()
-        options = self._options.decide(options)
+        options = self._options.decide(options, self.manifest.model)
         prepared = self.prompts.completion(
             prompt,
             seam_of=options.seam_of,
@@ -262,9 +264,13 @@ class Engine:
         if options.strip_suffix is not None:
             raise InvalidParameter("strip_suffix is for prompts that are no conversation", param="strip_suffix")
         self.queue.require_room()
-        options = self._options.decide(options)
+        options = self._options.decide(options, self.manifest.model)
         prepared = self.prompts.chat(
-            messages, options.tools, seam_of=options.seam_of, context_length=self.context_length
+            messages,
+            options.tools,
+            options.template_kwargs,
+            seam_of=options.seam_of,
+            context_length=self.context_length,
         )
         return self._request(prepared, params, options, self.prompts.render_reply)
 

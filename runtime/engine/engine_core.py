@@ -18,8 +18,7 @@ from ..cache.sequence import num_pages_for
 from ..errors import InvalidParameter
 from ..model.batch import Forward
 from ..prefix.disk_tier import DiskTier
-from ..prefix.loaded_prefix import LoadedPrefix
-from ..prefix.loaded_rows import LoadedRows
+from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows
 from ..prefix.prefix_loader import Wanted
 from .completion import PrefillProgress, RequestOutput
 from .counters import CoreCounters

@@ -6,14 +6,16 @@ Knows ranges; what an artifact or the memory allows is checked where these are k
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict, Unpack, get_args
 
 from ..artifact import Artifact
 from ..artifact.manifest import Manifest
+from ..artifact.model_config import ModelConfig
 from ..cache.prefix_match import MatchPolicy
+from ..chat.chat_template import checked_kwargs
 from ..errors import InvalidParameter
 from ..model.batch import Runner
 from ..store import PageStore
@@ -41,6 +43,7 @@ class EngineKeywords(TypedDict, total=False):
     num_threads: int | None
     match: MatchPolicy
     strip_suffix: SuffixPolicy
+    template_kwargs: Mapping[str, object] | None
     cache_ttl_s: float | None
     store: str | Path | PageStore | None
     store_bytes: int
@@ -72,6 +75,7 @@ class EngineOptions:
         strip_suffix: which prompts are fed without the token of a lone space at their end (Llama-2's 29871), which the
             next turn's prompt would not have: `text`, chats and texts; `always`, token ids as well; `never`, none. The
             reply begins with that space, and is sent without it.
+        template_kwargs: variables of the chat template, such as `enable_thinking`, unless a request sets them itself.
         cache_ttl_s: cached prefixes that no request uses for so many seconds are dropped; None: only to make room.
         store: a directory for what memory has no room for, and for the next process; None: no disk is used. A prefix
             on disk is loaded where that is quicker than computing it, and is the same to the last bit. Or a store
@@ -98,6 +102,7 @@ class EngineOptions:
     num_threads: int | None = None
     match: MatchPolicy = "text"
     strip_suffix: SuffixPolicy = "text"
+    template_kwargs: Mapping[str, object] | None = None
     cache_ttl_s: float | None = None
     store: str | Path | PageStore | None = None
     store_bytes: int = DEFAULT_STORE_BYTES
@@ -114,6 +119,8 @@ class EngineOptions:
             allowed = ", ".join(get_args(AdmissionPolicy))
             raise InvalidParameter(f"admission is {self.admission!r}; use one of {allowed}")
         checked_match(self.match)
+        if self.template_kwargs is not None:
+            checked_kwargs(self.template_kwargs)
         if self.num_threads is not None and not 1 <= self.num_threads <= MAX_THREADS:
             raise InvalidParameter(f"num_threads is {self.num_threads}; it must be 1 to {MAX_THREADS}, or None")
         if self.kv_budget is not None:
@@ -130,14 +137,21 @@ class EngineOptions:
         """The same options but for those given here."""
         return replace(self, **keywords)
 
-    def decide(self, asked: RequestOptions) -> RequestOptions:
+    def check_model(self, model: ModelConfig) -> None:
+        """Raise InvalidParameter where the model allows no `kv_budget` and there is one."""
+        if self.kv_budget is not None:
+            _require_partial(self.kv_budget, model)
+
+    def decide(self, asked: RequestOptions, model: ModelConfig) -> RequestOptions:
         """What a request asks for, with the engine's choices where it makes none.
 
         Raises:
-            InvalidParameter: it asks for a part of stored prefixes, and this engine loads all.
+            InvalidParameter: it asks for a part of stored prefixes, and the model allows none, or this engine loads
+                all.
         """
         kv_budget = self.kv_budget if asked.kv_budget is None else asked.kv_budget
         if self.kv_budget is None and kv_budget is not None and kv_budget < 1:
+            _require_partial(kv_budget, model)
             raise InvalidParameter(
                 f"kv_budget is {kv_budget}, and all of a prefix is loaded here; leave it out, or open the engine with "
                 f"a kv_budget (radixlm serve --kv-budget)",
@@ -157,6 +171,14 @@ class EngineOptions:
         _require_within("max_num_seqs", self.max_num_seqs, min(limits.max_num_logits, limits.max_num_tokens))
         _require_within("max_num_batched_tokens", most, limits.max_num_tokens)
         return SchedulerPolicy(max_num_seqs=self.max_num_seqs, max_num_batched_tokens=most, admission=self.admission)
+
+
+def _require_partial(kv_budget: float, model: ModelConfig) -> None:
+    if (why := model.why_not_partial) is not None:
+        raise InvalidParameter(
+            f"kv_budget is {kv_budget}, and this model needs all of its keys and values: {why}; leave kv_budget out",
+            param="kv_budget",
+        )
 
 
 def _require_within(name: str, value: int, most: int) -> None:

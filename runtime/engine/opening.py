@@ -55,6 +55,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         StoreError: the store cannot be used, or another process uses it.
     """
     manifest, clock, store = artifact.manifest, options.clock, options.store
+    options.check_model(manifest.model)
     policy = options.scheduler_policy(manifest)
     size = KVCacheSize.choose(
         manifest,
@@ -64,7 +65,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
     )
     if size.notice is not None:
         _LOGGER.warning("%s", size.notice)
-    prompts = Prompts(artifact, clock=clock, strip_suffix=options.strip_suffix)
+    prompts = Prompts(artifact, clock=clock, strip_suffix=options.strip_suffix, template_kwargs=options.template_kwargs)
     limits = RequestLimits(prompts.vocab_size, size.context_length)
     queue = WorkQueue(clock=clock)
     tier: DiskTier | None = None

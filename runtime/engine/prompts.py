@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer, TokenizerError, TokenizerProfile, TooManyTokens
 
@@ -41,6 +41,7 @@ class Prompts:
     Args:
         clock: seconds; only differences count.
         strip_suffix: which prompts are fed without the token of a lone space at their end.
+        template_kwargs: variables of the chat template, where a conversation brings no others.
 
     Attributes:
         vocab_size: tokens that the tokenizer has and the model knows.
@@ -52,12 +53,19 @@ class Prompts:
         InvalidParameter: there is no such `strip_suffix`.
     """
 
-    def __init__(self, artifact: Artifact, *, clock: Callable[[], float], strip_suffix: SuffixPolicy = "text") -> None:
+    def __init__(
+        self,
+        artifact: Artifact,
+        *,
+        clock: Callable[[], float],
+        strip_suffix: SuffixPolicy = "text",
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> None:
         if strip_suffix not in get_args(SuffixPolicy):
             allowed = ", ".join(get_args(SuffixPolicy))
             raise InvalidParameter(f"strip_suffix is {strip_suffix!r}; use one of {allowed}")
         manifest = artifact.manifest
-        self._strip_suffix = strip_suffix
+        self._strip_suffix, self._template_kwargs = strip_suffix, dict(template_kwargs or {})
         self._name, self._eos_token_ids = manifest.name, manifest.tokenizer.eos_token_ids
         source = artifact.chat_template
         self._template_fault = None if source is None else fault_of(source)
@@ -113,6 +121,7 @@ class Prompts:
         self,
         messages: Sequence[Message],
         tools: Sequence[Tool] = (),
+        template_kwargs: Mapping[str, object] | None = None,
         *,
         seam_of: bytes | None = None,
         context_length: int | None = None,
@@ -123,10 +132,9 @@ class Prompts:
             ContextLengthExceeded: as `completion`.
             EmptyPrompt, InvalidRequest: as `render`, or the text cannot be encoded.
         """
-        told, known = self._told(messages, tools)
-        rendered = self._rendered(told, known)
+        values: Sequence[Any] = [*self._told(messages, tools, template_kwargs)]
+        rendered = self._rendered(*values)
         with _refusing():
-            values = [told, known]
             marked = self.tokenizer.mark_typed(values)  # a control token that a client types is text
         has_marks = marked is not values
         if has_marks:
@@ -140,14 +148,19 @@ class Prompts:
                 strips_suffix=self._strip_suffix != "never",
             )
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> str:
         """The text of a conversation and the generation prompt.
 
         Raises:
             EmptyPrompt: there are no messages.
             InvalidRequest: the artifact has no chat template that can be used, or the template refuses the messages.
         """
-        return self._rendered(*self._told(messages, tools))
+        return self._rendered(*self._told(messages, tools, template_kwargs))
 
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         """The ids of a text, its suffix among them; `add_bos` overrides what the model asks for.
@@ -158,9 +171,14 @@ class Prompts:
         with _refusing():
             return self.tokenizer.encode(text, add_bos=add_bos, parse_special=True)
 
-    def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> list[int]:
         """The ids that a conversation is fed as; see `chat`."""
-        return list(self.chat(messages, tools).ids)
+        return list(self.chat(messages, tools, template_kwargs).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, special tokens included.
@@ -226,23 +244,28 @@ class Prompts:
             lambda: GrammarVocabulary(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids), eos_token_ids
         )
 
-    def _told(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Sequence[Message], Sequence[Message]]:
-        """Messages and tools as the template wants them: the arguments of calls are no JSON any more."""
+    def _told(
+        self, messages: Sequence[Message], tools: Sequence[Tool], template_kwargs: Mapping[str, object] | None
+    ) -> tuple[Sequence[Message], Sequence[Message], Mapping[str, object]]:
+        """Messages, tools and further variables as the template wants them: the arguments of calls are no JSON any
+        more.
+        """
         if not messages:
             raise EmptyPrompt("the conversation has no messages; send at least one")
         for message in messages:
             if not isinstance(message, Mapping):
                 raise InvalidRequest(f"a message is {message!r:.60}; it must be a mapping with a role and a content")
-        return for_template(messages, [tool.for_template() for tool in tools], self.tool_format)
+        told, known = for_template(messages, [tool.for_template() for tool in tools], self.tool_format)
+        return told, known, {**self._template_kwargs, **(template_kwargs or {})}
 
-    def _rendered(self, told: Sequence[Message], known: Sequence[Message]) -> str:
+    def _rendered(self, told: Sequence[Message], known: Sequence[Message], kwargs: Mapping[str, object]) -> str:
         if self._template_fault is not None:
             raise InvalidRequest(
                 f"model {self._name} answers completions, and no conversations: {self._template_fault}"
             )
         if self.chat_template is None:
             raise InvalidRequest(f"model {self._name} has no chat template; use generate, or compile a chat model")
-        return self.chat_template.render(told, tools=known)
+        return self.chat_template.render(told, tools=known, kwargs=kwargs)
 
 
 def _tokenizer(artifact: Artifact, template: ChatTemplate | None, clock: Callable[[], float]) -> Tokenizer:

@@ -93,7 +93,7 @@ class Reply:
         """The stop string or stop token of the request's own that ended the reply."""
         if self.finish_reason != "stop":
             return None
-        if self._stops.matched is not None:
+        if self.is_cut:
             return self._stops.matched
         last = self.token_ids[-1]
         return last if last in self._stop_ids - self._own_end_ids else None
@@ -137,17 +137,14 @@ class Reply:
 
     def _advance(self, token_id: int, *, is_full: bool) -> tuple[str, FinishReason | None]:
         """The text that the token releases, and whether it ends the reply."""
-        if token_id in self._stop_ids:
-            return self._flush(), "stop"
-        text = self._push(self._decoder.push(token_id))
-        if self._stops.matched is not None:
+        is_end = token_id in self._stop_ids
+        text = "" if is_end else self._push(self._decoder.push(token_id))
+        is_end = is_end or self.is_cut or (self._constraint is not None and self._constraint.is_finished)
+        if is_end or is_full:
+            text += self._flush()  # which may complete a stop string
+        if is_end or self.is_cut:
             return text, "stop"
-        if self._constraint is not None and self._constraint.is_finished:
-            return text + self._flush(), "stop"
-        if is_full:
-            text += self._flush()
-            return text, "length" if self._stops.matched is None else "stop"
-        return text, None
+        return text, "length" if is_full else None
 
     def _flush(self) -> str:
         """What decoder and stop strings still held back."""

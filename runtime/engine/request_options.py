@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict, TypeGuard, Unpack, get_args
+from typing import Any, TypedDict, TypeGuard, Unpack, get_args
 
 from ..cache.prefix_match import MatchPolicy
+from ..chat.chat_template import checked_kwargs
 from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
 from ..chat.tool_format import Tool
@@ -31,6 +32,7 @@ class OptionKeywords(TypedDict, total=False):
     request_id: str | None
     strip_suffix: bool | None
     tools: Sequence[Tool]
+    template_kwargs: Mapping[str, object] | None
     with_progress: bool
 
 
@@ -60,6 +62,7 @@ class RequestOptions:
             end. One with a constraint is fed as it is.
         tools: of a conversation: what the chat template is told of. `Engine.tool_format.grammar(tools, "auto")` is a
             constraint by which the model calls them.
+        template_kwargs: of a conversation: more variables of the chat template, such as `enable_thinking`.
         with_progress: the stream has deltas without text that say when the request starts, and how far its prompt is.
 
     Raises:
@@ -73,6 +76,7 @@ class RequestOptions:
     request_id: str | None = None
     strip_suffix: bool | None = None
     tools: Sequence[Tool] = ()
+    template_kwargs: Mapping[str, object] | None = None
     with_progress: bool = False
 
     def __post_init__(self) -> None:
@@ -80,6 +84,8 @@ class RequestOptions:
             checked_match(self.cache_match)
         if self.kv_budget is not None:
             checked_budget(self.kv_budget)
+        if self.template_kwargs is not None:
+            checked_kwargs(self.template_kwargs)
         if self.request_id is None:
             return
         if not isinstance(self.request_id, str) or not 0 < len(self.request_id) <= MAX_ID_LENGTH:
@@ -95,7 +101,8 @@ class RequestOptions:
 
     def changed(self, **keywords: Unpack[OptionKeywords]) -> RequestOptions:
         """The same options but for those given here."""
-        return replace(self, **keywords) if keywords else self
+        changes: dict[str, Any] = {name: value for name, value in keywords.items() if getattr(self, name) is not value}
+        return replace(self, **changes) if changes else self  # a replacement checks all values again
 
 
 NO_OPTIONS = RequestOptions()

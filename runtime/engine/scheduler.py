@@ -13,8 +13,7 @@ from ..cache.kv_transaction import KVTransaction
 from ..cache.prefix_cache import PrefixCache
 from ..cache.prefix_match import PrefixMatch
 from ..cache.sequence import Sequence
-from ..prefix.loaded_prefix import LoadedPrefix
-from ..prefix.loaded_rows import LoadedRows
+from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows
 from .request import Request
 from .step_plan import Admission, AdmissionPolicy, StepPlan
 from .waiting_request import WaitingRequest, computes_more

@@ -12,8 +12,7 @@ from ..cache.prefix_cache import PrefixCache
 from ..cache.prefix_match import PrefixMatch
 from ..cache.sequence import Sequence
 from ..errors import KVError
-from ..prefix.loaded_prefix import LoadedPrefix
-from ..prefix.loaded_rows import LoadedRows
+from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows
 from .completion import KVPruning, PrefixReuse
 from .request import Request
 

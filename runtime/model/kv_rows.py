@@ -2,6 +2,7 @@
 
 Keys are stored after RoPE, so that attention does not care in which order the rows of a prefix lie, nor whether all
 are there: a row in pages may be any token's, another one in each layer and KV head. Copies bits and computes nothing.
+Layers are all alike.
 Knows how a page lies in memory, not pools or files, nor why rows are chosen.
 """
 
@@ -13,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import replace as replace_layout
 
 from ..artifact.manifest import PAGE_SIZE, KVDType, KVLayout
 from ..errors import EngineError
@@ -98,7 +98,7 @@ class KVRows:
         """`KVRows.joined(parts).take(order).to_pages()`, one layer after the other: memory that is new to the process
         costs more than what is done with it, 60 ms for 600 rows of SmolLM2, of which this takes a third."""
         layout = parts[0].layout
-        one = replace_layout(layout, num_layers=1)
+        one = KVLayout(dtype=layout.dtype, page_size=PAGE_SIZE, layers=layout.layers[:1])
         pages = np.empty((-(-order.shape[2] // PAGE_SIZE), layout.num_layers, one.page_bytes), np.uint8)
         for layer in range(layout.num_layers):
             mine = slice(layer, layer + 1)

@@ -65,20 +65,23 @@ class ModelRunner:
         self._module, self._vocab_size, self._num_pages = module, vocab_size, num_pages
         self._max_pages = -(-manifest.context_length // PAGE_SIZE)
         if keep_scores and "forward_scored" not in module.entry_points:
-            raise EngineError(f"{artifact.module_path} cannot score KV rows; compile it again")
+            why = manifest.model.why_not_partial or "compile it again"
+            raise EngineError(f"{artifact.module_path} cannot score KV rows, which a KV budget needs: {why}")
         self._functions = _load_functions(artifact, num_threads)
         weights = _map_weights(artifact)
-        pool_shape = (layout.num_layers, num_pages, 2, layout.num_kv_heads, layout.head_items)
+        pool_shape = (num_pages, layout.page_items)
         heads = manifest.model.num_attention_heads
-        scores_shapes = (
-            (layout.num_layers, layout.num_kv_heads, num_pages, PAGE_SIZE),
-            (layout.num_layers, module.max_num_tokens, heads, layout.head_dim),
-        )
+        scores_shapes: tuple[tuple[int, ...], ...] = ()
+        if keep_scores:
+            scores_shapes = (
+                (layout.num_layers, layout.num_kv_heads, num_pages, PAGE_SIZE),
+                (layout.num_layers, module.max_num_tokens, heads, layout.head_dim),
+            )
         num_logits, padded = module.max_num_logits, -(-vocab_size // _PADDED_VOCABULARY) * _PADDED_VOCABULARY
         try:
             pool = _zeros(pool_shape, _KV_DTYPES[layout.dtype])
             workspace = _zeros((module.workspace_bytes,), np.uint8)
-            scores = [_zeros(shape, np.float32) for shape in scores_shapes] if keep_scores else []
+            scores = [_zeros(shape, np.float32) for shape in scores_shapes]
             self._logits: Float32Array = _zeros((num_logits, padded), np.float32)
             scratch = _zeros((num_logits, module.top_logits_scratch), np.float32)
             top = TopLogits(
@@ -191,8 +194,7 @@ class ModelRunner:
             return
         if pages.min() < 0 or pages.max() >= self._num_pages:
             raise EngineError(f"pages {pages.min()}..{pages.max()} are outside the pool of {self._num_pages}")
-        heads = (len(page_ids), layout.num_layers, 2, layout.num_kv_heads, layout.head_items)
-        buffer = data.view(_KV_DTYPES[layout.dtype]).reshape(heads)
+        buffer = data.view(_KV_DTYPES[layout.dtype])
         self._functions[entry_point](self._state[0], *map(self._tensor, (pages, buffer)))
 
     def _make_arguments(self, shape: BatchShape) -> tuple[Any, ...]:

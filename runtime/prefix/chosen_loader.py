@@ -19,7 +19,7 @@ from ..errors import OutOfPages, SparseSpanError
 from .chosen_rows import RowSource, RowSources, TransferRefused, WantedRows
 from .disk_index import DiskIndex
 from .disk_reader import DiskReader, EngineThread, Read
-from .loaded_rows import LoadedRows
+from .loaded_prefix import LoadedRows
 from .prefix_loader import Wanted
 from .rates import Rates
 from .tier_stats import ChosenCounts
@@ -79,11 +79,6 @@ class ChosenLoader:
         self._staged: WeakSet[LoadedRows] = WeakSet()  # until they are in the pool
         self._has_computed = False  # since the last step
 
-    @property
-    def is_loading(self) -> bool:
-        """Whether a request waits for rows."""
-        return bool(self._transfers)
-
     def begin(self, wanted: Wanted) -> bool:
         """Load the share of the rows that the disk has and memory has not, if that may be worth it. Returns whether the
         request is to wait.
@@ -115,15 +110,22 @@ class ChosenLoader:
             self._end(transfer)
 
     def end(self, namespace: bytes | None = None) -> None:
-        """Send the requests of a namespace back before the next step, or all."""
+        """Send the requests of a namespace, or all, back before the next step, and drop what memory keeps of runs."""
+        self._sources.forget(namespace)
         for transfer in list(self._transfers.values()):
             if namespace is None or transfer.namespace == namespace:
                 self._break(transfer)
+
+    def read_ahead(self) -> None:
+        """Read something for later requests, if the disk has nothing to read and no request waits for rows."""
+        if not self._transfers and not self._reader.queued_bytes:
+            self._sources.read_ahead()
 
     def close(self) -> None:
         """Close all sources; the reader has ended."""
         for transfer in [*self._transfers.values(), *self._closing]:
             transfer.source.close()
+        self._sources.close()
 
     def _has_room(self, num_bytes: int) -> bool:
         """Whether there is room for one more source, with so many bytes of rows."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ..cache.prefix_match import PrefixMatch
 from .disk_index import StoredPrefix
-from .loaded_rows import LoadedRows
+from .loaded_prefix import LoadedRows
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 
 PIECE_BYTES = 8 << 20  # of a buffer: disks reach their speed, and inserting what comes back does not hold up a step
+HANG_S = 10.0  # a read or a write that takes longer, when all is closed, is not waited for
 NUM_BUFFERS = 3  # one is read into, one is copied to the pool, one waits
 
 
@@ -116,12 +117,13 @@ class DiskReader:
                 read.is_done = read.is_cancelled
             self._reads = deque(read for read in self._reads if not read.is_cancelled)
 
-    def close(self) -> None:
-        """End after the read that runs. May be called twice."""
+    def close(self) -> bool:
+        """End after the read that runs. False if the disk hangs: the read goes on. May be called twice."""
         with self._wake:
             self._is_closing = True
             self._wake.notify()
-        self._thread.join()
+        self._thread.join(HANG_S)
+        return not self._thread.is_alive()
 
     def _add(self, read: Read) -> Read:
         with self._wake:

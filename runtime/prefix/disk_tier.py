@@ -28,7 +28,7 @@ from .chosen_rows import ChosenRows
 from .disk_index import DiskIndex
 from .disk_reader import DiskReader, EngineThread
 from .disk_writer import DiskWriter, remaining_s
-from .loaded_rows import LoadedRows
+from .loaded_prefix import LoadedRows
 from .page_saver import PageSaver
 from .prefix_loader import PrefixLoader, Wanted
 from .rates import Rates
@@ -175,8 +175,8 @@ class DiskTier:
 
     def read_ahead(self) -> None:
         """Read something for later requests, if the disk has nothing to read."""
-        if self.chosen is not None and not self.reader.queued_bytes and not (self._rows and self._rows.is_loading):
-            self.chosen.sources.read_ahead()
+        if self._rows is not None:
+            self._rows.read_ahead()
 
     def distrust(self, namespace: bytes, token_ids: collections.abc.Sequence[int]) -> None:
         """Take what was computed of these tokens off the disk, with all that goes on from it: it may be wrong."""
@@ -242,19 +242,26 @@ class DiskTier:
         )
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Write what waits, for so long, and close the store. May be called twice."""
+        """Write what waits, for so long, and close the store. A disk that hangs is not waited for. May be called
+        twice.
+        """
         if self._is_closed:
             return
         self._is_closed = True
         self.cache.tree.leaving = None
         deadline = time.monotonic() + timeout_s
-        self.reader.close()
-        if self._rows is not None and self.chosen is not None:
+        has_read = self.reader.close()
+        if has_read and self._rows is not None:
             self._rows.close()
-            self.chosen.sources.close()
         self._saver.close(deadline)
-        self.writer.close(remaining_s(deadline))
-        self.store.close()
+        has_written = self.writer.close(remaining_s(deadline))
+        if has_read and has_written:
+            self.store.close()
+        else:
+            self.store.abandon()
+            _LOGGER.error(
+                "the store in %s does not answer; it stays in use until this process ends", self.store.directory
+            )
 
     def check(self) -> None:
         """Raise AssertionError unless the index agrees with itself."""
@@ -272,7 +279,7 @@ class DiskTier:
 
     def _ended(self) -> None:
         """A transfer has ended: the disk may have nothing to read."""
-        if self.chosen is not None:
+        if self._rows is not None:
             self.queue.post(self.read_ahead)
 
     def _wrote(self, heads: tuple[PageKey, ...], result: PutResult) -> None:
@@ -285,8 +292,7 @@ class DiskTier:
     def _end_loads(self, namespace: bytes | None = None) -> None:
         """All, or a namespace's; requests that wait go on before the next step."""
         self.loader.end(namespace)
-        if self._rows is not None and self.chosen is not None:
-            self.chosen.sources.forget(namespace)
+        if self._rows is not None:
             self._rows.end(namespace)
 
     def _forget(self, keys: list[bytes]) -> None:

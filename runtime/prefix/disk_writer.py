@@ -15,11 +15,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ..model.batch import UInt8Array
 from ..store.store_state import PutResult
-from .disk_reader import EngineThread
+from .disk_reader import HANG_S, EngineThread
 
 if TYPE_CHECKING:
     from ..store import PageKey, PageStore
@@ -98,16 +96,12 @@ class DiskWriter:
     def drop(self, keys: Sequence[bytes]) -> Future[None]:
         """Take pages off the disk with all that goes on from them, after what is queued."""
         taken = tuple(keys)
+        return self.submit(lambda store: PutResult((), tuple(store.drop(taken))))
 
-        def drop(store: PageStore) -> PutResult:
-            store.drop(taken)
-            nothing = store.put((), np.empty((0, store.identity.page_bytes), np.uint8))  # which notes what is dropped
-            return PutResult((), (*taken, *nothing.evicted))
-
-        return self.submit(drop)
-
-    def close(self, timeout_s: float) -> None:
-        """Write what is queued, for so long, then drop the rest. May be called twice."""
+    def close(self, timeout_s: float) -> bool:
+        """Write what is queued, for so long, then drop the rest. What is being written is written whole; False if the
+        disk hangs: the write goes on. May be called twice.
+        """
         with self._wake:
             self._is_closing = True
             self._wake.notify()
@@ -117,7 +111,8 @@ class DiskWriter:
             self._changes.clear()
         for change in changes:
             change.done.set_result(None)
-        self._thread.join()  # what is being written is written whole
+        self._thread.join(HANG_S)
+        return not self._thread.is_alive()
 
     def _add(self, change: _Change) -> bool:
         """Queue a change; False if the writer is closing."""

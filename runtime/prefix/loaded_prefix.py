@@ -1,6 +1,7 @@
-"""Say which cached tokens of a request came from disk, by the kinds by which they were found.
+"""What came from disk for one request: whole pages of its prompt, or chosen KV rows of it.
 
-Knows counts and positions, not how anything was loaded.
+Knows counts and positions, a match, a sparse span and pages; neither requests, nor how anything was loaded, nor which
+rows were chosen and why.
 """
 
 from __future__ import annotations
@@ -8,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..cache.prefix_match import MatchKind
+from ..artifact.manifest import PAGE_SIZE
+from ..cache.prefix_cache import PrefixCache
+from ..cache.prefix_match import MatchKind, PrefixMatch
+from ..cache.sequence import Sequence
+from ..cache.sparse_span import SparseSpan
+from ..errors import SparseSpanError
+from ..model.batch import PageIO, UInt8Array
 
 
 @dataclass(frozen=True)
@@ -42,3 +49,75 @@ class LoadedPrefix:
                 counts[kind] += taken
                 left -= taken
         return {kind: count for kind, count in counts.items() if count}
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedRows:
+    """The rows of `span`, in `pages`, uint8 `[N, page_bytes]`, of the prompt of `match`, which the disk gave.
+
+    No other request may use the rows.
+
+    Attributes:
+        io: writes the pages to the pool.
+        dropped_attention: estimated share of the prompt's attention to the prefix that falls on tokens without rows.
+    """
+
+    match: PrefixMatch
+    span: SparseSpan
+    pages: UInt8Array
+    io: PageIO
+    dropped_attention: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Rows for each token before `span.stop`, above 0 and at most 1."""
+        return (self.span.stop - self.span.num_missing) / self.span.stop
+
+    def memory_match(self, cache: PrefixCache) -> PrefixMatch:
+        """What memory has of the ids that the rows are of."""
+        match = self.match
+        return cache.match(match.prompt_ids, num_match=match.num_match, namespace=match.namespace)
+
+    def open(self, cache: PrefixCache, *, context_length: int, request_id: str | None = None) -> Sequence:
+        """A sequence of the match's prompt that begins with the rows.
+
+        Raises:
+            OutOfPages: there is no room.
+            SparseSpanError: what is before the rows is no longer cached, or memory has all their tokens by now.
+        """
+        span, match = self.span, self.memory_match(cache)
+        if match.num_tokens >= span.stop:
+            raise SparseSpanError(f"memory has {match.num_tokens} tokens of the prompt now; open it without {span!r}")
+        sequence = cache.open(match, context_length=context_length, sparse=span, request_id=request_id)
+        try:
+            self.io.write_pages(list(sequence.page_ids[span.start // PAGE_SIZE :]), self.pages)
+        except BaseException:
+            cache.close(sequence, keep=False)
+            raise
+        return sequence
+
+    def reuse(self, memory: PrefixMatch) -> tuple[PrefixMatch, LoadedPrefix]:
+        """What a sequence that was opened so reuses, and which of it came from disk.
+
+        The disk's match may reach behind the rows, and `memory`, memory's match, behind their beginning. The tokens
+        that are not reused are counted off the weakest kind of match.
+        """
+        start, stop = self.span.start, self.span.stop
+        match = replace(
+            self.match,
+            tokens_by_kind=_first(self.match.tokens_by_kind, stop),
+            pages=memory.pages[: start // PAGE_SIZE],
+            partial=None,
+            version=memory.version,
+        )
+        return match, LoadedPrefix(start, stop, _first(memory.tokens_by_kind, start))
+
+
+def _first(by_kind: Mapping[MatchKind, int], num_tokens: int) -> dict[MatchKind, int]:
+    """The first `num_tokens` of these counts, strongest kinds first."""
+    counts, left = {}, num_tokens
+    for kind, count in by_kind.items():
+        if taken := min(count, left):
+            counts[kind] = taken
+        left -= taken
+    return counts

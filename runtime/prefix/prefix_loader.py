@@ -18,8 +18,7 @@ from ..cache.prefix_match import MatchKind, PrefixMatch
 from ..model.batch import PageIO
 from .disk_index import DiskIndex, StoredPrefix
 from .disk_reader import DiskReader, EngineThread, Read
-from .loaded_prefix import LoadedPrefix
-from .loaded_rows import LoadedRows
+from .loaded_prefix import LoadedPrefix, LoadedRows
 from .prefix_plan import LoadBudget, PrefixPlan, meet, plan
 from .rates import Rates
 from .tier_stats import LoadCounts

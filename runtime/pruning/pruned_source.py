@@ -15,7 +15,7 @@ from ..cache.sparse_span import SparseSpan
 from ..model.batch import Float32Array, UInt8Array
 from ..prefix.chosen_rows import Stage, TransferRefused, WantedRows
 from ..prefix.disk_reader import DiskReader
-from ..prefix.loaded_rows import LoadedRows
+from ..prefix.loaded_prefix import LoadedRows
 from ..prefix.prefix_plan import plan_chosen
 from ..prefix.rates import Rates
 from .probe_forward import ProbeForward

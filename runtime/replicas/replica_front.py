@@ -17,7 +17,6 @@ from typing import Any, Protocol
 import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -28,9 +27,9 @@ from ..cache.prefix_match import MatchPolicy
 from ..errors import RadixLMError
 from ..server.cache import PARAMETERS
 from ..server.errors import HTTPError, answer, describe
-from ..server.http.api_keys import ApiKeys, api_key_of, checked_keys
+from ..server.http.api_keys import api_key_of
 from ..server.http.disconnect import ClientGone, while_connected
-from ..server.http.origins import KnownHosts, origin_middleware
+from ..server.http.door import door
 from ..server.http.request_body import read_body
 from .asgi_messages import plain_scope
 from .prefix_router import PrefixRouter, RouterPolicy
@@ -95,12 +94,7 @@ class ReplicaFront:
             Route("/v1/cache", self._forget_everywhere, methods=["DELETE"]),
             Route("/{path:path}", self._forward, methods=_METHODS),
         ]
-        middleware = [
-            Middleware(KnownHosts, hosts=hosts),
-            *origin_middleware(cors_origins),
-            Middleware(ApiKeys, keys=checked_keys(api_keys)),
-        ]
-        app = Starlette(routes=routes, middleware=middleware)
+        app = Starlette(routes=routes, middleware=door(api_keys, hosts, cors_origins))
         for kind in (RadixLMError, Exception, 404, 405):
             app.add_exception_handler(kind, answer)
         for gone in (ClientGone, ClientDisconnect):

@@ -1,12 +1,13 @@
 """Pages in a file that can be carried elsewhere: the same pages give the same bytes, wherever they were stored.
 
-A bundle names the model, but no namespace, directory or time; the import says which namespace the pages belong to. A
-bundle may come from an attacker: every size is compared with the file's before memory is taken, every page with its
-checksum. No check can tell whether keys and values are those of their tokens: import what you would also run. The
-layout::
+A bundle names the model, but no namespace, directory or time. The import says which namespace the pages belong to.
+
+A bundle may come from an attacker. The import compares every size with the size of the file before it takes memory, and
+every page with its checksum. No check can tell whether keys and values belong to their tokens: import only bundles from
+a source whose programs you would run. The layout::
 
     magic, version, bytes of the identity, number of pages, the identity
-    of each page: number of its parent in the bundle (-1: none), 16 token ids, 16 flags, checksum of the payload
+    of each page: number of its parent in the bundle (-1: it has none), 16 token ids, 16 flags, checksum of the payload
     checksum of all before
     the payloads, one behind the other
 """
@@ -51,15 +52,18 @@ class ImportReport:
     """What became of a bundle."""
 
     num_pages: int
-    num_stored: int  # that are there now, those that were there before among them
+    num_stored: int  # of these, pages that the store has now; it may have had some of them before
 
 
 def export_bundle(source: PageSource, heads: Sequence[PageKey], path: str | Path) -> None:
-    """Write pages, with all that are before them in their prompts, to a file that appears when it is whole. Only its
-    owner may read it, like the store's files.
+    """Write pages to a file. The file gets its name when it is complete, and only its owner may read it, as with the
+    files of the store.
+
+    Args:
+        heads: the pages, and all pages before them in their prompts.
 
     Raises:
-        StoreError: a parent is not among them, they are of several namespaces, or one cannot be read.
+        StoreError: the parent of a page is missing, the pages have several namespaces, or a page cannot be read.
         OSError: the file cannot be written.
     """
     ordered, parents = _in_order(heads)
@@ -86,12 +90,15 @@ def export_bundle(source: PageSource, heads: Sequence[PageKey], path: str | Path
 
 
 def import_bundle(store: PageStore, path: str | Path, namespace: bytes, *, evicts: bool = True) -> ImportReport:
-    """Store the pages of a file as a namespace's; without `evicts`, those that others need not go for.
+    """Store the pages of a file in a namespace.
+
+    Args:
+        evicts: whether stored pages make room for the new ones; if not, the import leaves out pages without room.
 
     Raises:
-        StoreMismatch: they are of another model, or of another version of radixlm.
-        StoreCorrupt: it is no bundle, or broke; pages before the broken one are stored.
-        OSError: it cannot be read.
+        StoreMismatch: the pages belong to another model, or to another version of radixlm.
+        StoreCorrupt: the file is no bundle, or it is damaged; the pages before the damage are stored.
+        OSError: the file cannot be read.
     """
     with Path(path).open("rb") as file:
         bundle = _Bundle.read(file, Path(path), store.identity)
@@ -103,7 +110,7 @@ def import_bundle(store: PageStore, path: str | Path, namespace: bytes, *, evict
 
 @dataclass(frozen=True)
 class _Bundle:
-    """The table of a bundle, after it was checked."""
+    """The checked table of a bundle."""
 
     path: Path
     identity: StoreIdentity
@@ -137,7 +144,7 @@ class _Bundle:
         return cls(path, identity, pages)
 
     def heads(self, namespace: bytes) -> list[PageKey]:
-        """The pages as a namespace's."""
+        """The keys that the pages have in a namespace."""
         heads: list[PageKey] = []
         for parent, tokens, generated, _ in self.pages:
             parent_key = heads[parent].key if parent >= 0 else NO_PARENT
@@ -145,7 +152,7 @@ class _Bundle:
         return heads
 
     def payloads(self, file: BinaryIO) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Numbers of first pages, and the payloads from there on, some at a time."""
+        """The payloads in portions, `[N, page_bytes]`, each with the number of its first page."""
         page_bytes = self.identity.page_bytes
         at_once = max(1, _BYTES_AT_ONCE // page_bytes)
         for first in range(0, len(self.pages), at_once):
@@ -161,7 +168,9 @@ class _Bundle:
 
 
 def _in_order(heads: Sequence[PageKey]) -> tuple[list[PageKey], list[int]]:
-    """The pages in an order that depends on nothing but their tokens, parents first; and where their parents are."""
+    """The pages with parents before children, and the place of each page's parent, -1 without one. The order depends
+    on the tokens alone.
+    """
     if len({head.namespace for head in heads}) > 1:
         raise StoreError("pages of several namespaces do not fit into one bundle; export them one by one")
     children: dict[bytes, list[PageKey]] = {}

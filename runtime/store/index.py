@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from ..errors import StoreCorrupt
+from ..errors import StoreCorrupt, StoreMismatch
 from .index_rows import Located, RecordRow, SegmentRow
 from .page_key import NO_PARENT
-from .record import FORMAT_VERSION, Kind, Place
+from .record import FORMAT_VERSION, Kind, Place, mismatch
 
 _NUM_KEYS: Final = 500  # in one query; SQLite takes 999 values at least
 _SCHEMA: Final = f"""
@@ -67,25 +67,26 @@ class Index:
         """The index of a directory, made if there is none.
 
         Raises:
-            StoreCorrupt: it is broken, or of another version; make it again.
+            StoreCorrupt: it is broken; make it again.
+            StoreMismatch: a radixlm with another format wrote it.
         """
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's other files take on its mode
         sql = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
+            version = sql.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, FORMAT_VERSION):
+                raise mismatch(path, version)
             sql.execute("PRAGMA journal_mode = WAL")
             sql.execute("PRAGMA synchronous = NORMAL")
             sql.execute("PRAGMA secure_delete = ON")  # the tokens of pages are what people said
-            version = sql.execute("PRAGMA user_version").fetchone()[0]
             if version == 0:
                 sql.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-            elif version != FORMAT_VERSION:
-                raise StoreCorrupt(f"{path} has version {version}, this radixlm reads {FORMAT_VERSION}; remove it")
             if sql.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok":
                 raise StoreCorrupt(f"{path} is broken; remove it, and it is made again")
             sql.execute("CREATE TEMP TABLE named (key BLOB PRIMARY KEY) WITHOUT ROWID")
             sql.execute(f"SELECT {_COLUMNS} FROM records LIMIT 0")
             sql.execute(f"SELECT {_SEGMENT_COLUMNS} FROM segments LIMIT 0")
-        except StoreCorrupt:
+        except (StoreCorrupt, StoreMismatch):
             sql.close()
             raise
         except sqlite3.Error as error:

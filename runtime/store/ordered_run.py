@@ -1,18 +1,20 @@
-"""A run of pages with its tokens in descending importance, each layer and KV head in an order of its own; and back.
+"""Sort the tokens of a run of pages by importance, and turn sorted runs into pages again.
 
-Computes orders, copies bits, and says where the rows lie in the payload of a record. Knows how a page lies in memory,
-not files, nor where scores come from. Tokens are cut into chunks by rank, and the rank is outermost: block `b` has the
-`b`th chunk of every layer and head, so that the tokens that matter most, of all layers and heads, are one read from the
-start on; and one chunk is one read, too. What a block needs to be understood and checked lies in front of it::
+Each layer and KV head has an order of its own. This module computes orders, copies bits, and says where rows lie in the
+payload of a record. It knows how a page lies in memory. It does not know files, or where scores come from.
+
+The most important token has rank 0. A chunk has tokens of successive ranks, of one layer and head. Block `b` has the
+`b`th chunk of every layer and head. So one read from the start gets the most important tokens of all layers and heads,
+and any one chunk is one read, too. Each block begins with what a reader needs to understand and check it::
 
     block 0   the order of its tokens, checksums | layer 0 head 0: ranks 0..C-1 | layer 0 head 1: ranks 0..C-1 | ...
     block 1   the order of its tokens, checksums | layer 0 head 0: ranks C..2C-1 | ...
     ...
     probe     the keys of one head: layer 0: tokens as in the text | layer 1 | ...
 
-Blocks begin at a multiple of 4 KiB, and their chunks, too, where one has so many bytes: 16 tokens of SmolLM2 in f16
-have 4096. With layer and head outermost the first tokens of SmolLM2's 90 groups would be 90 reads; with the rows of all
-heads of a token together a unit of 4 KiB would hold 5 tokens that rank alike, not 16.
+Blocks begin at multiples of 4 KiB. So do chunks whose size is a multiple of 4 KiB: 16 tokens of SmolLM2 in f16 have
+4,096 bytes. Two other layouts are worse. With layer and head outermost, the first tokens of SmolLM2's 90 groups take 90
+reads. With the rows of all heads of a token side by side, 4 KiB hold 5 tokens of similar rank, not 16.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _ORDER_BYTES: Final = 2  # a token
 
 @dataclass(frozen=True)
 class OrderedRun:
-    """The rows of a run as they are stored; the first of each layer and head are those that matter most.
+    """The rows of a run as they are stored, the most important tokens of each layer and head first.
 
     >>> run = OrderedRun.of_pages(layout, pages, scores)
     >>> (run.to_pages() == pages).all()
@@ -57,10 +59,11 @@ class OrderedRun:
     def of_pages(cls, kv: KVLayout, pages: UInt8Array, scores: NDArray[Any], *, probe_head: int = 0) -> OrderedRun:
         """Order the tokens of whole `pages`, uint8 `[N, page_bytes]`, by `scores`, `[layers, kv_heads, 16 N]`.
 
-        Equal scores keep the order of the text; infinite ones are first or last whatever the others are.
+        Tokens with equal scores keep the order of the text. Infinite scores put tokens first or last.
 
         Raises:
-            StoreError: the scores are of another shape or not numbers, there is no such head, or no page or too many.
+            StoreError: the scores have another shape or are not numbers, the model has no such head, or there are no
+                pages or too many.
         """
         num_tokens = len(pages) * PAGE_SIZE
         if not 0 < num_tokens <= MAX_RUN_TOKENS:
@@ -85,13 +88,14 @@ class OrderedRun:
 
 
 def restored(kv: KVLayout, order: RunOrder, rows: UInt8Array) -> UInt8Array:
-    """The pages whose `rows`, `[layers, kv_heads, tokens, row_bytes]`, lie in `order`, as they were."""
+    """The original pages of `rows`, `[layers, kv_heads, tokens, row_bytes]`, that lie in `order`."""
     return unpack(kv, rows).take(inverse_order(order)).to_pages()
 
 
 def ranked_before_text(scores: NDArray[Any], num_ranked: int) -> NDArray[np.float64]:
-    """Scores that store the `num_ranked` tokens that matter most of each layer and head in that order, and behind them
-    the others as in the text: what a query picks there, which no history knew, is mostly a passage."""
+    """Scores that put the `num_ranked` most important tokens of each layer and head first, by importance, and the other
+    tokens behind them in the order of the text. A query picks mostly passages among the others.
+    """
     order = np.argsort(-scores, axis=-1, kind="stable")
     in_text = np.sort(order[..., num_ranked:], axis=-1)
     order = np.concatenate([order[..., :num_ranked], in_text], axis=-1)
@@ -119,7 +123,7 @@ def pack(rows: KVRows) -> UInt8Array:
 
 
 def unpack(kv: KVLayout, packed: UInt8Array) -> KVRows:
-    """What `pack` packed; without scales a view."""
+    """Undo `pack`. Without scales the result is a view of `packed`."""
     num_code_bytes = kv.head_dim * kv.itemsize
     dtype = {"f16": np.float16, "f32": np.float32, "int8": np.int8}[kv.dtype]
     if not kv.has_scales:
@@ -157,7 +161,9 @@ class Extent:
 
 @dataclass(frozen=True)
 class OrderedLayout:
-    """A run of `num_tokens` in chunks of `chunk_size`. A group is a layer and a KV head, heads innermost.
+    """Where the rows of a run of `num_tokens` lie, in chunks of `chunk_size` tokens.
+
+    A group is one KV head of one layer; the heads of a layer are neighbours.
 
     Raises:
         StoreError: the chunks are smaller than 16 tokens or larger than 256.
@@ -188,7 +194,7 @@ class OrderedLayout:
 
     @property
     def probe(self) -> Extent:
-        """Where the probe keys lie, with the rest of their last unit."""
+        """The probe keys, up to the end of their last unit of 4 KiB."""
         start = self.block_start(self.num_blocks)
         return Extent(start, start + padded(self.kv.num_layers * self.num_tokens * key_bytes(self.kv)))
 
@@ -198,20 +204,20 @@ class OrderedLayout:
         return self.probe.stop
 
     def block_tokens(self, block: int) -> int:
-        """Ranks in a block: the last one may have fewer."""
+        """Ranks in a block; the last block may have fewer than the others."""
         return min(self.chunk_size, self.num_tokens - block * self.chunk_size)
 
     def block_head_bytes(self, block: int) -> int:
-        """Before the chunks of a block."""
+        """Bytes before the chunks of a block."""
         each = SHORT_CHECKSUM_BYTES + _ORDER_BYTES * self.block_tokens(block)
         return padded(BLOCK_FIELDS_BYTES + self.num_groups * each + CHECKSUM_BYTES)
 
     def chunk_bytes(self, block: int) -> int:
-        """Of each chunk in a block."""
+        """Bytes of each chunk in a block."""
         return self.block_tokens(block) * row_bytes(self.kv)
 
     def block_bytes(self, block: int) -> int:
-        """Of all of a block."""
+        """Bytes of a whole block."""
         return self.block_head_bytes(block) + padded(self.num_groups * self.chunk_bytes(block))
 
     def block_start(self, block: int) -> int:
@@ -221,23 +227,23 @@ class OrderedLayout:
         return self.block_start(block - 1) + self.block_bytes(block - 1)
 
     def blocks(self, first: int, stop: int) -> Extent:
-        """Blocks one behind the other."""
+        """The blocks `[first, stop)`."""
         return Extent(self.block_start(first), self.block_start(stop))
 
     def block_head(self, block: int) -> Extent:
-        """What says how a block is to be read."""
+        """The beginning of a block: its orders and checksums."""
         start = self.block_start(block)
         return Extent(start, start + self.block_head_bytes(block))
 
     def chunk(self, block: int, group: int) -> Extent:
-        """A chunk to the byte; what the disk is asked for, `units` tells."""
+        """The exact bytes of a chunk; `units` gives the bytes to ask of the disk."""
         num_bytes = self.chunk_bytes(block)
         start = self.block_start(block) + self.block_head_bytes(block) + group * num_bytes
         return Extent(start, start + num_bytes)
 
 
 def units(extents: Sequence[Extent]) -> Iterator[Extent]:
-    """Whole units of 4 KiB that hold `extents`, which ascend; those that touch are one read.
+    """Whole units of 4 KiB that hold the ascending `extents`; units that touch are one read.
 
     >>> list(units([Extent(0, 100), Extent(4000, 5000), Extent(90_000, 90_001)]))
     [Extent(start=0, stop=8192), Extent(start=86016, stop=90112)]

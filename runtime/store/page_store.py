@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -51,16 +50,15 @@ class PageStore:
     """
 
     def __init__(self, directory: Path, lock: StoreLock, writer: RecordWriter) -> None:
-        identity, files = writer.identity, writer.files
-        self.directory, self.identity, self.files = directory, identity, files
+        self.directory, self.identity, self.files = directory, writer.identity, writer.files
         self.secret = read_secret(directory)  # 32 bytes of this directory, for CacheNamespaces
         self._lock = lock
         self._writer = writer
         self._write = threading.RLock()
         self._read = threading.Lock()
         self._state = StoreState(writer.num_pages())
-        self._reader = ChainReader(directory, files, identity)
-        self._runs = OrderedRuns(directory, identity, files, self._state, on_error=self._turn_off)
+        self._reader = ChainReader(directory, self.files, self.identity)
+        self._runs = OrderedRuns(directory, self.identity, self.files, self._state, on_error=self._turn_off)
         self._is_closed = False
 
     @classmethod
@@ -231,10 +229,10 @@ class PageStore:
 
     def close(self) -> None:
         """Note what was used, and let other processes have the directory."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         with self._write, self._read:
-            if self._is_closed:
-                return
-            self._is_closed = True
             self._change(self._writer.settle)
             for part in (self._runs, self._reader, self._writer):
                 try:
@@ -244,12 +242,15 @@ class PageStore:
             self._lock.release()
             self._state.turn_off("it was closed")
 
+    def abandon(self) -> None:
+        """Leave it open until the process ends, because a read or a write hangs: `close` does nothing any more."""
+        self._is_closed = True
+        self._state.turn_off("its disk hangs")
+
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _rows(self, rows_of: Callable[[Index], Iterable[tuple[bytes, RecordRow | None]]]) -> Iterator[RecordRow]:

@@ -21,10 +21,12 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import Final, Literal
 
 from xxhash import xxh3_128_digest
 
+from ..errors import StoreMismatch
 from .files import Buffer
 from .page_key import KEY_BYTES, MAX_NAMESPACE_BYTES, NO_PARENT, PAGE_DETAILS_BYTES, PageKey, pack_tokens, unpack_tokens
 
@@ -213,6 +215,14 @@ def discarded(place: Place, identity_digest: bytes) -> Record:
     nothing = RecordHeader(Kind.DISCARDED, bytes(KEY_BYTES), NO_PARENT, b"", b"")
     payload_bytes = (place.num_blocks - 1) * BLOCK
     return Record(nothing, place.segment, place.block, identity_digest, payload_bytes, bytes(CHECKSUM_BYTES))
+
+
+def mismatch(path: Path, version: int) -> StoreMismatch:
+    """The error for a segment or an index that a radixlm with another format wrote."""
+    return StoreMismatch(
+        f"{path} has version {version}, this radixlm reads {FORMAT_VERSION}; give --store another directory, or remove "
+        f"this one: its pages are computed again"
+    )
 
 
 def checksum(payload: Buffer) -> bytes:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import StoreCorrupt
+from ..errors import StoreCorrupt, StoreMismatch
 from .files import INDEX, Files
 from .index import Index, is_broken
 from .index_rows import RecordRow, SegmentRow
@@ -41,9 +41,9 @@ def recover(
     segments = read_segments(directory, files)
     try:
         return _recover(directory, files, log_of(), segments, clock, was_index_rebuilt=False)
-    except (StoreCorrupt, sqlite3.Error) as error:
-        if not is_broken(error):
-            raise
+    except (StoreCorrupt, StoreMismatch, sqlite3.Error) as error:
+        if not segments if isinstance(error, StoreMismatch) else not is_broken(error):
+            raise  # without segments of our format, an index of another one says whose the directory is
         _LOGGER.warning("the index in %s is made again: %s", directory, error)
         remove_index(directory)
         return _recover(directory, files, log_of(), segments, clock, was_index_rebuilt=True)

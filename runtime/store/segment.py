@@ -15,10 +15,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from ..errors import StoreCorrupt, StoreMismatch
+from ..errors import StoreCorrupt
 from .files import Files, read_all, write_all
 from .page_key import StoreIdentity
-from .record import BLOCK, CHECKSUM_BYTES, FORMAT_VERSION, Kind, Place, Record, checksum, is_sealed, padded, sealed
+from .record import (
+    BLOCK,
+    CHECKSUM_BYTES,
+    FORMAT_VERSION,
+    Kind,
+    Place,
+    Record,
+    checksum,
+    is_sealed,
+    mismatch,
+    padded,
+    sealed,
+)
 
 _MAGIC: Final = b"RLXSEGM\n"
 _HEADER: Final = struct.Struct("<8sIIQII")  # magic, version, bytes of the header, number, bytes of the identity, single
@@ -127,10 +139,7 @@ def read_segment(files: Files, fd: int, path: Path) -> Segment:
             header = bytearray(header_bytes)
             if read_all(files, fd, [header], 0) == header_bytes and is_sealed(header):
                 if version != FORMAT_VERSION:
-                    raise StoreMismatch(
-                        f"{path} has version {version}, this radixlm reads {FORMAT_VERSION}; give --store another "
-                        f"directory, or remove this one: its pages are computed again"
-                    )
+                    raise mismatch(path, version)
                 identity = StoreIdentity.from_json(bytes(header[_HEADER.size :][:identity_bytes]))
                 segment = Segment(number, identity, bool(is_single))
                 if segment.name == path.name and segment.num_header_blocks * BLOCK == header_bytes:

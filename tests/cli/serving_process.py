@@ -24,12 +24,12 @@ from ..runtime.server.real_server import SlowModel, open_fake_artifact
 
 
 def open_artifact(path: str | Path) -> Any:
-    """What is at a path, wherever that is; nothing is at `nowhere`."""
-    return REAL_OPEN(path) if Path(path).name == "nowhere" else open_fake_artifact()
+    """What is at a path, wherever that is; nothing is at `nowhere.radixlm`."""
+    return REAL_OPEN(path) if Path(path).name == "nowhere.radixlm" else open_fake_artifact()
 
 
 def read_manifest(path: Path) -> Any:
-    return REAL_READ_MANIFEST(path) if path.name == "nowhere" else None
+    return REAL_READ_MANIFEST(path) if path.name == "nowhere.radixlm" else None
 
 
 def open_runner(artifact: Any, num_pages: int, options: EngineOptions) -> SlowModel:

@@ -42,7 +42,7 @@ def test_inspect_says_that_opening_an_artifact_runs_its_code(runner: CliRunner, 
 
 def test_serve_help_says_that_opening_an_artifact_runs_its_code(runner: CliRunner) -> None:
     told = " ".join(runner.invoke(cli, ["serve", "--help"]).output.split())
-    assert "Opening ARTIFACT runs its model.so" in told and "trust" in told
+    assert "Opening an artifact runs its model.so" in told and "trust" in told
 
 
 def test_every_suffix_is_named_and_none_is_said_to_be_none(smollm2_artifact: Path) -> None:

@@ -71,15 +71,14 @@ def test_a_file_that_is_no_model(output: Path, tmp_path: Path) -> None:
         assert "no valid GGUF file" in _refuses_to_compile(tmp_path / "file", output)
 
 
-def test_an_unsupported_architecture_lists_those_supported(source: Path, gguf: Path, output: Path) -> None:
+def test_an_unsupported_architecture_says_where_those_supported_are(source: Path, gguf: Path, output: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     changed = config | {"architectures": ["MambaForCausalLM"], "model_type": "mamba"}
     (source / "config.json").write_text(json.dumps(changed))
     for path in (source, gguf):
         line = _refuses_to_compile(path, output)
         assert "mamba" in line.lower()
-        assert "Llama" in line
-        assert "Qwen2" in line
+        assert "radixlm models lists" in line
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.01, 0.5, 0.999])

@@ -74,6 +74,7 @@ def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEn
             "num_threads": 2,
             "match": "seam",
             "strip_suffix": "always",
+            "template_kwargs": None,
             "store": Path("kept"),
             "store_bytes": 2_500_000_000,
             "kv_budget": 0.25,
@@ -90,9 +91,9 @@ def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEn
 
 
 def test_a_missing_artifact_is_one_line_and_exit_code_2(runner: CliRunner, engine: type[FakeEngine]) -> None:
-    result = runner.invoke(cli, ["chat", "nothing"])
-    assert result.exit_code == 2
-    assert result.output == "Error: there is no artifact at nothing; make one with: radixlm compile\n"
+    result = runner.invoke(cli, ["chat", "nothing.gguf"])
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
+    assert "nothing.gguf does not exist; give an artifact" in result.output
 
 
 def test_a_value_out_of_range_is_one_line_and_exit_code_2(runner: CliRunner, engine: type[FakeEngine]) -> None:

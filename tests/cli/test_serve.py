@@ -27,6 +27,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+FAKE, NOWHERE = "fake.radixlm", "nowhere.radixlm"  # artifacts that `serving_process` has, and has not
 
 
 class Endless:
@@ -87,11 +88,11 @@ def command(*arguments: str) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "nowhere"),
-        (["fake", "--kv-cache-gb", "999999"], "a KV cache of 999999000000000 bytes and the model's 0 bytes do not fit"),
-        (["fake", "--kv-cache-gb", "0.000001"], "raise --kv-cache-gb"),
-        (["fake", "--context-length", "257"], "context_length is 257; this artifact allows 128 to 256"),
-        (["fake", "--max-num-batched-tokens", "65"], "max_num_batched_tokens is 65; this artifact allows 1 to 64"),
+        ([NOWHERE], "nowhere"),
+        ([FAKE, "--kv-cache-gb", "999999"], "a KV cache of 999999000000000 bytes and the model's 0 bytes do not fit"),
+        ([FAKE, "--kv-cache-gb", "0.000001"], "raise --kv-cache-gb"),
+        ([FAKE, "--context-length", "257"], "context_length is 257; this artifact allows 128 to 256"),
+        ([FAKE, "--max-num-batched-tokens", "65"], "max_num_batched_tokens is 65; this artifact allows 1 to 64"),
     ],
 )
 def test_what_cannot_be_opened_ends_the_process_with_the_reason(arguments: list[str], message: str) -> None:
@@ -102,18 +103,18 @@ def test_what_cannot_be_opened_ends_the_process_with_the_reason(arguments: list[
 
 
 def test_what_is_no_artifact_is_said_before_anything_listens() -> None:
-    ended = subprocess.run(command("nowhere"), cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command(NOWHERE), cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     [line] = ended.stderr.splitlines()
-    assert "nowhere is not an artifact" in line
+    assert "nowhere.radixlm is not an artifact" in line
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere", "--log-format", "json"], "nowhere"),
-        (["fake", "--log-format=json", "--max-queue", "many"], "'many' is not a valid integer"),
-        (["fake", "--log-format", "json", "--host", "no.such.host.invalid"], "cannot listen"),
+        ([NOWHERE, "--log-format", "json"], "nowhere"),
+        ([FAKE, "--log-format=json", "--max-queue", "many"], "'many' is not a valid integer"),
+        ([FAKE, "--log-format", "json", "--host", "no.such.host.invalid"], "cannot listen"),
     ],
 )
 def test_who_reads_json_is_told_in_json_why_serving_does_not_begin(arguments: list[str], message: str) -> None:
@@ -128,7 +129,7 @@ class Serving:
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         self.process = subprocess.Popen(
-            command("fake", *arguments),
+            command(FAKE, *arguments),
             cwd=REPOSITORY,
             stderr=subprocess.PIPE,
             text=True,

@@ -20,9 +20,11 @@ import tvm_ffi
 from gguf import GGMLQuantizationType as Type
 from radixlm.compile import compile_model, module
 from radixlm.compile.codegen.targets import Target
-from radixlm.compile.models.registry import weight_shapes
+from radixlm.compile.families.registry import FAMILIES, weight_shapes
+from radixlm.compile.families.settings import Settings
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.artifact.manifest import KVDType, ModelConfig
+from radixlm.runtime.artifact.manifest import KVDType
+from radixlm.runtime.artifact.model_config import ModelConfig
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *map(chr, range(ord("a"), ord("z") + 1)), "th", "he"]
@@ -59,15 +61,22 @@ def build_equal_programs_once(tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @dataclass
 class TinyModel:
-    """A random model: its configuration, and its weights under Hugging Face's names, float32."""
+    """A random model: its settings under Hugging Face's keys, and its weights under Hugging Face's names, float32."""
 
-    config: ModelConfig
+    values: Mapping[str, Any]
     weights: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(7)
         for name, shape in weight_shapes(self.config).items():
             self.weights[name] = rng.standard_normal(shape, np.float32)
+
+    @functools.cached_property
+    def config(self) -> ModelConfig:
+        """The configuration that any source of the model must give."""
+        architecture, stored = self.values["architecture"], {"blk.0.attn_q.bias"} & set(self.values["stored"])
+        settings = Settings("tiny", "gguf", architecture, architecture, self.values, frozenset(stored))
+        return FAMILIES[architecture].config(settings)
 
 
 @pytest.fixture(scope="session")
@@ -88,7 +97,8 @@ def make_tiny() -> Callable[..., TinyModel]:
             "rope_theta": 5000.0,
             "max_position_embeddings": 128,
         }
-        return TinyModel(ModelConfig(**(values | changes)))
+        bias = changes.pop("attention_bias", False)
+        return TinyModel(values | changes | {"stored": ("blk.0.attn_q.bias",) if bias else ()})
 
     return make
 
@@ -133,8 +143,8 @@ def add_metadata(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_rope_freq_base(config.ropes[0].theta)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(TOKENS)
@@ -163,39 +173,53 @@ def gguf_name(name: str) -> str:
 def write_huggingface(tmp_path: Path) -> Callable[..., Path]:
     """Write a TinyModel as transformers does; `changes` go into config.json, None removes a key."""
 
-    def write(tiny: TinyModel, dtype: Any = np.float32, num_shards: int = 1, **changes: Any) -> Path:
-        path = tmp_path / "tiny-hf"
-        path.mkdir(exist_ok=True)
-        config = huggingface_config(tiny.config) | changes
-        kept = {key: value for key, value in config.items() if value is not None}
-        (path / "config.json").write_text(json.dumps(kept))
-        (path / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
-        (path / "tokenizer_config.json").write_text(
-            json.dumps({"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": TEMPLATE})
-        )
-        names = list(tiny.weights)
-        shards = [names[index::num_shards] for index in range(num_shards)]
-        files = (
-            ["model.safetensors"]
-            if num_shards == 1
-            else [f"model-{index + 1:05}-of-{num_shards:05}.safetensors" for index in range(num_shards)]
-        )
-        for file, shard in zip(files, shards, strict=True):
-            write_safetensors(path / file, {name: tiny.weights[name].astype(dtype) for name in shard})
-        if num_shards > 1:
-            weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
-            (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-        return path
+    def write(*args: Any, **changes: Any) -> Path:
+        return write_checkpoint(tmp_path / "tiny-hf", *args, **changes)
 
     return write
 
 
-def huggingface_config(config: ModelConfig) -> dict[str, Any]:
+def write_checkpoint(path: Path, tiny: TinyModel, dtype: Any = np.float32, num_shards: int = 1, **changes: Any) -> Path:
+    """Write a TinyModel into a folder as transformers does."""
+    path.mkdir(exist_ok=True)
+    config = huggingface_config(tiny) | changes
+    kept = {key: value for key, value in config.items() if value is not None}
+    (path / "config.json").write_text(json.dumps(kept))
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+    (path / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": TEMPLATE})
+    )
+    names = list(tiny.weights)
+    shards = [names[index::num_shards] for index in range(num_shards)]
+    files = (
+        ["model.safetensors"]
+        if num_shards == 1
+        else [f"model-{index + 1:05}-of-{num_shards:05}.safetensors" for index in range(num_shards)]
+    )
+    for file, shard in zip(files, shards, strict=True):
+        whole = {name: tiny.weights[name].astype(dtype) for name in shard}
+        write_safetensors(path / file, dict(part for name, array in whole.items() for part in stored(name, array)))
+    if num_shards > 1:
+        weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+        (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return path
+
+
+def stored(name: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """A tensor under the hub's names: a stack of experts is stored one by one."""
+    before, found, after = name.partition(".experts.")
+    if not found:
+        return [(name, array)]
+    return [(f"{before}.experts.{index}.{after}", part) for index, part in enumerate(array)]
+
+
+def huggingface_config(tiny: TinyModel) -> dict[str, Any]:
     classes = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
-    keys = set(config.__struct_fields__) - {"architecture", "rope_scaling", "attention_bias"}
-    return {key: getattr(config, key) for key in keys} | {
-        "architectures": [classes[config.architecture]],
-        "model_type": config.architecture,
+    architecture = tiny.values["architecture"]
+    values = {key: value for key, value in tiny.values.items() if key not in ("architecture", "stored")}
+    return values | {
+        "architectures": [classes[architecture]],
+        "model_type": architecture,
         "hidden_act": "silu",
         "eos_token_id": 2,
     }
@@ -241,6 +265,12 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
         np.dtype(np.float16): "F16",
         np.dtype(ml_dtypes.bfloat16): "BF16",
         np.dtype(np.int8): "I8",
+        np.dtype(np.uint8): "U8",
+        np.dtype(np.int32): "I32",
+        np.dtype(np.uint32): "U32",
+        np.dtype(np.int64): "I64",
+        np.dtype(ml_dtypes.float8_e4m3fn): "F8_E4M3",
+        np.dtype(ml_dtypes.float8_e8m0fnu): "F8_E8M0",
     }
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from radixlm.compile.sources import default_model, hub, open_source
+from radixlm.runtime.artifact import cache_dir
 from radixlm.runtime.errors import CorruptSource, SourceNotFound
 
 Make = Callable[..., Any]
@@ -160,7 +161,7 @@ def test_pips_own_last_line_is_reported(tmp_path: Path) -> None:
 
 def test_the_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert default_model.default_cache_dir() == Path("/somewhere/radixlm")
+    assert cache_dir() == Path("/somewhere/radixlm")
 
 
 def test_the_alias_opens_the_default_model(smollm2_gguf: Path) -> None:

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from radixlm.cli.main import cli
 from radixlm.compile.sources import GGUFSource, open_source
-from radixlm.compile.weights.quantization import Q8
-from radixlm.runtime.artifact.manifest import RopeScaling
+from radixlm.compile.weights.kinds import Q8
+from radixlm.runtime.artifact.model_config import FactorsScaling, LinearScaling, YarnScaling
 from radixlm.runtime.errors import (
     CorruptSource,
     SourceError,
@@ -70,7 +70,7 @@ def test_llama3s_stored_frequencies_become_factors(make_tiny: Make, write_gguf: 
     factors = np.linspace(1, 8, 8, dtype=np.float32)
     path = write_gguf(make_tiny(), edit=lambda writer: writer.add_tensor("rope_freqs.weight", factors))
     with open_source(path) as source:
-        assert source.config.rope_scaling == RopeScaling(type="factors", factors=tuple(factors.tolist()))
+        assert source.config.ropes[0].scaling == FactorsScaling(factors=tuple(factors.tolist()))
         assert "rope_freqs.weight" not in source.tensors()
 
 
@@ -81,8 +81,18 @@ def test_linear_scaling_and_the_sliding_window_are_kept(make_tiny: Make, write_g
         writer.add_sliding_window(64)
 
     with open_source(write_gguf(make_tiny(), edit=edit)) as source:
-        assert source.config.rope_scaling == RopeScaling(type="linear", factor=4.0)
-        assert source.config.sliding_window == 64
+        assert source.config.ropes[0].scaling == LinearScaling(factor=4.0)
+        assert {attention.window for attention in source.config.attentions} == {64}
+
+
+def test_yarn_is_read(make_tiny: Make, write_gguf: Make) -> None:
+    def edit(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(32)
+
+    with open_source(write_gguf(make_tiny(), edit=edit)) as source:
+        assert source.config.ropes[0].scaling == YarnScaling(factor=4.0, original_max_position_embeddings=32)
 
 
 def test_the_fingerprint_is_stable_and_sees_other_weights(make_tiny: Make, write_gguf: Make) -> None:
@@ -96,9 +106,9 @@ def test_the_fingerprint_is_stable_and_sees_other_weights(make_tiny: Make, write
 # What cannot be used.
 
 
-def test_yarn_is_refused(make_tiny: Make, write_gguf: Make) -> None:
-    path = write_gguf(make_tiny(), edit=lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN))
-    with pytest.raises(UnsupportedArchitecture, match="yarn"):
+def test_a_scaling_that_is_not_known_is_refused(make_tiny: Make, write_gguf: Make) -> None:
+    path = write_gguf(make_tiny(), edit=lambda writer: writer.add_string("llama.rope.scaling.type", "spiral"))
+    with pytest.raises(UnsupportedArchitecture, match=r"'spiral'.*yarn"):
         open_source(path)
 
 
@@ -109,13 +119,22 @@ def test_another_architecture_is_refused_with_those_that_are_supported(make_tiny
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UnsupportedArchitecture, match=r"'gemma'.*Llama 1, 2 and 3.*Qwen2"):
+    with pytest.raises(UnsupportedArchitecture, match=r"'gemma'.*the nearest is Gemma"):
         open_source(path)
 
 
-def test_a_mixture_of_experts_is_refused(make_tiny: Make, write_gguf: Make) -> None:
+def test_a_llama_of_experts_lacks_them(make_tiny: Make, write_gguf: Make) -> None:
+    """Mixtral is a Llama in GGUF."""
+
+    def says_that_it_has_experts(writer: gguf.GGUFWriter) -> None:
+        writer.add_expert_count(8)
+        writer.add_expert_used_count(2)
+
+    path = write_gguf(make_tiny(), edit=says_that_it_has_experts)
+    with pytest.raises(CorruptSource, match=r"mlp\.gate\.weight is missing"):
+        open_source(path)
     path = write_gguf(make_tiny(), edit=lambda writer: writer.add_expert_count(8))
-    with pytest.raises(UnsupportedArchitecture, match="experts"):
+    with pytest.raises(CorruptSource, match="num_active of experts is not given"):
         open_source(path)
 
 

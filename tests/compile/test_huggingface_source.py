@@ -11,7 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from radixlm.compile.sources import open_source
-from radixlm.runtime.artifact.manifest import RopeScaling, SamplingDefaults
+from radixlm.runtime.artifact.manifest import SamplingDefaults
+from radixlm.runtime.artifact.model_config import LinearScaling, Llama3Scaling, Rope
 from radixlm.runtime.errors import (
     CorruptSource,
     SourceNotFound,
@@ -74,14 +75,15 @@ def test_bos_is_added_where_the_post_processor_adds_it(make_tiny: Make, write_hu
 def test_mistral_keeps_its_sliding_window(make_tiny: Make, write_huggingface: Make) -> None:
     changes = {"architectures": ["MistralForCausalLM"], "sliding_window": 64}
     with open_source(write_huggingface(make_tiny(), **changes)) as source:
-        assert (source.config.architecture, source.config.sliding_window) == ("llama", 64)
+        assert (source.config.architecture, source.config.attentions[0].window) == ("llama", 64)
 
 
 @pytest.mark.parametrize("used", [False, True])
 def test_qwen2_has_a_window_only_where_it_is_used(used: bool, make_tiny: Make, write_huggingface: Make) -> None:
     tiny = make_tiny(architecture="qwen2", attention_bias=True)
-    path = write_huggingface(tiny, sliding_window=64, use_sliding_window=used)
-    assert open_source(path).config.sliding_window == (64 if used else None)
+    path = write_huggingface(tiny, sliding_window=64, use_sliding_window=used, max_window_layers=1)
+    windows = [attention.window for attention in open_source(path).config.attentions]
+    assert windows == ([None, 64] if used else [None, None])
 
 
 LLAMA3 = {
@@ -95,23 +97,23 @@ LLAMA3 = {
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3}}, RopeScaling(type="llama3", **LLAMA3)),
+        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3}}, Llama3Scaling(**LLAMA3)),
         (
             {
                 "rope_theta": None,
                 "rope_parameters": {"rope_type": "llama3", "rope_theta": 5000.0, **LLAMA3},
             },
-            RopeScaling(type="llama3", **LLAMA3),
+            Llama3Scaling(**LLAMA3),
         ),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, RopeScaling(type="linear", factor=2.0)),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, LinearScaling(factor=2.0)),
         ({"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}, None),
     ],
 )
 def test_both_spellings_of_rope_are_read(
-    changes: dict[str, Any], expected: RopeScaling | None, make_tiny: Make, write_huggingface: Make
+    changes: dict[str, Any], expected: Llama3Scaling | LinearScaling | None, make_tiny: Make, write_huggingface: Make
 ) -> None:
     config = open_source(write_huggingface(make_tiny(), **changes)).config
-    assert config.rope_scaling == expected and config.rope_theta == 5000.0
+    assert config.ropes == (Rope(theta=5000.0, rotary_dim=16, scaling=expected),)
 
 
 def test_a_tied_models_output_matrix_and_old_frequencies_are_left_out(make_tiny: Make, write_huggingface: Make) -> None:
@@ -159,11 +161,12 @@ def test_stories260k_opens(data_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"architectures": ["GemmaForCausalLM"]}, UnsupportedArchitecture, r"Gemma.*Llama 1, 2 and 3.*Qwen2"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, UnsupportedArchitecture, "'yarn'"),
+        ({"architectures": ["GemmaForCausalLM"]}, UnsupportedArchitecture, r"Gemma.*the nearest is Gemma"),
+        ({"rope_scaling": {"rope_type": "spiral", "factor": 4.0}}, UnsupportedArchitecture, "'spiral'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, CorruptSource, "low_freq_factor"),
         ({"attention_bias": True}, UnsupportedArchitecture, "attention_bias"),
-        ({"hidden_act": "gelu"}, UnsupportedArchitecture, "gelu"),
-        ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedTensor, "gptq"),
+        ({"hidden_act": "xielu"}, UnsupportedArchitecture, "xielu"),
+        ({"quantization_config": {"quant_method": "hqq"}}, UnsupportedTensor, "by hqq are not read; read are gptq"),
         ({"hidden_size": "64"}, CorruptSource, "hidden_size"),
         ({"hidden_size": -64}, CorruptSource, "hidden_size"),
         ({"num_key_value_heads": 3}, CorruptSource, "3 key-value heads"),

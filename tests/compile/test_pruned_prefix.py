@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from radixlm.compile import reference
+from radixlm.compile.ops.operations import AttentionSpec
+from radixlm.compile.ops.reference_ops import ReferenceOps
+from radixlm.compile.reference import evaluate
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayout, ModelConfig
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayout
+from radixlm.runtime.artifact.model_config import ModelConfig
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.model.kv_rows import KVRows
 from radixlm.runtime.model.model_runner import ModelRunner
@@ -55,32 +58,33 @@ def random_order(config: ModelConfig) -> np.ndarray:
     return np.random.default_rng(3).random(shape).argsort(axis=-1)
 
 
-def expected(config: ModelConfig, kv_dtype: KVDType, prefix: KVRows) -> np.ndarray:
-    """Logits of the new tokens by NumPy, which attends to the prefix's rows and to the new tokens before."""
-    group, calls = config.num_attention_heads // config.num_key_value_heads, 0
-    rope_table = reference.rope_table
+class AfterPrefix(ReferenceOps):
+    """Tokens that come after a prefix, and attend to its rows and to the new tokens before."""
 
-    def attend(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
-        nonlocal calls
-        layer, head = divmod(calls, config.num_attention_heads)
-        calls += 1
-        before = prefix.items[:, layer, head // group].astype(np.float64)
-        if prefix.scales is not None:
-            before = before * prefix.scales[:, layer, head // group, :, None]
+    prefix: KVRows
+
+    def positions(self) -> np.ndarray:
+        return NUM_PREFIX + super().positions()
+
+    def attend(
+        self, query: np.ndarray, key: np.ndarray, value: np.ndarray, spec: AttentionSpec, head: int, sinks: None
+    ) -> np.ndarray:
+        kv_head = head // (spec.attention.num_heads // spec.attention.num_kv_heads)
+        before = self.prefix.items[:, spec.kv_layer, kv_head].astype(np.float64)
+        if self.prefix.scales is not None:
+            before = before * self.prefix.scales[:, spec.kv_layer, kv_head, :, None]
         scores = query @ np.concatenate([before[0], key]).T * query.shape[-1] ** -0.5
-        seen = np.tri(len(query), scores.shape[1], prefix.num_tokens, dtype=bool)
+        seen = np.tri(len(query), scores.shape[1], self.prefix.num_tokens, dtype=bool)
         weights = np.exp(np.where(seen, scores, -np.inf) - scores.max(axis=-1, keepdims=True))
         return np.asarray(weights / weights.sum(axis=-1, keepdims=True) @ np.concatenate([before[1], value]))
 
-    def later(config: ModelConfig, num_positions: int) -> tuple[np.ndarray, ...]:
-        return tuple(table[NUM_PREFIX:] for table in rope_table(config, NUM_PREFIX + num_positions))
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference, "attend", attend)
-        patch.setattr(reference, "rope_table", later)
-        weight = TINY_MODELS["llama3"].tensors.__getitem__
-        new = TOKEN_IDS[NUM_PREFIX:]
-        return reference.reference_logits(config, weight, new, kv_dtype=kv_dtype, dtype=np.float64)
+def expected(config: ModelConfig, kv_dtype: KVDType, prefix: KVRows) -> np.ndarray:
+    """Logits of the new tokens by NumPy, which attends to the prefix's rows and to the new tokens before."""
+    weight = TINY_MODELS["llama3"].tensors.__getitem__
+    op = AfterPrefix(weight, TOKEN_IDS[NUM_PREFIX:], kv_dtype=kv_dtype, dtype=np.float64)
+    op.prefix = prefix
+    return evaluate(config, op)
 
 
 def test_other_rows_in_each_head_give_what_numpy_gives(runner: tuple[ModelRunner, Artifact]) -> None:

@@ -10,18 +10,22 @@ from gguf import GGMLQuantizationType as Type
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from radixlm.compile.weights.quantization import (
+from radixlm.compile.weights.kinds import (
     F32,
     Q4,
     Q4_MINIMUM,
     Q8,
+    Q8_GROUP16,
     Q8_MINIMUM,
-    Weight,
+    TABLES,
+    CodesName,
+    Scales,
     WeightKind,
-    requantize,
-    rounding_error,
 )
+from radixlm.compile.weights.quantization import Weight, requantize, rounding_error
 from radixlm.runtime.errors import CompileError
+
+from .kernels.random_weights import random_weight
 
 groups_of_32 = arrays.arrays(
     np.float32,
@@ -33,26 +37,62 @@ groups_of_32 = arrays.arrays(
 )
 
 
+ZEROS = {"q2": 1, "q3": 4, "q4": 8, "q5": 16, "q6": 32, "q8": 128}
+NESTED_MINIMUM = WeightKind("q5", Scales(32, "minimum", nested=True))
+WEIGHTS = [
+    Q4,
+    Q4_MINIMUM,
+    Q8,
+    Q8_MINIMUM,
+    Q8_GROUP16,
+    WeightKind("q2", Scales(128)),
+    WeightKind("q3", Scales(16, nested=True)),
+    WeightKind("q4", Scales(64, "integers")),
+    NESTED_MINIMUM,
+    WeightKind("q6", Scales(16, nested=True)),
+    WeightKind("fp4", Scales(32, dtype="e8m0")),
+    WeightKind("fp4", Scales(16, dtype="e4m3")),
+    WeightKind("iq4", Scales(32, nested=True)),
+]
+every_weight = pytest.mark.parametrize("kind", WEIGHTS, ids=lambda kind: kind.label)
+
+
 def slow_dequantize(weight: Weight) -> np.ndarray:
-    assert weight.scales is not None
+    """Value by value, in float64, whose last rounding is then to float32."""
+    kind = weight.kind
+    assert weight.scales is not None and kind.scales is not None
     values = np.zeros(weight.shape, np.float32)
     for row, column in np.ndindex(*weight.shape):
-        group = column // weight.kind.group
-        code, scale = np.float32(weight.codes[row, column]), np.float32(weight.scales[row, group])
-        if weight.minima is None:
-            values[row, column] = scale * (code - np.float32({"q4": 8, "q8": 128}[weight.kind.name]))
-        else:
-            values[row, column] = scale * code + np.float32(weight.minima[row, group])
+        group, outer = column // kind.group, column // (256 if kind.is_nested else kind.group)
+        scale, code = float(weight.scales[row, outer]), int(weight.codes[row, column])
+        if kind.scales.dtype == "e8m0":
+            scale = 2.0 ** (scale - 127)
+        if kind.scales.dtype == "e4m3":
+            exponent, mantissa = divmod(int(scale), 8)
+            scale = 2.0 ** (exponent - 11) * (8 + mantissa) if exponent else 2.0**-10 * mantissa
+        if weight.sub_scales is not None:
+            scale *= float(weight.sub_scales[row, group])
+        if kind.codes in TABLES:
+            code = gguf_table(kind.codes)[code]
+        elif weight.zeros is not None:
+            code -= int(weight.zeros[row, group])
+        elif not kind.has_minimum:
+            code -= ZEROS[kind.codes]
+        minimum = 0.0 if weight.minima is None else float(weight.minima[row, outer])
+        values[row, column] = scale * code + minimum * (
+            1.0 if weight.sub_minima is None else float(weight.sub_minima[row, group])
+        )
     return values
 
 
-@pytest.mark.parametrize("kind", [Q4, Q4_MINIMUM, Q8, Q8_MINIMUM, WeightKind("q8", 16)])
+def gguf_table(codes: str) -> list[int]:
+    """What the codes of a table mean to ggml."""
+    return list({"fp4": gguf.quants.MXFP4.kvalues, "iq4": gguf.quants.IQ4_NL.kvalues}[codes])
+
+
+@every_weight
 def test_dequantize_is_scale_times_code_less_zero_or_plus_minimum(kind: WeightKind) -> None:
-    rng = np.random.default_rng(0)
-    codes = rng.integers(0, 16 if kind.name == "q4" else 256, (3, 64), np.uint8)
-    scales = rng.standard_normal((3, 64 // kind.group)).astype(np.float16)
-    minima = rng.standard_normal(scales.shape).astype(np.float16) if kind.has_minimum else None
-    weight = Weight(kind, codes, scales, minima)
+    weight = random_weight(kind, 3, 256, np.random.default_rng(0))
     np.testing.assert_array_equal(weight.dequantize(), slow_dequantize(weight))
 
 
@@ -118,15 +158,18 @@ def test_zeros_stay_zeros(mode: str) -> None:
     assert not weight.dequantize().any()
 
 
-@pytest.mark.parametrize("kind", [Q4, Q4_MINIMUM])
-def test_four_bits_become_eight_without_rounding(kind: WeightKind) -> None:
-    rng = np.random.default_rng(3)
-    scales = rng.standard_normal((4, 2)).astype(np.float16)
-    minima = scales if kind.has_minimum else None
-    weight = Weight(kind, rng.integers(0, 16, (4, 64), np.uint8), scales, minima)
+@every_weight
+def test_few_bits_become_eight_without_rounding(kind: WeightKind) -> None:
+    weight = random_weight(kind, 4, 256, np.random.default_rng(3))
     wide = requantize(weight, "q8")
-    assert wide.kind == WeightKind("q8", 32, kind.has_minimum)
+    assert wide.kind == WeightKind("q8", kind.scales)
     np.testing.assert_array_equal(wide.dequantize(), weight.dequantize())
+
+
+@every_weight
+def test_codes_of_at_most_four_bits_stay_what_they_are_as_q4(kind: WeightKind) -> None:
+    weight = random_weight(kind, 4, 256, np.random.default_rng(3))
+    assert requantize(weight, "q4").kind == (Q4 if kind.codes in ("q5", "q6", "q8") else kind)
 
 
 def test_a_weight_already_in_the_mode_is_left_alone() -> None:
@@ -161,3 +204,23 @@ def test_values_beyond_float16_are_refused() -> None:
 
 def test_labels_name_bits_group_and_minimum() -> None:
     assert [kind.label for kind in (Q4, Q8_MINIMUM, F32)] == ["q4_g32", "q8_g32_min", "f32"]
+    assert NESTED_MINIMUM.label == "q5_g32_min_nested"
+    assert len({kind.label for kind in WEIGHTS}) == len(WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("codes", "scales"),
+    [
+        ("f16", Scales(32)),
+        ("q4", None),
+        ("q4", Scales(8)),
+        ("q4", Scales(64, nested=True)),
+        ("q4", Scales(32, "integers", nested=True)),
+        ("q4", Scales(32, nested=True, dtype="e8m0")),
+        ("fp4", Scales(32, "minimum")),
+        ("q4", Scales(32, "minimum", dtype="e8m0")),
+    ],
+)
+def test_pairs_that_no_kernel_knows_are_refused(codes: CodesName, scales: Scales | None) -> None:
+    with pytest.raises(ValueError, match=f"{codes} with .* is no kind of weight"):
+        WeightKind(codes, scales)

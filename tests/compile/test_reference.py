@@ -6,30 +6,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from radixlm.compile.families.registry import FAMILIES
+from radixlm.compile.ops.reference_ops import nothing_quantized, round_to_int8
 from radixlm.compile.ops.rope_frequencies import rope_frequencies
-from radixlm.compile.reference import (
-    nothing_quantized,
-    reference_logits,
-    round_to_int8,
-)
-from radixlm.runtime.artifact.manifest import ModelConfig, RopeScaling
+from radixlm.compile.reference import reference_logits
+from radixlm.compile.sources.huggingface_config import huggingface_settings
+from radixlm.runtime.artifact.model_config import FactorsScaling, ModelConfig, Rope
 
 from ..goldens.tiny_models import TINY_MODELS, TinyModel
 from ..goldens.tiny_outputs import TinyOutputs
 
 
 def config_of(tiny: TinyModel) -> ModelConfig:
-    fields = {name: value for name, value in tiny.config.items() if name in ModelConfig.__struct_fields__}
-    scaling = fields.pop("rope_scaling", None)
-    if scaling is not None:
-        scaling = RopeScaling(**{"type" if name == "rope_type" else name: value for name, value in scaling.items()})
-    is_qwen2 = tiny.config["model_type"] == "qwen2"
-    return ModelConfig(
-        **fields,
-        architecture="qwen2" if is_qwen2 else "llama",
-        attention_bias=is_qwen2,
-        rope_scaling=scaling,
-    )
+    settings = huggingface_settings(tiny.name, tiny.config)
+    return FAMILIES[settings.architecture].config(settings)
 
 
 @pytest.fixture(params=TINY_MODELS)
@@ -81,17 +71,12 @@ def test_a_token_sees_nothing_after_it(tiny: TinyModel) -> None:
 
 
 def test_factors_say_the_same_as_llama3_scaling() -> None:
-    config = config_of(TINY_MODELS["llama3"])
-    unscaled = rope_frequencies(ModelConfig(**{**fields_of(config), "rope_scaling": None}))
-    factors = tuple(float(f) for f in unscaled / rope_frequencies(config))
-    scaling = RopeScaling(type="factors", factors=factors)
-    same = ModelConfig(**{**fields_of(config), "rope_scaling": scaling})
-    np.testing.assert_allclose(rope_frequencies(same), rope_frequencies(config), rtol=1e-6)
+    (rope,) = config_of(TINY_MODELS["llama3"]).ropes
+    unscaled = rope_frequencies(Rope(theta=rope.theta, rotary_dim=rope.rotary_dim))
+    factors = tuple(float(f) for f in unscaled / rope_frequencies(rope))
+    same = Rope(theta=rope.theta, rotary_dim=rope.rotary_dim, scaling=FactorsScaling(factors=factors))
+    np.testing.assert_allclose(rope_frequencies(same), rope_frequencies(rope), rtol=1e-6)
     assert (min(factors), max(factors)) == (1.0, 8.0)
-
-
-def fields_of(config: ModelConfig) -> dict[str, object]:
-    return {name: getattr(config, name) for name in config.__struct_fields__}
 
 
 def test_int8_rounding_keeps_each_group_within_half_a_step() -> None:

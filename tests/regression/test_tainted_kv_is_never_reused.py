@@ -1,7 +1,7 @@
 """What one request computed over a part of a prefix is never another's exact cache, in memory or on a disk.
 
 A cache keyed by tokens alone cannot tell it: KV of tokens that did not see all of those before them has the key of KV
-that did. So a reply that was allowed to be approximate makes those of strangers wrong, who asked for nothing of the
+that did. So a reply that was allowed to be approximate spoils those of other clients, which asked for nothing of the
 kind, and a store keeps it for as long as it lives.
 
 The model here is fake: each row of KV is a digest of all rows before it, and each logit hangs on the exact rows that

@@ -9,7 +9,6 @@ from radixlm.runtime.artifact.manifest import (
     FORMAT_VERSION,
     KVLayout,
     Manifest,
-    ModelConfig,
     ModuleInfo,
     QuantizationInfo,
     SamplingDefaults,
@@ -17,7 +16,10 @@ from radixlm.runtime.artifact.manifest import (
     TargetInfo,
     TokenizerInfo,
 )
+from radixlm.runtime.artifact.model_config import Attention, Dense, LayerConfig, ModelConfig, Rope
 from radixlm.tokenizer_fix import profile_tokenizer
+
+ATTENTION = Attention(num_heads=1, num_kv_heads=1, head_dim=4, scale=0.5, rope=Rope(theta=1e4, rotary_dim=4))
 
 
 @dataclass(frozen=True)
@@ -49,18 +51,13 @@ def fake_artifact(
             architecture="llama",
             vocab_size=vocab_size,
             hidden_size=4,
-            intermediate_size=4,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-            head_dim=4,
-            rms_norm_eps=1e-5,
-            rope_theta=1e4,
+            layers=(LayerConfig(mixer=ATTENTION, ffn=Dense(intermediate_size=4)),),
+            norm_eps=1e-5,
             max_position_embeddings=context_length,
         ),
         context_length=context_length,
         quantization=QuantizationInfo(mode="f32", kinds={}),
-        kv=KVLayout(dtype="f32", page_size=16, num_layers=1, num_kv_heads=1, head_dim=4),
+        kv=KVLayout.uniform("f32", num_layers=1, num_kv_heads=1, head_dim=4),
         target=TargetInfo(name="native", triple="x86_64-linux-gnu", mcpu="x86-64", features=()),
         module=ModuleInfo(
             entry_points=(),

@@ -30,7 +30,7 @@ class SlowStore:
     def __init__(self, directory: Path, num_records: int = NUM_RECORDS) -> None:
         record_bytes = 4096 + 4096
         self.store = PageStore.open(directory, IDENTITY, max_bytes=num_records * record_bytes)
-        self.identity, self.secret = self.store.identity, self.store.secret
+        self.directory, self.identity, self.secret = directory, self.store.identity, self.store.secret
         self.may_read, self.may_write = threading.Event(), threading.Event()
         self.may_read.set()
         self.may_write.set()
@@ -60,8 +60,8 @@ class SlowStore:
     def touch(self, keys: Iterable[bytes]) -> None:
         self.store.touch(keys)
 
-    def drop(self, keys: Iterable[bytes]) -> None:
-        self.store.drop(keys)
+    def drop(self, keys: Iterable[bytes]) -> list[bytes]:
+        return self.store.drop(keys)
 
     def discard(self, namespace: bytes) -> list[bytes]:
         return self.store.discard(namespace)
@@ -71,6 +71,9 @@ class SlowStore:
 
     def close(self) -> None:
         self.store.close()
+
+    def abandon(self) -> None:
+        self.store.abandon()
 
 
 @dataclass
@@ -107,7 +110,7 @@ class Served:
         while self.bench.core.has_work or self.bench.core.num_waiting:
             if self.bench.core.has_work:
                 self.bench.step()
-                time.sleep(0.0001)  # steps of this model cost nothing: without it who reads waits for the interpreter
+                time.sleep(0.0001)  # steps of this model cost nothing: else the reader waits for the interpreter
             else:
                 time.sleep(0.001)
             assert time.monotonic() < deadline, "a request waits for ever"

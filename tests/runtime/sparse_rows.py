@@ -10,7 +10,7 @@ from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.sparse_span import SparseSpan
 from radixlm.runtime.model.batch import PageIO, UInt8Array
-from radixlm.runtime.prefix.loaded_rows import LoadedRows
+from radixlm.runtime.prefix.loaded_prefix import LoadedRows
 
 
 class NoPages:

@@ -1,4 +1,4 @@
-"""The replayed cache misses what a reader of real files misses; who knows the future misses least; tables show it."""
+"""The replayed cache misses what a reader of real files misses; knowing the future misses least."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bench.partial.prefix import PrefixModel
 from bench.partial.texts import Case, Query
 from bench.report.partial import chunk_cache
 
-KV = KVLayout(dtype="f16", page_size=PAGE_SIZE, num_layers=2, num_kv_heads=2, head_dim=32)
+KV = KVLayout.uniform("f16", num_layers=2, num_kv_heads=2, head_dim=32)
 
 
 def prefixes_of(count: int, seed: int = 0) -> list[Asked]:

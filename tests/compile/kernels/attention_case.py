@@ -9,8 +9,8 @@ import numpy as np
 from radixlm.compile.codegen.targets import Target
 from radixlm.compile.kernels.attention import attention, slots_floats
 from radixlm.compile.kernels.attention_mass import attention_mass
-from radixlm.compile.kernels.attention_rows import AttentionShape
-from radixlm.compile.kernels.attention_units import AttentionLimits, find_units, units_ints
+from radixlm.compile.kernels.attention_shape import AttentionShape, ScoreSpec
+from radixlm.compile.kernels.attention_units import AttentionLimits, find_starts, find_units, units_ints
 from radixlm.compile.weights.layout import ROW_BLOCK, round_up
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType
 
@@ -19,6 +19,31 @@ from .pool import KEYS, PARTS, VALUES, Part, Pool, layout_of
 
 LAYER, NUM_LAYERS = 1, 2
 LIMITS = AttentionLimits(num_tokens=200, context_length=700)
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a layer's attention does beside the softmax of scaled products."""
+
+    scale: float | None = None
+    soft_cap: float | None = None
+    has_sinks: bool = False
+    window: int | None = None
+    chunk: int | None = None
+
+    @property
+    def has_starts(self) -> bool:
+        return self.window is not None or self.chunk is not None
+
+    @property
+    def scores(self) -> ScoreSpec:
+        return ScoreSpec(self.scale, self.soft_cap, self.has_sinks, self.has_starts)
+
+    def start(self, length: int) -> int:
+        """The first row that a token with `length` rows up to its own sees."""
+        if self.chunk is not None:
+            return int(length - 1) // self.chunk * self.chunk
+        return max(0, int(length) - (self.window or int(length)))
 
 
 @dataclass
@@ -40,10 +65,17 @@ class AttentionCase:
     """A sequence of random keys and values for each of `lengths`, in pages that are in no order; all else is NaN."""
 
     def __init__(
-        self, dtype: KVDType, num_heads: int, num_kv_heads: int, head_dim: int, lengths: Sequence[int]
+        self,
+        dtype: KVDType,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        lengths: Sequence[int],
+        features: Features | None = None,
     ) -> None:
         self.rng = np.random.default_rng(head_dim)
-        self.num_heads, self.lengths = num_heads, lengths
+        self.num_heads, self.lengths, self.features = num_heads, lengths, features or Features()
+        self.sinks = np.random.default_rng(1).uniform(-2, 4, num_heads).astype(np.float32)
         self.layout = layout_of(dtype, NUM_LAYERS, num_kv_heads, head_dim)
         counts = [-(-length // PAGE_SIZE) for length in lengths]
         self.pool = Pool(self.layout, sum(counts) + 3)
@@ -84,25 +116,31 @@ class AttentionCase:
             table[row, : min(width, len(owned))] = owned[:width]
         num_outputs = self.num_heads * self.layout.head_dim
         stride = round_up(num_outputs, ROW_BLOCK)
-        shape = AttentionShape.of(self.layout, self.num_heads, target)
+        scores = self.features.scores
+        shape = AttentionShape.of(self.layout.of_layer(LAYER), self.num_heads, target, scores)
+        seen = tokens.lengths, *self._starts(target, tokens)
         units = np.full(units_ints(LIMITS), -1, np.int32)
-        built(target, find_units, LIMITS, shape.tokens)(tokens.rows, tokens.lengths, units, len(tokens))
+        finder = built(target, find_units, LIMITS, shape.tokens, has_starts=scores.has_starts)
+        finder(tokens.rows, *seen, units, len(tokens))
         y = np.full((len(tokens), stride), np.nan, np.float32)
         normalizers = np.full((len(tokens), self.num_heads, 2), np.nan, np.float32)
-        before = tokens.q, self.pool.array if pool is None else pool, table, tokens.rows, tokens.lengths, units
-        sizes = LAYER, self.pool.num_pages, width
+        before = tokens.q, self.pool.array if pool is None else pool, table, tokens.rows, *seen, units
+        sizes = self.pool.num_pages, width
         slots = np.full(slots_floats(shape, LIMITS), np.nan, np.float32)
-        built(target, attention, shape, stride, LIMITS)(*before, slots, y, normalizers, *sizes)
+        sinks = (self.sinks,) if scores.has_sinks else ()
+        first_item = self.layout.items_before(LAYER)
+        built(target, attention, shape, stride, LIMITS)(*before, slots, *sinks, y, normalizers, first_item, *sizes)
         assert np.isnan(y[:, num_outputs:]).all()
         if mass is not None:
-            built(target, attention_mass, shape, LIMITS)(*before, normalizers, mass, *sizes)
+            built(target, attention_mass, shape, LIMITS)(*before, normalizers, mass, LAYER, *sizes)
         return y[:, :num_outputs].reshape(tokens.q.shape)
 
     def expected(self, tokens: Tokens) -> np.ndarray:
         """Softmax in float64."""
         outputs = []
         for m, row in enumerate(tokens.rows):
-            values = np.repeat(self._rows(VALUES, row)[:, : tokens.lengths[m]], self._group, axis=0)
+            seen = slice(self.features.start(tokens.lengths[m]), tokens.lengths[m])
+            values = np.repeat(self._rows(VALUES, row)[:, seen], self._group, axis=0)
             outputs.append(np.einsum("ht,htd->hd", self._weights(tokens, m), values))
         return np.array(outputs)
 
@@ -112,10 +150,21 @@ class AttentionCase:
         heads = self.layout.num_kv_heads
         mass = np.zeros((NUM_LAYERS, heads, self.pool.num_pages, PAGE_SIZE))
         for m, (row, length) in enumerate(zip(tokens.rows, tokens.lengths, strict=True)):
-            weights = self._weights(tokens, m).reshape(heads, self._group, length).sum(axis=1)
-            for t in range(length):
-                mass[LAYER, :, self.pages[row][t // PAGE_SIZE], t % PAGE_SIZE] += weights[:, t]
+            start = self.features.start(length)
+            weights = self._weights(tokens, m).reshape(heads, self._group, length - start).sum(axis=1)
+            for t in range(start, length):
+                mass[LAYER, :, self.pages[row][t // PAGE_SIZE], t % PAGE_SIZE] += weights[:, t - start]
         return mass
+
+    def _starts(self, target: Target, tokens: Tokens) -> tuple[np.ndarray, ...]:
+        """The first row that each token sees, as a kernel finds it, if the features have any."""
+        window, chunk = self.features.window, self.features.chunk
+        if window is None and chunk is None:
+            return ()
+        starts = np.full(len(tokens), -1, np.int32)
+        built(target, find_starts, window=window, chunk=chunk)(tokens.lengths, starts, len(tokens))
+        assert starts.tolist() == [self.features.start(length) for length in tokens.lengths]
+        return (starts,)
 
     @property
     def _group(self) -> int:
@@ -123,10 +172,17 @@ class AttentionCase:
 
     def _weights(self, tokens: Tokens, m: int) -> np.ndarray:
         """Of token m, `[heads, rows that it sees]`."""
-        keys = np.repeat(self._rows(KEYS, tokens.rows[m])[:, : tokens.lengths[m]], self._group, axis=0)
-        scores = np.einsum("hd,htd->ht", tokens.q[m].astype(np.float64), keys) / np.sqrt(self.layout.head_dim)
+        features, length = self.features, tokens.lengths[m]
+        keys = np.repeat(self._rows(KEYS, tokens.rows[m])[:, features.start(length) : length], self._group, axis=0)
+        scale = self.layout.head_dim**-0.5 if features.scale is None else features.scale
+        scores = np.einsum("hd,htd->ht", tokens.q[m].astype(np.float64), keys) * scale
+        if features.soft_cap is not None:
+            scores = features.soft_cap * np.tanh(scores / features.soft_cap)
+        if features.has_sinks:
+            scores = np.concatenate([scores, self.sinks[:, None]], axis=1)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        return np.asarray(weights[:, :-1] if features.has_sinks else weights)
 
     def _rows(self, part: Part, row: int) -> np.ndarray:
         """All keys or values of a sequence, `[kv_heads, tokens, head_dim]`."""

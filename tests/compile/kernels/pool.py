@@ -16,9 +16,7 @@ PARTS = (KEYS, VALUES)
 
 
 def layout_of(dtype: KVDType, num_layers: int, num_kv_heads: int, head_dim: int) -> KVLayout:
-    return KVLayout(
-        dtype=dtype, page_size=PAGE_SIZE, num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim
-    )
+    return KVLayout.uniform(dtype, num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim)
 
 
 @dataclass

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from radixlm.compile.codegen.targets import Target
-from radixlm.compile.kernels.activation import ActivationSpec, Function, activation, gather_rows
+from radixlm.compile.kernels.activation import ActivationSpec, Function, Gate, activation, gather_rows
 from radixlm.compile.kernels.quantized_rows import ROW_TILE
 from radixlm.compile.weights.layout import GROUP, round_up
 
-from .harness import built, every_target, examples
+from .harness import built, every_target, examples, runnable
 
 EPS = 1e-5
-FUNCTIONS: tuple[Function, ...] = ("rms_norm", "silu_mul", "identity")
+FUNCTIONS: tuple[Function, ...] = ("rms_norm", "silu_mul", "identity")  # the rest is tested on two targets only
+RARE: tuple[Function, ...] = (
+    "layer_norm",
+    "gelu_tanh_mul",
+    "gelu_mul",
+    "relu2_mul",
+    "swiglu_clamped",
+    "silu",
+    "gelu_tanh",
+    "gelu",
+    "relu2",
+)
+GATES: dict[Gate, Any] = {
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "softplus": lambda x: np.logaddexp(0, x),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+}
 WIDTHS = (172, 37, 64, 24, 16, 1)  # with few examples, Hypothesis begins with the first
 every_function = pytest.mark.parametrize("function", FUNCTIONS)
 
@@ -36,13 +54,13 @@ class Out:
         return codes if codes.shape[-1] == GROUP else 256 * codes[..., :GROUP] + codes[..., GROUP:]
 
 
-def run(target: Target, spec: ActivationSpec, x: np.ndarray, gain: np.ndarray) -> Out:
+def run(target: Target, spec: ActivationSpec, x: np.ndarray, gain: np.ndarray, gates: np.ndarray | None = None) -> Out:
     num_rows, groups = len(x), round_up(spec.width, GROUP) // GROUP
     tiles = (round_up(num_rows, ROW_TILE) // ROW_TILE, groups, ROW_TILE)
     y = np.full((num_rows, spec.y_stride), 7, np.float32)
     codes = np.full((*tiles, GROUP * (2 if spec.wide else 1)), 7, np.int8)
     scales, sums = np.full((*tiles, 2), 7, np.float32), np.full((*tiles, 2), 7, np.int32)
-    built(target, activation, spec, target)(x, gain, y, codes, scales, sums, num_rows)
+    built(target, activation, spec, target)(x, gain, gates, y, codes, scales, sums, num_rows)
     rows = [array.swapaxes(1, 2).reshape(-1, groups, array.shape[-1]) for array in (codes, scales, sums)]
     assert all((array[num_rows:] == 7).all() for array in rows)
     return Out(y, *(array[:num_rows] for array in rows))
@@ -51,11 +69,25 @@ def run(target: Target, spec: ActivationSpec, x: np.ndarray, gain: np.ndarray) -
 def expected_floats(spec: ActivationSpec, x: np.ndarray, gain: np.ndarray) -> np.ndarray:
     wide = x.astype(np.float64)
     values = wide[:, : spec.width]
+    if spec.function == "layer_norm":
+        off = values - values.mean(axis=1, keepdims=True)
+        normalized = off / np.sqrt((off**2).mean(axis=1, keepdims=True) + EPS)
+        bias_at = round_up(spec.width, 16)
+        return normalized * gain[: spec.width] + spec.has_bias * gain[bias_at : bias_at + spec.width]
     if spec.function == "rms_norm":
-        return values / np.sqrt((values**2).mean(axis=1, keepdims=True) + EPS) * gain[: spec.width]
-    if spec.function == "silu_mul":
-        return values / (1 + np.exp(-values)) * wide[:, spec.up_column : spec.up_column + spec.width]
-    return values
+        normalized = values / np.sqrt((values**2).mean(axis=1, keepdims=True) + EPS)
+        return normalized * gain[: spec.width] if spec.has_gain else normalized
+    up = wide[:, spec.up_column : spec.up_column + spec.width]
+    if spec.function == "swiglu_clamped":
+        gate = np.minimum(values, 7)
+        return (np.clip(up, -7, 7) + 1) * gate / (1 + np.exp(-1.702 * gate))
+    return {
+        "identity": lambda x: x,
+        "silu": lambda x: x / (1 + np.exp(-x)),
+        "gelu_tanh": lambda x: x * np.exp(-np.logaddexp(0, -2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+        "gelu": lambda x: x / 2 * np.vectorize(math.erfc)(-x / np.sqrt(2)),
+        "relu2": lambda x: np.maximum(x, 0) ** 2,
+    }[spec.function.removesuffix("_mul")](values) * (up if spec.function.endswith("_mul") else 1)
 
 
 def quantized(values: np.ndarray, wide: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -73,15 +105,16 @@ def example(draw: st.DrawFn, function: Function) -> tuple[ActivationSpec, np.nda
     """A spec without codes, rows with NaN where nothing may be read, and a gain."""
     width, num_rows = draw(st.sampled_from(WIDTHS)), draw(st.sampled_from([21, 1, 3, 8, 9]))
     column = round_up(width, 16)
-    stride = column * (2 if function == "silu_mul" else 1) + 16
+    is_gated = ActivationSpec(function, width, 0, False, True).is_gated
+    stride = column * (2 if is_gated else 1) + 16
     spec = ActivationSpec(function, width, stride, False, True, column + 16, column, EPS)
     rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
     x = np.full((num_rows, stride), np.nan, np.float32)
     x[:, :width] = rng.standard_normal((num_rows, width)) * draw(st.sampled_from([1, 50, 1e-6]))
-    if function == "silu_mul":
+    if is_gated:
         x[:, column : column + width] = rng.standard_normal((num_rows, width))
-    gain = np.full(column, np.nan, np.float32)
-    gain[:width] = rng.standard_normal(width)
+    gain = np.full(2 * column, np.nan, np.float32)
+    gain[:width], gain[column : column + width] = rng.standard_normal((2, width))
     return spec, x, gain
 
 
@@ -174,3 +207,81 @@ def test_gathered_rows_are_those_asked_for(target: Target) -> None:
     indices, y = np.array([8, 0, 3, 3], np.int32), np.zeros((4, 48), np.float32)
     built(target, gather_rows, 48)(x, indices, y, 4)
     assert (y == x[indices]).all()
+
+
+@pytest.mark.parametrize("target", [runnable()[0], runnable()[-1]], ids=lambda target: target.name)
+@pytest.mark.parametrize("function", RARE)
+def test_rarer_functions_are_those_of_their_formulas(target: Target, function: Function) -> None:
+    @examples(2)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        spec, x, gain = example(data.draw, function)
+        spec = replace(spec, has_bias=function == "layer_norm")
+        values = x[:, : spec.width].astype(np.float64)
+        out, expected = run(target, spec, x, gain), expected_floats(spec, x, gain)
+        off = np.abs(out.y[:, : spec.width] - expected)
+        if function == "layer_norm":  # what is left of a difference is as exact as what it is the difference of
+            scale = np.abs(values).max(axis=1, keepdims=True) / np.sqrt(values.var(axis=1, keepdims=True) + EPS)
+            assert (off <= 2e-6 * (np.abs(gain[: spec.width]) * (scale + 1) + np.abs(expected))).all()
+        else:  # an exponential is as exact as what it is a power of is large
+            assert (off <= 1e-6 * (1 + values**2 / 4) * np.abs(expected) + 1e-30).all()
+        codes, _ = quantized(out.y[:, : spec.width], wide=False)
+        assert (run(target, coded(spec), x, gain).whole_codes() == codes).all()
+        rows = np.random.default_rng(1).permutation(len(x))[:3]
+        assert (run(target, spec, x[rows], gain).y == out.y[rows]).all()
+
+    check()
+
+
+@pytest.mark.parametrize("target", [runnable()[0], runnable()[-1]], ids=lambda target: target.name)
+@pytest.mark.parametrize(
+    ("gate", "function", "gate_width"),
+    [
+        ("sigmoid", "identity", 1),
+        ("softplus", "identity", 16),
+        ("softplus", "identity", 12),
+        ("sigmoid", "silu_mul", 172),
+        ("silu", "identity", 1),
+    ],
+)
+def test_other_rows_gate_elements_heads_or_rows(
+    target: Target, gate: Gate, function: Function, gate_width: int
+) -> None:
+    rng, width, column = np.random.default_rng(7), 172, 176
+    spec = ActivationSpec(function, width, 2 * column, False, True, column, column)
+    spec = replace(spec, gate=gate, gate_stride=200, gate_column=16, gate_width=gate_width)
+    num_gates = -(-width // gate_width)
+    x, gates = rng.standard_normal((9, 2 * column)).astype(np.float32), np.full((9, 200), np.nan, np.float32)
+    gates[:, 16 : 16 + num_gates] = rng.standard_normal((9, num_gates)) * 9
+    factor = GATES[gate](np.repeat(gates[:, 16 : 16 + num_gates].astype(np.float64), gate_width, axis=1)[:, :width])
+    y = run(target, spec, x, x, gates).y[:, :width]
+    np.testing.assert_allclose(y, expected_floats(spec, x, x) * factor, rtol=2e-6, atol=1e-30)
+    assert (run(target, spec, x[4:5], x, gates[4:5]).y[:, :width] == y[4]).all()
+
+
+@pytest.mark.parametrize("target", [runnable()[0], runnable()[-1]], ids=lambda target: target.name)
+def test_what_bounds_a_function_keeps_it_and_a_nan_shows_in_every_function(target: Target) -> None:
+    x = np.tile(np.array([np.nan, -1e4, -88, -7.5, 0, 7.5, 88, 1e4], np.float32), (1, 16))
+    for function in (*RARE[1:], *FUNCTIONS[1:]):
+        spec = ActivationSpec(function, 64, 128, False, True, 64, 64)
+        y = run(target, spec, x, x).y[0, :8]
+        assert np.isnan(y).tolist() == [True] + [False] * 7, function
+        with np.errstate(all="ignore"):
+            wanted = expected_floats(spec, np.maximum(x, -1e3), x)[0, :8]
+        if function == "swiglu_clamped":
+            np.testing.assert_allclose(y[5:], wanted[5:], rtol=1e-6)
+        if function in ("gelu", "silu", "gelu_tanh", "relu2"):
+            np.testing.assert_allclose(y[4:], wanted[4:], rtol=1e-6)
+    ones, spec = np.ones((1, 64), np.float32), ActivationSpec("identity", 64, 64, False, True, 64)
+    for gate in GATES:
+        y = run(target, replace(spec, gate=gate, gate_stride=128), ones, ones, x).y[0, :8]
+        assert np.isnan(y).tolist() == [True] + [False] * 7, gate
+        assert (np.abs(y[1:3]) < 1e-30).all()
+
+
+@every_target
+def test_a_norm_without_a_gain_reads_none(target: Target) -> None:
+    x = np.random.default_rng(0).standard_normal((3, 48)).astype(np.float32)
+    spec = ActivationSpec("rms_norm", 37, 48, False, True, 48, eps=EPS, has_gain=False)
+    y = run(target, spec, x, np.full(48, np.nan, np.float32)).y[:, :37]
+    np.testing.assert_allclose(y, expected_floats(spec, x, x), rtol=1e-6)

@@ -25,10 +25,11 @@ class Found:
     merges: list[list[int]]  # token, spans, first slot
 
 
-def find(rows: list[int], lengths: list[int]) -> Found:
+def find(rows: list[int], lengths: list[int], starts: list[int] | None = None) -> Found:
     memory = np.full(units_ints(LIMITS), -7, np.int32)
-    kernel = built(runnable()[0], find_units, LIMITS, MICRO)
-    kernel(np.array(rows, np.int32), np.array(lengths, np.int32), memory, len(rows))
+    kernel = built(runnable()[0], find_units, LIMITS, MICRO, has_starts=starts is not None)
+    seen = [np.array(ends, np.int32) for ends in (lengths, starts) if ends is not None]
+    kernel(np.array(rows, np.int32), *seen, memory, len(rows))
     num_units, num_merges = memory[:2]
     most = LIMITS.num_units
     units = memory[2:][: 4 * num_units].reshape(-1, 4)
@@ -74,6 +75,30 @@ def test_a_long_context_is_split_and_equal_ones_are_not() -> None:
     assert [unit[2] for unit in many.found] == [-1] * 40
     uneven = find(list(range(40)), [9] * 20 + [4 * SPAN] + [9] * 19)
     assert [merge[:2] for merge in uneven.merges] == [[20, 4]]
+
+
+def test_a_window_is_split_into_the_spans_that_it_meets() -> None:
+    assert find([0], [4 * SPAN], [0]).found == [[0, 1, span, span] for span in range(4)]
+    windowed = find([0, 1], [4 * SPAN, 3 * SPAN + 1], [2 * SPAN + 5, 3 * SPAN])
+    assert windowed.found == [[0, 1, 2, 0], [0, 1, 3, 1], [1, 1, -1, 0]]
+    assert windowed.merges == [[0, 2, 0]]
+
+
+@given(runs=runs, data=st.data())
+@examples(50)
+def test_units_with_starts_cover_the_spans_that_tokens_see(runs: list[tuple[int, int]], data: st.DataObject) -> None:
+    rows = [row for row, count in runs for _ in range(count)]
+    lengths = data.draw(st.lists(st.integers(1, 4 * SPAN), min_size=len(rows), max_size=len(rows)))
+    window = data.draw(st.sampled_from([1, SPAN - 1, SPAN + 1, 4 * SPAN]))
+    starts = [max(0, length - window) for length in lengths]
+    found = find(rows, lengths, starts)
+    spans_of = {token: range(starts[token] // SPAN, -(-lengths[token] // SPAN)) for token in range(len(rows))}
+    split: dict[int, list[int]] = {}
+    for first, _, span, _ in found.found:
+        if span >= 0:
+            split.setdefault(first, []).append(span)
+    assert split == {token: list(spans_of[token]) for token, _, _ in found.merges}
+    assert all(count == len(spans_of[token]) for token, count, _ in found.merges)
 
 
 def test_few_tokens_are_units_of_their_own_and_a_prompt_is_cut_into_tiles() -> None:

@@ -1,4 +1,4 @@
-"""Every format of integer codes unpacks in a kernel to the codes that NumPy packed."""
+"""Every format of integer codes unpacks in a kernel to the levels of the codes that NumPy packed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from radixlm.compile.codegen.builder import SIZE, Kernel, serial
 from radixlm.compile.codegen.targets import Target
 from radixlm.compile.codegen.vector import lanes
 from radixlm.compile.weights.codes import CODES
+from radixlm.compile.weights.kinds import CodesName, Scales, WeightKind
 from radixlm.compile.weights.layout import CHUNK, CHUNKS, GROUP, ROW_BLOCK
-from radixlm.compile.weights.quantization import KindName
+from radixlm.compile.weights.quantization import levels
 from tvm.script.ir_builder import tirx as T
 
 from .harness import built, every_target
+from .random_weights import num_codes
 
 every_format = pytest.mark.parametrize("name", CODES)
 BLOCKS, GROUPS = 2, 3
 
 
-def unpack_pieces(name: KindName, size: int) -> Any:
+def unpack_pieces(name: CodesName, size: int, shuffled: int) -> Any:
     """A PrimFunc `(packed, codes, num_groups) -> 0` that unpacks chunks in pieces of `size` bytes."""
     with Kernel() as k:
         packed, codes, num_groups = k.arguments(packed="uint8", codes="uint8", num_groups=SIZE)
@@ -28,11 +30,11 @@ def unpack_pieces(name: KindName, size: int) -> Any:
             for chunk in range(CHUNKS):
                 for offset in range(0, CHUNK, size):
                     where = lanes((g * CHUNKS + chunk) * CHUNK + offset, size)
-                    codes[where] = CODES[name].piece(packed, g * CODES[name].group_bytes, chunk, offset, size)
+                    codes[where] = CODES[name].piece(packed, g * CODES[name].group_bytes, chunk, offset, size, shuffled)
     return k.function
 
 
-def unpack_some(name: KindName, n: int) -> Any:
+def unpack_some(name: CodesName, n: int, shuffled: int) -> Any:
     """The same with `n` codes at a time, int32."""
     with Kernel() as k:
         packed, codes, num_groups = k.arguments(packed="uint8", codes="int32", num_groups=SIZE)
@@ -44,10 +46,13 @@ def unpack_some(name: KindName, n: int) -> Any:
 
 @every_target
 @every_format
-def test_what_numpy_packs_a_kernel_unpacks(target: Target, name: KindName) -> None:
+def test_what_numpy_packs_a_kernel_unpacks(target: Target, name: CodesName) -> None:
     stored = CODES[name]
     shape = (BLOCKS, GROUPS, CHUNKS, ROW_BLOCK, GROUP // CHUNKS)
-    codes = np.random.default_rng(5).integers(0, stored.max_code + 1, shape).astype(np.uint8)
+    kind = WeightKind(name, Scales(32))
+    codes = np.random.default_rng(5).integers(0, num_codes(kind), shape).astype(np.uint8)
+    expected = levels(kind, codes)
+    assert expected.max() == stored.max_level
     packed = np.ascontiguousarray(stored.pack(codes))
     assert packed.nbytes == BLOCKS * GROUPS * stored.group_bytes
     for make, size, dtype in (
@@ -57,5 +62,5 @@ def test_what_numpy_packs_a_kernel_unpacks(target: Target, name: KindName) -> No
         (unpack_some, 1, np.int32),
     ):
         unpacked = np.zeros(shape, dtype)
-        built(target, make, name, size)(packed, unpacked, BLOCKS * GROUPS)
-        assert (unpacked == codes).all()
+        built(target, make, name, size, target.shuffled_bytes)(packed, unpacked, BLOCKS * GROUPS)
+        assert (unpacked == expected).all()

@@ -6,28 +6,42 @@ import numpy as np
 import pytest
 from radixlm.compile.codegen.targets import Target
 from radixlm.compile.kernels.embedding import embedding
+from radixlm.compile.weights.kinds import BF16, DTYPES, F16, F32, SUPER_GROUP, WeightKind
+from radixlm.compile.weights.layout import round_up
 from radixlm.compile.weights.packing import pack
-from radixlm.compile.weights.quantization import BF16, DTYPES, F16, F32, Weight, WeightKind
+from radixlm.compile.weights.quantization import Weight
 
-from .harness import built, every_target
-from .test_integer_linear import KINDS, random_weight
+from .harness import built, every_target, runnable
+from .random_weights import random_weight
+from .test_integer_linear import COMMON, RARE
 
 
 @every_target
-@pytest.mark.parametrize("kind", [*KINDS.values(), F32, F16, BF16], ids=lambda kind: kind.label)
-@pytest.mark.parametrize("hidden_size", [96, 144])
-def test_rows_are_those_of_the_dequantized_matrix(target: Target, kind: WeightKind, hidden_size: int) -> None:
-    if kind.is_quantized and hidden_size % kind.group:
-        hidden_size += 16
+@pytest.mark.parametrize("kind", [*COMMON, F32, F16, BF16], ids=lambda kind: kind.label)
+@pytest.mark.parametrize(("hidden_size", "factor"), [(96, 1.0), (144, 12.0)])
+def test_rows_are_those_of_the_dequantized_matrix(
+    target: Target, kind: WeightKind, hidden_size: int, factor: float
+) -> None:
+    check_rows(target, kind, hidden_size, factor)
+
+
+def check_rows(target: Target, kind: WeightKind, hidden_size: int, factor: float) -> None:
+    if kind.is_quantized:
+        hidden_size = round_up(hidden_size, SUPER_GROUP if kind.is_nested else kind.group)
     rng, stride = np.random.default_rng(hidden_size), hidden_size + 16
     if kind.is_quantized:
         weight = random_weight(kind, 50, hidden_size, rng)
     else:
-        weight = Weight(kind, rng.standard_normal((50, hidden_size)).astype(DTYPES[kind.name]))
+        weight = Weight(kind, rng.standard_normal((50, hidden_size)).astype(DTYPES[kind.codes]))
     packed = pack(weight)
-    kernel = built(target, embedding, kind, hidden_size, stride)
+    kernel = built(target, embedding, kind, hidden_size, stride, factor)
     for token_ids in (np.array([49, 0, 17], np.int32), rng.integers(0, 50, 23).astype(np.int32)):
         y = np.full((len(token_ids), stride), np.nan, np.float32)
-        kernel(token_ids, packed.codes, packed.scales, packed.minima, y, len(token_ids))
-        assert (y[:, :hidden_size] == weight.dequantize()[token_ids]).all()
+        kernel(token_ids, packed.codes, packed.scales, packed.offsets, y, len(token_ids))
+        assert (y[:, :hidden_size] == weight.dequantize()[token_ids] * np.float32(factor)).all()
         assert (y[:, hidden_size:] == 0).all()
+
+
+@pytest.mark.parametrize("kind", RARE, ids=lambda kind: kind.label)
+def test_rare_kinds_are_read_too(kind: WeightKind) -> None:
+    check_rows(runnable()[0], kind, 144, 12.0)

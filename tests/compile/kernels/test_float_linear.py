@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from radixlm.compile.codegen.targets import Target
 from radixlm.compile.kernels.float_linear import float_linear
 from radixlm.compile.kernels.linear import LinearSpec
+from radixlm.compile.weights.kinds import BF16, DTYPES, F16, F32, WeightKind
 from radixlm.compile.weights.layout import ROW_BLOCK, round_up
 from radixlm.compile.weights.packing import pack, packed_shape
-from radixlm.compile.weights.quantization import BF16, DTYPES, F16, F32, Weight, WeightKind
+from radixlm.compile.weights.quantization import Weight
 
 from .harness import built, every_target, examples
 
@@ -28,9 +29,10 @@ def test_products_are_those_of_the_matrix_and_rows_do_not_depend_on_others(targe
         column = data.draw(st.sampled_from([0, 32]))
         stacked, x_stride = round_up(num_outputs, ROW_BLOCK), round_up(inputs, ROW_BLOCK)
         bias, add = data.draw(st.booleans()), data.draw(st.booleans())
-        spec = LinearSpec(kind, stacked, inputs, column + stacked + 16, column, bias, add)
+        factor = data.draw(st.sampled_from([0.22, 1.0]))
+        spec = LinearSpec(kind, stacked, inputs, column + stacked + 16, column, bias, add, factor=factor)
         rng = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
-        weight = Weight(kind, rng.standard_normal((num_outputs, inputs)).astype(DTYPES[kind.name]))
+        weight = Weight(kind, rng.standard_normal((num_outputs, inputs)).astype(DTYPES[kind.codes]))
         packed = pack(weight).codes
         assert packed.nbytes == packed_shape(kind, num_outputs, inputs).codes
         biases = rng.standard_normal(stacked).astype(np.float32)
@@ -46,8 +48,8 @@ def test_products_are_those_of_the_matrix_and_rows_do_not_depend_on_others(targe
 
         together, given = run(slice(None)), slice(column, column + num_outputs)
         wide_x, wide_weight = x[:, :inputs].astype(np.float64), weight.dequantize().astype(np.float64)
-        added = bias * biases[:num_outputs].astype(np.float64) + add * before[:, given]
-        error = np.abs(together[:, given] - (wide_x @ wide_weight.T + added))
+        added = factor * bias * biases[:num_outputs].astype(np.float64) + add * before[:, given]
+        error = np.abs(together[:, given] - (factor * wide_x @ wide_weight.T + added))
         assert (error <= 2e-6 * (np.abs(wide_x) @ np.abs(wide_weight).T + np.abs(added))).all()
         assert (together[:, :column] == before[:, :column]).all()
         assert (together[:, -16:] == before[:, -16:]).all()

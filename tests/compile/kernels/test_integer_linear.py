@@ -12,36 +12,70 @@ from radixlm.compile.codegen.targets import Target
 from radixlm.compile.kernels.integer_linear import integer_linear
 from radixlm.compile.kernels.linear import LinearSpec
 from radixlm.compile.kernels.quantized_rows import ROW_TILE
-from radixlm.compile.weights.layout import GROUP, ROW_BLOCK, round_up
-from radixlm.compile.weights.packing import pack, packed_shape
-from radixlm.compile.weights.quantization import (
+from radixlm.compile.weights.kinds import (
     Q4,
     Q4_GROUP16,
     Q4_GROUP16_MINIMUM,
     Q4_MINIMUM,
+    Q5,
+    Q5_MINIMUM,
     Q8,
     Q8_GROUP16,
     Q8_MINIMUM,
-    Weight,
+    SUPER_GROUP,
+    Scales,
     WeightKind,
 )
+from radixlm.compile.weights.layout import GROUP, ROW_BLOCK, round_up
+from radixlm.compile.weights.packing import pack, packed_shape
+from radixlm.compile.weights.quantization import Weight, levels
 
 from .harness import built, every_target, examples, runnable
+from .random_weights import num_codes, random_weight, unit_weight
 
-COMMON = (Q4, Q4_MINIMUM, Q4_GROUP16, Q4_GROUP16_MINIMUM, Q8, Q8_MINIMUM, Q8_GROUP16)
-RARE = (WeightKind("q8", 16, True),)
+Q4_K = WeightKind("q4", Scales(32, "minimum", nested=True))
+Q6_K = WeightKind("q6", Scales(16, nested=True))
+MXFP4 = WeightKind("fp4", Scales(32, dtype="e8m0"))
+COMMON = (Q4, Q4_MINIMUM, Q8, Q8_MINIMUM, Q5, Q4_K, Q6_K, MXFP4)
+RARE = (
+    Q4_GROUP16,
+    Q8_GROUP16,
+    Q4_GROUP16_MINIMUM,
+    Q5_MINIMUM,
+    WeightKind("q8", Scales(16, "minimum")),
+    WeightKind("q2", Scales(128)),
+    WeightKind("q2", Scales(16, "minimum", nested=True)),
+    WeightKind("q3", Scales(16, nested=True)),
+    WeightKind("q5", Scales(32, "minimum", nested=True)),
+    WeightKind("q8", Scales(32, nested=True)),
+    WeightKind("fp4", Scales(16, dtype="e4m3")),
+    WeightKind("iq4", Scales(32)),
+    WeightKind("iq4", Scales(32, nested=True)),
+    WeightKind("q4", Scales(64)),
+    WeightKind("q4", Scales(128, "integers")),
+    WeightKind("q8", Scales(32, "integers")),
+    WeightKind("q4", Scales(64, "minimum")),
+)
 KINDS = {kind.label: kind for kind in (*COMMON, *RARE)}
 LIMIT, WIDE_LIMIT = 127, 127 * 256
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-# a build takes about half a second, so rare kinds meet random shapes only on the best target that this machine runs
+# a build takes about half a second, so rare kinds meet random shapes only on the best target that this machine runs,
+# half of them with wide activations
 every_kind_and_target = pytest.mark.parametrize(
-    ("kind", "target"),
+    ("kind", "target", "wide"),
     [
-        pytest.param(kind, *param.values, id=f"{kind.label}-{param.id}", marks=param.marks)
+        pytest.param(
+            kind, *param.values, wide, id=f"{kind.label}-{param.id}-{'wide' if wide else 'narrow'}", marks=param.marks
+        )
         for kind in COMMON
         for param in every_target.args[1]
+        for wide in (False, True)
     ]
-    + [pytest.param(kind, target, id=f"{kind.label}-{target.name}") for kind in RARE for target in runnable()[:1]],
+    + [
+        pytest.param(kind, target, number % 2 == 1, id=f"{kind.label}-{target.name}")
+        for number, kind in enumerate(RARE)
+        for target in runnable()[:1]
+    ],
 )
 
 
@@ -92,8 +126,10 @@ class Case:
     @classmethod
     def draw(cls, kind: WeightKind, draw: st.DrawFn, num_rows: int, wide: bool) -> Case:
         # the largest come first: with few examples, Hypothesis begins with the first of each
-        num_outputs, groups = draw(st.sampled_from([112, 40, 16])), draw(st.sampled_from([27, 13, 3, 1]))
-        inputs = groups * GROUP - (16 if kind.group == 16 else 0)
+        unit = SUPER_GROUP if kind.is_nested else max(kind.group, GROUP)
+        sizes = {GROUP: [27, 13, 3, 1], SUPER_GROUP: [3, 4, 1]}.get(unit, [13, 3, 1])
+        num_outputs, groups = draw(st.sampled_from([112, 40, 16])), draw(st.sampled_from(sizes)) * unit // GROUP
+        inputs = groups * GROUP - (16 if kind.group == 16 and not kind.is_nested else 0)
         before, after = draw(st.sampled_from([(16, 48), (0, 0)]))
         rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
         stacked = round_up(num_outputs, ROW_BLOCK)
@@ -106,6 +142,7 @@ class Case:
             has_bias=draw(st.booleans()),
             add_to_output=draw(st.booleans()),
             wide=wide,
+            factor=draw(st.sampled_from([0.22, 1.0])),
         )
         limit = WIDE_LIMIT if wide else LIMIT
         codes = rng.integers(-limit, limit + 1, (num_rows, groups * GROUP))
@@ -124,7 +161,7 @@ class Case:
         codes, scales, sums = self.rows[rows].packed()
         bias = self.bias if self.spec.has_bias else None
         kernel = built(target, integer_linear, self.spec, target)
-        kernel(packed.codes, packed.scales, packed.minima, bias, codes, scales, sums, y, len(y))
+        kernel(packed.codes, packed.scales, packed.offsets, bias, codes, scales, sums, y, len(y))
         return y
 
     def expected(self) -> np.ndarray:
@@ -134,6 +171,7 @@ class Case:
         product = (self.rows.codes * scale)[:, :inputs] @ self.weight.dequantize().astype(np.float64).T
         if spec.has_bias:
             product += self.bias[:num_outputs]
+        product *= spec.factor
         y = self.y.astype(np.float64)
         columns = slice(spec.column, spec.column + num_outputs)
         y[:, columns] = product + (y[:, columns] if spec.add_to_output else 0)
@@ -150,24 +188,17 @@ class Case:
         return (columns >= 0) & (columns < self.weight.shape[0])
 
 
-def random_weight(kind: WeightKind, num_outputs: int, inputs: int, rng: np.random.Generator) -> Weight:
-    codes = rng.integers(0, 16 if kind.name == "q4" else 256, (num_outputs, inputs)).astype(np.uint8)
-    shape = (num_outputs, inputs // kind.group)
-    scales = (rng.random(shape) * 0.1).astype(np.float16)
-    return Weight(kind, codes, scales, rng.standard_normal(shape).astype(np.float16) if kind.has_minimum else None)
-
-
 @every_kind
 @pytest.mark.parametrize("shape", [(40, 96), (16, 32), (48, 576)])
 def test_packed_arrays_have_the_planned_sizes(kind: WeightKind, shape: tuple[int, int]) -> None:
+    shape = shape[0], round_up(shape[1], SUPER_GROUP if kind.is_nested else kind.group)
     packed = pack(random_weight(kind, *shape, np.random.default_rng(0)))
     planned = packed_shape(kind, *shape)
-    sizes = [0 if array is None else array.nbytes for array in (packed.codes, packed.scales, packed.minima)]
-    assert sizes == [planned.codes, planned.scales, planned.minima]
+    sizes = [0 if array is None else array.nbytes for array in (packed.codes, packed.scales, packed.offsets)]
+    assert sizes == [planned.codes, planned.scales, planned.offsets]
 
 
 @every_kind_and_target
-@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
 def test_products_are_those_of_the_dequantized_matrix(target: Target, kind: WeightKind, wide: bool) -> None:
     @examples(2)
     @given(st.data())
@@ -182,7 +213,6 @@ def test_products_are_those_of_the_dequantized_matrix(target: Target, kind: Weig
 
 
 @every_kind_and_target
-@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
 def test_a_row_is_the_same_bits_alone_and_among_others(target: Target, kind: WeightKind, wide: bool) -> None:
     @examples(1)
     @given(st.data())
@@ -202,26 +232,24 @@ def test_a_row_is_the_same_bits_alone_and_among_others(target: Target, kind: Wei
 @pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
 @pytest.mark.parametrize("num_rows", [1, 5, 9])
 def test_the_largest_codes_give_exact_integers_on_every_target(kind: WeightKind, wide: bool, num_rows: int) -> None:
-    """With scales of 1 and one group, an output is its integer, rounded to float32 once."""
-    rng = np.random.default_rng(3)
-    limit, highest = WIDE_LIMIT if wide else LIMIT, 15 if kind.name == "q4" else 255
-    codes = rng.choice([0, highest], (16, GROUP)).astype(np.uint8)
-    codes[0], codes[1] = highest, 0
-    x = rng.choice([-limit, limit], (num_rows, GROUP))
+    """With scales of 1 an output is the sum of its groups' integers, each rounded to float32 once."""
+    rng, num_inputs = np.random.default_rng(3), SUPER_GROUP if kind.is_nested else GROUP
+    limit, worth = WIDE_LIMIT if wide else LIMIT, levels(kind, np.arange(num_codes(kind), dtype=np.uint8))
+    highest, lowest = worth.argmax(), worth.argmin()
+    codes = rng.choice([lowest, highest], (16, num_inputs)).astype(np.uint8)
+    codes[0], codes[1] = highest, lowest
+    x = rng.choice([-limit, limit], (num_rows, num_inputs))
     x[0] = limit
     x[-1, ::2] = -limit
     if wide:
         x[num_rows // 2] = 127 * 256 - 128  # the bytes 127 and -128
-    ones = np.ones((16, GROUP // kind.group), np.float16)
-    weight = Weight(kind, codes, ones, 0 * ones if kind.has_minimum else None)
-    rows = Rows(x, np.ones((num_rows, 1), np.float32), wide)
-    case = Case(
-        LinearSpec(kind, 16, GROUP, 16, wide=wide), weight, np.zeros(16), rows, np.zeros((num_rows, 16), np.float32)
-    )
-    signed = (codes.astype(np.int64) - kind.zero).reshape(16, -1, kind.group)
-    halves = np.einsum("ngk,mgk->mng", signed, x.reshape(num_rows, -1, kind.group))
+    rows = Rows(x, np.ones((num_rows, num_inputs // GROUP), np.float32), wide)
+    spec, y = LinearSpec(kind, 16, num_inputs, 16, wide=wide), np.zeros((num_rows, 16), np.float32)
+    case = Case(spec, unit_weight(kind, codes), np.zeros(16), rows, y)
+    signed = (levels(kind, codes).astype(np.int64) - kind.zero).reshape(16, -1, min(kind.group, GROUP))
+    groups = np.einsum("ngk,mgk->mng", signed, x.reshape(num_rows, -1, min(kind.group, GROUP)))
     expected = np.zeros((num_rows, 16), np.float32)
-    for group in range(halves.shape[-1]):
-        expected = expected + halves[..., group].astype(np.float32)
+    for group in range(groups.shape[-1]):
+        expected = expected + groups[..., group].astype(np.float32)
     for target in runnable():
         assert (case.run(target) == expected).all(), target.name

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from radixlm.compile.codegen.targets import Target
 from radixlm.compile.kernels.kv_pool import copy_rows, move_pages
-from radixlm.runtime.artifact.manifest import KVDType, KVLayout
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayer, KVLayout
 
-from .harness import built, every_target
-from .pool import PARTS, Pool, layout_of
+from .harness import built, every_target, runnable
+from .pool import DTYPES, PARTS, Pool, layout_of
 
 NUM_PAGES = 7
 every_dtype = pytest.mark.parametrize("dtype", ["f16", "f32", "int8"])
@@ -50,3 +50,44 @@ def test_pages_read_out_and_written_elsewhere_are_the_same(target: Target, dtype
     built(target, move_pages, layout, into_pool=True)(pool.array, destination, buffer, NUM_PAGES, 3)
     original[:, destination] = original[:, source]
     assert (pool.array == original).all()
+
+
+@every_dtype
+def test_layers_of_unequal_shape_move_whole_and_by_rows(dtype: KVDType) -> None:
+    shapes = ((2, 8, 8), (2, 8, 8), (1, 24, 12), (2, 8, 8))  # KV heads, numbers of a key and of a value
+    layers = tuple(KVLayer(num_kv_heads=heads, key_dim=key, value_dim=value) for heads, key, value in shapes)
+    layout, target = KVLayout(dtype=dtype, page_size=PAGE_SIZE, layers=layers), runnable()[-1]
+    pool = (30 * np.random.default_rng(0).standard_normal((NUM_PAGES, layout.page_items))).astype(DTYPES[dtype])
+    original = pool.copy()
+    buffer = np.zeros((2, layout.page_items), pool.dtype)
+    built(target, move_pages, layout, into_pool=False)(pool, np.array([6, 2], np.int32), buffer, NUM_PAGES, 2)
+    for layer in range(len(layers)):
+        items, before = layout.of_layer(layer).page_items, layout.items_before(layer)
+        expected = _layer(layout, original, layer)[[6, 2]]
+        assert (buffer[:, before : before + items] == expected.reshape(2, -1)).all()
+    built(target, move_pages, layout, into_pool=True)(pool, np.array([1, 3], np.int32), buffer, NUM_PAGES, 2)
+    for layer in range(len(layers)):
+        expected = _layer(layout, original, layer).copy()
+        expected[[1, 3]] = expected[[6, 2]]
+        assert (_layer(layout, pool, layer) == expected).all()
+
+    pool, count = original.copy(), 5
+    sizes = [np.array([number], np.int32) for number in (6, 1, count)]
+    built(target, copy_rows, layout)(pool, *sizes, NUM_PAGES, 1)
+    for layer, (heads, key, value) in enumerate(shapes):
+        one, expected = layout.of_layer(layer), _layer(layout, original, layer).copy()
+        num_keys, start = heads * one.key_items, one.num_scale_items
+        for first, size, dim in ((0, one.key_items, key), (num_keys, one.value_items, value)):
+            parts = expected[:, first : first + heads * size].reshape(NUM_PAGES, heads, size)
+            codes = parts[:, :, start : start + PAGE_SIZE * dim]
+            tokens = codes.reshape(NUM_PAGES, heads, dim, -1).swapaxes(2, 3) if first == 0 else codes
+            tokens = tokens.reshape(NUM_PAGES, heads, PAGE_SIZE, dim) if first else tokens
+            tokens[1, :, :count] = tokens[6, :, :count]
+            parts[1, :, : count * start // PAGE_SIZE] = parts[6, :, : count * start // PAGE_SIZE]
+        assert (_layer(layout, pool, layer) == expected).all()
+
+
+def _layer(layout: KVLayout, pool: np.ndarray, layer: int) -> np.ndarray:
+    """A view of one layer's part of all pages, `[pages, items]`."""
+    items, before = layout.of_layer(layer).page_items, layout.items_before(layer)
+    return pool.reshape(-1)[before * NUM_PAGES :][: items * NUM_PAGES].reshape(NUM_PAGES, items)

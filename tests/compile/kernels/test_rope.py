@@ -48,12 +48,12 @@ def test_queries_and_keys_are_rotated_and_rows_appended(
         slots = rng.permutation(5 * PAGE_SIZE)[:num_rows].astype(np.int32)
         pool, expected = Pool(layout, 5), Pool(layout, 5)
         q = np.zeros((num_rows, queries), np.float32)
-        kernel = built(target, rope_append, layout, num_heads, *columns, stride)
-        kernel(qkv, angles, slots, q, pool.array, 1, 5, num_rows)
+        kernel = built(target, rope_append, layout.of_layer(0), num_heads, *columns, stride)
+        kernel(qkv, angles, slots, q, pool.array, layout.items_before(1), 5, num_rows)
         alone, q_alone = Pool(layout, 5), np.zeros_like(q)
         for i in range(num_rows):
             row = slice(i, i + 1)
-            kernel(qkv[row], angles[row], slots[row], q_alone[row], alone.array, 1, 5, 1)
+            kernel(qkv[row], angles[row], slots[row], q_alone[row], alone.array, layout.items_before(1), 5, 1)
         assert (q_alone == q).all() and np.array_equal(alone.array, pool.array, equal_nan=dtype != "int8")
 
         q = q.reshape(num_rows, num_heads, head_dim)
@@ -91,7 +91,7 @@ def test_a_row_of_int8_keeps_its_size_and_shows_what_is_not_finite(
     qkv = np.concatenate([row, row, row])[None]
     angles = np.repeat(np.array([[1, 0]], np.float32), head_dim // 2, axis=1)  # no turn
     pool, slot, q = Pool(layout, 1), 3, np.zeros((1, head_dim), np.float32)
-    kernel = built(target, rope_append, layout, 1, 0, head_dim, 2 * head_dim, 3 * head_dim)
+    kernel = built(target, rope_append, layout.of_layer(0), 1, 0, head_dim, 2 * head_dim, 3 * head_dim)
     kernel(qkv, angles, np.array([slot], np.int32), q, pool.array, 0, 1, 1)
     for part in PARTS:
         stored = pool.rows(part, 0, 0)[0, slot]

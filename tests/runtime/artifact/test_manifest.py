@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.artifact.manifest import FORMAT_VERSION, KVLayout, Manifest
+from radixlm.runtime.artifact.manifest import FORMAT_VERSION, KVLayer, KVLayout, Manifest
 
 MAX_TOKENS = 1 << 22
 
@@ -38,12 +38,15 @@ def test_a_manifest_survives_being_written_and_read(tiny_artifact: Path) -> None
         ("model.hidden_size", -1),
         ("model.hidden_size", 1 << 70),
         ("model.hidden_size", 64.5),
-        ("model.num_hidden_layers", 1025),
-        ("model.head_dim", 1),
-        ("model.rms_norm_eps", 0.0),
-        ("model.rope_theta", -1.0),
-        ("model.rope_scaling.type", "yarn"),
-        ("model.rope_scaling.factor", 0),
+        ("model.layers", []),
+        ("model.layers.0.mixer.head_dim", 1),
+        ("model.norm_eps", 0.0),
+        ("model.layers.0.mixer.rope.theta", -1.0),
+        ("model.layers.0.mixer.rope.scaling", {"kind": "none"}),
+        ("model.layers.0.mixer.rope.scaling", {"kind": "linear", "factor": 0}),
+        ("model.layers.0.mixer.kind", "mamba"),
+        ("model.layers.0.ffn.function", "tanh"),
+        ("model.layers.0.norms", "none"),
         ("context_length", 15),
         ("context_length", MAX_TOKENS + 1),
         ("context_length", True),
@@ -70,13 +73,16 @@ def test_a_value_out_of_range_is_refused_by_name(fields: dict[str, object], path
 
 
 def test_a_missing_field_is_refused_wherever_it_is(fields: dict[str, object]) -> None:
-    optional = {"model.rope_scaling", "model.sliding_window", "digest"}
-    optional |= {"model.tie_word_embeddings", "model.attention_bias"}
+    optional = {"model.tie_word_embeddings", "model.embedding_factor", "model.embedding_norm", "model.norm"}
+    optional |= {"model.residual_factor", "model.logits_factor", "model.logits_soft_cap", "model.output_bias", "digest"}
     for path in _struct_fields(fields):
-        if path in optional or path.split(".")[0] == "sampling" or path.startswith("model.rope_scaling."):
+        if path in optional or path.split(".")[0] == "sampling":
             continue
         with pytest.raises(msgspec.ValidationError, match="missing required field"):
             _decode(_with(fields, path, None, remove=True))
+    for path in ("mixer", "mixer.head_dim", "mixer.rope.theta", "ffn.intermediate_size"):
+        with pytest.raises(msgspec.ValidationError, match="missing required field"):
+            _decode(_with(fields, f"model.layers.0.{path}", None, remove=True))
 
 
 @pytest.mark.parametrize("path", ["extra", "model.extra", "kv.extra", "module.extra", "sampling.extra", "source.extra"])
@@ -88,16 +94,30 @@ def test_a_field_that_is_not_known_is_refused(fields: dict[str, object], path: s
 @pytest.mark.parametrize(("dtype", "itemsize"), [("f16", 2), ("f32", 4)])
 def test_a_page_holds_keys_and_values_of_every_layer(dtype: str, itemsize: int) -> None:
     layout = msgspec.convert(
-        {"dtype": dtype, "page_size": 16, "num_layers": 30, "num_kv_heads": 3, "head_dim": 64}, KVLayout
+        {"dtype": dtype, "page_size": 16, "layers": [{"num_kv_heads": 3, "key_dim": 64, "value_dim": 64}] * 30},
+        KVLayout,
     )
+    assert layout.is_uniform
     assert layout.page_bytes == 30 * 2 * 3 * 64 * 16 * itemsize
 
 
 @pytest.mark.parametrize(("head_dim", "head_bytes"), [(64, 64 + 16 * 64), (80, 64 + 16 * 80), (6, 64 + 128)])
 def test_a_page_of_int8_holds_scales_too_and_is_aligned(head_dim: int, head_bytes: int) -> None:
-    layout = KVLayout(dtype="int8", page_size=16, num_layers=30, num_kv_heads=3, head_dim=head_dim)
+    layout = KVLayout.uniform("int8", num_layers=30, num_kv_heads=3, head_dim=head_dim)
     assert layout.page_bytes == 30 * 2 * 3 * head_bytes
     assert layout.head_items == head_bytes
+
+
+def test_layers_of_unequal_shape_lie_one_behind_the_other() -> None:
+    small = KVLayer(num_kv_heads=2, key_dim=8, value_dim=8)
+    large = KVLayer(num_kv_heads=1, key_dim=32, value_dim=16)
+    layout = KVLayout(dtype="f16", page_size=16, layers=(small, small, large))
+    assert [layout.items_before(layer) for layer in range(3)] == [0, 2 * 2 * 8 * 16, 2 * 2 * 2 * 8 * 16]
+    assert layout.page_bytes == (2 * 2 * 2 * 8 + 32 + 16) * 16 * 2
+    assert not layout.is_uniform
+    assert not KVLayout(dtype="f16", page_size=16, layers=(large, large)).is_uniform
+    with pytest.raises(AssertionError, match="different shapes"):
+        _ = layout.head_dim
 
 
 def _decode(fields: dict[str, object]) -> Manifest:
@@ -110,7 +130,7 @@ def _with(fields: dict[str, object], path: str, value: object, *, remove: bool =
     parent = changed
     *parents, last = path.split(".")
     for name in parents:
-        parent = parent[name]  # type: ignore[assignment]
+        parent = parent[int(name) if isinstance(parent, list) else name]  # type: ignore[assignment, index]
     if remove:
         del parent[last]
     else:

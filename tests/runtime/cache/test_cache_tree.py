@@ -96,7 +96,7 @@ def test_a_large_tree_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (len(tree.runs), tree.num_runs, tree.is_counted, tree.is_whole) == (7, 7, False, False)
 
 
-def test_clearing_frees_what_nobody_uses_and_nothing_of_another_namespace() -> None:
+def test_clearing_frees_what_no_request_uses_and_nothing_of_another_namespace() -> None:
     clocked = Clocked()
     for namespace in (ALICE, BOB):
         clocked.serve(prompt(1, 40), namespace)
@@ -123,7 +123,7 @@ def test_clearing_keeps_what_a_live_request_uses_and_remembers_nothing_of_the_re
     assert clocked.num_cached(prompt(1, 64)) == 33
 
 
-def test_what_nobody_used_for_long_is_dropped_and_what_is_used_stays() -> None:
+def test_what_no_request_used_for_long_is_dropped_and_what_is_used_stays() -> None:
     clocked = Clocked()
     clocked.serve(prompt(1, 64))
     live = clocked.open(prompt(2, 40))

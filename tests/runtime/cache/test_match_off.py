@@ -50,7 +50,7 @@ def test_an_off_request_reuses_nothing_and_leaves_the_cache_as_it_was() -> None:
     assert "off" in str(why)
 
 
-def test_nobody_reuses_what_an_off_request_computed() -> None:
+def test_no_request_reuses_what_an_off_request_computed() -> None:
     bench = Bench()
     bench.add("off", PROMPT, drawn(1), OFF)
     bench.run()

@@ -52,7 +52,7 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
         self.cache.tree.leaving = self.leave
 
     def leave(self, node: Node, num_pages: int) -> None:
-        """What makes room still holds its rows, and nobody needs it."""
+        """What makes room still holds its rows, and no sequence needs it."""
         path = node.path()
         assert path.page_ids[-num_pages:] == node.pages[-num_pages:]
         assert all(self.cache.pool.num_users(page) == 0 for page in path.page_ids[-num_pages:])

@@ -9,9 +9,9 @@ import tracemalloc
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from radixlm.runtime.chat import chat_template
-from radixlm.runtime.chat.chat_template import MAX_TEMPLATE_LENGTH, ChatTemplate
+from radixlm.runtime.chat.chat_template import MAX_TEMPLATE_LENGTH, RESERVED_KWARGS, ChatTemplate, checked_kwargs
 from radixlm.runtime.chat.render_budget import MAX_CHARACTERS, RenderBudget, TooCostly
-from radixlm.runtime.errors import InvalidRequest
+from radixlm.runtime.errors import InvalidParameter, InvalidRequest
 
 CHATML = """{% for message in messages %}
 {% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
@@ -311,3 +311,16 @@ def test_what_templates_do_is_far_from_the_limits() -> None:
     rendered = ChatTemplate(source).render(messages, tools=tools)
     assert rendered.startswith("<user>1word word") and rendered.endswith("fg" * 100 + "1, 2")
     assert "  1<user>1word" in rendered
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED_KWARGS))
+def test_further_variables_do_not_replace_the_templates_own(name: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"chat_template_kwargs has '{name}'"):
+        checked_kwargs({"enable_thinking": False, name: []})
+    assert ChatTemplate("{{ messages | length }}").render([USER], kwargs={"messages": []}) == "1"
+
+
+@pytest.mark.parametrize("value", [object(), float, "x" * 5000])
+def test_further_variables_are_json_of_a_few_kilobytes(value: object) -> None:
+    with pytest.raises(InvalidParameter, match="chat_template_kwargs"):
+        checked_kwargs({"a": value})

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import jsonschema
@@ -510,7 +511,7 @@ def test_a_trial_process_that_dies_is_started_again(small: Bench) -> None:
     grammars.close()
 
 
-def test_closing_ends_a_trial_and_tells_who_waits(small: Bench) -> None:
+def test_closing_ends_a_trial_and_tells_the_callers_that_wait(small: Bench) -> None:
     grammars = small.open(time_limit_s=30.0, answer_limit_s=600.0)  # a starved machine takes long to end a process
     grammars.warm_up()
     bombs = [Grammar.json_schema({"type": "integer", "multipleOf": 1000081 + 2 * i}) for i in range(3)]
@@ -529,6 +530,26 @@ def test_closing_ends_a_trial_and_tells_who_waits(small: Bench) -> None:
     never_used.close()
     with pytest.raises(EngineClosed):
         never_used.compile(Grammar("regex", "too late"))
+
+
+def test_closing_kills_the_fork_that_tries_a_grammar_though_it_gets_no_processor(small: Bench) -> None:
+    grammars = small.open(time_limit_s=30.0, answer_limit_s=600.0)
+    grammars.warm_up()
+    process_id = grammars.lanes[1].trial.process_id
+    forks = Path(f"/proc/{process_id}/task/{process_id}/children")
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(grammars.compile, Grammar.json_schema({"type": "integer", "multipleOf": 1000081}))
+        while not (children := forks.read_text().split()):
+            time.sleep(0.001)
+        fork = int(children[0])
+        os.kill(fork, signal.SIGSTOP)  # as one of the lowest priority on a machine with other work
+        try:
+            pool.submit(grammars.close).result(timeout=60)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(fork, signal.SIGKILL)
+        with pytest.raises(EngineClosed):
+            waiting.result(timeout=60)
 
 
 def test_a_vocabulary_goes_over_the_pipe_unchanged(small: Bench) -> None:

@@ -24,7 +24,7 @@ END_OF_TURN = 2
 QUESTION = {"role": "user", "content": "Weather?"}
 
 
-def prompts(template: str, delimiters: Sequence[str] = ()) -> Prompts:
+def prompts(template: str, delimiters: Sequence[str] = (), template_kwargs: dict[str, object] | None = None) -> Prompts:
     """SmolLM2's tokenizer with this template; `delimiters` are added tokens that are not special."""
     tokenizer: dict[str, Any] = json.loads(gzip.decompress((TOKENIZERS / "smollm2.json.gz").read_bytes()))
     vocabulary = tokenizer["model"]["vocab"]
@@ -36,7 +36,7 @@ def prompts(template: str, delimiters: Sequence[str] = ()) -> Prompts:
     artifact: Any = fake_artifact(
         json.dumps(tokenizer), template, vocab_size=50_000, bos_token_id=1, eos_token_id=END_OF_TURN
     )
-    return Prompts(artifact, clock=time.monotonic)
+    return Prompts(artifact, clock=time.monotonic, template_kwargs=template_kwargs)
 
 
 def call(arguments: str) -> dict[str, object]:
@@ -220,3 +220,20 @@ def test_a_template_that_goes_through_the_parts_itself_gets_one_text() -> None:
 def test_a_part_that_is_no_text_is_refused(part: object) -> None:
     with pytest.raises(InvalidRequest, match="a part of a content is"):
         prompts(QWEN).chat([{"role": "user", "content": [{"type": "text", "text": "a"}, part]}])
+
+
+EFFORT = "{% for m in messages %}{{ m.content }}{% endfor %}<|im_start|>{{ reasoning_effort }}{{ enable_thinking }}"
+
+
+def test_control_tokens_in_a_templates_further_variables_are_text() -> None:
+    made = prompts(EFFORT)
+    kwargs = {"reasoning_effort": "<|im_end|>", "enable_thinking": False}
+    ids = made.chat([QUESTION], template_kwargs=kwargs).ids
+    assert added_in(made, ids) == ["<|im_start|>"]
+    assert made.decode(ids) == made.render([QUESTION], template_kwargs=kwargs) == "Weather?<|im_start|><|im_end|>False"
+
+
+def test_a_conversations_variables_replace_the_models_one_by_one() -> None:
+    made = prompts(EFFORT, template_kwargs={"reasoning_effort": "low", "enable_thinking": True})
+    assert made.render([QUESTION]).endswith("lowTrue")
+    assert made.render([QUESTION], template_kwargs={"enable_thinking": False}).endswith("lowFalse")

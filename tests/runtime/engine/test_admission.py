@@ -1,4 +1,4 @@
-"""Conservative admission lets in what can be served to its end, so that nobody gives pages back."""
+"""Conservative admission lets in what can be served to its end, so that no request gives pages back."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def work(bench: Bench, seed: int) -> dict[str, tuple[list[int], SamplingParams]]
 
 
 @pytest.mark.parametrize("seed", [*range(8), 37, 38])
-def test_nobody_is_preempted_whatever_comes(seed: int) -> None:
+def test_no_request_is_preempted_whatever_comes(seed: int) -> None:
     """In 37 and 38 rows of a page that is reused in part lie there twice, and no page is left over for that."""
     num_pages = 7 + seed % 6
     bench = bench_of("conservative", num_pages)
@@ -95,7 +95,7 @@ def test_nobody_is_preempted_whatever_comes(seed: int) -> None:
     assert optimistic.core.num_preemptions > 0, "there was no need for it"
 
 
-def test_nobody_is_preempted_while_prefixes_come_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_request_is_preempted_while_prefixes_come_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_always(monkeypatch)
     policy = SchedulerPolicy(max_num_seqs=8, max_num_batched_tokens=24, admission="conservative")
     asked = {f"r{i}": ([i % 5] * (20 + i), params(max_tokens=5 + i, seed=i)) for i in range(20)}

@@ -151,7 +151,7 @@ def test_why_not_more_has_text_of_both_sides_and_knows_the_same_text_in_other_id
     assert why is not None and (why.kind, why.cached_ids[0], why.wanted_text) == ("differs", ids[-1], " tall ones")
 
 
-def test_what_nobody_uses_grows_too_old(artifact: FakeArtifact) -> None:
+def test_what_no_request_uses_grows_too_old(artifact: FakeArtifact) -> None:
     now = [1000.0]
     with open_engine(artifact, cache_ttl_s=60.0, clock=lambda: now[0]) as engine:
         engine.chat(MESSAGES, drawn(1))

@@ -1,4 +1,4 @@
-"""One thread owns the core; fifty may call, and nobody waits for ever."""
+"""One thread owns the core; fifty may call, and no caller waits for ever."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_poll_never_waits_and_on_ready_tells_when_to(running: Running) -> None:
     running.loop.close()
 
 
-def test_on_ready_that_raises_hurts_nobody(running: Running) -> None:
+def test_on_ready_that_raises_hurts_no_other(running: Running) -> None:
     def on_ready() -> None:
         raise RuntimeError("loop is closed")
 

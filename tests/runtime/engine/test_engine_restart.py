@@ -181,7 +181,7 @@ def test_a_listener_that_kills_the_thread_is_no_reason_to_forget_others() -> Non
     running.expect_sound()
 
 
-def test_a_listener_that_raises_when_it_is_told_of_a_death_keeps_it_from_nobody() -> None:
+def test_a_listener_that_raises_when_it_is_told_of_a_death_keeps_it_from_no_other() -> None:
     running = Running()
 
     def deadly(output: RequestOutput) -> None:

@@ -202,7 +202,7 @@ def test_a_listener_that_raises_loses_its_request_alone() -> None:
         assert bench.core.num_running == 0, "nobody listens, and it is computed all the same"
 
 
-def test_a_callback_that_raises_hurts_nobody() -> None:
+def test_a_callback_that_raises_hurts_no_other() -> None:
     bench = Bench(num_pages=24)
 
     def ready() -> None:

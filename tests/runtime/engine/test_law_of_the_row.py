@@ -1,6 +1,6 @@
 """Law of the row: a token's logits depend on its own sequence and nothing else, bit for bit.
 
-Not on how the prompt was cut into forwards, not on who else was in them, not on where its pages lie or how wide the
+Not on how the prompt was cut into forwards, not on what else was in them, not on where its pages lie or how wide the
 page table is, not on whether its prefix was computed or copied.
 """
 

@@ -1,4 +1,4 @@
-"""Who runs, who waits, and who gives pages back."""
+"""Which requests run, wait, and give pages back."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_longest_cached_prefix_goes_first() -> None:
     assert list(bench.step()) == ["warm"]
 
 
-def test_age_outweighs_any_cached_prefix_so_that_nobody_starves() -> None:
+def test_age_outweighs_any_cached_prefix_so_that_no_request_starves() -> None:
     bench = Bench(60, policy(max_num_seqs=1, ageing_tokens_per_s=10.0))
     bench.remember([7] * 64)
     bench.add("cold", [8] * 20)
@@ -157,7 +157,7 @@ def test_pages_that_running_requests_need_next_are_not_given_away() -> None:
     assert bench.step() == {"runs": 1}
 
 
-def test_request_that_does_not_fit_yet_waits_and_nobody_overtakes_it_for_that() -> None:
+def test_request_that_does_not_fit_yet_waits_and_no_other_overtakes_it_for_that() -> None:
     bench = Bench(8, policy(), context_length=112)
     bench.add("runs", [1] * 60)
     bench.step()
@@ -230,7 +230,7 @@ def test_prefix_that_memory_has_by_now_is_not_opened_sparse() -> None:
     assert request.admitted.sparse is None
 
 
-def test_nobody_waits_for_what_is_computed_over_a_sparse_span_and_nobody_finds_it() -> None:
+def test_no_request_waits_for_what_is_computed_over_a_sparse_span_or_finds_it() -> None:
     bench = Bench(40, policy(max_num_batched_tokens=20))
     bench.add("sparse", [7] * 100, sparse([7] * 50, 8))
     bench.add("same", [7] * 100)

@@ -48,7 +48,7 @@ def test_warm_is_cold_bit_for_bit(engine: Engine) -> None:
 
 
 def talk(engine: Engine, chance: random.Random) -> Iterator[tuple[Completion, SamplingParams, bytes]]:
-    """The replies of one conversation, each with a namespace that nobody else has."""
+    """The replies of one conversation, each with a namespace of its own."""
     messages: list[Message] = []
     for _ in range(chance.randrange(1, 5)):
         messages.append({"role": "user", "content": " ".join(chance.choices(WORDS, k=chance.randrange(1, 6)))})

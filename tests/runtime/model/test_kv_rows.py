@@ -11,9 +11,8 @@ from radixlm.runtime.errors import EngineError
 from radixlm.runtime.model.kv_rows import KVRows, inverse_order
 
 LAYOUTS = st.builds(
-    KVLayout,
+    KVLayout.uniform,
     dtype=st.sampled_from(["f16", "f32", "int8"]),
-    page_size=st.just(PAGE_SIZE),
     num_layers=st.integers(1, 3),
     num_kv_heads=st.integers(1, 3),
     head_dim=st.sampled_from([2, 6, 16, 20]),
@@ -21,7 +20,7 @@ LAYOUTS = st.builds(
 
 
 def layout_of(dtype: KVDType) -> KVLayout:
-    return KVLayout(dtype=dtype, page_size=PAGE_SIZE, num_layers=2, num_kv_heads=3, head_dim=6)
+    return KVLayout.uniform(dtype, num_layers=2, num_kv_heads=3, head_dim=6)
 
 
 def random_pages(layout: KVLayout, num_pages: int, seed: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The end of a prefix comes from disk while its beginning is computed: the same bits, and nobody waits for it."""
+"""The end of a prefix comes from disk while its beginning is computed: the same bits, and no request waits for it."""
 
 from __future__ import annotations
 

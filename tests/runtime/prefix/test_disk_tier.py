@@ -1,4 +1,4 @@
-"""What comes from disk is what would have been computed, bit for bit; and nobody waits for a disk in vain."""
+"""What comes from disk is what would have been computed, bit for bit; and no request waits for a disk in vain."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def test_a_namespace_that_is_forgotten_is_forgotten_on_disk(serve: Callable[...,
 
 
 def test_a_save_that_fails_lets_go_who_waited(serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It failed in the step that named them: they were named to nobody, and waited for ever."""
+    """It failed in the step that named them: no caller was told of them, and they waited for ever."""
     served = serve()
     answered(served, "cold", PROMPT)
     served.settle()

@@ -13,6 +13,8 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.cache.cache_namespace import CacheScope
 from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
 from radixlm.runtime.errors import InvalidParameter, StoreError
+from radixlm.runtime.prefix import disk_reader, disk_writer
+from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.store import PageStore
 
 from ..eager_loads import load_always
@@ -132,6 +134,35 @@ def test_the_engine_sleeps_while_it_waits_for_the_disk(open_engine: Open, monkey
         may_read.set()
         warm = stream.result()
     assert same(warm, cold) and warm.usage.cached_tokens == 144
+
+
+@pytest.mark.parametrize("operation", ["read", "put"])
+def test_closing_does_not_wait_for_a_disk_that_hangs_and_says_so(
+    operation: str, open_engine: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_engine().generate(PROMPT, PARAMS)
+    engine, began, may_go_on = open_engine(), threading.Event(), threading.Event()
+    work = getattr(PageStore, operation)
+
+    def hang(*arguments: object) -> object:
+        began.set()
+        assert may_go_on.wait(60)
+        return work(*arguments)
+
+    monkeypatch.setattr(PageStore, operation, hang)
+    for module in (disk_reader, disk_writer):
+        monkeypatch.setattr(module, "HANG_S", 0.01)
+    monkeypatch.setattr(DiskTier.close, "__defaults__", (0.01,))
+    try:
+        with engine.stream(PROMPT if operation == "read" else PROMPT[::-1], PARAMS):
+            assert began.wait(60)
+        closing = threading.Thread(target=engine.close)
+        closing.start()
+        closing.join(30)
+        assert not closing.is_alive()
+        assert "does not answer; it stays in use until this process ends" in caplog.text
+    finally:
+        may_go_on.set()
 
 
 def test_an_engine_that_cannot_be_opened_lets_go_of_its_store(tiny_artifact: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What parts are chosen by is read when the disk has nothing to do, if the first who asks is better off without."""
+"""Probe keys are read while the disk is idle, if the first request for a prefix is quicker without them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_saved(tier: Any) -> bool:
     return bool(tier.writer.is_idle and not tier._saver.has_pending and not tier.chosen.order.is_ready)
 
 
-def test_keys_that_nobody_waits_for_are_there_for_the_next(
+def test_keys_that_no_request_waits_for_are_there_for_the_next(
     tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned: list[int] = []

@@ -18,8 +18,7 @@ from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.model.batch import Float32Array
 from radixlm.runtime.prefix import chosen_loader
 from radixlm.runtime.prefix.disk_tier import DiskTier
-from radixlm.runtime.prefix.loaded_prefix import LoadedPrefix
-from radixlm.runtime.prefix.loaded_rows import LoadedRows
+from radixlm.runtime.prefix.loaded_prefix import LoadedPrefix, LoadedRows
 from radixlm.runtime.prefix.prefix_loader import FindPrefix, Wanted
 from radixlm.runtime.prefix.rates import Rates
 from radixlm.runtime.prefix.tier_stats import TierStats
@@ -80,7 +79,7 @@ def bits(completion: Completion) -> tuple[object, object]:
 
 
 def exact(engine: Engine, ids: list[int]) -> Completion:
-    """Computed from nothing, for nobody else to find."""
+    """Computed from nothing, and no other request finds it."""
     reply = engine.generate(ids, PARAMS, namespace=b"nobody's", kv_budget=1.0)
     engine.clear_cache(b"nobody's")
     assert reply.usage.cached_tokens == 0

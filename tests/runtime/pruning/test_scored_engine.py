@@ -1,4 +1,4 @@
-"""On a real compiled model: learning what matters changes no bit of any reply, and costs nobody who did not ask."""
+"""On a real compiled model: learning what matters changes no bit of any reply, and costs nothing elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests go to who holds their prefix, unless that one is overloaded; held against a router that keeps all texts."""
+"""A request goes to the replica that has its prefix, unless that is overloaded; the oracle keeps all texts."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_namespace_that_is_forgotten_leaves_the_others_as_they_are() -> None:
         assert router.num_held_bytes(name, b"bob", b"abcdefgh") == 8
 
 
-def test_nobody_to_choose_from_is_a_mistake_of_the_caller() -> None:
+def test_no_replica_to_choose_from_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(ValueError):
         PrefixRouter(NAMES).choose(b"", b"", {})
 

@@ -1,4 +1,4 @@
-"""A server in front of servers: the same answers, past dead replicas, and nobody waits for one."""
+"""A server in front of servers: the same answers, past dead replicas, and no client waits for one."""
 
 from __future__ import annotations
 

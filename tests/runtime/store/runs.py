@@ -31,7 +31,7 @@ class Run:
 
 def kv_of(dtype: KVDType = "f16", *, layers: int = 2, heads: int = 3, head_dim: int = 8) -> KVLayout:
     """A small layout."""
-    return KVLayout(dtype=dtype, page_size=PAGE_SIZE, num_layers=layers, num_kv_heads=heads, head_dim=head_dim)
+    return KVLayout.uniform(dtype, num_layers=layers, num_kv_heads=heads, head_dim=head_dim)
 
 
 def identity_of(kv: KVLayout) -> StoreIdentity:

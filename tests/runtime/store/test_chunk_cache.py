@@ -205,7 +205,7 @@ def test_a_run_that_is_written_again_or_removed_leaves_nothing(tmp_path: Path) -
     assert old.first(16) is not None and cache.stats().num_bytes > 0
     put_run(store, run, -1)
     assert cache.stats().num_bytes == 0
-    rest = old.pages()  # who has it open still reads it, for nobody else
+    rest = old.pages()  # a reader that has it open still reads it, for itself alone
     assert rest is not None and (rest == run.pages).all() and cache.stats().num_bytes == 0
     old.close()
     new = opened(store, run, cache)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -202,6 +204,24 @@ def test_a_segment_of_another_version_is_left_alone(directory: Path) -> None:
     with pytest.raises(StoreMismatch, match="has version 1, this radixlm reads 2; give --store another directory"):
         PageStore.open(directory, IDENTITY, max_bytes=MAX_BYTES)
     assert path.read_bytes() == data
+
+
+def test_an_index_of_another_version_is_left_alone_where_no_segment_says_more(tmp_path: Path) -> None:
+    """A store of the first version may have only files that were no segments yet."""
+    with closing(sqlite3.connect(tmp_path / "index.sqlite")) as sql:
+        sql.executescript("CREATE TABLE runs (number INTEGER); PRAGMA user_version = 1")
+    (tmp_path / "ordered-1").write_bytes(b"of the first version")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(StoreMismatch, match="has version 1, this radixlm reads 2; give --store another directory"):
+        PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+
+
+def test_an_index_of_another_version_is_made_again_from_segments_of_this_one(directory: Path) -> None:
+    with closing(sqlite3.connect(directory / "index.sqlite")) as sql:
+        sql.execute("PRAGMA user_version = 1")
+    with PageStore.open(directory, IDENTITY, max_bytes=MAX_BYTES) as store:
+        assert len(list(store.heads())) == len(HEADS)
 
 
 def test_a_secret_of_another_length_is_made_anew(directory: Path) -> None:

@@ -1,0 +1,199 @@
+"""The artifact that a command runs: as it is given, or compiled once and kept in the cache folder.
+
+Knows keys, the cache folder, its locks and the command that compiles. That command is a process of its own, so that
+what serves has the same memory the first time as later, and never loads the compiler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from radixlm.runtime.artifact import MANIFEST, Artifact, cache_dir
+from radixlm.runtime.artifact.cpu import cpu_features
+from radixlm.runtime.errors import ArtifactError, ArtifactNotFound, CompileError
+
+ALIAS, HUB = "smollm2", "hf:"  # what is downloaded, as `compile/sources` has it
+SUFFIX = ".radixlm"
+_MODEL_FILES = {".json", ".safetensors", ".model", ".jinja", ".bin"}  # of a directory
+_PACKAGE = Path(__file__).resolve().parent.parent
+_COMPILER = ("compile", "tokenizer_fix", "runtime/artifact")
+_KEY_DIGITS = 16
+_RADIXLM = (sys.executable, "-P", "-c", "from radixlm.cli.main import main; main()")
+
+Say = Callable[[str], None]
+
+
+def artifact_of(model: str, options: Mapping[str, str], say: Say | None = None) -> Path:
+    """Where the artifact of `model` is; it is compiled first where the cache folder has none of this source.
+
+    Args:
+        model: an artifact, or what `radixlm compile` takes.
+        options: of `radixlm compile`, by their names; only where `model` is no artifact.
+        say: gets lines that tell progress; without it they, and a bar on a terminal, go to the error stream.
+
+    Raises:
+        ArtifactNotFound: there is nothing at that path.
+        ValueError: options are given for an artifact.
+        CompileError: the cache folder cannot be written; with `say`, what the compiler has said.
+        Exit: the compiler has said what is wrong, and failed with this code.
+    """
+    if is_artifact(model):
+        if options:
+            given = " and ".join(f"--{name} {value}" for name, value in options.items())
+            raise ValueError(f"{model} is compiled already, and {given} is for what is compiled now; leave it out")
+        return Path(model)
+    name, key = _name(model), _key(model, options)
+    path = cache_dir() / "artifacts" / f"{name}-{key}{SUFFIX}"
+    if _is_whole(path):
+        return path
+    tell = say or (lambda text: click.echo(text, err=True))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(
+            path.with_suffix(".lock"), lambda: tell(f"another process compiles {model}; waiting for it")
+        ) as lock:
+            if not _is_whole(path):
+                tell(f"compiling {model}, once; it is kept in {path}")
+                _compile([model, "-o", str(path), "--name", name, *_arguments(options)], lock, say)
+    except OSError as error:
+        raise CompileError(
+            f"{path.parent} cannot be written ({error.strerror or error}); set XDG_CACHE_HOME to another folder, or "
+            f"compile to a place of your own: radixlm compile {model} -o {name}{SUFFIX}"
+        ) from error
+    return path
+
+
+def is_artifact(model: str) -> bool:
+    """Whether `model` is one, or is called like one.
+
+    Raises:
+        ArtifactNotFound: there is nothing at that path.
+    """
+    path = Path(model)
+    if model.endswith(SUFFIX) or (path / MANIFEST).is_file():
+        return True
+    if model == ALIAS or model.startswith(HUB) or path.exists():
+        return False
+    raise ArtifactNotFound(
+        f"{model} does not exist; give an artifact, a .gguf file, a model directory, hf:ORG/NAME, or the alias {ALIAS}"
+    )
+
+
+def _name(model: str) -> str:
+    """
+    >>> _name("hf:Qwen/Qwen2.5-0.5B@main"), _name("models/my model.Q4_K_M.gguf")
+    ('Qwen2.5-0.5B', 'my_model.Q4_K_M')
+    """
+    if model.startswith(HUB):
+        last = model.removeprefix(HUB).partition("@")[0].rpartition("/")[2]
+    else:
+        last = Path(model).resolve().name.removesuffix(".gguf")
+    return re.sub(r"[^A-Za-z0-9._-]", "_", last)[:100] or "model"
+
+
+def _key(model: str, options: Mapping[str, str]) -> str:
+    """A digest of all that decides what is compiled: source, options, compiler and processor.
+
+    Files are known by path, size and time. What is downloaded is known by its name: a model of the hub stays the one
+    that was compiled first, until another revision is named.
+    """
+    source = model if model == ALIAS or model.startswith(HUB) else _files(Path(model))
+    versions = [importlib.metadata.version(name) for name in ("radixlm", "apache-tvm")]
+    decides = [source, sorted(options.items()), versions, _digest_of_compiler(), sorted(cpu_features())]
+    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:_KEY_DIGITS]
+
+
+def _files(path: Path) -> list[tuple[str, int, int]]:
+    """Path, size in bytes and time in nanoseconds of a file, or of the files of a directory that may be a model's."""
+    path = path.resolve()
+    files = sorted(file for file in path.iterdir() if file.suffix in _MODEL_FILES) if path.is_dir() else [path]
+    return [(str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in files if file.is_file()]
+
+
+def _digest_of_compiler() -> str:
+    digest = hashlib.sha256()
+    for file in sorted(file for folder in _COMPILER for file in (_PACKAGE / folder).rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether an artifact is there that can be opened; a damaged one is compiled again."""
+    try:
+        Artifact.open(path)
+    except ArtifactError:
+        return False
+    return True
+
+
+def _arguments(options: Mapping[str, str]) -> Iterator[str]:
+    for name, value in options.items():
+        yield from (f"--{name}", value)
+
+
+@contextmanager
+def _locked(path: Path, when_busy: Callable[[], None]) -> Iterator[int]:
+    """Hold the file `path` as a lock, and remove it afterwards. Yields its descriptor, which holds the lock, too."""
+    while True:
+        lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                when_busy()
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.fstat(lock).st_nlink == 0:  # the process that held it has removed it: others lock a new file
+                continue
+            try:
+                yield lock
+            finally:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            return
+        finally:
+            os.close(lock)
+
+
+def _compile(arguments: list[str], lock: int, say: Say | None) -> None:
+    """Run `radixlm compile`. It keeps `lock` while it runs, and ends with this process, but for a SIGKILL."""
+    debug = click.get_current_context().find_root().params.get("debug")
+    command = [*_RADIXLM, *(["--debug"] if debug else []), "compile", *arguments]
+    # In a process group of its own Ctrl-C reaches it once, from here, and not in the midst of its tidying up.
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=None if say is None else subprocess.PIPE,
+        text=True,
+        pass_fds=(lock,),
+        process_group=0,
+    )
+    said = ""
+    try:
+        for line in process.stderr or ():
+            said = line.rstrip()
+            if say is not None and not said.startswith("Error: "):
+                say(said)
+        code = process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    if code < 0:
+        raise CompileError(f"compiling was killed by signal {-code}; if memory was short, compile on a larger machine")
+    if code and say is not None:
+        raise CompileError(said.removeprefix("Error: "))
+    if code:
+        raise click.exceptions.Exit(code)

@@ -1,0 +1,57 @@
+"""`radixlm models`: which families and formats are read, and what each was verified against."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from .tables import print_rows
+
+if TYPE_CHECKING:
+    from radixlm.compile.evidence import FamilyEvidence
+
+
+@click.command("models")
+@click.option("--json", "as_json", is_flag=True, help="Print the lists as JSON.")
+def command(as_json: bool) -> None:
+    """List the model families and file formats that compile takes, and what each was verified against.
+
+    A golden is a tiny random checkpoint with all features of its family, whose logits transformers has computed; tests
+    compare a compiled model with it. llama.cpp, given the same weights, is the second witness.
+
+    \b
+    radixlm models
+    radixlm models --json | jq '.families[].classes'
+    """
+    import msgspec
+    from radixlm.compile.evidence import FORMATS, families
+
+    found = families()
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode({"families": found, "formats": FORMATS})))
+        return
+    for family in found:
+        click.secho(family.title, bold=True)
+        print_rows(
+            [
+                ("  classes", ", ".join(family.classes)),
+                ("  GGUF", ", ".join(family.gguf) or "-"),
+                ("  verified", _verified(family)),
+            ]
+        )
+        for golden in family.goldens:
+            if golden.needs is not None:
+                click.echo(f"  not compiled yet: {golden.name} needs {golden.needs}")
+    click.secho("Formats", bold=True)
+    for each in FORMATS:
+        print_rows([(f"  {each.title}", f"{each.reads}; against {each.verified}")])
+
+
+def _verified(family: FamilyEvidence) -> str:
+    if not family.goldens:
+        return "by no golden"
+    told = f"transformers ({', '.join(golden.name for golden in family.goldens)})"
+    if family.llama_cpp is not None:
+        told += f", llama.cpp within {family.llama_cpp:.0e}"
+    return told if family.real is None else f"{told}, {family.real}"

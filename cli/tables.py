@@ -1,0 +1,64 @@
+"""Rows and numbers that several tables of the terminal share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from radixlm.runtime.artifact.model_config import ModelConfig
+
+
+def print_rows(rows: Iterable[tuple[str, str]]) -> None:
+    """Names in one column, values in the other."""
+    rows = list(rows)
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        click.echo(f"{name:<{width}}  {value}".rstrip())
+
+
+def layer_rows(model: ModelConfig) -> Iterator[tuple[str, str]]:
+    """What a model's layers are: sizes, heads, and what only some models have."""
+    from radixlm.runtime.artifact.model_config import Experts
+
+    yield "layers", f"{model.num_hidden_layers} of {model.hidden_size}, feed-forward {model.intermediate_size}"
+    shapes = dict.fromkeys((each.num_heads, each.head_dim, each.num_kv_heads) for each in model.attentions)
+    yield "heads", "; ".join(f"{heads} of {size}, {kv_heads} for keys and values" for heads, size, kv_heads in shapes)
+    windows = Counter(each.window for each in model.attentions if each.window is not None)
+    if windows:
+        yield "windows", "; ".join(f"{count} layers see {window:,} tokens" for window, count in windows.items())
+    ffns = [layer.ffn for layer in model.layers if isinstance(layer.ffn, Experts)]
+    experts = Counter((each.num_experts, each.num_active) for each in ffns)
+    if experts:
+        yield (
+            "experts",
+            "; ".join(f"{n} of {of} a token, in {count} layers" for (of, n), count in experts.items()),
+        )
+    shared = sum(each.shared_kv is not None for each in model.attentions)
+    if shared:
+        yield "shared", f"{shared} layers read the keys and values of others"
+    yield "vocabulary", f"{model.vocab_size:,}"
+
+
+def size(num_bytes: int) -> str:
+    """
+    >>> size(98_362_432), size(512)
+    ('98.4 MB', '512 B')
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:,.1f} {unit}"
+    return f"{num_bytes} B"
+
+
+def token_bytes(of_artifact: int, of_source: int | None) -> str:
+    """How much of the weights a decoded token reads.
+
+    >>> token_bytes(393_000_000, 392_000_000)
+    "393.0 MB of the artifact, 1.00 times the file's 392.0 MB"
+    """
+    read = f"{size(of_artifact)} of the artifact"
+    return f"{read}, {of_artifact / of_source:.2f} times the file's {size(of_source)}" if of_source else read

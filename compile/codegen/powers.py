@@ -1,0 +1,29 @@
+"""Powers of two, which weights in attention are: cheaper than those of e, and exact where nothing is to be scaled."""
+
+from __future__ import annotations
+
+from tvm.script.ir_builder import tirx as T
+
+from .builder import bound, registers
+from .vector import LANES, Expr, const, fma, lanes, splat
+
+_ROUNDING = 1.5 * 2**23  # a float32 plus this is an integer plus this, which the low bits of its encoding hold
+# 2**r - 1 over r for |r| <= 1/2, largest relative error of 2**r 9e-8 (a least squares fit, reweighted until flat)
+_POWERS = (0.6931470036506653, 0.24022242426872253, 0.05550733581185341, 0.009671512991189957, 0.001326472731307149)
+
+
+def exp2(x: Expr, has_fma: bool) -> Expr:
+    """2 to the power of each of 16 lanes, none of them above 0, to 2e-7 relative.
+
+    0 gives exactly 1, NaN gives NaN, and what is below -126 counts as -126.
+    """
+    x = bound(T.Select(x < const(-126.0), const(-126.0), x))  # T.max would take -126 for NaN: a NaN would not show
+    memory = registers(LANES, "float32")  # because TVM takes x + c - c for x, if it sees both at once
+    memory[lanes(0)] = x + const(_ROUNDING)
+    rounded = memory[lanes(0)]
+    r = x - (rounded - const(_ROUNDING))
+    p = const(_POWERS[-1])
+    for c in (*_POWERS[-2::-1], 1.0):
+        p = fma(p, r, const(c), has_fma)
+    exponent = T.shift_left(T.reinterpret("int32x16", rounded), splat(T.int32(23)))
+    return T.reinterpret("float32x16", T.reinterpret("int32x16", p) + exponent)

@@ -1,0 +1,161 @@
+"""What a model family says: its names, where its numbers are, and which layers it is made of.
+
+All that a family does not say is Llama's. Knows names and numbers, neither file formats nor kernels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from fnmatch import fnmatch
+from typing import Any, ClassVar, Literal
+
+from radixlm.runtime.artifact.model_config import LayerConfig, ModelConfig
+
+from ..layers.decoder import Decoder
+from ..layers.feed_forward import DenseFeedForward, ExpertsFeedForward
+from ..layers.part_names import PartNames
+from ..ops.layers import ExpertLinear, Linear, Norm, bias_of
+from ..weights.view import Pairs, View
+from .settings import Settings
+
+Format = Literal["huggingface", "gguf"]
+Views = tuple[View, ...]
+
+# Beginnings of names in checkpoints that hold more than a language model, and what they are here.
+PREFIXES: Mapping[str, str] = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+_LAYER = re.compile(r"(?:model\.layers|blk)\.(\d+)\.")
+
+
+class Family:
+    """One family; a subclass sets what differs and defines `config`.
+
+    Attributes:
+        title: what people call these models.
+        huggingface: names of its classes (`architectures` of config.json), with their `model_type`.
+        gguf: llama.cpp's names of its architectures.
+        defaults: what the class takes for keys that config.json lacks, where Llama takes something else.
+        names, gguf_names: what parts are called that are not called as in `part_names.py`, by role.
+        ignored: patterns (`fnmatch`) of a checkpoint's tensors that the language model does not need.
+        has_extra_layers: files may have layers behind the last, which guess further tokens; they are left out.
+        transposed: patterns of a checkpoint's stacks whose rows are inputs; their names get `.weight`.
+        flat: patterns of a checkpoint's matrices that are read as one vector.
+        neighbouring_pairs: formats in which rows of queries and keys are stored so that neighbours rotate.
+        gains_minus_one: formats that store the gains of norms, but not of `plain_gains`, less one.
+    """
+
+    title: ClassVar[str]
+    huggingface: ClassVar[Mapping[str, str]]
+    gguf: ClassVar[tuple[str, ...]] = ()
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    names: ClassVar[Mapping[str, str]] = {}
+    gguf_names: ClassVar[Mapping[str, str]] = {}
+    ignored: ClassVar[tuple[str, ...]] = ()
+    has_extra_layers: ClassVar[bool] = False
+    transposed: ClassVar[tuple[str, ...]] = ()
+    flat: ClassVar[tuple[str, ...]] = ()
+    neighbouring_pairs: ClassVar[tuple[Format, ...]] = ()
+    gains_minus_one: ClassVar[tuple[Format, ...]] = ()
+    plain_gains: ClassVar[tuple[str, ...]] = ()
+
+    def layer(self, c: Settings, index: int) -> LayerConfig:
+        """Layer `index`, by the settings of a source."""
+        return LayerConfig(mixer=c.attention(), ffn=c.dense())
+
+    def config(self, c: Settings) -> ModelConfig:
+        """The model, by the settings of a source; their keys are config.json's, whatever the source."""
+        return c.model(lambda index: self.layer(c, index))
+
+    def decoder(self, config: ModelConfig) -> Decoder:
+        """The model's parts, and how they are joined."""
+        return Decoder(config, PartNames(self.names, self.gguf_names))
+
+    def views(self, decoder: Decoder, format_: Format) -> dict[str, Views]:
+        """Where each tensor of the model is stored, by its name; `fused` and the class's attributes say how."""
+        views = {name: self._plain_view(decoder, name, format_) for part in decoder.parts() for name in part.tensors}
+        if format_ == "huggingface":
+            views |= _one_by_one(decoder)
+        views |= self.fused(decoder, format_)
+        if format_ in self.neighbouring_pairs:
+            for name, pairs in _rotated(decoder):
+                if name in views:
+                    views[name] = tuple(replace(view, pairs=pairs) for view in views[name])
+        if format_ in self.gains_minus_one:
+            for name in _gains(decoder):
+                if not name.endswith(self.plain_gains or ("\n",)):
+                    views[name] = tuple(replace(view, plus=1.0) for view in views[name])
+        return views
+
+    def ignores(self, name: str, config: ModelConfig) -> bool:
+        """Whether the language model does not need a stored tensor."""
+        layer = _LAYER.match(name)
+        is_extra = self.has_extra_layers and layer is not None and int(layer[1]) >= config.num_hidden_layers
+        return is_extra or any(fnmatch(name, pattern) for pattern in self.ignored)
+
+    def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
+        """Views of tensors that are parts of larger ones, by the model's names."""
+        return {}
+
+    def _plain_view(self, decoder: Decoder, name: str, format_: Format) -> Views:
+        return (View(decoder.names.gguf_of[name] if format_ == "gguf" else name),)
+
+
+def parts_of(stored: str, linears: Iterable[Linear]) -> Iterator[tuple[str, Views]]:
+    """Views of matrices and biases that lie one behind the other in the tensor `stored` and the bias beside it."""
+    start = 0
+    for linear in linears:
+        stop = start + linear.num_outputs
+        yield linear.name, (View(stored, start, stop),)
+        yield linear.bias_name, (View(bias_of(stored), start, stop),)
+        start = stop
+
+
+def gates_beside_up(decoder: Decoder) -> Iterator[tuple[str, Views]]:
+    """Views of what llama.cpp's converter leaves fused: `ffn_up` has the rows of gates, and then those of `up`."""
+    for index, layer in enumerate(decoder.layers):
+        assert isinstance(layer.mlp, DenseFeedForward)
+        yield from parts_of(f"blk.{index}.ffn_up.weight", layer.mlp.inputs)
+
+
+def experts_gates_beside_up(gate_up: str, down: str, mlp: object) -> Mapping[str, Views]:
+    """Views of experts that are stored as two stacks, one of which has each expert's rows of gates, then of `up`."""
+    assert isinstance(mlp, ExpertsFeedForward) and mlp.spec.gate is not None
+    num_experts, size = mlp.spec.up.num_experts, mlp.spec.up.num_outputs
+    starts = range(0, 2 * size * num_experts, 2 * size)
+    return {
+        mlp.spec.gate.name: tuple(View(gate_up, start, start + size) for start in starts),
+        mlp.spec.up.name: tuple(View(gate_up, start + size, start + 2 * size) for start in starts),
+        mlp.spec.down.name: (View(down),),
+    }
+
+
+def _one_by_one(decoder: Decoder) -> Iterator[tuple[str, Views]]:
+    """Experts whose matrices are stored one by one, `experts.3.up_proj.weight`."""
+    for part in decoder.parts():
+        if isinstance(part, ExpertLinear):
+            for name in part.tensors:
+                before, after = name.split(".experts.")
+                yield name, tuple(View(f"{before}.experts.{i}.{after}") for i in range(part.num_experts))
+
+
+def _rotated(decoder: Decoder) -> Iterator[tuple[str, Pairs]]:
+    """What makes queries and keys: matrices, biases and gains, with the order of a head's rows."""
+    for layer in decoder.layers:
+        attention = layer.self_attn.attention
+        rotary_dim = attention.head_dim if attention.rope is None else attention.rope.rotary_dim
+        pairs = Pairs(attention.head_dim, rotary_dim)
+        for linear in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+            if linear is not None:
+                yield from ((name, pairs) for name in (linear.name, bias_of(linear.name)))
+        for norm in (layer.self_attn.spec.q_norm, layer.self_attn.spec.k_norm):
+            if norm is not None:
+                yield norm.name, pairs
+
+
+def _gains(decoder: Decoder) -> Iterator[str]:
+    yield from (part.name for part in decoder.parts() if isinstance(part, Norm) and part.has_gain)

@@ -1,0 +1,93 @@
+"""Gemma 2 and 3 (Google, 2024 and 2025): norms around each branch, windows, and gains that are stored less one."""
+
+from __future__ import annotations
+
+from radixlm.runtime.artifact.model_config import LayerConfig, ModelConfig, QKNorm, Rope
+
+from .family import Family
+from .settings import Settings
+
+_SIZES = {  # of the classes, for a config.json that leaves them out, as those of models that see do
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+
+
+class Gemma2(Family):
+    """Every other layer slides; scores and logits are soft-capped."""
+
+    title = "Gemma 2"
+    huggingface = {"Gemma2ForCausalLM": "gemma2"}
+    gguf = ("gemma2",)
+    defaults = {
+        **_SIZES,
+        "vocab_size": 256000,
+        "max_position_embeddings": 8192,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    }
+    names = {"ffn_norm": "pre_feedforward_layernorm.weight"}
+    gains_minus_one = ("huggingface",)
+    full_every, layers_of_27b = 2, 46
+
+    def layer(self, c: Settings, index: int) -> LayerConfig:
+        """Sandwiched by norms."""
+        c.refuse("attention_bias", "use_bidirectional_attention")
+        slides = c.slides(index, full_every=self.full_every)
+        attention = c.attention(
+            rope=self.rope(c, slides=slides),
+            window=c("sliding_window") if slides else None,
+            scale=self._scaled_by(c) ** -0.5,
+            soft_cap=c("attn_logit_softcapping"),
+            qk_norm=self.qk_norm,
+        )
+        return LayerConfig(mixer=attention, ffn=c.dense(function=c.function("gelu_pytorch_tanh")), norms="sandwich")
+
+    qk_norm: QKNorm | None = None
+
+    def rope(self, c: Settings, *, slides: bool) -> Rope:
+        """The same in all layers."""
+        return c.rope()
+
+    def config(self, c: Settings) -> ModelConfig:
+        """Embeddings are multiplied with the root of their width."""
+        return c.model(
+            lambda index: self.layer(c, index),
+            embedding_factor=c.number("hidden_size") ** 0.5,
+            logits_soft_cap=c("final_logit_softcapping"),
+        )
+
+    def _scaled_by(self, c: Settings) -> float:
+        """What scores are divided by the root of; GGUF has no key for it, and only that of 27B is no head's size."""
+        if c.format == "huggingface":
+            return float(c.number("query_pre_attn_scalar"))
+        is_27b = c.num_layers == self.layers_of_27b
+        return float(c.number("hidden_size") / c.number("num_attention_heads")) if is_27b else float(c.head_dim)
+
+
+class Gemma3(Gemma2):
+    """Five layers of six slide, with rotary positions of their own; heads are normalized instead of soft-capped."""
+
+    title = "Gemma 3"
+    huggingface = {"Gemma3ForCausalLM": "gemma3_text", "Gemma3ForConditionalGeneration": "gemma3"}
+    gguf = ("gemma3",)
+    defaults = {**_SIZES, "vocab_size": 262208, "max_position_embeddings": 131072, "rope_theta": 1e6}
+    ignored = tuple(
+        f"{before}{part}.*" for before in ("", "model.") for part in ("vision_tower", "multi_modal_projector")
+    )
+    full_every, layers_of_27b = 6, 62
+    qk_norm = QKNorm()
+
+    def rope(self, c: Settings, *, slides: bool) -> Rope:
+        """Those of windows turn faster, and are never stretched."""
+        if not slides:
+            return c.rope()
+        theta = c.rope_parameters("sliding_attention").get("rope_theta", c.number("rope_local_base_freq", 1e4))
+        return c.rope("sliding_attention", theta=theta)

@@ -1,0 +1,63 @@
+"""OLMo 2, 3 and OLMoE (Ai2, 2024 and 2025): norms behind the branches, and of all heads' queries and keys together."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from radixlm.runtime.artifact.model_config import LayerConfig, QKNorm, Router
+
+from .family import Family
+from .settings import Settings
+
+
+class Olmo2(Family):
+    """llama.cpp's converter calls OLMo 3 so, too: a file with a window is one."""
+
+    title = "OLMo 2"
+    huggingface = {"Olmo2ForCausalLM": "olmo2"}
+    gguf: ClassVar[tuple[str, ...]] = ("olmo2",)
+    defaults = {"rms_norm_eps": 1e-5}
+
+    def layer(self, c: Settings, index: int) -> LayerConfig:
+        """Where layers slide, only those that do not have stretched rotary positions."""
+        c.refuse("attention_bias")
+        window = c("sliding_window") if self.can_slide(c) and c.slides(index, full_every=4) else None
+        attention = c.attention(
+            qk_norm=QKNorm(over="width"),
+            window=window,
+            rope=c.rope("full_attention" if window is None else "sliding_attention"),
+        )
+        return LayerConfig(mixer=attention, ffn=c.dense(), norms="post")
+
+    def can_slide(self, c: Settings) -> bool:
+        """Whether some layers see a window only."""
+        return c.format == "gguf" and c("sliding_window") is not None
+
+
+class Olmo3(Olmo2):
+    """Three layers of four slide."""
+
+    title = "OLMo 3"
+    huggingface = {"Olmo3ForCausalLM": "olmo3"}
+    gguf = ()
+    defaults = {**Olmo2.defaults, "rope_theta": 500000.0, "sliding_window": 4096}
+
+    def can_slide(self, c: Settings) -> bool:
+        """They all do."""
+        return True
+
+
+class Olmoe(Family):
+    """With experts; its norms stand before the branches."""
+
+    title = "OLMoE"
+    huggingface = {"OlmoeForCausalLM": "olmoe"}
+    gguf = ("olmoe",)
+    defaults = {"rms_norm_eps": 1e-5}
+
+    def layer(self, c: Settings, index: int) -> LayerConfig:
+        """Weights of experts are those of all, and do not add up to one."""
+        c.refuse("attention_bias", "clip_qkv")
+        router = Router(renormalise=c("norm_topk_prob", False))
+        experts = c.experts(intermediate_size=c.number("intermediate_size"), router=router)
+        return LayerConfig(mixer=c.attention(qk_norm=QKNorm(over="width")), ffn=experts)

@@ -1,0 +1,34 @@
+"""Phi-3, Phi-3.5 and Phi-4 (Microsoft, 2024): Llama's shape, fused matrices, and two tables of rotary positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from radixlm.runtime.artifact.model_config import LayerConfig
+
+from ..layers.decoder import Decoder
+from .family import Family, Format, Views, gates_beside_up, parts_of
+from .settings import Settings
+
+
+class Phi3(Family):
+    """Long contexts have factors of their own; small models rotate a part of each head."""
+
+    title = "Phi-3, 3.5 and 4"
+    huggingface = {"Phi3ForCausalLM": "phi3"}
+    gguf = ("phi3",)
+    defaults = {"rms_norm_eps": 1e-5}
+
+    def layer(self, c: Settings, index: int) -> LayerConfig:
+        """All layers have the same window, if any."""
+        c.refuse("attention_bias")
+        return LayerConfig(mixer=c.attention(window=c("sliding_window")), ffn=c.dense())
+
+    def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
+        """Sources separate what checkpoints fuse; llama.cpp's converter leaves it together."""
+        if format_ == "huggingface":
+            return {}
+        found = dict(gates_beside_up(decoder))
+        for index, layer in enumerate(decoder.layers):
+            found |= dict(parts_of(f"blk.{index}.attn_qkv.weight", layer.self_attn.inputs))
+        return found

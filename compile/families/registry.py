@@ -1,0 +1,89 @@
+"""The model families that can be read. A new one is a file here and a line in `FAMILIES`."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from radixlm.runtime.artifact.model_config import ModelConfig
+from radixlm.runtime.errors import UnsupportedArchitecture
+
+from ..layers.decoder import Decoder
+from .cohere2 import Cohere2
+from .ernie import Ernie, ErnieMoE
+from .exaone4 import Exaone4
+from .family import Family
+from .gemma import Gemma2, Gemma3
+from .glm4 import Glm4, Glm4MoE
+from .gpt_oss import GptOss
+from .granite import Granite, GraniteMoE
+from .hunyuan import HunyuanDense, HunyuanMoE
+from .llama import Llama
+from .mistral import MiniMaxM2, Mistral3, Mixtral
+from .muse_glimmer import MuseGlimmer
+from .olmo import Olmo2, Olmo3, Olmoe
+from .phi3 import Phi3
+from .qwen2 import Qwen2, SeedOss
+from .qwen3 import Qwen3, Qwen3MoE
+from .smollm3 import SmolLM3
+from .stablelm import StableLM
+
+# By `ModelConfig.architecture`.
+FAMILIES: dict[str, Family] = {
+    "llama": Llama(),
+    "qwen2": Qwen2(),
+    "qwen3": Qwen3(),
+    "gemma2": Gemma2(),
+    "gemma3": Gemma3(),
+    "phi3": Phi3(),
+    "granite": Granite(),
+    "smollm3": SmolLM3(),
+    "olmo2": Olmo2(),
+    "olmo3": Olmo3(),
+    "glm4": Glm4(),
+    "ministral3": Mistral3(),
+    "exaone4": Exaone4(),
+    "hunyuan_v1_dense": HunyuanDense(),
+    "seed_oss": SeedOss(),
+    "ernie4_5": Ernie(),
+    "stablelm": StableLM(),
+    "cohere2": Cohere2(),
+    "muse_glimmer": MuseGlimmer(),
+    "qwen3_moe": Qwen3MoE(),
+    "gpt_oss": GptOss(),
+    "mixtral": Mixtral(),
+    "olmoe": Olmoe(),
+    "granitemoe": GraniteMoE(),
+    "glm4_moe": Glm4MoE(),
+    "ernie4_5_moe": ErnieMoE(),
+    "hunyuan_v1_moe": HunyuanMoE(),
+    "minimax_m2": MiniMaxM2(),
+}
+
+_NEAR = 0.65  # of letters in common
+
+
+def unsupported(label: str, name: object) -> UnsupportedArchitecture:
+    """The error for an architecture that no family has: it names the nearest, by class, type and llama.cpp's name."""
+    titles = {
+        _stem(known): family.title
+        for family in FAMILIES.values()
+        for known in (*family.huggingface, *family.huggingface.values(), *family.gguf)
+    }
+    near = dict.fromkeys(titles[known] for known in get_close_matches(_stem(str(name)), titles, n=3, cutoff=_NEAR))
+    listed = "radixlm models lists those that are"
+    hint = f"the nearest is {' or '.join(near)}, and {listed}" if near else listed
+    return UnsupportedArchitecture(f"{label}: architecture {name!r} is not supported; {hint}")
+
+
+def _stem(name: str) -> str:
+    return name.lower().removesuffix("forcausallm").removesuffix("forconditionalgeneration")
+
+
+def decoder_of(config: ModelConfig) -> Decoder:
+    """The parts of a model, and how they are joined."""
+    return FAMILIES[config.architecture].decoder(config)
+
+
+def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of all weights of a model; matrices are `[out, in]`, stacks `[experts, out, in]`."""
+    return {name: shape for part in decoder_of(config).parts() for name, shape in part.tensors.items()}

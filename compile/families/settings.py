@@ -1,0 +1,257 @@
+"""The settings of a source under Hugging Face's keys, and the configurations that follow from them.
+
+A family reads both config.json and GGUF's metadata by it. Knows keys and defaults, not files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+from radixlm.runtime.artifact.model_config import (
+    Attention,
+    Dense,
+    Experts,
+    Function,
+    LayerConfig,
+    ModelConfig,
+    Rope,
+    RopeScaling,
+)
+from radixlm.runtime.errors import CorruptSource, UnsupportedArchitecture
+
+from .rope_scaling import rope_scaling
+
+LayerType = Literal["full_attention", "sliding_attention"]  # as transformers calls them
+
+_ROPE_THETA = 10000.0  # what all classes take where the configuration has none
+_FUNCTIONS: Mapping[str, Function] = {
+    "silu": "silu_mul",
+    "swish": "silu_mul",
+    "gelu": "gelu_mul",
+    "gelu_pytorch_tanh": "gelu_tanh_mul",
+    "relu2": "relu2_mul",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a source says of its model.
+
+    Attributes:
+        label: the source, in messages.
+        format: whose names tensors have.
+        architecture: the family's key in the registry; `class_name`: what the source calls it.
+        values: by Hugging Face's keys; a value of a key that a GGUF file has per layer is a list.
+        stored: names of all tensors, as the source has them.
+        rope_factors: divisors of frequencies that are stored as a tensor.
+    """
+
+    label: str
+    format: Literal["huggingface", "gguf"]
+    architecture: str
+    class_name: str
+    values: Mapping[str, Any]
+    stored: frozenset[str] = frozenset()
+    rope_factors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def __call__(self, key: str, default: Any = None) -> Any:
+        """The value of a key, or the default where it is missing or null."""
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def number(self, key: str, default: float | None = None) -> Any:
+        """The same, which must be a number.
+
+        Raises:
+            CorruptSource: it is none, or missing without a default.
+        """
+        value = self(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CorruptSource(
+                f"{self.label}: {key} is {value!r}, must be a number; the configuration cannot be right"
+            )
+        return value
+
+    def of_layer(self, key: str, index: int, default: Any = None) -> Any:
+        """The value of a key that may have one for each layer."""
+        value = self(key, default)
+        return value[index] if isinstance(value, list) and index < len(value) else value
+
+    def slides(self, index: int, *, full_every: int) -> bool:
+        """Whether a layer sees a window only: as declared, else all layers but each `full_every`th."""
+        if self("layer_types"):
+            return bool(self.of_layer("layer_types", index) == "sliding_attention")
+        pattern = self("sliding_window_pattern", full_every)
+        if isinstance(pattern, str):  # such as LLLG, for local and global
+            return pattern[index % len(pattern)] == "L"
+        if isinstance(pattern, bool | list):
+            return bool(self.of_layer("sliding_window_pattern", index))
+        return bool((index + 1) % pattern)
+
+    def refuse(self, *keys: str) -> None:
+        """Raise UnsupportedArchitecture if one of these settings is on."""
+        for key in keys:
+            if self(key):
+                raise UnsupportedArchitecture(f"{self.label}: {key} is not supported for {self.architecture}")
+
+    def has_bias(self, gguf_part: str, *, otherwise: bool) -> bool:
+        """Whether a part has a bias: in a GGUF file as stored in layer 0, of other sources `otherwise`."""
+        return f"blk.0.{gguf_part}.bias" in self.stored if self.format == "gguf" else otherwise
+
+    @property
+    def num_layers(self) -> int:
+        """`num_hidden_layers`; llama.cpp counts those that guess further tokens, too."""
+        extra = self("nextn_predict_layers", 0) if self.format == "gguf" else 0
+        return int(self.number("num_hidden_layers")) - int(extra)
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a head: as declared, or the model's width shared by the heads."""
+        declared = self("head_dim")
+        if declared is not None:
+            return int(self.number("head_dim"))
+        hidden_size, num_heads = self.number("hidden_size"), self.number("num_attention_heads")
+        if num_heads < 1:
+            raise CorruptSource(f"{self.label}: {hidden_size} values cannot be shared by {num_heads} heads")
+        return int(hidden_size // num_heads)
+
+    def function(self, default: str = "silu") -> Function:
+        """The gated function that `hidden_act` names."""
+        name = self("hidden_activation", self("hidden_act", default))
+        if name not in _FUNCTIONS:
+            known = ", ".join(_FUNCTIONS)
+            raise UnsupportedArchitecture(f"{self.label}: hidden_act {name!r} is not supported, only {known}")
+        return _FUNCTIONS[name]
+
+    def rope(
+        self,
+        of: LayerType = "full_attention",
+        *,
+        theta: float | None = None,
+        rotary_dim: int | None = None,
+        **changes: Any,
+    ) -> Rope:
+        """Rotary positions as the source declares them; arguments replace parts, `scaling=None` takes it away.
+
+        Args:
+            of: the layers that they are of, where these differ.
+        """
+        declared = self.rope_parameters(of)
+        if theta is None:
+            theta = declared.get("rope_theta") or self.number("rope_theta", _ROPE_THETA)
+        if rotary_dim is None:
+            share = declared.get("partial_rotary_factor") or self("partial_rotary_factor", 1.0)
+            rotary_dim = int(self("rotary_dim") or self.head_dim * share)
+        scaling = changes["scaling"] if "scaling" in changes else self.rope_scaling(rotary_dim, of)
+        return Rope(theta=theta, rotary_dim=rotary_dim, scaling=scaling)
+
+    def rope_parameters(self, of: LayerType = "full_attention") -> Mapping[str, Any]:
+        """`rope_parameters` of newer files holds all; `rope_scaling` of older ones lies beside `rope_theta`.
+
+        Where layers differ, newer files have one for each type; what is not by type is of full attention.
+        """
+        rope = self("rope_parameters") or self("rope_scaling") or {}
+        if not isinstance(rope, Mapping):
+            rope = {"rope_type": rope}
+        if "full_attention" in rope or "sliding_attention" in rope:
+            rope = rope.get(of) or {}
+        elif of == "sliding_attention":
+            rope = {}
+        return rope
+
+    def rope_scaling(self, rotary_dim: int | None = None, of: LayerType = "full_attention") -> RopeScaling | None:
+        """How frequencies are stretched. Raises UnsupportedArchitecture for a kind that is not known."""
+        return rope_scaling(
+            self.label,
+            self.rope_parameters(of),
+            self.rope_factors,
+            rotary_dim=self.head_dim if rotary_dim is None else rotary_dim,
+            max_position_embeddings=self("max_position_embeddings", 0),
+            original=self("original_max_position_embeddings"),
+        )
+
+    def attention(self, **changes: Any) -> Attention:
+        """Llama's attention of these sizes; keyword arguments replace its fields."""
+        num_heads, head_dim = self.number("num_attention_heads"), changes.get("head_dim", self.head_dim)
+        fields = {
+            "num_heads": num_heads,
+            "num_kv_heads": self.number("num_key_value_heads", num_heads),
+            "head_dim": head_dim,
+            "scale": head_dim**-0.5 if head_dim > 0 else 1.0,
+            "bias": self.has_bias("attn_q", otherwise=False),
+        }
+        if "rope" not in changes:
+            fields["rope"] = self.rope()
+        return Attention(**(fields | changes))
+
+    def dense(self, **changes: Any) -> Dense:
+        """Llama's feed-forward layer of these sizes; keyword arguments replace its fields."""
+        fields: dict[str, Any] = {}
+        if "intermediate_size" not in changes:
+            fields["intermediate_size"] = self.number("intermediate_size")
+        if "function" not in changes:
+            fields["function"] = self.function()
+        return Dense(**(fields | changes))
+
+    def experts(self, **changes: Any) -> Experts:
+        """Mixtral's experts of these sizes; keyword arguments replace its fields."""
+        counts = (self(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
+        fields = {
+            "num_experts": next((count for count in counts if count is not None), None),
+            "num_active": self("num_experts_per_tok"),
+            "intermediate_size": self("moe_intermediate_size", self("intermediate_size")),
+        }
+        if "function" not in changes:
+            fields["function"] = self.function()
+        fields |= changes
+        if any(fields[key] is None for key in fields):
+            missing = next(key for key in fields if fields[key] is None)
+            raise CorruptSource(f"{self.label}: {missing} of experts is not given; the configuration cannot be right")
+        if fields["num_active"] > fields["num_experts"]:
+            raise CorruptSource(
+                f"{self.label}: a token cannot have {fields['num_active']} of {fields['num_experts']} experts"
+            )
+        return Experts(**fields)
+
+    def model(self, layer: Callable[[int], LayerConfig], **changes: Any) -> ModelConfig:
+        """The model of `layer(0)`, `layer(1)`, ...; keyword arguments replace its fields. Every number is checked.
+
+        Raises:
+            CorruptSource: a number is out of its range, or heads do not divide.
+        """
+        num_layers = self.num_layers
+        if not 1 <= num_layers <= 1024:
+            raise CorruptSource(f"{self.label}: num_hidden_layers is {num_layers}, must be 1 to 1024")
+        fields = {
+            "architecture": self.architecture,
+            "vocab_size": self("vocab_size"),
+            "hidden_size": self("hidden_size"),
+            "layers": tuple(layer(index) for index in range(num_layers)),
+            "norm_eps": self("rms_norm_eps", self("layer_norm_eps", self("norm_eps", 1e-6))),
+            "max_position_embeddings": self("max_position_embeddings"),
+            "tie_word_embeddings": self("tie_word_embeddings", False),
+        }
+        try:
+            config = msgspec.convert(msgspec.to_builtins(fields | changes), ModelConfig)
+        except msgspec.ValidationError as error:
+            message = f"{self.label}: {error}; the source's configuration cannot be right"
+            raise CorruptSource(message) from error
+        for attention in dict.fromkeys(config.attentions):
+            _check_heads(self.label, attention)
+        return config
+
+
+def _check_heads(label: str, attention: Attention) -> None:
+    if attention.num_heads % attention.num_kv_heads:
+        raise CorruptSource(
+            f"{label}: {attention.num_heads} attention heads cannot share {attention.num_kv_heads} key-value heads"
+        )
+    if attention.rope is not None and attention.rope.rotary_dim % 2:
+        raise CorruptSource(f"{label}: a head of {attention.rope.rotary_dim} values cannot be rotated in pairs")
+    if attention.rope is not None and attention.rope.rotary_dim > attention.head_dim:
+        raise CorruptSource(
+            f"{label}: {attention.rope.rotary_dim} values of a head of {attention.head_dim} cannot be rotated"
+        )

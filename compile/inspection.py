@@ -1,0 +1,127 @@
+"""What a model source is, whether it can be compiled, and what its artifact will take; nothing is built or written.
+
+Knows configurations, tensors and sizes. Of a model of the hub only the configuration and the index are fetched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from radixlm.runtime.artifact.manifest import KVDType
+from radixlm.runtime.artifact.model_config import ModelConfig
+from radixlm.runtime.errors import InvalidParameter, SourceError, SourceNotFound
+
+from .compiler import kv_layout
+from .context_length import context_length, resolved
+from .families.registry import FAMILIES, weight_shapes
+from .ops.implemented import check_implemented
+from .sources import Source, default_model, hub, open_source
+from .sources.huggingface_config import huggingface_settings
+from .sources.model_files import CONFIG, INDEX, read_json
+from .stored_weights import Quantize, StoredWeights
+from .token_bytes import artifact_bytes, artifact_token_bytes, source_token_bytes
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What is known of a source; None stands for what only its weights can tell.
+
+    Attributes:
+        refusal: why it cannot be compiled; None if nothing is known against it.
+        file_bytes: all files of weights. artifact_bytes: the artifact's weights, which is also their memory.
+        file_token_bytes, artifact_token_bytes: what is read of them for each decoded token.
+        kv_bytes: of 1,000 tokens' keys and values.
+        context_length: tokens that it is compiled for unless told otherwise.
+    """
+
+    source: str
+    format: str
+    family: str
+    model: ModelConfig
+    refusal: str | None
+    num_parameters: int
+    context_length: int | None
+    kv_bytes: int
+    file_bytes: int | None = None
+    artifact_bytes: int | None = None
+    file_token_bytes: int | None = None
+    artifact_token_bytes: int | None = None
+    tokenizer: str | None = None
+
+
+def inspect_source(source: str | Path, *, quantize: Quantize = "keep", kv_dtype: KVDType = "f16") -> Inspection:
+    """Inspect what `open_source` takes.
+
+    Raises:
+        SourceError: the source cannot be read, is of no known family, or has a tensor that cannot be.
+    """
+    if isinstance(source, str) and source.startswith(hub.PREFIX):
+        return _of_hub(source, kv_dtype)
+    if source == default_model.ALIAS and default_model.cached_model() is None:
+        raise SourceNotFound(f"{source} is not downloaded yet: radixlm generate {source} Hello does so (98 MB)")
+    with open_source(source) as opened:
+        return _of_source(str(source), opened, quantize, kv_dtype)
+
+
+def _of_hub(reference: str, kv_dtype: KVDType) -> Inspection:
+    directory = hub.download(reference, files=(CONFIG, INDEX))
+    settings = huggingface_settings(reference, read_json(directory / CONFIG))
+    config = FAMILIES[settings.architecture].config(settings)
+    metadata = read_json(directory / INDEX, optional=True).get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
+    return _described(reference, "huggingface", config, kv_dtype, file_bytes=total if isinstance(total, int) else None)
+
+
+def _of_source(label: str, source: Source, quantize: Quantize, kv_dtype: KVDType) -> Inspection:
+    config = source.config
+    weights = StoredWeights(source, quantize)
+    return _described(
+        label,
+        source.info.format,
+        config,
+        kv_dtype,
+        file_bytes=_file_bytes(label),
+        artifact_bytes=artifact_bytes(weights),
+        file_token_bytes=source_token_bytes(source),
+        artifact_token_bytes=artifact_token_bytes(weights),
+        tokenizer=_tokenizer(source.tokenizer_json),
+    )
+
+
+def _described(label: str, format_: str, config: ModelConfig, kv_dtype: KVDType, **sizes: Any) -> Inspection:
+    refusal, length = None, None
+    try:
+        length = context_length(config, None)
+        check_implemented(label, resolved(config, length))
+    except (SourceError, InvalidParameter) as error:
+        refusal = str(error)
+    layout = kv_layout(config, kv_dtype)
+    return Inspection(
+        source=label,
+        format=format_,
+        family=FAMILIES[config.architecture].title,
+        model=config,
+        refusal=refusal,
+        num_parameters=sum(map(prod, weight_shapes(config).values())),
+        context_length=length,
+        kv_bytes=layout.page_bytes * 1000 // layout.page_size,
+        **sizes,
+    )
+
+
+def _file_bytes(source: str) -> int:
+    """Bytes of a file, or of the files of weights in a directory."""
+    path = default_model.cached_model() if source == default_model.ALIAS else Path(source)
+    assert path is not None
+    files = [path] if path.is_file() else [file for file in path.iterdir() if file.suffix in (".safetensors", ".bin")]
+    return sum(file.stat().st_size for file in files)
+
+
+def _tokenizer(tokenizer_json: str) -> str:
+    model = json.loads(tokenizer_json)["model"]
+    return f"{model.get('type', 'BPE')} of {len(model['vocab']):,} tokens"

@@ -1,0 +1,122 @@
+"""A few rows whose sums fit the registers, and which tokens of a span each sees. Knows neither keys nor values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from tvm.script.ir_builder import tirx as T
+
+from ..codegen.builder import bound, serial, when
+from ..codegen.vector import LANES, Expr, splat
+from .attention_rows import QueryRows
+from .attention_units import MAX_TILE, AttentionUnit
+
+
+@dataclass(frozen=True)
+class MicroTile:
+    """Rows `[first, first + heads * len(seen))`: `heads` query heads of each of a few tokens.
+
+    Token j sees the span's tokens `[hidden[j], seen[j])`, both 0 to SPAN; without `hidden`, from the first on. `index`
+    counts the micro-tiles.
+    """
+
+    index: Expr
+    first: Expr
+    heads: int
+    seen: Sequence[Expr]
+    hidden: Sequence[Expr] = ()
+
+    @property
+    def num_rows(self) -> int:
+        return self.heads * len(self.seen)
+
+    @property
+    def first_page(self) -> Expr:
+        """The first of the span's pages that any row sees."""
+        return bound(reduce(T.min, self.hidden) // PAGE_SIZE) if self.hidden else 0
+
+    def sees(self, t: Expr, token: int) -> Expr:
+        """Whether a token sees token `t` of the span."""
+        before = t < self.seen[token]
+        return T.And(before, t >= self.hidden[token]) if self.hidden else before
+
+    def visible(self, token: int, first: Expr) -> Expr:
+        """Which of the 16 tokens from `first` on a token sees."""
+        if self.hidden:
+            return _between(self.hidden[token], self.seen[token], first)
+        return T.ramp(T.int64(0), T.int64(1), LANES) < splat(bound(self.seen[token] - first))
+
+    def rows_of(self, token: int) -> range:
+        """The token's rows, counted from `first`."""
+        return range(token * self.heads, (token + 1) * self.heads)
+
+    def each_page(self, token: int) -> Callable[[Callable[[Expr, Expr | None], None]], None]:
+        """A function that calls its argument with each page of which the token sees something, and with a mask of its
+        tokens; a page that is surely seen as a whole has no mask.
+        """
+        if self.hidden:
+            return _pages_from(self.hidden[token], self.seen[token])
+        return _pages_up_to(self.seen[token])
+
+
+def _pages_up_to(seen: Expr) -> Callable[[Callable[[Expr, Expr | None], None]], None]:
+    """Calls `emit(page, mask)` for each page of a span's first `seen` tokens; whole pages have no mask."""
+    full, rest = bound(seen // PAGE_SIZE), bound(seen % PAGE_SIZE)
+    visible = T.ramp(T.int64(0), T.int64(1), LANES) < splat(rest)
+
+    def each(emit: Callable[[Expr, Expr | None], None]) -> None:
+        with serial(full) as p:
+            emit(p, None)
+        with when(rest > 0):
+            emit(full, visible)
+
+    return each
+
+
+def _pages_from(hidden: Expr, seen: Expr) -> Callable[[Callable[[Expr, Expr | None], None]], None]:
+    """As `_pages_up_to`, of tokens `[hidden, seen)`; each page has a mask."""
+
+    def each(emit: Callable[[Expr, Expr | None], None]) -> None:
+        with serial((seen + (PAGE_SIZE - 1)) // PAGE_SIZE - hidden // PAGE_SIZE) as i:
+            p = bound(hidden // PAGE_SIZE + i)
+            emit(p, _between(hidden, seen, p * PAGE_SIZE))
+
+    return each
+
+
+def _between(start: Expr, stop: Expr, first: Expr) -> Expr:
+    """Which of the 16 tokens from `first` on lie in `[start, stop)`."""
+    tokens = T.ramp(T.int32(0), T.int32(1), LANES)
+    after, before = (splat(T.Cast("int32", end - first)) for end in (start, stop))
+    return T.And(tokens >= after, tokens < before)
+
+
+def each_micro_tile(
+    rows: QueryRows, unit: AttentionUnit, sees: Callable[[Expr], tuple[Expr, ...]], emit: Callable[[MicroTile], None]
+) -> None:
+    """Call `emit` for the unit's whole micro-tiles, then for the tokens that are left, one by one.
+
+    `sees(m)` is the end of the keys that token m sees, and also where they begin unless that is 0.
+    """
+    tokens = rows.shape.tokens
+
+    def micro_tile(index: Expr, row: Expr, size: int, first: Expr, count: int) -> None:
+        keys = [sees(unit.first + first + j) for j in range(count)]
+        seen, hidden = ([bound(end[i]) for end in keys if i < len(end)] for i in range(2))
+        emit(MicroTile(bound(index), row, size, seen, hidden))
+
+    def part(index: Expr, start: Expr, size: int) -> None:
+        micro = bound(index * rows.num_micros(MAX_TILE))
+        with serial(unit.num_tokens // tokens) as i:
+            row = bound(rows.first_row(start, size, i * tokens, MAX_TILE))
+            micro_tile(micro + i, row, size, i * tokens, tokens)
+        if tokens > 1:
+            with serial(unit.num_tokens % tokens) as i:
+                token = bound(unit.num_tokens // tokens * tokens + i)
+                row = bound(rows.first_row(start, size, token, MAX_TILE))
+                micro_tile(micro + unit.num_tokens // tokens + i, row, size, token, 1)
+
+    rows.shape.heads.each(part)

@@ -1,0 +1,169 @@
+"""Statistics of a row, and the kernels that normalize or bound whole rows in place.
+
+Sums run in an order that the width alone decides: vectors are added in turn to four sums, for each addition waits for
+the one before it, and then lanes by halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script.ir_builder import tirx as T
+
+from ..codegen.builder import SIZE, Kernel, Memory, bound, for_each_row, parallel, registers, serial
+from ..codegen.lane_reductions import sum_of_lanes
+from ..codegen.targets import Target
+from ..codegen.vector import LANES, Expr, const, fma, lanes, splat, tanh
+
+_SUMS = 4
+_COLUMNS = 4096  # of a row of logits that a thread takes at a time
+
+
+def inverse_rms(width: int, eps: float, x: Memory, start: Expr, has_fma: bool) -> Expr:
+    """1 / sqrt(mean of squares + eps) (Zhang and Sennrich, 2019) of `x[start..start + width)`, a float32."""
+    total = _sum(
+        width,
+        lambda i, so_far: fma(x[lanes(start + i)], x[lanes(start + i)], so_far, has_fma),
+        lambda i: x[start + i] * x[start + i],
+    )
+    total[0] = T.float32(1) / T.sqrt(total[0] / T.float32(width) + T.float32(eps))
+    return total[0]
+
+
+def mean_and_inverse_deviation(width: int, eps: float, x: Memory, start: Expr, has_fma: bool) -> tuple[Expr, Expr]:
+    """The mean, and 1 / sqrt(variance + eps) (Ba et al., 2016): first one pass for the mean, then one for squares."""
+    mean = _sum(width, lambda i, so_far: so_far + x[lanes(start + i)], lambda i: x[start + i])
+    mean[0] = mean[0] / T.float32(width)
+
+    def squared(i: Expr, so_far: Expr) -> Expr:
+        off = x[lanes(start + i)] - splat(mean[0])
+        return fma(off, off, so_far, has_fma)
+
+    total = _sum(width, squared, lambda i: (x[start + i] - mean[0]) * (x[start + i] - mean[0]))
+    total[0] = T.float32(1) / T.sqrt(total[0] / T.float32(width) + T.float32(eps))
+    return mean[0], total[0]
+
+
+def _sum(width: int, add: Callable[[Expr, Expr], Expr], single: Callable[[Expr], Expr]) -> Memory:
+    """One float32: the sum over a row; `add(i, so_far)` takes 16 neighbours from `i` on, `single(i)` is one."""
+    sums, total = registers(_SUMS * LANES, "float32"), registers(1, "float32")
+    for i in range(_SUMS):
+        sums[lanes(i * LANES)] = const(0)
+    total[0] = T.float32(0)
+    step = _SUMS * LANES
+    with serial(width // step) as i:
+        for into in range(_SUMS):
+            sums[lanes(into * LANES)] = add(i * step + into * LANES, sums[lanes(into * LANES)])
+    for i in range(width // step * step, width // LANES * LANES, LANES):
+        where = lanes(i // LANES % _SUMS * LANES)
+        sums[where] = add(T.int64(i), sums[where])
+    for i in range(width // LANES * LANES, width):
+        total[0] = total[0] + single(T.int64(i))
+    a, b, c, d = (sums[lanes(i * LANES)] for i in range(_SUMS))
+    total[0] = total[0] + sum_of_lanes((a + b) + (c + d))
+    return total
+
+
+@dataclass(frozen=True)
+class AddNormSpec:
+    """A branch enters the residual: `x += factor * norm(y) * gain`; `normalize` off adds the branch as it is."""
+
+    width: int
+    x_stride: int
+    y_stride: int
+    eps: float = 0.0
+    factor: float = 1.0
+    normalize: bool = True
+    has_gain: bool = True
+
+
+def add_norm(spec: AddNormSpec, target: Target) -> Any:
+    """A PrimFunc `(y, gain, x, num_rows) -> 0`; `x` float32 `[num_rows, x_stride]`, `y` `[num_rows, y_stride]`."""
+    has_gain = spec.normalize and spec.has_gain
+    with Kernel() as k:
+        y, gain, x, num_rows = k.arguments(y="float32", gain="float32", x="float32", num_rows=SIZE)
+
+        def row(m: Expr) -> None:
+            scale = registers(1, "float32")
+            scale[0] = T.float32(1)
+            if spec.normalize:
+                scale[0] = inverse_rms(spec.width, spec.eps, y, m * spec.y_stride, target.has_fma)
+
+            def some(i: Expr, n: int) -> None:
+                value = y[lanes(m * spec.y_stride + i, n)]
+                if spec.normalize:
+                    value = value * splat(scale[0], n)
+                if has_gain:
+                    value = value * gain[lanes(i, n)]
+                if spec.factor != 1:
+                    value = value * const(spec.factor, n)
+                where = lanes(m * spec.x_stride + i, n)
+                x[where] = x[where] + value
+
+            _each(spec.width, some)
+
+        for_each_row(num_rows, row)
+    return k.function
+
+
+def normalize_rows(width: int, stride: int, eps: float, target: Target) -> Any:
+    """A PrimFunc `(x, num_rows) -> 0`: `x / rms(x)` in place, without a gain."""
+    with Kernel() as k:
+        x, num_rows = k.arguments(x="float32", num_rows=SIZE)
+
+        def row(m: Expr) -> None:
+            scale = registers(1, "float32")
+            scale[0] = inverse_rms(width, eps, x, m * stride, target.has_fma)
+
+            def some(i: Expr, n: int) -> None:
+                where = lanes(m * stride + i, n)
+                x[where] = x[where] * splat(scale[0], n)
+
+            _each(width, some)
+
+        for_each_row(num_rows, row)
+    return k.function
+
+
+def scale_rows(width: int, stride: int, *, by_row: bool = False) -> Any:
+    """A PrimFunc `(x, factor, num_rows) -> 0`: `x *= factor[0]` in place, or each row by its own factor."""
+    with Kernel() as k:
+        x, factor, num_rows = k.arguments(x="float32", factor="float32", num_rows=SIZE)
+
+        def row(m: Expr) -> None:
+            def some(i: Expr, n: int) -> None:
+                where = lanes(m * stride + i, n)
+                x[where] = x[where] * splat(factor[m] if by_row else factor[0], n)
+
+            _each(width, some)
+
+        for_each_row(num_rows, row)
+    return k.function
+
+
+def _each(width: int, some: Callable[[Expr, int], None]) -> None:
+    with serial(width // LANES) as i:
+        some(i * LANES, LANES)
+    for i in range(width // LANES * LANES, width):
+        some(T.int64(i), 1)
+
+
+def bound_rows(stride: int, factor: float, soft_cap: float | None, target: Target) -> Any:
+    """A PrimFunc `(x, num_rows) -> 0`: `x *= factor`, then `soft_cap * tanh(x / soft_cap)`, in place.
+
+    Rows of `stride` float32, a multiple of 16: those of the logits, which are long, so that threads take parts of them.
+    """
+    chunks = -(-stride // _COLUMNS)
+    with Kernel() as k:
+        x, num_rows = k.arguments(x="float32", num_rows=SIZE)
+        with parallel(num_rows * chunks) as item:
+            row, first = item // chunks, item % chunks * _COLUMNS
+            with serial(T.min(T.int64(_COLUMNS), stride - first) // LANES) as i:
+                where = lanes(row * stride + first + i * LANES)
+                value = x[where] if factor == 1 else x[where] * const(factor)
+                if soft_cap is not None:
+                    value = const(soft_cap) * tanh(bound(value * const(1 / soft_cap)), target.has_fma)
+                x[where] = value
+    return k.function

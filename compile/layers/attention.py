@@ -1,0 +1,76 @@
+"""Grouped-query attention, by the checkpoint's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from radixlm.runtime.artifact.model_config import ModelConfig
+
+from ..ops.layers import Linear, Norm, Part, Vector
+from ..ops.operations import AttentionSpec, Operations
+from .part_names import PartNames
+
+R = TypeVar("R")
+A = TypeVar("A")
+
+
+class SelfAttention:
+    """Attention of layer `index`; its output still has to pass `o_proj`."""
+
+    def __init__(self, config: ModelConfig, index: int, names: PartNames) -> None:
+        self.attention = attention = config.layers[index].mixer
+        hidden, queries = config.hidden_size, attention.num_heads * attention.head_dim
+        keys = attention.num_kv_heads * attention.head_dim
+
+        def linear(role: str, num_outputs: int, *, bias: bool) -> Linear:
+            # With 8 bits, rounding what enters these and the output matrix makes half of all the error (bench/LOG.md).
+            return Linear(names.layer(index, role), num_outputs, hidden, bias, sensitive=True)
+
+        def norm(role: str, num_heads: int) -> Norm | None:
+            kind = attention.qk_norm
+            if kind is None:
+                return None
+            size = attention.head_dim * (1 if kind.over == "head" else num_heads)
+            group = attention.head_dim if kind.over == "each_head" else None
+            return Norm(names.layer(index, role), size, config.norm_eps, kind.kind, kind.has_gain, group=group)
+
+        has_own = attention.shared_kv is None
+        self.q_proj = linear("q", queries, bias=attention.bias)
+        self.k_proj = linear("k", keys, bias=attention.bias) if has_own else None
+        self.v_proj = linear("v", keys, bias=attention.bias) if has_own and not attention.keys_are_values else None
+        gates = 0 if attention.gate is None else attention.num_heads if attention.gate.over == "head" else queries
+        self.gate_proj = linear("attention_gate", gates, bias=False) if gates else None
+        self.o_proj = Linear(names.layer(index, "o"), hidden, queries, attention.output_bias, sensitive=True)
+        self.spec = AttentionSpec(
+            attention,
+            config.kv_layer(index),
+            norm("q_norm", attention.num_heads),
+            norm("k_norm", attention.num_kv_heads) if has_own else None,
+            Norm("", attention.head_dim, config.norm_eps, has_gain=False) if attention.value_norm else None,
+            Vector(names.layer(index, "sinks"), attention.num_heads) if attention.sinks else None,
+        )
+
+    def parts(self) -> Iterator[Part]:
+        """Everything that has tensors."""
+        yield from self.inputs
+        yield self.o_proj
+        yield from (part for part in (self.spec.q_norm, self.spec.k_norm, self.spec.sinks) if part is not None)
+
+    @property
+    def inputs(self) -> list[Linear]:
+        """The matrices that the layer's input enters, side by side."""
+        joined = (self.q_proj, self.k_proj, self.v_proj, self.gate_proj)
+        return [linear for linear in joined if linear is not None]
+
+    def forward(self, op: Operations[R, A], x: A) -> A:
+        """What attention gathers, before `o_proj`."""
+        return op.attention(op.linear(x, *self.inputs), self.spec)
+
+    def add(self, op: Operations[R, A], x: R, gathered: A, factor: float) -> R:
+        """`x` and the branch's output."""
+        return op.add_linear(x, gathered, self.o_proj, factor=factor)
+
+    def finish(self, op: Operations[R, A], gathered: A) -> R:
+        """The branch's output."""
+        return op.linear(gathered, self.o_proj)

@@ -1,0 +1,129 @@
+"""A decoder: embedding, layers of two branches beside a residual, the last norm, the output matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from radixlm.runtime.artifact.model_config import Dense, Experts, ModelConfig
+
+from ..ops.layers import Embedding, Linear, Norm, Part, Vector
+from ..ops.operations import Operations
+from .attention import SelfAttention
+from .feed_forward import DenseFeedForward, ExpertsFeedForward
+from .part_names import PartNames
+
+R = TypeVar("R")
+A = TypeVar("A")
+
+
+class DecoderLayer:
+    """Layer `index`: attention and feed-forward, with the norms that its configuration asks for."""
+
+    def __init__(self, config: ModelConfig, index: int, names: PartNames) -> None:
+        self.layer = layer = config.layers[index]
+        self.factor, self.hidden_size = config.residual_factor, config.hidden_size
+
+        def norm(role: str, wanted: bool, eps: float = config.norm_eps) -> Norm | None:
+            return model_norm(config, names.layer(index, role), eps) if wanted else None
+
+        has_post, has_ffn = layer.norms in ("post", "sandwich"), layer.ffn is not None
+        post_eps = layer.post_norm_eps or config.norm_eps
+        self.self_attn = SelfAttention(config, index, names)
+        self.mlp = _feed_forward(config, index, names)
+        self.attention_norm = norm("attention_norm", layer.norms != "post")
+        self.attention_post_norm = norm("attention_post_norm", has_post, post_eps)
+        self.ffn_norm = norm("ffn_norm", has_ffn and layer.norms not in ("post", "parallel"))
+        self.ffn_post_norm = norm("ffn_post_norm", has_ffn and has_post, post_eps)
+        self.scalar = Vector(names.layer(index, "layer_scalar"), 1) if layer.layer_scalar else None
+
+    def parts(self) -> Iterator[Part]:
+        """Everything that has tensors."""
+        norms = (self.attention_norm, self.attention_post_norm, self.ffn_norm, self.ffn_post_norm)
+        yield from (part for part in (*norms, self.scalar) if part is not None)
+        yield from self.self_attn.parts()
+        if self.mlp is not None:
+            yield from self.mlp.parts()
+
+    def forward(self, op: Operations[R, A], x: R) -> R:
+        """x after this layer."""
+        if self.layer.norms in ("parallel", "parallel_two"):
+            x = self._parallel(op, x)
+        else:
+            x = self._branch(op, x, self.self_attn, self._attend(op, x), self.attention_post_norm)
+            if self.mlp is not None:
+                x = self._branch(op, x, self.mlp, self._feed(op, x), self.ffn_post_norm)
+        return x if self.scalar is None else op.scale(x, self.scalar)
+
+    def _attend(self, op: Operations[R, A], x: R) -> A:
+        return self.self_attn.forward(op, self._entering(op, x, self.attention_norm))
+
+    def _feed(self, op: Operations[R, A], x: R) -> Any:
+        assert self.mlp is not None
+        return self.mlp.forward(op, self._entering(op, x, self.ffn_norm), x)
+
+    def _entering(self, op: Operations[R, A], x: R, norm: Norm | None) -> A:
+        return op.plain(x, self.hidden_size) if norm is None else op.norm(x, norm)
+
+    def _branch(self, op: Operations[R, A], x: R, branch: Any, value: Any, post_norm: Norm | None) -> R:
+        if post_norm is None:
+            added: R = branch.add(op, x, value, self.factor)
+            return added
+        return op.add_norm(x, branch.finish(op, value), post_norm, factor=self.factor)
+
+    def _parallel(self, op: Operations[R, A], x: R) -> R:
+        """Both branches read the same x; neither is added before both have read it."""
+        assert self.mlp is not None and self.attention_norm is not None
+        normed = op.norm(x, self.attention_norm)
+        gathered = self.self_attn.forward(op, normed)
+        entering = normed if self.ffn_norm is None else op.norm(x, self.ffn_norm)
+        fed: Any = self.mlp.forward(op, entering, x)
+        x = self.self_attn.add(op, x, gathered, self.factor)
+        return self._branch(op, x, self.mlp, fed, None)
+
+
+class Decoder:
+    """Tokens to logits."""
+
+    def __init__(self, config: ModelConfig, names: PartNames) -> None:
+        self.config, self.names = config, names
+        self.embed_tokens = Embedding(names.model("embedding"), config.vocab_size, config.hidden_size)
+        self.layers = [DecoderLayer(config, index, names) for index in range(config.num_hidden_layers)]
+        self.norm = model_norm(config, names.model("norm"), config.norm_eps)
+        head = self.embed_tokens.name if config.tie_word_embeddings else names.model("head")
+        self.lm_head = Linear(head, config.vocab_size, config.hidden_size, config.output_bias, sensitive=True)
+        self.embedding_norm = Norm("", config.hidden_size, config.norm_eps, has_gain=False)
+
+    def parts(self) -> Iterator[Part]:
+        """Everything that has tensors; a tied output matrix is the embedding."""
+        yield self.embed_tokens
+        for layer in self.layers:
+            yield from layer.parts()
+        yield self.norm
+        if not self.config.tie_word_embeddings:
+            yield self.lm_head
+
+    def forward(self, op: Operations[R, A]) -> R:
+        """The whole model."""
+        config = self.config
+        norm = self.embedding_norm if config.embedding_norm else None
+        x = op.embed(self.embed_tokens, factor=config.embedding_factor, norm=norm)
+        for layer in self.layers:
+            x = layer.forward(op, x)
+        return op.logits(x, self.norm, self.lm_head, factor=config.logits_factor, soft_cap=config.logits_soft_cap)
+
+
+def model_norm(config: ModelConfig, name: str, eps: float) -> Norm:
+    """A norm over the model's width, of the model's kind."""
+    return Norm(
+        name, config.hidden_size, eps, "rms" if config.norm == "rms" else "layer", has_bias=config.norm == "layer_bias"
+    )
+
+
+def _feed_forward(config: ModelConfig, index: int, names: PartNames) -> DenseFeedForward | ExpertsFeedForward | None:
+    match config.layers[index].ffn:
+        case Dense() as dense:
+            return DenseFeedForward(config, dense, index, names)
+        case Experts() as experts:
+            return ExpertsFeedForward(config, experts, index, names)
+    return None

@@ -1,0 +1,109 @@
+"""What the parts of a decoder are called in a checkpoint and in a GGUF file, by their role in a layer.
+
+A model's tensors have the checkpoint's names throughout the compiler. Knows names, not sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..ops.layers import bias_of
+
+# Of a layer, by role; what most checkpoints of the hub call them.
+HUGGINGFACE: Mapping[str, str] = {
+    "attention_norm": "input_layernorm.weight",
+    "attention_post_norm": "post_attention_layernorm.weight",
+    "ffn_norm": "post_attention_layernorm.weight",
+    "ffn_post_norm": "post_feedforward_layernorm.weight",
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "o": "self_attn.o_proj.weight",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    "attention_gate": "self_attn.gate_proj.weight",
+    "sinks": "self_attn.sinks",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+    "router": "mlp.gate.weight",
+    "selection_bias": "mlp.gate.e_score_correction_bias",
+    "expert_scale": "mlp.gate.per_expert_scale",
+    "router_scale": "mlp.gate.scale",
+    "expert_gate": "mlp.experts.gate_proj.weight",
+    "expert_up": "mlp.experts.up_proj.weight",
+    "expert_down": "mlp.experts.down_proj.weight",
+    "shared_gate": "mlp.shared_expert.gate_proj.weight",
+    "shared_up": "mlp.shared_expert.up_proj.weight",
+    "shared_down": "mlp.shared_expert.down_proj.weight",
+    "shared_weight": "mlp.shared_expert_gate.weight",
+    "layer_scalar": "layer_scalar",
+}
+GGUF: Mapping[str, str] = {
+    "attention_norm": "attn_norm.weight",
+    "attention_post_norm": "post_attention_norm.weight",
+    "ffn_norm": "ffn_norm.weight",
+    "ffn_post_norm": "post_ffw_norm.weight",
+    "q": "attn_q.weight",
+    "k": "attn_k.weight",
+    "v": "attn_v.weight",
+    "o": "attn_output.weight",
+    "q_norm": "attn_q_norm.weight",
+    "k_norm": "attn_k_norm.weight",
+    "attention_gate": "attn_gate.weight",
+    "sinks": "attn_sinks.weight",
+    "gate": "ffn_gate.weight",
+    "up": "ffn_up.weight",
+    "down": "ffn_down.weight",
+    "router": "ffn_gate_inp.weight",
+    "selection_bias": "exp_probs_b.bias",
+    "router_scale": "ffn_gate_inp.scale",
+    "expert_scale": "ffn_down_exps.scale",
+    "expert_gate": "ffn_gate_exps.weight",
+    "expert_up": "ffn_up_exps.weight",
+    "expert_down": "ffn_down_exps.weight",
+    "shared_gate": "ffn_gate_shexp.weight",
+    "shared_up": "ffn_up_shexp.weight",
+    "shared_down": "ffn_down_shexp.weight",
+    "shared_weight": "ffn_gate_inp_shexp.weight",
+    "layer_scalar": "layer_output_scale.weight",
+}
+# Of the whole model.
+HUGGINGFACE_MODEL: Mapping[str, str] = {
+    "embedding": "model.embed_tokens.weight",
+    "norm": "model.norm.weight",
+    "head": "lm_head.weight",
+}
+GGUF_MODEL: Mapping[str, str] = {
+    "embedding": "token_embd.weight",
+    "norm": "output_norm.weight",
+    "head": "output.weight",
+}
+
+
+@dataclass(frozen=True)
+class PartNames:
+    """Names of one family's parts: `huggingface` and `gguf` replace the usual ones of some roles.
+
+    Attributes:
+        gguf_of: the GGUF file's name of each tensor whose name was asked for, and of its bias.
+    """
+
+    huggingface: Mapping[str, str] = field(default_factory=dict)
+    gguf: Mapping[str, str] = field(default_factory=dict)
+    gguf_of: dict[str, str] = field(default_factory=dict)
+
+    def model(self, role: str) -> str:
+        """The checkpoint's name of a part of the whole model."""
+        name = self.huggingface.get(role, HUGGINGFACE_MODEL[role])
+        return self._remember(name, self.gguf.get(role, GGUF_MODEL[role]))
+
+    def layer(self, index: int, role: str) -> str:
+        """The checkpoint's name of a part of a layer."""
+        name = f"model.layers.{index}.{self.huggingface.get(role, HUGGINGFACE[role])}"
+        return self._remember(name, f"blk.{index}.{self.gguf.get(role, GGUF[role])}")
+
+    def _remember(self, name: str, gguf: str) -> str:
+        self.gguf_of[name], self.gguf_of[bias_of(name)] = gguf, bias_of(gguf)
+        return name

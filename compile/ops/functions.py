@@ -1,0 +1,85 @@
+"""The functions of single rows in plain NumPy: norms, and what stands between the matrices of a feed-forward layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.floating[Any]]
+
+_CLAMP, _SLOPE = 7.0, 1.702  # of gpt-oss
+_erf: Callable[[Array], Array] = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def normalized(x: Array, eps: float, kind: str) -> Array:
+    """Rows over their root mean square; of kind `layer`, after their mean was taken away."""
+    if kind == "layer":
+        x = x - x.mean(axis=-1, keepdims=True)
+    mean_square = np.mean(x * x, axis=-1, keepdims=True) + x.dtype.type(eps)
+    result: Array = x / np.sqrt(mean_square)
+    return result
+
+
+def sigmoid(x: Array) -> Array:
+    """`1 / (1 + exp(-x))`."""
+    with np.errstate(over="ignore"):  # exp(-x) may become inf, and 1 / inf is the right 0
+        result: Array = 1 / (1 + np.exp(-x))
+    return result
+
+
+def silu(x: Array) -> Array:
+    """`x * sigmoid(x)`."""
+    with np.errstate(over="ignore"):
+        result: Array = x / (1 + np.exp(-x))
+    return result
+
+
+def gelu(x: Array) -> Array:
+    """`x` times the normal distribution function."""
+    result: Array = x * (0.5 * (1 + _erf(x / math.sqrt(2)))).astype(x.dtype)
+    return result
+
+
+def gelu_tanh(x: Array) -> Array:
+    """`gelu` by tanh (Hendrycks and Gimpel, 2016)."""
+    inner = x.dtype.type(math.sqrt(2 / math.pi)) * (x + x.dtype.type(0.044715) * x * x * x)
+    result: Array = x.dtype.type(0.5) * x * (1 + np.tanh(inner))
+    return result
+
+
+def relu2(x: Array) -> Array:
+    """The square of what is positive."""
+    result: Array = np.square(np.maximum(x, 0))
+    return result
+
+
+def softplus(x: Array) -> Array:
+    """`ln(1 + exp(x))`."""
+    result: Array = np.logaddexp(x, x.dtype.type(0))
+    return result
+
+
+def swiglu_clamped(gate: Array, up: Array) -> Array:
+    """`(up + 1) * gate * sigmoid(1.702 gate)`, the gate at most 7, `up` within 7 of 0 (gpt-oss)."""
+    gate, up = np.minimum(gate, gate.dtype.type(_CLAMP)), np.clip(up, -_CLAMP, _CLAMP)
+    return (up + 1) * gate * sigmoid(gate * gate.dtype.type(_SLOPE))
+
+
+FUNCTIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu2": relu2,
+    "softplus": softplus,
+}
+GATED_FUNCTIONS: dict[str, Callable[[Array, Array], Array]] = {
+    "silu_mul": lambda gate, up: silu(gate) * up,
+    "gelu_mul": lambda gate, up: gelu(gate) * up,
+    "gelu_tanh_mul": lambda gate, up: gelu_tanh(gate) * up,
+    "relu2_mul": lambda gate, up: relu2(gate) * up,
+    "swiglu_clamped": swiglu_clamped,
+}

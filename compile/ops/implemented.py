@@ -1,0 +1,46 @@
+"""Which features of a configuration have kernels. The one place that refuses a model for what its layers compute.
+
+Whoever adds a kernel deletes its line here. NumPy (`ReferenceOps`) computes all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from radixlm.runtime.artifact.model_config import Attention, Experts, LayerConfig, ModelConfig
+from radixlm.runtime.errors import UnsupportedArchitecture
+
+ATTENTION: dict[str, Callable[[Attention], bool]] = {
+    "a LayerNorm of all heads together, or a norm of them after rotation": lambda a: (
+        a.qk_norm is not None and a.qk_norm.over == "width" and (a.qk_norm.kind == "layer" or a.qk_norm.after_rope)
+    ),
+    "a window and chunks in one layer": lambda a: a.window is not None and a.chunk is not None,
+}
+LAYER: dict[str, Callable[[LayerConfig], bool]] = {
+    "biases of experts whose inputs are weighed": lambda layer: (
+        isinstance(layer.ffn, Experts) and layer.ffn.bias and layer.ffn.input_scaled
+    ),
+    "a bias of a router behind a norm of its own": lambda layer: (
+        isinstance(layer.ffn, Experts) and layer.ffn.router.bias and layer.ffn.router.input_norm
+    ),
+}
+MODEL: dict[str, Callable[[ModelConfig], bool]] = {
+    "LayerNorm behind a branch": lambda model: (
+        model.norm != "rms" and any(layer.norms in ("post", "sandwich") for layer in model.layers)
+    ),
+}
+
+
+def check_implemented(label: str, config: ModelConfig) -> None:
+    """Raise UnsupportedArchitecture that names what no kernel computes yet."""
+    missing = list(dict.fromkeys(_missing(config)))
+    if missing:
+        needs = f"{config.architecture} needs {', '.join(missing)}"
+        raise UnsupportedArchitecture(f"{label}: {needs}, which no kernel computes yet; take another model")
+
+
+def _missing(config: ModelConfig) -> Iterator[str]:
+    yield from (name for name, needs in MODEL.items() if needs(config))
+    for layer in config.layers:
+        yield from (name for name, needs in ATTENTION.items() if needs(layer.mixer))
+        yield from (name for name, needs in LAYER.items() if needs(layer))

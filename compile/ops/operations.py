@@ -1,0 +1,99 @@
+"""The operations that a model file is written in, and what they are told. Knows neither kernels nor numbers.
+
+`Ops` appends kernels for them, `ReferenceOps` computes them in NumPy: a model file is evaluated by both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from radixlm.runtime.artifact.model_config import Attention, Experts, Function
+
+from .layers import Embedding, ExpertLinear, Linear, Norm, Vector
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """One layer's attention: its numbers, its part of the KV pool, and its vectors.
+
+    Attributes:
+        kv_layer: counts the layers that keep keys and values; of a layer that shares them, the other's.
+        value_norm: has no gain.
+    """
+
+    attention: Attention
+    kv_layer: int
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    value_norm: Norm | None = None
+    sinks: Vector | None = None
+
+
+@dataclass(frozen=True)
+class ExpertsSpec:
+    """One layer's experts: their numbers, their matrices, and those of the router.
+
+    Attributes:
+        scale: what the router's input is multiplied with, after a norm without gain of `router_norm`.
+    """
+
+    experts: Experts
+    router: Linear
+    gate: ExpertLinear | None
+    up: ExpertLinear
+    down: ExpertLinear
+    selection_bias: Vector | None = None
+    expert_scale: Vector | None = None
+    router_norm: Norm | None = None
+    router_scale: Vector | None = None
+
+
+R = TypeVar("R")  # rows of numbers, one for each token
+A = TypeVar("A")  # a function of rows, ready to enter a matrix
+
+
+class Operations(Protocol[R, A]):
+    """What a model file calls. Rows that it passes to `add...` are changed in place."""
+
+    def embed(self, embedding: Embedding, *, factor: float = 1.0, norm: Norm | None = None) -> R:
+        """Rows of the step's tokens, times `factor`, then normalized."""
+
+    def norm(self, x: R, norm: Norm) -> A:
+        """`x` normalized."""
+
+    def plain(self, x: R, width: int) -> A:
+        """`x` as it is, rows of `width`."""
+
+    def linear(self, x: A, *layers: Linear) -> R:
+        """The outputs of all layers, side by side."""
+
+    def attention(self, qkv: R, spec: AttentionSpec) -> A:
+        """Attention over the pool, which first gets the step's keys and values.
+
+        `qkv` has queries, then keys and values as far as the layer has its own, then gates.
+        """
+
+    def activate(self, x: R, function: Function, width: int) -> A:
+        """`function` of rows, or of gates and what they let through, side by side."""
+
+    def experts(self, x: A, unnormed: R, spec: ExpertsSpec) -> R:
+        """The weighted sum of the experts that each row is routed to; `unnormed` is the row before its norm."""
+
+    def add_linear(self, x: R, y: A, layer: Linear, *, factor: float = 1.0) -> R:
+        """`x + factor * W y`."""
+
+    def add(self, x: R, y: R, *, factor: float = 1.0) -> R:
+        """`x + factor * y`."""
+
+    def add_gated(self, x: R, y: A, layer: Linear, gate: Linear, of: A) -> R:
+        """`x + sigmoid(gate of) * W y`; the gate has one output."""
+
+    def add_norm(self, x: R, y: R, norm: Norm, *, factor: float = 1.0) -> R:
+        """`x + factor * normalized y`."""
+
+    def scale(self, x: R, by: Vector) -> R:
+        """`x` times a stored number."""
+
+    def logits(self, x: R, norm: Norm, head: Linear, *, factor: float = 1.0, soft_cap: float | None = None) -> R:
+        """The last norm and the output matrix, for the rows whose logits are wanted."""

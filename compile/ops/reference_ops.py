@@ -1,0 +1,244 @@
+"""`Operations` in plain NumPy: something slow and obvious for compiled kernels to agree with.
+
+Knows the arithmetic (the formulas of `transformers`, in its order where rounding shows), the int8 rounding of
+activations and the rounding of KV; not kernels, layouts, pages or files. Computes one sequence, positions counted from
+0. Weights are asked for by their names, one at a time and never kept, so that a 7B model needs memory for its largest
+tensor only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from radixlm.runtime.artifact.manifest import KVDType
+from radixlm.runtime.artifact.model_config import Function, Rope
+
+from .functions import FUNCTIONS, GATED_FUNCTIONS, Array, normalized, sigmoid
+from .layers import Embedding, Linear, Norm, Vector
+from .operations import AttentionSpec, ExpertsSpec
+from .reference_attention import attend, prepared, rope_table, rotated
+from .reference_experts import expert_weights
+
+GetWeight = Callable[[str], npt.NDArray[Any]]
+Rows = tuple[Array, ...]  # of joined matrices, the outputs of each, `[tokens, width]`
+
+ACTIVATION_GROUP = 32  # activations that share one int8 scale
+
+
+def nothing_quantized(name: str) -> bool:
+    """The `quantized` of a model whose weights are all floats."""
+    return False
+
+
+class ReferenceOps:
+    """Computes what a model file calls, for the tokens of one sequence.
+
+    Args:
+        weight: a dequantized tensor by its checkpoint name, matrices as `[out, in]`.
+        quantized: whether the activations that enter a matrix are rounded to int8 first, as kernels do.
+        kv_dtype: how keys (after RoPE) and values are rounded.
+        dtype: the precision of all else: float64 shows how much of a difference is float32's own.
+    """
+
+    def __init__(
+        self,
+        weight: GetWeight,
+        token_ids: Sequence[int] | npt.NDArray[np.integer[Any]],
+        *,
+        quantized: Callable[[str], bool] = nothing_quantized,
+        kv_dtype: KVDType = "f32",
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        self._weight, self._quantized, self._kv_dtype = weight, quantized, kv_dtype
+        self._token_ids, self._dtype = np.asarray(token_ids, dtype=np.int64), np.dtype(dtype)
+        self._number: Any = self._dtype.type
+        self._kv: dict[int, tuple[Array, Array]] = {}  # of each KV layer
+
+    def embed(self, embedding: Embedding, *, factor: float = 1.0, norm: Norm | None = None) -> Rows:
+        """Rows of the sequence's tokens."""
+        x = self._weight(embedding.name)[self._token_ids].astype(self._dtype, copy=False)
+        x = x if factor == 1.0 else x * self._number(factor)
+        return (x if norm is None else self._norm(x, norm),)
+
+    def norm(self, x: Rows, norm: Norm) -> Array:
+        """`x` normalized."""
+        return self._norm(x[0], norm)
+
+    def plain(self, x: Rows, width: int) -> Array:
+        """`x` as it is, rows of `width`."""
+        return x[0]
+
+    def linear(self, x: Array, *layers: Linear) -> Rows:
+        """The outputs of all layers."""
+        return tuple(self._multiply(x, layer) for layer in layers)
+
+    def attention(self, qkv: Rows, spec: AttentionSpec) -> Array:
+        """Causal attention over the whole sequence."""
+        attention = spec.attention
+        parts = list(qkv)
+        query = self.heads(parts.pop(0), attention.head_dim)
+        if attention.shared_kv is None:
+            key = self.heads(parts.pop(0), attention.head_dim)
+            value = key if attention.keys_are_values else self.heads(parts.pop(0), attention.head_dim)
+            if spec.value_norm is not None:
+                value = self._norm(value, spec.value_norm)
+            key = self._rotated(key, spec.k_norm, spec)
+            self._kv[spec.kv_layer] = self._round_kv(key), self._round_kv(value)
+        key, value = self._kv[spec.kv_layer]
+        query = prepared(self._rotated(query, spec.q_norm, spec), attention, self.positions())
+        sinks = None if spec.sinks is None else self._read(spec.sinks.name)
+        group = attention.num_heads // attention.num_kv_heads
+        mixed = [
+            self.attend(query[head], key[head // group], value[head // group], spec, head, sinks)
+            for head in range(attention.num_heads)
+        ]
+        gathered = np.stack(mixed)
+        if attention.gate is not None:
+            gathered = gathered * self._gate(parts.pop(0), spec)
+        return gathered.swapaxes(0, 1).reshape(len(self._token_ids), -1)
+
+    def activate(self, x: Rows, function: Function, width: int) -> Array:
+        """A function of rows, or of gates and what they let through."""
+        if function in GATED_FUNCTIONS:
+            return GATED_FUNCTIONS[function](x[0], x[1])
+        return FUNCTIONS[function](x[0])
+
+    def experts(self, x: Array, unnormed: Rows, spec: ExpertsSpec) -> Rows:
+        """The weighted sum of the experts that each row is routed to, in order of rank."""
+        routed = x
+        if spec.router_norm is not None:
+            routed = self._norm(unnormed[0], spec.router_norm)
+            if spec.router_scale is not None:
+                routed = routed * self._read(spec.router_scale.name) * self._number(x.shape[-1] ** -0.5)
+        bias = None if spec.selection_bias is None else self._read(spec.selection_bias.name)
+        scale = None if spec.expert_scale is None else self._read(spec.expert_scale.name)
+        chosen, weights = expert_weights(self._multiply(routed, spec.router), spec.experts, bias, scale)
+        outputs = np.zeros((*chosen.shape, x.shape[-1]), self._dtype)
+        tensors = {part.name: self._weight(part.name) for part in (spec.gate, spec.up, spec.down) if part is not None}
+        for expert in range(spec.experts.num_experts):
+            rows, ranks = np.nonzero(chosen == expert)
+            if len(rows):
+                given = x[rows] * weights[rows, ranks, None] if spec.experts.input_scaled else x[rows]
+                outputs[rows, ranks] = self._expert(given, expert, spec, tensors)
+        if not spec.experts.input_scaled:
+            outputs = outputs * weights[..., None]
+        total = np.zeros_like(x)
+        for rank in range(spec.experts.num_active):
+            total = total + outputs[:, rank]
+        return (total,)
+
+    def add_linear(self, x: Rows, y: Array, layer: Linear, *, factor: float = 1.0) -> Rows:
+        """`x + factor * W y`."""
+        return self.add(x, self.linear(y, layer), factor=factor)
+
+    def add(self, x: Rows, y: Rows, *, factor: float = 1.0) -> Rows:
+        """`x + factor * y`."""
+        return (x[0] + (y[0] if factor == 1.0 else y[0] * self._number(factor)),)
+
+    def add_gated(self, x: Rows, y: Array, layer: Linear, gate: Linear, of: Array) -> Rows:
+        """`x + sigmoid(gate of) * W y`."""
+        return (x[0] + self._multiply(y, layer) * sigmoid(self._multiply(of, gate)),)
+
+    def add_norm(self, x: Rows, y: Rows, norm: Norm, *, factor: float = 1.0) -> Rows:
+        """`x + factor * normalized y`."""
+        return self.add(x, (self._norm(y[0], norm),), factor=factor)
+
+    def scale(self, x: Rows, by: Vector) -> Rows:
+        """`x` times a stored number."""
+        return (x[0] * self._read(by.name)[0],)
+
+    def logits(self, x: Rows, norm: Norm, head: Linear, *, factor: float = 1.0, soft_cap: float | None = None) -> Rows:
+        """The logits of all rows."""
+        logits = self._multiply(self._norm(x[0], norm), head)
+        logits = logits if factor == 1.0 else logits * self._number(factor)
+        if soft_cap is not None:
+            logits = np.tanh(logits / self._number(soft_cap)) * self._number(soft_cap)
+        return (logits,)
+
+    # What tests replace: where tokens stand, and how a head attends.
+
+    def positions(self) -> npt.NDArray[np.int64]:
+        """The position of each token."""
+        return np.arange(len(self._token_ids))
+
+    def attend(
+        self, query: Array, key: Array, value: Array, spec: AttentionSpec, head: int, sinks: Array | None
+    ) -> Array:
+        """What one query head gathers, all `[tokens, head_dim]`."""
+        return attend(query, key, value, spec.attention, None if sinks is None else sinks[head])
+
+    @staticmethod
+    def heads(x: Array, head_dim: int) -> Array:
+        """Rows as `[heads, tokens, head_dim]`."""
+        return x.reshape(len(x), -1, head_dim).swapaxes(0, 1)
+
+    def _rotated(self, x: Array, norm: Norm | None, spec: AttentionSpec) -> Array:
+        """Heads normalized and rotated, in the layer's order."""
+        qk_norm, rope = spec.attention.qk_norm, spec.attention.rope
+        if norm is not None and qk_norm is not None and not qk_norm.after_rope:
+            x = self._norm_heads(x, norm)
+        x = x if rope is None else rotated(x, *self._rope_table(rope))
+        if norm is not None and qk_norm is not None and qk_norm.after_rope:
+            x = self._norm_heads(x, norm)
+        return x
+
+    def _rope_table(self, rope: Rope) -> tuple[Array, Array]:
+        return rope_table(rope, self.positions())
+
+    def _norm_heads(self, x: Array, norm: Norm) -> Array:
+        """Each head normalized, or all of them together, `[heads, tokens, head_dim]`."""
+        if norm.size == x.shape[-1]:
+            return self._norm(x, norm)
+        rows = x.swapaxes(0, 1).reshape(x.shape[1], -1)
+        return self.heads(self._norm(rows, norm), x.shape[-1])
+
+    def _gate(self, gate: Array, spec: AttentionSpec) -> Array:
+        """`[heads, tokens, head_dim or 1]`."""
+        assert spec.attention.gate is not None
+        function = sigmoid if spec.attention.gate.function == "sigmoid" else FUNCTIONS["softplus"]
+        return function(self.heads(gate, gate.shape[-1] // spec.attention.num_heads))
+
+    def _expert(self, x: Array, expert: int, spec: ExpertsSpec, tensors: dict[str, Array]) -> Array:
+        def multiply(rows: Array, layer: Any) -> Array:
+            rows = round_to_int8(rows) if self._quantized(layer.name) else rows
+            product: Array = rows @ tensors[layer.name][expert].astype(self._dtype, copy=False).T
+            return product + self._read(layer.bias_name)[expert] if layer.has_bias else product
+
+        parts = [multiply(x, layer) for layer in (spec.gate, spec.up) if layer is not None]
+        return multiply(self.activate(tuple(parts), spec.experts.function, 0), spec.down)
+
+    def _multiply(self, x: Array, layer: Linear) -> Array:
+        product: Array = (round_to_int8(x) if self._quantized(layer.name) else x) @ self._read(layer.name).T
+        return product + self._read(layer.bias_name) if layer.has_bias else product
+
+    def _norm(self, x: Array, norm: Norm) -> Array:
+        groups = x if norm.group is None else x.reshape(*x.shape[:-1], -1, norm.group)
+        normed = normalized(groups, norm.eps, norm.kind).reshape(x.shape)
+        normed = normed * self._read(norm.name) if norm.has_gain else normed
+        return normed + self._read(norm.bias_name) if norm.has_bias else normed
+
+    def _round_kv(self, x: Array) -> Array:
+        if self._kv_dtype == "int8":
+            return round_to_int8(x, group=x.shape[-1])
+        return x.astype(np.float16).astype(x.dtype) if self._kv_dtype == "f16" else x
+
+    def _read(self, name: str) -> Array:
+        return self._weight(name).astype(self._dtype, copy=False)
+
+
+def round_to_int8(x: Array, group: int = ACTIVATION_GROUP) -> Array:
+    """What is left of numbers `[..., K]` after int8 rounding in groups, of activations 32.
+
+    Codes are `x * (127 / max|x|)` rounded half to even, the scale is `max|x| / 127`. A last group of fewer
+    numbers stands alone; a group of zeros stays zeros.
+    """
+    padding = -x.shape[-1] % group
+    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
+    groups = padded.reshape(*x.shape[:-1], -1, group)
+    largest = np.abs(groups).max(axis=-1, keepdims=True)
+    codes = np.rint(groups * (127 / np.where(largest == 0, 1, largest)))
+    rounded: Array = (codes * (largest / 127)).astype(x.dtype).reshape(padded.shape)
+    return rounded[..., : x.shape[-1]]

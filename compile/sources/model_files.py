@@ -1,0 +1,169 @@
+"""The files of a model in a directory, Hugging Face's or MLC's: what they say, and the arrays that they hold.
+
+Knows which file holds what, and turns MLC's configuration into Hugging Face's keys. Not what arrays mean.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from radixlm.runtime.errors import CorruptSource, SourceNotFound
+
+from .quantized.mlc import MLC
+from .quantized.registry import find_format
+from .quantized.tensors import Array, Format
+from .safetensors_file import SafetensorsFile
+from .tensor_cache import INDEXES, cached_arrays
+
+CONFIG, MLC_CONFIG = "config.json", "mlc-chat-config.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+Json = Mapping[str, Any]
+
+
+class ModelFiles(Protocol):
+    """What a directory holds.
+
+    Attributes:
+        layout: which tool's directory it is.
+        config: the configuration under the keys of a `config.json`.
+        generation: the same of a `generation_config.json`, out of `generation_file`.
+        arrays: by name; opening them raises SourceNotFound and CorruptSource.
+        headers: what identifies the arrays beside their beginnings: headers, and sizes in bytes.
+    """
+
+    layout: Literal["huggingface", "mlc"]
+    config: Json
+    generation: Json
+    generation_file: Path
+
+    @property
+    def arrays(self) -> Mapping[str, Array]: ...
+    @property
+    def headers(self) -> list[tuple[bytes, int]]: ...
+    def format_for(self, arrays: Mapping[str, Array]) -> Format | None:
+        """How the matrices are quantized; None where they are plain. Raises UnsupportedTensor."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def open_files(path: Path) -> ModelFiles:
+    """The files of a directory; raises SourceNotFound where it is no model, CorruptSource where a file is damaged."""
+    if (path / CONFIG).is_file():
+        return HuggingFaceFiles(path)
+    if (path / MLC_CONFIG).is_file():
+        return MLCFiles(path)
+    raise SourceNotFound(f"{path} is no model: it has no {CONFIG}; give a .gguf file or a model directory")
+
+
+class HuggingFaceFiles:
+    """`config.json` and safetensors."""
+
+    layout: Literal["huggingface", "mlc"] = "huggingface"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.config: Json = read_json(path / CONFIG)
+        self.generation_file = path / "generation_config.json"
+        self.generation: Json = read_json(self.generation_file, optional=True)
+        self._files = _open_weights(path)
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        return {name: array for file in self._files for name, array in file.tensors.items()}
+
+    @property
+    def headers(self) -> list[tuple[bytes, int]]:
+        return [(file.header, file.size) for file in self._files]
+
+    def format_for(self, arrays: Mapping[str, Array]) -> Format | None:
+        beside = read_json(self._path / "quantize_config.json", optional=True)
+        return find_format(str(self._path), self.config, beside, arrays)
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+class MLCFiles:
+    """`mlc-chat-config.json` and a tensor cache."""
+
+    layout: Literal["huggingface", "mlc"] = "mlc"
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.generation_file = path, path / MLC_CONFIG
+        self.generation: Json = read_json(self.generation_file)
+        self.config: Json = _huggingface_config(self.generation_file, self.generation)
+        index = next((path / name for name in INDEXES if (path / name).is_file()), None)
+        if index is None:
+            raise SourceNotFound(f"{path} is no model that can be read: it has no {' and no '.join(INDEXES)}")
+        content = read_json(index)
+        self.arrays: dict[str, Array] = dict(cached_arrays(path, content))
+        self.headers = [(json.dumps(content, sort_keys=True).encode(), index.stat().st_size)]
+
+    def format_for(self, arrays: Mapping[str, Array]) -> Format | None:
+        return MLC.of(str(self._path), str(self.generation.get("quantization")))
+
+    def close(self) -> None:
+        """Nothing is held open: arrays are mapped when they are read."""
+
+
+# MLC's names of settings for which it has its own, by Hugging Face's.
+_RENAMED = {
+    "rope_theta": "position_embedding_base",
+    "max_position_embeddings": "context_window_size",
+    "sliding_window": "sliding_window_size",
+}
+
+
+def _huggingface_config(path: Path, chat: Json) -> Json:
+    """MLC's model configuration under Hugging Face's keys; sizes of -1, which mean that there is none, are left out."""
+    model = chat.get("model_config")
+    if not isinstance(model, Mapping):
+        raise CorruptSource(f"{path} has no model_config; fetch it again")
+    renamed = {key: model.get(own, chat.get(own)) for key, own in _RENAMED.items()}
+    given = {key: value for key, value in renamed.items() if value is not None and value != -1}
+    ids = {key: chat.get(key) for key in ("bos_token_id", "eos_token_id")}
+    return {**model, **given, **ids, "model_type": chat.get("model_type"), "architectures": None}
+
+
+def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """A JSON object; {} for an optional file that is not there. Raises CorruptSource for anything else."""
+    if optional and not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SourceNotFound(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CorruptSource(f"{path} is no JSON ({error}); fetch it again") from error
+    if not isinstance(value, dict):
+        raise CorruptSource(f"{path} holds no JSON object; fetch it again")
+    return value
+
+
+def _open_weights(path: Path) -> list[SafetensorsFile]:
+    if (path / WEIGHTS).is_file():
+        return [SafetensorsFile(path / WEIGHTS)]
+    if not (path / INDEX).is_file():
+        pickled = any(path.glob("*.bin")) or any(path.glob("*.pth"))
+        hint = "its weights are pickled, convert them to safetensors" if pickled else f"it has no {WEIGHTS}"
+        raise SourceNotFound(f"{path} is no model that can be read: {hint}")
+    weight_map = read_json(path / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CorruptSource(f"{path / INDEX} has no weight_map; fetch it again")
+    names = sorted({str(name) for name in weight_map.values()})
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise CorruptSource(f"{path / INDEX} names {name!r}, which is no safetensors file beside it")
+        if not (path / name).is_file():
+            raise CorruptSource(f"{path}: {name} is missing, {INDEX} asks for it; fetch it again")
+    files = [SafetensorsFile(path / name) for name in names]
+    stored = {name for file in files for name in file.tensors}
+    for name in weight_map:
+        if name not in stored:
+            raise CorruptSource(f"{path}: {name} is in no shard, {INDEX} says {weight_map[name]}; fetch it again")
+    return files

@@ -1,0 +1,135 @@
+"""The tensors of a model, as views of those that a file stores: checked once, then read by the model's names.
+
+Knows views and shapes; a file format offers `StoredTensors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatch
+from math import prod
+from typing import Protocol
+
+import numpy as np
+from radixlm.runtime.artifact.model_config import ModelConfig
+from radixlm.runtime.errors import CorruptSource, UnsupportedArchitecture, UnsupportedTensor
+
+from ..families.family import Format, Views
+from ..families.registry import FAMILIES
+from ..weights.kinds import F32
+from ..weights.quantization import Float32, Weight, joined
+from ..weights.view import Piece, Rows, View, pieces
+from .source import TensorInfo
+
+
+class StoredTensors(Protocol):
+    """The tensors of a file, under its own names.
+
+    A stack of matrices `[E, N, K]` counts as `E * N` rows; rows are a slice with a positive step, or indices.
+    """
+
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """Every tensor of the file."""
+
+    def read(self, name: str, rows: Rows) -> Weight:
+        """Rows of a tensor as the kernels can hold them."""
+
+    def read_float32(self, name: str, rows: Rows) -> Float32:
+        """The same numbers in float32, before any rounding by `read`."""
+
+
+class ModelTensors:
+    """Every tensor of the model of `config`, and no other, by its name in a Hugging Face checkpoint.
+
+    `ignored` are patterns of stored names that are no part of the model, whatever the family says.
+
+    Raises:
+        CorruptSource: a tensor is missing, or has another shape than the configuration asks for.
+        UnsupportedArchitecture: the file has a tensor that the model has no place for.
+    """
+
+    def __init__(
+        self, label: str, config: ModelConfig, format_: Format, stored: StoredTensors, ignored: Iterable[str] = ()
+    ) -> None:
+        family = FAMILIES[config.architecture]
+        decoder = family.decoder(config)
+        self._label, self._stored, self._infos = label, stored, stored.infos()
+        self._views = family.views(decoder, format_)
+        shapes = {name: shape for part in decoder.parts() for name, shape in part.tensors.items()}
+        self._tensors = {name: self._checked(name, shape) for name, shape in shapes.items()}
+        used = {view.name for name in shapes for view in self._views[name]}
+        for name in self._infos:
+            is_ignored = family.ignores(name, config) or any(fnmatch(name, pattern) for pattern in ignored)
+            if name not in used and not is_ignored:
+                raise UnsupportedArchitecture(
+                    f"{label}: {name} has no place in the {config.architecture} architecture ({family.title}); "
+                    "its configuration may be that of another model"
+                )
+
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """Shapes are the model's, types the file's."""
+        return self._tensors
+
+    def views(self, name: str) -> Views:
+        """Where a tensor is stored."""
+        return self._views[name]
+
+    def read(self, name: str, rows: slice | None = None) -> Weight:
+        """A tensor, or the rows `[start, stop)` of one."""
+        parts = [_plus(self._stored.read(view.name, rows), view) for view, rows in self._pieces(name, rows)]
+        return parts[0] if len(parts) == 1 else joined(parts)
+
+    def read_float32(self, name: str, rows: slice | None = None) -> Float32:
+        """The same numbers in float32, before any rounding by `read`."""
+        parts = [self._read_float32(view, rows) for view, rows in self._pieces(name, rows)]
+        values = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return values.reshape(self._tensors[name].shape) if rows is None else values
+
+    def _read_float32(self, view: View, rows: Rows) -> Float32:
+        values = self._stored.read_float32(view.name, rows)
+        return values + np.float32(view.plus) if view.plus else values
+
+    def _pieces(self, name: str, rows: slice | None) -> list[tuple[View, Rows]]:
+        views = self._views[name]
+        found: list[Piece] = list(pieces(views, [_num_rows(self._infos[view.name].shape) for view in views], rows))
+        return [(piece.view, piece.rows) for piece in found]
+
+    def _checked(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        views = self._views[name]
+        for view in views:
+            if view.name not in self._infos:
+                which = name if len(views) == 1 else f"{view.name}, a part of {name},"
+                raise CorruptSource(f"{self._label}: {which} is missing; the file is incomplete, fetch it again")
+        infos = [self._infos[view.name] for view in views]
+        found = self._shape(views, infos)
+        is_flat = 1 in (len(found), len(shape)) and prod(found) == prod(shape)  # biases of experts, gains of heads
+        if not is_flat and (_num_rows(found), _width(found)) != (_num_rows(shape), _width(shape)):
+            raise CorruptSource(
+                f"{self._label}: {name} has shape {list(found)}, the configuration asks for {list(shape)}"
+            )
+        if len({info.type for info in infos}) > 1:
+            raise UnsupportedTensor(
+                f"{self._label}: the parts of {name} are stored as {', '.join(sorted({info.type for info in infos}))}; "
+                "take a file that stores them alike"
+            )
+        return TensorInfo(shape, infos[0].type)
+
+    @staticmethod
+    def _shape(views: Sequence[View], infos: Sequence[TensorInfo]) -> tuple[int, ...]:
+        if len(views) == 1 and views[0].is_whole:
+            return infos[0].shape
+        rows = sum(view.num_rows(_num_rows(info.shape)) for view, info in zip(views, infos, strict=True))
+        return (rows,) if len(infos[0].shape) == 1 else (rows, infos[0].shape[-1])
+
+
+def _num_rows(shape: tuple[int, ...]) -> int:
+    """A stack of matrices has those of all, a vector one for each number."""
+    return shape[0] if len(shape) == 1 else prod(shape[:-1])
+
+
+def _width(shape: tuple[int, ...]) -> int:
+    return 1 if len(shape) == 1 else shape[-1]
+
+
+def _plus(weight: Weight, view: View) -> Weight:
+    return Weight(F32, weight.dequantize() + np.float32(view.plus)) if view.plus else weight

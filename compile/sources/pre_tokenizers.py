@@ -1,0 +1,129 @@
+"""How byte-level tokenizers cut text into words before anything is merged, by the name that GGUF files give the way.
+
+A way is a list of splits, one after the other, as the makers' own `tokenizer.json` has them; llama.cpp rewrites some
+for its regular expressions (llama-vocab.cpp), with the same cuts. Knows no vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """A way of cutting.
+
+    Attributes:
+        steps: entries of `pre_tokenizers` in a `tokenizer.json`, the last of which turns bytes into letters.
+        ignores_merges: whether a word that is a token as a whole stays whole.
+        adds_bos: whether a text begins with the beginning-of-sequence token, where the file does not say.
+        composes: whether text is composed (Unicode NFC) before it is cut.
+    """
+
+    steps: tuple[Json, ...]
+    ignores_merges: bool = False
+    adds_bos: bool = False
+    composes: bool = False
+
+
+def _split(pattern: str) -> Json:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def _bytes_as_letters(*, words: bool = False) -> Json:
+    """With `words`, cut at GPT-2's word boundaries first."""
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": words}
+
+
+def _cuts(*patterns: str) -> tuple[Json, ...]:
+    return (*map(_split, patterns), _bytes_as_letters())
+
+
+_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"  # of English words
+_LINES_AND_SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def _words(letters: str, digits: str, others: str, *, endings: str = _ENDINGS + "|") -> str:
+    """OpenAI's cl100k pattern with other classes of letters, digits and other characters."""
+    return rf"{endings}[^\r\n\p{{L}}\p{{N}}]?{letters}|{digits}| ?{others}{_LINES_AND_SPACES}"
+
+
+_LLAMA3_WORDS = _words(r"\p{L}+", r"\p{N}{1,3}", r"[^\s\p{L}\p{N}]+[\r\n]*")
+_QWEN2_WORDS = _words(r"\p{L}+", r"\p{N}", r"[^\s\p{L}\p{N}]+[\r\n]*")
+_QWEN35_WORDS = _words(r"[\p{L}\p{M}]+", r"\p{N}", r"[^\s\p{L}\p{M}\p{N}]+[\r\n]*")
+_SEED_WORDS = _words(r"\p{L}+", r"\p{N}{1}", r"[^\s\p{L}\p{N}\r\n]+")
+_BAILING_WORDS = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_EXAONE_MOE_WORDS = (
+    rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+
+
+def _words_by_case(digits: str, endings: str = "") -> str:
+    """OpenAI's o200k pattern: a word ends where small letters are followed by a capital one."""
+    capital, small = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    before = r"[^\r\n\p{L}\p{N}]?"
+    return (
+        rf"{before}{capital}*{small}+{endings}|{before}{capital}+{small}*{endings}"
+        rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*{_LINES_AND_SPACES}"
+    )
+
+
+_TEKKEN_WORDS = _words_by_case(r"\p{N}")
+_GPT4O_WORDS = _words_by_case(r"\p{N}{1,3}", _ENDINGS + "?")
+_DEEPSEEK3_CUTS = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    + _LINES_AND_SPACES,
+)
+
+_SINGLE_DIGITS: Json = {"type": "Digits", "individual_digits": True}
+_GPT2 = PreTokenizer((_bytes_as_letters(words=True),))
+_SMOLLM = PreTokenizer((_SINGLE_DIGITS, _bytes_as_letters(words=True)))
+_STARCODER = PreTokenizer(_cuts(r"\p{N}", _GPT2_WORDS))
+_LLAMA3 = PreTokenizer(_cuts(_LLAMA3_WORDS), ignores_merges=True, adds_bos=True)
+_DBRX = PreTokenizer(_cuts(_LLAMA3_WORDS))
+_GLM4 = PreTokenizer(_cuts(_LLAMA3_WORDS), ignores_merges=True)
+_QWEN2 = PreTokenizer(_cuts(_QWEN2_WORDS), composes=True)
+_SOLAR = PreTokenizer(_cuts(_QWEN2_WORDS))
+_GPT4O = PreTokenizer(_cuts(_GPT4O_WORDS))
+_DEEPSEEK3 = PreTokenizer(_cuts(*_DEEPSEEK3_CUTS))
+_BAILING = PreTokenizer(_cuts(_BAILING_WORDS))
+
+
+def _named(names: Iterable[str], way: PreTokenizer) -> dict[str, PreTokenizer]:
+    return dict.fromkeys(names, way)
+
+
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    "default": PreTokenizer(
+        _cuts(r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]"),
+    ),
+    **_named(("gpt-2", "phi-2", "mellum", "a.x-4.0", "olmo", "exaone4", "trillion", "granite-docling", "mpt"), _GPT2),
+    "smollm": _SMOLLM,
+    **_named(("starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), _STARCODER),
+    **_named(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), _LLAMA3),
+    **_named(("dbrx", "smaug-bpe", "chatglm-bpe"), _DBRX),
+    **_named(("glm4", "glm5"), _GLM4),
+    **_named(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
+    **_named(("stablelm2", "hunyuan", "solar-open", "grok-2"), _SOLAR),
+    "qwen35": PreTokenizer(_cuts(_QWEN35_WORDS), composes=True),
+    "tekken": PreTokenizer(_cuts(_TEKKEN_WORDS), ignores_merges=True, adds_bos=True),
+    **_named(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _GPT4O),
+    **_named(("deepseek-v3", "hunyuan-dense", "hy_v4", "joyai-llm"), _DEEPSEEK3),
+    "seed-coder": PreTokenizer(_cuts(_SEED_WORDS)),
+    **_named(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING),
+    "exaone-moe": PreTokenizer(_cuts(_EXAONE_MOE_WORDS)),
+    "laguna": PreTokenizer(_cuts(r"[^\n]+|[\n]+", _QWEN2_WORDS)),
+    "minicpm5": PreTokenizer(
+        _cuts(r"\p{N}{1,3}", _words(r"\p{L}+", r"\p{N}+", r"[^\s\p{L}\p{N}]+[\r\n]*")), ignores_merges=True
+    ),
+}

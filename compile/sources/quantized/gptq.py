@@ -1,0 +1,107 @@
+"""GPTQ's matrices (Frantar et al., 2022), as GPTQModel and AutoGPTQ write them, with and without sorted inputs.
+
+`qweight` int32 `[K * bits / 32, N]`: the values of an output lie down a column. `qzeros` int32 `[K / group,
+N * bits / 32]` lies along rows. `scales` `[K / group, N]`; `g_idx` int32 `[K]`, the group of each input. A weight is
+`scales[g_idx] * (q - zeros[g_idx])` (`dequantize_weight` in GPTQModel's nn_modules/qlinear). Version 1 stores zeros
+less one, a borrow going on to the next zero of its word (`convert_gptq_v1_to_v2_format_module` there; 3 bits: to none).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from radixlm.runtime.errors import UnsupportedTensor
+
+from ..source import TensorInfo
+from .bits import num_words, unpacked, whole_spans
+from .grouped import Grouped, order_of_groups
+from .tensors import FLOATS, WORDS, Array, GroupedTensor, group_of, number, part
+
+_FORMATS = ("gptq", "gptq_v2")
+
+
+@dataclass(frozen=True)
+class GPTQ:
+    """The format as a configuration describes it; a `group_size` of -1 is a whole row."""
+
+    bits: int
+    group_size: int
+    is_first_version: bool
+    marker: str = ".qweight"
+    endings: tuple[str, ...] = (".qweight", ".qzeros", ".scales", ".g_idx")
+    unused: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, label: str, config: Mapping[str, Any]) -> GPTQ:
+        """What `quantize_config.json` or `quantization_config` says; raises UnsupportedTensor for what is not read."""
+        layout = config.get("checkpoint_format") or config.get("format") or "gptq"
+        if layout not in _FORMATS or config.get("is_marlin_format"):
+            raise UnsupportedTensor(
+                f"{label}: GPTQ's checkpoint_format {layout!r} is not read, only {' and '.join(_FORMATS)}; "
+                "take such a checkpoint, or a GGUF file of the same model"
+            )
+        bits = number(label, config, "bits", (2, 3, 4, 8))
+        return cls(bits, number(label, config, "group_size"), is_first_version=layout == "gptq")
+
+    def matrix(self, name: str, parts: Mapping[str, Array]) -> GroupedTensor:
+        bits = self.bits
+        words, scales = part(name, parts, ".qweight", dtypes=WORDS), part(name, parts, ".scales", dtypes=FLOATS)
+        num_inputs, num_outputs = words.shape[0] * 32 // bits, words.shape[1]
+        groups = scales.shape[0]
+        part(name, parts, ".scales", (groups, num_outputs))
+        part(name, parts, ".qzeros", (groups, num_words(num_outputs, bits)), dtypes=WORDS)
+        if ".g_idx" in parts:
+            part(name, parts, ".g_idx", (num_inputs,), dtypes=("I32", "I64"))
+        group = group_of(name, num_inputs, groups, self.group_size)
+        info = TensorInfo((num_outputs, num_inputs), f"GPTQ_{bits}")
+        matrix = _Matrix(name, parts, bits, group, info.shape, is_first_version=self.is_first_version)
+        return GroupedTensor(name, info, matrix.decode)
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    name: str
+    parts: Mapping[str, Array]
+    bits: int
+    group: int
+    shape: tuple[int, ...]
+    is_first_version: bool
+
+    def decode(self, rows: slice) -> Grouped:
+        codes = unpacked(self.parts[".qweight"][:, rows].T, self.bits, self.shape[1])
+        order = self.input_order
+        return Grouped(
+            (1 << self.bits) - 1,
+            codes if order is None else codes[:, order],
+            np.ascontiguousarray(self.parts[".scales"][:, rows].T),
+            self._zeros_of(rows) if self.only_zero is None else self.only_zero,
+            input_order=order,
+        )
+
+    @cached_property
+    def only_zero(self) -> int | None:
+        """The zero of all groups, which symmetric checkpoints have; None where they differ."""
+        zeros = self._zeros_of(slice(0, self.shape[0]))
+        return int(zeros[0, 0]) if (zeros == zeros[0, 0]).all() else None
+
+    def _zeros_of(self, rows: slice) -> NDArray[np.uint8]:
+        span = whole_spans(rows, self.shape[0])
+        words = self.parts[".qzeros"][:, slice(span.start * self.bits // 32, num_words(span.stop, self.bits))]
+        if self.is_first_version and 32 % self.bits == 0:
+            words = words.view(np.uint32) + np.uint32(sum(1 << at for at in range(0, 32, self.bits)))
+        zeros = unpacked(words, self.bits, span.stop - span.start)
+        if self.is_first_version and 32 % self.bits:
+            zeros = zeros + np.uint8(1) & np.uint8((1 << self.bits) - 1)
+        return zeros[:, rows.start - span.start : rows.stop - span.start].T
+
+    @cached_property
+    def input_order(self) -> NDArray[np.int32] | None:
+        """The inputs by their groups; None where they are in that order already."""
+        if ".g_idx" not in self.parts:
+            return None
+        return order_of_groups(f"{self.name}.g_idx", self.parts[".g_idx"][:], self.group)

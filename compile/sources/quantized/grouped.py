@@ -1,0 +1,91 @@
+"""Integer codes with a scale for each group of a row: what most formats of quantized weights come down to.
+
+Knows what they are worth, and which kind of the kernels holds them; knows no format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from radixlm.runtime.errors import CorruptSource
+
+from ...weights.kinds import CodesName, Scales, WeightKind
+from ...weights.quantization import Float32, Weight
+from .bits import Codes
+
+_GROUPS = (128, 64, 32, 16)  # that the kernels have; larger ones repeat their scales
+_CODES: dict[CodesName, int] = {"q2": 3, "q3": 7, "q4": 15, "q5": 31, "q6": 63, "q8": 255}
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Some rows of a matrix: a value is `scale * (code - zero)`, or `scale * code + minimum`.
+
+    `codes`: uint8 `[N, K]`, at most `max_code`. `scales`: floats `[N, K / group]`. `zeros`: one for all, or integers as
+    scales; `minima`: floats as scales. `input_order`: int32 `[K]`, which of the model's inputs each column multiplies,
+    where a format sorts them; None where column `k` is input `k`.
+    """
+
+    max_code: int
+    codes: Codes
+    scales: NDArray[Any]
+    zeros: int | NDArray[Any] = 0
+    minima: NDArray[Any] | None = None
+    input_order: NDArray[np.int32] | None = None
+
+    @property
+    def group(self) -> int:
+        """Values that share a scale."""
+        return int(self.codes.shape[1] // self.scales.shape[1])
+
+    def values(self) -> Float32:
+        """float32 `[N, K]`, inputs in the model's order: the format's own formula, with nothing rounded to float16."""
+        groups = self.codes.reshape(*self.scales.shape, self.group).astype(np.float32)
+        if isinstance(self.zeros, int):
+            groups -= np.float32(self.zeros)
+        else:
+            groups -= self.zeros.astype(np.float32)[..., None]
+        groups *= self.scales.astype(np.float32)[..., None]
+        if self.minima is not None:
+            groups += self.minima.astype(np.float32)[..., None]
+        values = groups.reshape(self.codes.shape)
+        return values if self.input_order is None else values[:, np.argsort(self.input_order)]
+
+    def weight(self) -> Weight:
+        """The same as the kernels hold it: codes untouched but for a shift, scales and minima rounded to float16."""
+        group = next(size for size in _GROUPS if self.group % size == 0)
+        name, most = next((name, most) for name, most in _CODES.items() if self.max_code <= most)
+
+        def spread(numbers: NDArray[Any]) -> NDArray[Any]:
+            return numbers.repeat(self.group // group, axis=1)
+
+        with np.errstate(over="ignore"):  # the caller refuses infinite scales, with the tensor's name
+            scales = spread(self.scales.astype(np.float16))
+            if self.minima is not None:
+                kind = WeightKind(name, Scales(group, "minimum"))
+                minima = spread(self.minima.astype(np.float16))
+                return Weight(kind, self.codes, scales, minima, input_order=self.input_order)
+        kind = WeightKind(name, Scales(group))
+        if isinstance(self.zeros, int) and 0 <= kind.zero - self.zeros <= most - self.max_code:
+            codes = self.codes + np.uint8(kind.zero - self.zeros)
+            return Weight(kind, codes, scales, input_order=self.input_order)
+        zeros = np.broadcast_to(np.asarray(self.zeros, np.uint8), self.scales.shape)
+        kind = WeightKind(name, Scales(group, "integers"))
+        return Weight(kind, self.codes, scales, zeros=spread(zeros), input_order=self.input_order)
+
+
+def order_of_groups(name: str, groups: NDArray[Any], group: int) -> NDArray[np.int32] | None:
+    """Inputs `[K]` in the order of the groups that `groups` puts them in, as they are inside one; None: it is theirs.
+
+    Raises CorruptSource where some group does not get `group` inputs; `name` is the array's.
+    """
+    num_groups = len(groups) // group
+    counts = np.bincount(np.maximum(groups, 0), minlength=num_groups)
+    if groups.min() < 0 or len(counts) != num_groups or (counts != group).any():
+        raise CorruptSource(f"{name} does not put {group} inputs into each of {num_groups} groups; fetch it again")
+    if (np.diff(groups) >= 0).all():
+        return None
+    return np.argsort(groups, kind="stable").astype(np.int32)

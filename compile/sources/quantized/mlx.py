@@ -1,0 +1,60 @@
+"""MLX's matrices, as mlx-lm writes them.
+
+`weight` uint32 `[N, K * bits / 32]`, value `i` of a row at bit `i * bits`; `scales` and `biases` `[N, K / group]`. A
+weight is `scale * q + bias` (`mx.dequantize`). Some modules may have groups and bits of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
+
+from ..source import TensorInfo
+from .bits import unpacked
+from .fp4 import fp4_tensor
+from .grouped import Grouped
+from .tensors import FLOATS, WORDS, Array, GroupedTensor, group_of, number, part
+
+_BITS = (2, 3, 4, 5, 6, 8)
+_MODES = ("affine", "mxfp4", "nvfp4")
+
+
+@dataclass(frozen=True)
+class MLX:
+    """The format; `config` is `quantization` of config.json, with modules' own settings under their names."""
+
+    label: str
+    config: Mapping[str, Any]
+    marker: str = ".scales"
+    endings: tuple[str, ...] = (".weight", ".scales", ".biases")
+    unused: tuple[str, ...] = ()
+
+    def matrix(self, name: str, parts: Mapping[str, Array]) -> GroupedTensor:
+        own = self.config.get(name.removeprefix(f"{self.label}: "))
+        config = own if isinstance(own, Mapping) else self.config
+        mode = config.get("mode", self.config.get("mode", "affine"))
+        if mode not in _MODES:
+            raise UnsupportedTensor(
+                f"{name}: MLX's mode {mode!r} is not read, only {', '.join(_MODES)}; take a checkpoint of 4 or 8 bits, "
+                "or a GGUF file of the same model"
+            )
+        bits, group = number(name, config, "bits", _BITS), number(name, config, "group_size")
+        words = part(name, parts, ".weight", dtypes=WORDS)
+        scales = part(name, parts, ".scales", dtypes=FLOATS if mode == "affine" else ("U8", "F8_E8M0", "F8_E4M3"))
+        shape = (words.shape[0], words.shape[1] * 32 // bits)
+        group_of(name, shape[1], scales.shape[-1], group)
+        part(name, parts, ".scales", (shape[0], shape[1] // group))
+        if mode != "affine":
+            if bits != 4:
+                raise CorruptSource(f"{name}: mode {mode} has 4 bits, the configuration says {bits}")
+            return fp4_tensor(name, words, scales)
+        part(name, parts, ".biases", scales.shape, dtypes=FLOATS)
+
+        def decode(rows: slice) -> Grouped:
+            codes = unpacked(words[rows], bits, shape[1])
+            return Grouped((1 << bits) - 1, codes, scales[rows], minima=parts[".biases"][rows])
+
+        return GroupedTensor(name, TensorInfo(shape, f"MLX_{bits}"), decode)

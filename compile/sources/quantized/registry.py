@@ -1,0 +1,78 @@
+"""Which format the matrices of a checkpoint have, by what its own files say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from radixlm.runtime.errors import UnsupportedTensor
+
+from .awq import AWQ
+from .compressed import CompressedTensors
+from .fp4 import GptOssBlocks, ModelOptFP4
+from .fp8 import FP8
+from .gptq import GPTQ
+from .mlx import MLX
+from .tensors import Format, number
+
+SUPPORTED = "gptq, awq (gemm), compressed-tensors, fp8, mxfp4, modelopt (FP8, NVFP4), MLX and MLC"
+
+Json = Mapping[str, Any]
+
+
+def find_format(label: str, config: Json, beside: Json, names: Iterable[str]) -> Format | None:
+    """The format that `config` (config.json) or `beside` (quantize_config.json) describes; None for plain floats.
+
+    `names` are those of the arrays. Raises UnsupportedTensor for a method, a layout or a size that is not read.
+    """
+    settings = config.get("quantization_config")
+    if settings is None and isinstance(config.get("quantization"), Mapping):
+        settings = config["quantization"]
+    if settings is None:
+        return GPTQ.of(label, beside) if beside else None
+    if not isinstance(settings, Mapping):
+        raise UnsupportedTensor(f"{label}: a quantization of {settings!r} is not read; read are {SUPPORTED}")
+    method = settings.get("quant_method")
+    if method is None and "group_size" in settings and "bits" in settings:
+        return MLX(label, settings)
+    match method:
+        case "gptq":
+            return GPTQ.of(label, settings)
+        case "awq":
+            return AWQ.of(label, settings)
+        case "compressed-tensors":
+            return CompressedTensors.of(label, settings)
+        case "fp8" | "fbgemm_fp8":
+            return _fp8(label, settings, names)
+        case "mxfp4":
+            return GptOssBlocks()
+        case "modelopt":
+            return _modelopt(label, settings)
+        case "bitsandbytes":
+            raise UnsupportedTensor(
+                f"{label}: weights quantized by bitsandbytes are not read; compile the original model with "
+                "--quantize q4 or q8, or take a GGUF file"
+            )
+    raise UnsupportedTensor(
+        f"{label}: weights quantized by {method} are not read; read are {SUPPORTED}; "
+        "take such a checkpoint, the original model, or a GGUF file"
+    )
+
+
+def _fp8(label: str, settings: Json, names: Iterable[str]) -> FP8:
+    marker = ".weight_scale_inv" if any(name.endswith(".weight_scale_inv") for name in names) else ".weight_scale"
+    block = settings.get("weight_block_size") or (128, 128)
+    if not isinstance(block, list | tuple) or len(block) != 2:
+        raise UnsupportedTensor(f"{label}: weight_block_size {block!r} is not read, only two numbers")
+    sides = dict(enumerate(block))
+    rows, inputs = (number(label, {"weight_block_size": sides[side]}, "weight_block_size") for side in sides)
+    return FP8(marker, (max(1, rows), max(1, inputs)))
+
+
+def _modelopt(label: str, settings: Json) -> Format:
+    algorithm = settings.get("quant_algo")
+    if algorithm == "FP8":
+        return FP8(".weight_scale")
+    if algorithm == "NVFP4":
+        return ModelOptFP4()
+    raise UnsupportedTensor(f"{label}: ModelOpt's quant_algo {algorithm!r} is not read, only FP8 and NVFP4")

@@ -1,0 +1,159 @@
+"""A model that is no artifact is compiled once into the cache folder, by the real command in an empty home."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from radixlm.cli import cached_artifact
+from radixlm.runtime.errors import ArtifactNotFound
+
+COMMAND = [sys.executable, "-c", "from radixlm.cli.main import main; main()"]
+ARGUMENTS = ("hello", "--max-tokens", "2", "--temperature", "0")
+
+
+@pytest.fixture
+def source(tiny_source: Path, tmp_path: Path) -> Path:
+    """A model to change and break."""
+    return Path(shutil.copytree(tiny_source, tmp_path / "my model"))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where artifacts go."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "radixlm" / "artifacts"
+
+
+def test_a_model_is_compiled_once_and_again_when_it_changed(source: Path, cache: Path) -> None:
+    first, second = (_run("generate", source, *ARGUMENTS) for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    [artifact] = cache.iterdir()  # no lock and nothing unfinished beside it
+    assert artifact.name.startswith("my_model-")
+    assert first.stderr.splitlines()[0] == f"compiling {source}, once; it is kept in {artifact}"
+    assert "verify" in first.stderr
+    assert (second.returncode, second.stdout, second.stderr) == (0, first.stdout, "")
+    assert json.loads((artifact / "manifest.json").read_text())["name"] == "my_model"
+
+    os.utime(source / "model.safetensors")
+    changed = _run("generate", source, *ARGUMENTS, "--kv-dtype", "f32")
+    assert changed.returncode == 0 and len(list(cache.iterdir())) == 2
+
+
+def test_two_processes_compile_once(source: Path, cache: Path) -> None:
+    processes = [_start("generate", source, *ARGUMENTS) for _ in range(2)]
+    outputs = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert outputs[0][0] == outputs[1][0]
+    said = [error for _, error in outputs]
+    assert sorted("compiling " in error for error in said) == [False, True]
+    assert len(list(cache.iterdir())) == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_nothing(source: Path, cache: Path, number: signal.Signals, code: int) -> None:
+    process = _start("generate", source, *ARGUMENTS)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.strip() == "build":
+            break
+    process.send_signal(number)
+    rest = process.stderr.read()  # until the compiler, which has the same stream, has ended, too
+    assert process.wait(60) == code
+    assert "Traceback" not in rest
+    assert list(cache.iterdir()) == []
+
+
+def test_a_model_that_cannot_be_compiled_is_one_line(source: Path, cache: Path) -> None:
+    os.truncate(source / "model.safetensors", 5000)
+    for log in ((), ("--log-format", "json")):
+        done = _run("serve", source, "--port", "0", *log)
+        assert done.returncode == 2
+        last = done.stderr.splitlines()[-1]
+        assert "model.safetensors" in last and "fetch it again" in last
+        assert done.stderr.count("fetch it again") == 1 and "Traceback" not in done.stderr
+        if log:
+            assert [json.loads(line)["level"] for line in done.stderr.splitlines()][-1] == "error"
+    assert list(cache.iterdir()) == []
+
+
+def test_a_cache_folder_that_cannot_be_is_said_with_what_to_do(source: Path, cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where a folder is wanted")
+    line = _error(_run("generate", source, *ARGUMENTS))
+    assert "cannot be written" in line and "XDG_CACHE_HOME" in line and "-o my_model.radixlm" in line
+
+
+def test_a_damaged_artifact_is_none(tiny_artifact: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tiny_artifact, tmp_path / "copy.radixlm"))
+    assert cached_artifact._is_whole(copy)
+    os.truncate(copy / "weights.safetensors", 5000)
+    assert not cached_artifact._is_whole(copy)
+    assert not cached_artifact._is_whole(tmp_path / "nowhere.radixlm")
+
+
+def test_options_of_the_compiler_are_refused_for_an_artifact(tiny_artifact: Path) -> None:
+    line = _error(_run("generate", tiny_artifact, *ARGUMENTS, "--quantize", "q8"))
+    assert "is compiled already" in line and "--quantize q8" in line
+
+
+def test_a_start_from_the_cache_loads_no_compiler(source: Path, cache: Path, tiny_artifact: Path) -> None:
+    path = cache / f"my_model-{cached_artifact._key(str(source), {})}.radixlm"
+    shutil.copytree(tiny_artifact, path)
+    code = (
+        "import sys\nfrom radixlm.cli.main import cli\n"
+        f"try: cli({['generate', str(source), *ARGUMENTS]!r})\nexcept SystemExit: pass\n"
+        "print([name for name in ('tvm', 'radixlm.compile') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.splitlines()[-1], done.stderr) == ("[]", "")
+
+
+def test_a_key_is_of_files_options_and_compiler(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def key(options: Mapping[str, str] | None = None) -> str:
+        return cached_artifact._key(str(source), options or {})
+
+    first = key()
+    assert key() == first
+    (source / "README.txt").write_text("no part of the model")
+    assert key() == first
+    keys = {first, key({"quantize": "q4"}), key({"kv-dtype": "q4"})}
+    weights = source / "model.safetensors"
+    os.utime(weights, ns=(0, time.time_ns()))
+    keys.add(key())
+    weights.write_bytes(weights.read_bytes() + b" ")
+    keys.add(key())
+    monkeypatch.setattr(cached_artifact, "_digest_of_compiler", lambda: "another")
+    keys.add(key())
+    assert len(keys) == 6
+    assert cached_artifact._key("hf:org/name", {}) != cached_artifact._key("hf:org/name@v1", {})
+
+
+def test_what_is_an_artifact_is_known_by_its_name_or_its_manifest(source: Path, tiny_artifact: Path) -> None:
+    assert cached_artifact.is_artifact("nowhere.radixlm") and cached_artifact.is_artifact(str(tiny_artifact))
+    assert not any(map(cached_artifact.is_artifact, ("smollm2", "hf:org/name", str(source))))
+    with pytest.raises(ArtifactNotFound, match=r"nowhere\.gguf does not exist; give an artifact, "):
+        cached_artifact.is_artifact("nowhere.gguf")
+
+
+def _error(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 2, done.stderr
+    [line] = done.stderr.splitlines()
+    assert line.startswith("Error: ")
+    return line
+
+
+def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+
+
+def _start(*arguments: object) -> subprocess.Popen[str]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([*COMMAND, *map(str, arguments)], text=True, **pipes)  # type: ignore[call-overload]

@@ -1,0 +1,115 @@
+"""`radixlm inspect` of what can be compiled: the numbers are those of the artifact that comes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from radixlm.cli.main import cli
+from radixlm.compile import inspection
+from radixlm.compile.compiler import kv_layout
+from radixlm.compile.sources import open_source
+from radixlm.runtime.artifact import Artifact
+
+from ..goldens.families import FAMILIES
+
+
+def test_it_says_what_the_artifact_takes(runner: CliRunner, tiny_source: Path, tiny_artifact: Path) -> None:
+    result = runner.invoke(cli, ["inspect", str(tiny_source), "--quantize", "q4", "--json"])
+    assert result.exit_code == 0, result.output
+    found, manifest = json.loads(result.output), Artifact.open(tiny_artifact).manifest
+    assert found["refusal"] is None
+    assert found["context_length"] == manifest.context_length
+    assert found["kv_bytes"] == manifest.kv.page_bytes * 1000 // 16
+    rope_bytes = 64 * len(manifest.model.ropes)  # frequencies, which no source stores
+    assert manifest.module.weights_bytes - rope_bytes == found["artifact_bytes"]
+    assert found["file_bytes"] == (tiny_source / "model.safetensors").stat().st_size
+    numbers = found["num_parameters"]
+    assert found["file_token_bytes"] == 4 * numbers > found["artifact_token_bytes"] > numbers // 2
+
+
+def test_the_table_says_whether_it_can_be_compiled(runner: CliRunner, tiny_source: Path) -> None:
+    result = runner.invoke(cli, ["inspect", str(tiny_source)])
+    assert result.exit_code == 0, result.output
+    rows = dict(line.split("  ", 1) for line in result.output.splitlines())
+    assert rows["can be compiled"].strip() == "yes"
+    assert "times the file's" in rows["read per decoded token"]
+
+
+def test_an_artifact_says_the_same_of_what_a_token_reads(
+    runner: CliRunner, tiny_source: Path, tiny_artifact: Path
+) -> None:
+    source = runner.invoke(cli, ["inspect", str(tiny_source), "--quantize", "q4"])
+    artifact = runner.invoke(cli, ["inspect", str(tiny_artifact)])
+    expected, said = (
+        next(line.split("  ", 1)[1].strip() for line in result.output.splitlines() if line.startswith("read per"))
+        for result in (source, artifact)
+    )
+    assert expected == f"{said}, and the keys and values before it"
+
+
+def test_what_no_kernel_computes_is_named_with_exit_code_2(
+    runner: CliRunner, tiny_source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from radixlm.compile.ops import implemented
+
+    monkeypatch.setitem(implemented.MODEL, "an odd number of layers", lambda model: len(model.layers) % 2 == 1)
+    result = runner.invoke(cli, ["inspect", str(tiny_source)])
+    assert result.exit_code == 2
+    assert "llama needs an odd number of layers, which no kernel computes yet" in result.output
+    assert "parameters" in result.output  # the rest is told all the same
+
+
+def test_what_cannot_be_read_is_one_line_with_exit_code_2(runner: CliRunner, tiny_source: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(tiny_source, tmp_path / "source"))
+    os.truncate(source / "model.safetensors", 5000)
+    before = sorted(tmp_path.rglob("*"))
+    for path in (source, tmp_path / "nowhere.gguf"):
+        result = runner.invoke(cli, ["inspect", str(path)])
+        assert (result.exit_code, result.output.count("\n")) == (2, 1), result.output
+        assert result.output.startswith("Error: ")
+    assert sorted(tmp_path.rglob("*")) == before  # nothing is written
+
+
+def test_of_the_hub_only_the_configuration_is_fetched(
+    tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_bytes((tiny_source / "config.json").read_bytes())
+    (tmp_path / "model.safetensors.index.json").write_text('{"metadata": {"total_size": 123}}')
+    asked: list[tuple[str, ...]] = []
+
+    def download(reference: str, *, files: tuple[str, ...]) -> Path:
+        asked.append(files)
+        return tmp_path
+
+    monkeypatch.setattr(inspection.hub, "download", download)
+    found = inspection.inspect_source("hf:org/tiny")
+    assert asked == [("config.json", "model.safetensors.index.json")]
+    assert (found.refusal, found.file_bytes, found.artifact_bytes) == (None, 123, None)
+    with open_source(tiny_source) as source:
+        assert found.model == source.config
+        assert found.kv_bytes == kv_layout(source.config, "f16").page_bytes * 1000 // 16
+
+
+def test_windows_and_experts_are_told(runner: CliRunner, tmp_path: Path) -> None:
+    from radixlm.cli.tables import layer_rows
+    from radixlm.compile.families.settings import Settings
+    from radixlm.runtime.artifact.model_config import Experts, LayerConfig
+
+    values = {**FAMILIES["qwen3"].config, "rope_parameters": None}
+    c = Settings("x", "huggingface", "qwen3", "Qwen3ForCausalLM", values)
+    experts = Experts(num_experts=8, num_active=2, intermediate_size=32)
+    model = c.model(lambda i: LayerConfig(mixer=c.attention(window=32 if i else None), ffn=experts if i else c.dense()))
+    rows = dict(layer_rows(model))
+    others = c.num_layers - 1
+    assert rows["windows"] == f"{others} layers see 32 tokens"
+    assert rows["experts"] == f"2 of 8 a token, in {others} layers"
+
+
+def test_verify_is_of_artifacts(runner: CliRunner, tiny_source: Path) -> None:
+    result = runner.invoke(cli, ["inspect", str(tiny_source), "--verify"])
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)

@@ -1,0 +1,47 @@
+"""What a family's checkpoint can have wrong, through the command: exit code 2, one line, nothing written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from radixlm.cli.main import cli
+
+from ...goldens.families import FAMILIES
+
+
+def refusal(source: Path, output: Path) -> str:
+    """The line that the command ends with."""
+    output.parent.mkdir()
+    done = CliRunner().invoke(cli, ["compile", str(source), "-o", str(output)])
+    assert done.exit_code == 2
+    assert not list(output.parent.iterdir())
+    (line,) = [line for line in done.stderr.splitlines() if line != "read"]
+    assert line.startswith("Error: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("qwen3", {"rope_scaling": {"rope_type": "spiral"}}, "'spiral' is not supported, only linear"),
+        ("qwen3", {"rope_scaling": {"rope_type": "yarn"}}, "'yarn' lacks or has a wrong 'factor'"),
+        ("qwen3", {"intermediate_size": 100}, "has shape [192, 64], the configuration asks for [100, 64]"),
+        ("qwen3", {"num_hidden_layers": 9}, "model.layers.3.input_layernorm.weight is missing"),
+        ("qwen3", {"num_hidden_layers": 2}, "has no place in the qwen3 architecture (Qwen3)"),
+        ("qwen3", {"num_attention_heads": 5}, "5 attention heads cannot share 2"),
+        ("qwen3", {"vocab_size": None}, "vocab_size"),
+        ("qwen3", {"head_dim": "many"}, "head_dim is 'many', must be a number"),
+        ("qwen3", {"hidden_act": "sine"}, "hidden_act 'sine' is not supported, only silu"),
+        ("qwen3", {"architectures": ["Qwen3NextForCausalLM"]}, "the nearest is Qwen3"),
+        ("olmo2", {"architectures": ["Olmo9ForCausalLM"]}, "OLMo 2"),
+    ],
+)
+def test_a_configuration_that_cannot_be_right(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    source = FAMILIES[name].write(tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | changes))
+    assert message in refusal(source, tmp_path / "out" / "x.radixlm")

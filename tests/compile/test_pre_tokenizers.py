@@ -1,0 +1,79 @@
+"""Each known way of cutting text gives the tokens that llama.cpp gives, over a vocabulary that shows every cut."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from radixlm.compile.sources.gguf_tokenizer import build_tokenizer_json, vocabulary_from_gguf
+from radixlm.compile.sources.pre_tokenizers import PRE_TOKENIZERS
+from tokenizers import Tokenizer
+
+GOLDEN = Path(__file__).resolve().parent.parent / "goldens" / "pre_tokens.json"
+# Cut as the makers' own tokenizer.json says; the llama.cpp of the golden does not know the names.
+NOT_IN_GOLDEN = {"laguna", "minicpm5"}
+# llama.cpp's patterns for these have no combining marks, which the makers' own have.
+WITHOUT_MARKS = {"gpt-4o", "tekken"}
+
+
+@cache
+def golden() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(GOLDEN.read_text("utf-8"))
+    return loaded
+
+
+@cache
+def ids_of(pre: str) -> list[list[int]]:
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": golden()["tokens"],
+        "tokenizer.ggml.merges": golden()["merges"],
+    }
+    tokenizer = Tokenizer.from_str(build_tokenizer_json(vocabulary_from_gguf(metadata)))
+    return [tokenizer.encode(text, add_special_tokens=False).ids for text in golden()["texts"]]
+
+
+@pytest.mark.parametrize("pre", sorted(golden()["ids"]))
+def test_texts_are_cut_as_llama_cpp_cuts_them(pre: str) -> None:
+    rows = zip(golden()["texts"], ids_of(pre), golden()["ids"][pre], strict=True)
+    assert [row for row in rows if row[1] != row[2] and not (pre in WITHOUT_MARKS and has_marks(row[0]))] == []
+
+
+def has_marks(text: str) -> bool:
+    return any(unicodedata.category(character).startswith("M") for character in text)
+
+
+def test_gemma4_equals_llama_cpp() -> None:
+    made = golden()["gemma4"]
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": made["tokens"],
+        "tokenizer.ggml.token_type": made["types"],
+        "tokenizer.ggml.merges": made["merges"],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.unknown_token_id": 2,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    vocabulary = vocabulary_from_gguf(metadata)
+    tokenizer = Tokenizer.from_str(build_tokenizer_json(vocabulary))
+    found = [tokenizer.encode(text, add_special_tokens=False).ids for text in golden()["texts"]]
+    assert [row for row in zip(golden()["texts"], found, golden()["gemma4_ids"], strict=True) if row[1] != row[2]] == []
+    assert vocabulary.add_bos_token
+
+
+def test_every_way_of_cutting_is_in_the_golden() -> None:
+    verified = [PRE_TOKENIZERS[name].steps for name in golden()["ids"]]
+    missing = {name for name, way in PRE_TOKENIZERS.items() if way.steps not in verified}
+    assert missing <= NOT_IN_GOLDEN
+
+
+def test_the_golden_tells_ways_apart() -> None:
+    """Otherwise it would not notice one that is used for another."""
+    by_steps = {json.dumps(PRE_TOKENIZERS[name].steps): name for name in golden()["ids"]}
+    rows = {json.dumps(golden()["ids"][name]) for name in by_steps.values()}
+    assert len(rows) >= len(by_steps) - 3  # llama.cpp's own patterns for some are the same

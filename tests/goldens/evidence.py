@@ -1,0 +1,103 @@
+"""Write down what the families were compared with, for `radixlm models`, docs/models.md and README.
+
+    python -m tests.goldens.evidence
+
+Run it where a family, a golden or a kernel was added. It reads the goldens' own tables and the registry of families;
+it takes seconds, and needs neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from radixlm.compile.context_length import resolved
+from radixlm.compile.evidence import VERIFIED, FamilyEvidence, families
+from radixlm.compile.families import registry
+from radixlm.compile.ops.implemented import check_implemented
+from radixlm.compile.sources.huggingface_config import huggingface_settings
+from radixlm.runtime.errors import UnsupportedArchitecture
+
+from .families import FAMILIES
+from .tiny_models import TINY_MODELS, TinyModel
+from .tiny_outputs import TinyOutputs
+
+ROOT = Path(__file__).resolve().parents[2]
+# Real models: what is compared with transformers, and the test that does so.
+REAL = {"llama": ("SmolLM2-135M-Instruct in Q4_1", "tests/runtime/engine/test_quality_smollm2.py")}
+MAX_NAMES = 9  # in README, which is short
+TABLE = re.compile(r"(?<=<!-- families -->\n).*?(?=<!-- end of families -->)", re.DOTALL)
+SENTENCE = re.compile(r"^- Models: .*?(?=^- )", re.DOTALL | re.MULTILINE)
+
+
+def verified() -> str:
+    """What belongs into `verified.json`."""
+    found: dict[str, dict[str, Any]] = defaultdict(lambda: {"goldens": []})
+    for name, tiny in sorted({**TINY_MODELS, **FAMILIES}.items()):
+        try:
+            settings = huggingface_settings(name, tiny.config)
+        except UnsupportedArchitecture:
+            continue  # a golden of a family that has no file yet
+        golden = {"name": name, "llama_cpp": TinyOutputs.load(name).llama_cpp, "needs": _needs(name, tiny, settings)}
+        found[settings.architecture]["goldens"].append(golden)
+    for key, (model, _) in REAL.items():
+        found[key]["real"] = model
+    return json.dumps(found, indent=2, sort_keys=True) + "\n"
+
+
+def _needs(name: str, tiny: TinyModel, settings: Any) -> str | None:
+    """What no kernel computes of a checkpoint; None where it compiles."""
+    config = registry.FAMILIES[settings.architecture].config(settings)
+    try:
+        check_implemented(name, resolved(config, tiny.context_length))
+    except UnsupportedArchitecture as error:
+        return str(error).partition(" needs ")[2].partition(", which no kernel")[0]
+    return None
+
+
+def table(found: list[FamilyEvidence]) -> str:
+    """The families as a table for docs/models.md."""
+    lines = [
+        "| family | classes | GGUF | goldens of transformers | llama.cpp within | compiles |",
+        "|---|---|---|---|--:|---|",
+    ]
+    for each in found:
+        needs = [f"{golden.name} needs {golden.needs}" for golden in each.goldens if golden.needs is not None]
+        cells = (
+            f"{each.title}{'' if each.real is None else f'; real: {each.real}'}",
+            ", ".join(each.classes),
+            ", ".join(each.gguf) or "-",
+            ", ".join(golden.name for golden in each.goldens) or "none",
+            "-" if each.llama_cpp is None else f"{each.llama_cpp:.0e}",
+            "; ".join(needs) or ("yes" if each.goldens else "not tried"),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def sentence(found: list[FamilyEvidence]) -> str:
+    """How README tells the same."""
+    names = list(dict.fromkeys(re.split(r"[ \d]|-\d", each.title)[0] for each in found if each.is_compiled))
+    named = f"{', '.join(names[:MAX_NAMES])}{' and others' if len(names) > MAX_NAMES else ''}"
+    count = sum(each.is_compiled for each in found)
+    text = f"- Models: {count} families ({named}): `radixlm models` and [docs/models.md](docs/models.md)."
+    return textwrap.fill(text, 120, subsequent_indent="  ", break_on_hyphens=False) + "\n"
+
+
+def pages() -> dict[Path, str]:
+    """The files that say it, as they should be; `verified.json` must be as it should be already."""
+    found, models, readme = families(), ROOT / "docs" / "models.md", ROOT / "README.md"
+    return {
+        models: TABLE.sub(lambda _: table(found), models.read_text(encoding="utf-8"), count=1),
+        readme: SENTENCE.sub(lambda _: sentence(found), readme.read_text(encoding="utf-8"), count=1),
+    }
+
+
+if __name__ == "__main__":
+    VERIFIED.write_text(verified(), encoding="utf-8")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

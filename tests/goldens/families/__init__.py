@@ -1,0 +1,19 @@
+"""Tiny checkpoints of the families, by name."""
+
+from __future__ import annotations
+
+from .dense import DENSE
+from .family import Off, TinyFamily
+from .gemma import GEMMA
+from .gemma4 import GEMMA4
+from .gpt_oss import GPT_OSS
+from .latent import LATENT
+from .layer_norms import LAYER_NORMS
+from .meta import META
+from .moe import MOE
+from .post_norms import POST_NORMS
+
+__all__ = ["FAMILIES", "Off", "TinyFamily"]
+
+_ALL = (*DENSE, *POST_NORMS, *LAYER_NORMS, *GEMMA, *MOE, *GPT_OSS, *GEMMA4, *LATENT, *META)
+FAMILIES: dict[str, TinyFamily] = {tiny.name: tiny for tiny in _ALL}

@@ -1,0 +1,100 @@
+"""Write a tiny family as the GGUF file that llama.cpp's converter makes of it; all tensors in float32.
+
+    tiny_gguf.write(FAMILIES["qwen3"], path)
+
+Needs NumPy and gguf. What a family's converter does beside renaming is in `gguf_families.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from .families import TinyFamily
+from .gguf_dense import Converter, Value
+from .gguf_families import GGUF_FAMILIES
+from .tiny_models import BOS, CHAT_TEMPLATE, IM_END, tokenizer
+
+
+def converter(tiny: TinyFamily) -> Converter | None:
+    """What llama.cpp's converter does for the family; None: it has none."""
+    return GGUF_FAMILIES.get(str(tiny.text["model_type"]))
+
+
+def write(tiny: TinyFamily, path: Path) -> Path:
+    """Write `tiny` to `path` and return it; ValueError if llama.cpp does not know the family."""
+    how = converter(tiny)
+    if how is None:
+        raise ValueError(f"llama.cpp has no converter for {tiny.text['model_type']}")
+    writer = gguf.GGUFWriter(path, how.architecture)
+    for key, value in how.metadata(tiny.text).items():
+        _add(writer, f"{how.architecture}.{key}", value)
+    _add_tokenizer(writer, tiny.vocab_size)
+    for name, tensor in tensors(tiny).items():
+        writer.add_tensor(name, np.ascontiguousarray(tensor))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def tensors(tiny: TinyFamily) -> dict[str, np.ndarray]:
+    """All tensors under GGUF's names, in GGUF's layout."""
+    how = GGUF_FAMILIES[str(tiny.text["model_type"])]
+    names = gguf.get_tensor_name_map(how.model_arch, int(tiny.text["num_hidden_layers"]))
+    found = {}
+    for name, weight in how.tensors(tiny.text, stacked(tiny.tensors)):
+        stem, suffix = re.fullmatch(r"(.*?)(\.weight|\.bias)?", name).groups(default="")  # type: ignore[union-attr]
+        stem = stem.removeprefix("=")
+        renamed = stem if name.startswith("=") else names.get_name(stem)
+        if renamed is None:
+            raise ValueError(f"gguf knows no name for {name} of {how.architecture}")
+        found[renamed + suffix] = weight
+    return found
+
+
+def stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """`tensors` where those of each expert or head are one stack: experts.3.up_proj is experts.up_proj[3]."""
+    found: dict[str, Any] = {}
+    for name, weight in tensors.items():
+        match = re.fullmatch(r"(.*\.(?:experts|norms))\.(\d+)(\..*)", name)
+        if match:
+            found.setdefault(match[1] + match[3], []).append(weight)
+        else:
+            found[name] = weight
+    return {name: np.stack(weight) if isinstance(weight, list) else weight for name, weight in found.items()}
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Value) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+    content: Any = tokenizer(vocab_size)
+    vocab = content["model"]["vocab"]
+    special = {token["content"] for token in content["added_tokens"]}
+    pieces = sorted(vocab, key=vocab.get)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(pieces)
+    types = (gguf.TokenType.CONTROL if piece in special else gguf.TokenType.NORMAL for piece in pieces)
+    writer.add_token_types(list(types))
+    writer.add_token_merges([" ".join(merge) for merge in content["model"]["merges"]])
+    writer.add_bos_token_id(BOS)
+    writer.add_eos_token_id(IM_END)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHAT_TEMPLATE)

@@ -1,0 +1,52 @@
+"""What memory knows of runs is dropped in the order of its use, and looking through it is no use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from radixlm.runtime.artifact.manifest import KVLayout
+from radixlm.runtime.pruning.probe_keys import ProbeKeyCache
+from radixlm.runtime.store import PageKey
+from radixlm.runtime.store.ordered_record import BlockHeads
+
+from ..store.pages import ALICE, BOB, chain
+from ..store.runs import identity_of, kv_of
+
+KV = kv_of()
+KEYS = np.zeros((2, 16, 8), np.float16)
+
+
+@dataclass
+class FakeRun:
+    """As much of an open run as the cache looks at."""
+
+    header: PageKey
+    kv: KVLayout = KV
+
+    @property
+    def layout(self) -> FakeRun:
+        return self
+
+
+def page(seed: int, namespace: bytes) -> PageKey:
+    return chain(1, seed, namespace=namespace, identity=identity_of(KV))[0]
+
+
+def test_forgetting_a_namespace_is_no_use_of_the_runs_of_others() -> None:
+    known = ProbeKeyCache(3 * KEYS.nbytes)
+    kept, left, gone, new = page(1, ALICE), page(2, ALICE), page(3, BOB), [page(4, ALICE), page(5, ALICE)]
+
+    def keep(head: PageKey) -> None:
+        run: Any = FakeRun(head)
+        known.keep(run, BlockHeads(1, []), KEYS)
+
+    for head in (kept, left, gone):
+        keep(head)
+    assert known.find([kept])  # the one used longest ago is now `left`
+    known.discard(BOB)
+    for head in new:
+        keep(head)
+    assert known.find([kept]) and not known.find([left]) and not known.find([gone])
+    assert known.num_bytes == 3 * KEYS.nbytes
