@@ -91,11 +91,14 @@ def bound(value: Expr) -> Expr:
 
 
 def prefetch(memory: Memory, start: Expr, num_bytes: int, element_bytes: int) -> None:
-    """Ask for cache lines that will be read soon; an address beyond the memory does no harm."""
+    """Ask for cache lines that will be read soon; an address beyond the memory does no harm.
+
+    They go into the second level: what is asked for ahead, side by side, is more than the first holds.
+    """
     for offset in range(0, num_bytes, CACHE_LINE):
         address = memory.at(start + offset // element_bytes)
-        # to read (0), into every level (3), data (1)
-        T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", address, T.int32(0), T.int32(3), T.int32(1)))
+        # to read (0), into the second level (2), data (1)
+        T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", address, T.int32(0), T.int32(2), T.int32(1)))
 
 
 def _extent(stop: Expr) -> Expr:
