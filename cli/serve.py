@@ -90,6 +90,12 @@ class _KeyOption(click.Option):
     "whole old turns of a history are left out, or the middle of a prompt, and the answer says which.",
 )
 @click.option(
+    "--strict",
+    is_flag=True,
+    help="Refuse every field of a request that /openapi.json does not have. Without it, those that do not change the "
+    "answer are ignored, and listed in the header x-radixlm-ignored.",
+)
+@click.option(
     "--context-length",
     type=click.IntRange(min=1),
     metavar="TOKENS",
@@ -155,6 +161,7 @@ def command(
     cache_ttl: float | None,
     max_queue: int,
     truncation: Truncation,
+    strict: bool,
     context_length: int | None,
     max_num_batched_tokens: int | None,
     admission: AdmissionPolicy,
@@ -203,6 +210,7 @@ def command(
         api_keys=keys,
         cors_origins=cors_origins,
         truncation=truncation,
+        is_strict=strict,
         log_format=log_format,
         logs_prompts=log_prompts,
         grace_s=shutdown_timeout,

@@ -46,6 +46,7 @@ class Serving:
     api_keys: tuple[str, ...]
     cors_origins: tuple[str, ...]
     truncation: Truncation  # where a request does not say
+    is_strict: bool  # whether unknown fields are refused
     log_format: str
     logs_prompts: bool
     grace_s: float  # for running replies, once the server is told to stop
@@ -74,6 +75,7 @@ class Serving:
                     logs_prompts=self.logs_prompts,
                     cors_origins=self.cors_origins,
                     truncation=self.truncation,
+                    is_strict=self.is_strict,
                     hosts=local_hosts(self.host) if is_loopback and not self.api_keys else (),
                 )
                 self._say(f"serving {self.artifact} at {url}/v1")

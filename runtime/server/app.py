@@ -49,6 +49,7 @@ def create_app(
     cors_origins: Sequence[str] = (),
     hosts: Sequence[str] = (),
     truncation: Truncation = "none",
+    is_strict: bool = False,
 ) -> Starlette:
     """An ASGI application that serves `engine`. The caller closes the engine.
 
@@ -66,13 +67,16 @@ def create_app(
             server's own.
         hosts: names that requests may be sent to; none: any.
         truncation: how to treat a history or prompt that does not fit, where a request does not say.
+        is_strict: refuse fields that /openapi.json does not have, instead of ignoring those that may be; see
+            `field_policy.py`.
 
     Raises:
         InvalidParameter: an API key is empty, has white space around it or is too long; an origin is none.
     """
     model_id = model_id or engine.manifest.name
     created, lanes = int(time.time()), Lanes.of(engine)
-    served = AppState(engine, lanes, model_id, created, max_body_bytes, tells_cached_text, keep_alive_s, truncation)
+    limits = max_body_bytes, tells_cached_text, keep_alive_s, truncation, is_strict
+    served = AppState(engine, lanes, model_id, created, *limits)
     about, tokenization = About(served), Tokenization(served)
     endpoints: dict[tuple[str, ...], Callable[[Request], Awaitable[Response]]] = {
         ("/v1/chat/completions", "POST"): ChatCompletions(served).create,

@@ -30,6 +30,7 @@ from .lanes import Lanes
 from .reply_stream import Waker
 from .request_log import record_of
 from .truncation import Message, Truncated, Truncation, drop_middle
+from .unknown_fields import decode_body
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -64,6 +65,7 @@ class AppState:
     tells_cached_text: bool
     keep_alive_s: float = KEEP_ALIVE_S
     default_truncation: Truncation = "none"
+    is_strict: bool = False  # whether fields that a body's type does not have are refused
     _wakers: dict[asyncio.AbstractEventLoop, Waker] = field(default_factory=dict)
 
     def check_model(self, model_id: str | None) -> None:
@@ -149,9 +151,18 @@ class AppState:
         return await Choices.open(asks, run, self._waker(), record_of(request), most=most)
 
     async def read(self, request: Request, type: type[T], *, max_bytes: int | None = None) -> T:
-        """The request's body as `type`; see `read_json`. `max_bytes` may lower the server's limit."""
+        """The request's body as `type`; fields that are ignored are noted, and the answer lists them.
+
+        Args:
+            max_bytes: may lower the server's limit.
+
+        Raises:
+            HTTPError, msgspec.DecodeError, ClientGone: as `read_json` and `decode_body`.
+        """
         most = self.max_body_bytes if max_bytes is None else min(max_bytes, self.max_body_bytes)
-        return await read_json(request, type, max_bytes=most)
+        value, ignored = decode_body(await read_json(request, max_bytes=most), type, is_strict=self.is_strict)
+        record_of(request).ignored = ignored
+        return value
 
     def _waker(self) -> Waker:
         """The running loop's, of which a server has one, and tests have many."""

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..cache.prefix_match import MatchPolicy
 from ..engine.completion import Completion
 from .errors import respond
+from .field_policy import IGNORED_HEADER, IgnoredFields, ignored_header
 from .http.headers import header_of
 
 _log = logging.getLogger("radixlm.requests")
@@ -52,6 +53,7 @@ class RequestRecord:
     error: str | None = None
     body: bytearray | None = None  # None: the log does not show it
     match: MatchPolicy = "text"  # where the body does not say
+    ignored: IgnoredFields | None = None  # None: no body was read
     _error_body: bytearray = field(default_factory=bytearray)
 
     def fields(self, scope: Scope) -> dict[str, Any]:
@@ -69,6 +71,8 @@ class RequestRecord:
         error = self.error or self._error_of_body() or (CLIENT_GONE if self.status == STATUS_CLIENT_GONE else None)
         if error is not None:
             said["error"] = error
+        if self.ignored is not None and self.ignored.unknown:
+            said["unknown_fields"] = ignored_header(self.ignored.unknown)
         if self.body is not None:
             said["prompt"] = _prompt_of(self.body, self.match)
         return said
@@ -119,7 +123,7 @@ class RequestLog:
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status, record.has_started = message["status"], True
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", record.request_id.encode())]
+                message["headers"] = [*message.get("headers", ()), *_headers(record)]
             elif record.status >= 400:
                 record.add_error_body(message.get("body", b""))
             await send(message)
@@ -138,6 +142,14 @@ class RequestLog:
             if _log.isEnabledFor(level):
                 fields = record.fields(scope)
                 _log.log(level, "%s", line_of(fields), extra={"fields": fields})
+
+
+def _headers(record: RequestRecord) -> list[tuple[bytes, bytes]]:
+    """What every answer has: the request's id, and the fields that were ignored, if there are any."""
+    headers = [(b"x-request-id", record.request_id.encode())]
+    if record.ignored is not None and record.ignored.names:
+        headers.append((IGNORED_HEADER.encode(), ignored_header(record.ignored.names).encode()))
+    return headers
 
 
 def record_of(connection: HTTPConnection | Scope) -> RequestRecord:

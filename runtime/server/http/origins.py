@@ -19,10 +19,11 @@ from starlette.types import Scope
 
 from ...errors import InvalidParameter
 from ..errors import HTTPError, respond
+from ..field_policy import IGNORED_HEADER
 from .headers import header_of
 
 _HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
-_EXPOSED = ("retry-after", "x-request-id")
+_EXPOSED = ("retry-after", "x-request-id", IGNORED_HEADER)
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 

@@ -1,4 +1,4 @@
-"""A request's body as a type. A body that is too long, too slow, too deep or no JSON is refused.
+"""A request's body. One that is too long, too slow, too deep or no JSON is refused.
 
 Knows bytes and headers, not what is asked.
 """
@@ -24,17 +24,16 @@ _TYPES = ("", "application/json", "text/json", "text/plain", "application/x-www-
 _BORDERS = b",[{"  # a value that is not the first of an array or an object stands behind one of these
 
 
-async def read_json(request: Request, type: type[T], *, max_bytes: int, deadline_s: float = DEADLINE_S) -> T:
-    """The body of `request`.
+async def read_json(request: Request, *, max_bytes: int, deadline_s: float = DEADLINE_S) -> bytearray:
+    """The body of `request`, which is meant as JSON; `decode_json` and `unknown_fields.decode_body` read it.
 
     Raises:
         HTTPError: 413, it is longer than `max_bytes`, or has more than `MAX_VALUES` values; 408, it has not arrived
             after `deadline_s` seconds. The rest is not read then. 400, a header says that it is compressed, or no JSON.
-        msgspec.DecodeError: it is not JSON, or not of this type.
         ClientGone: the client left before it had sent it.
     """
     _check_headers(request)
-    return decode_json(await read_body(request, max_bytes=max_bytes, deadline_s=deadline_s), type)
+    return await read_body(request, max_bytes=max_bytes, deadline_s=deadline_s)
 
 
 async def read_body(request: Request, *, max_bytes: int, deadline_s: float = DEADLINE_S) -> bytearray:

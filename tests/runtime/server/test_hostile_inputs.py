@@ -308,7 +308,7 @@ def test_a_body_that_drips_is_408(engine: FakeEngine) -> None:
     async def read() -> None:
         messages = drip()
         scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-        await read_json(Request(scope, lambda: anext(messages)), dict, max_bytes=1000, deadline_s=0.1)
+        await read_json(Request(scope, lambda: anext(messages)), max_bytes=1000, deadline_s=0.1)
 
     with pytest.raises(HTTPError) as refused:
         asyncio.run(read())

@@ -1,0 +1,172 @@
+"""Fields of a request that no endpoint acts on: which are ignored and listed back, and which are refused.
+
+One table for all dialects. Knows names and values, not bodies: `unknown_fields.py` finds the fields in these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import quote
+
+from .errors import HTTPError
+
+IGNORED_HEADER = "x-radixlm-ignored"
+MAX_HEADER_LENGTH = 2048  # characters; proxies refuse answers with headers of some kilobytes
+MAX_UNKNOWN = 64  # different fields of a body; each is compared with all that are known
+MAX_EDITS = 2
+_NEVER_IGNORED = ("cache_", "kv_")  # a mistyped cache_salt must not lose its isolation in silence
+
+HARMLESS: Mapping[str, str] = {
+    "cache_control": "prefixes are cached without being marked",
+    "cache_prompt": "what is cached does not change an answer",
+    "prompt_cache_retention": "prefixes stay as long as there is room",
+    "prompt_cache_options": "prefixes are cached without being marked",
+    "user": "for the client's own books",
+    "metadata": "for the client's own books",
+    "client_metadata": "for the client's own books",
+    "safety_identifier": "for the client's own books",
+    "title": "for the client's own books",
+    "store": "nothing is stored",
+    "service_tier": "all requests are served alike",
+    "speed": "all requests are served alike",
+    "priority": "all requests are served alike",
+    "inference_geo": "requests are answered where the server is",
+    "betas": "names features of other servers",
+    "provider": "there is one model to choose from",
+    "route": "there is one model to choose from",
+    "transforms": "asks for no change of the prompt that is made here",
+    "usage": "usage is always counted",
+    "timings_per_token": "adds figures to chunks elsewhere",
+    "id_slot": "any request finds any prefix of its namespace",
+    "n_keep": "the context is never shifted",
+    "eager_input_streaming": "arguments are always streamed",
+    "defer_loading": "every tool is shown at once",
+    "allowed_callers": "tools are called by the model alone",
+    "citations": "no citations are made",
+}
+"""Fields that an answer does not depend on, anywhere in a body: why none is lost by ignoring them."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A field that would change the answer: what to do about it, and the values that ask for nothing."""
+
+    advice: str
+    neutral: tuple[object, ...] = ()
+
+
+_NO_SAMPLER = "there is no such sampler here: leave it out"
+_OTHER_NAME = "this endpoint has another name for it, or none: see /openapi.json"
+
+REFUSED: Mapping[str, Refused] = {
+    **{name: Refused(_NO_SAMPLER, (0,)) for name in (
+        "top_a", "mirostat", "xtc_probability", "dry_multiplier", "dynatemp_range", "top_n_sigma",
+    )},
+    **{name: Refused(_NO_SAMPLER, (1,)) for name in ("typical_p", "typical", "tfs_z", "repeat_penalty")},
+    **{name: Refused(_NO_SAMPLER) for name in ("use_beam_search", "bad_words", "samplers")},
+    **{name: Refused(_OTHER_NAME) for name in (
+        "messages", "prompt", "input", "system", "instructions", "tools", "tool_choice", "functions", "function_call",
+        "max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "max_tokens_to_sample",
+        "num_predict", "n_predict", "stop", "stop_sequences", "stop_token_ids", "logit_bias", "presence_penalty",
+        "frequency_penalty", "repetition_penalty", "response_format", "output_format", "json_schema", "grammar",
+        "ignore_eos", "suffix", "echo", "truncation",
+    )},
+    **{name: Refused(_OTHER_NAME, (1,)) for name in ("n", "best_of")},
+    "num_ctx": Refused("the server's --context-length sets it: leave it out"),
+    "chat_template": Refused("the model's own template is used: leave it out"),
+    "add_generation_prompt": Refused("the reply always begins anew: leave it out", (True,)),
+    "continue_final_message": Refused("the reply always begins anew: leave it out"),
+    "prompt_logprobs": Refused("a prompt has no logprobs here: leave it out"),
+    "audio": Refused("models read and write text here: leave it out"),
+    "images": Refused("models read and write text here: leave it out"),
+    "documents": Refused("send documents as text in a message"),
+    "prediction": Refused("send what the reply may repeat in a message"),
+    "mcp_servers": Refused("the server calls no other: give the model tools, and call them in the client"),
+    "container": Refused("the server runs no code: give the model tools, and run them in the client"),
+    "web_search_options": Refused("the server searches nothing: give the model a tool, and call it in the client"),
+    "plugins": Refused("the server has none: leave it out"),
+    "previous_response_id": Refused("nothing is stored: send the whole conversation"),
+}  # fmt: skip
+"""Fields of a body, not of what it holds, that some endpoint or another server has and this one has not."""
+
+Verdict = Literal["harmless", "unknown", "empty"]
+"""`empty`: it asks for nothing. The other two are listed back, and unknown fields are logged."""
+
+
+def judge(path: str, value: object, known: Iterable[str]) -> Verdict:
+    """What becomes of a field that is not among the `known` ones of its object.
+
+    Args:
+        path: the field's name behind those that lead to it, `messages.content.cache_control`.
+
+    Raises:
+        HTTPError: 400, it would change the answer, may be a mistyped field, or is about what is reused.
+
+    >>> judge("tools.cache_control", {"type": "ephemeral"}, ["name"])
+    'harmless'
+    >>> judge("temprature", 1, ["temperature"])
+    Traceback (most recent call last):
+    radixlm.runtime.server.errors.HTTPError: unknown field `temprature`; did you mean `temperature`?
+    """
+    parent, _, name = path.rpartition(".")
+    if name in HARMLESS:
+        return "empty" if asks_for_nothing(value) else "harmless"
+    refused = REFUSED.get(name) if not parent else None
+    if refused is not None:
+        if asks_for_nothing(value) or value in refused.neutral:
+            return "empty"
+        raise HTTPError(400, f"{path} would change the answer, and is not known here; {refused.advice}", param=path)
+    if name.startswith(_NEVER_IGNORED):
+        message = f"unknown field `{path}`; what is about the cache is never ignored: send a name in /openapi.json"
+        raise HTTPError(400, message, param=path)
+    names = known if parent else [*known, *REFUSED]
+    near = next((each for each in names if is_near(name, each)), None)
+    if near is not None:
+        raise HTTPError(400, f"unknown field `{path}`; did you mean `{near}`?", param=path)
+    return "unknown"
+
+
+@dataclass
+class IgnoredFields:
+    """Names of fields that nothing is done with, each behind those that lead to it: `tools.cache_control`."""
+
+    harmless: set[str] = field(default_factory=set)
+    unknown: set[str] = field(default_factory=set)
+
+    @property
+    def names(self) -> set[str]:
+        """All of them."""
+        return self.harmless | self.unknown
+
+
+def asks_for_nothing(value: object) -> bool:
+    """Whether a field with this value may as well be left out."""
+    return value is None or value is False or value in ("", [], {})
+
+
+def is_near(name: str, other: str) -> bool:
+    """Whether at most two letters must be put in, left out or changed to make one name the other.
+
+    >>> is_near("cache_slat", "cache_salt"), is_near("stream", "seed")
+    (True, False)
+    """
+    if abs(len(name) - len(other)) > MAX_EDITS:
+        return False
+    row = list(range(len(other) + 1))  # edits from the name's beginning so far to each beginning of the other
+    for place, letter in enumerate(name, start=1):
+        before, row[0] = row[0], place
+        for at, theirs in enumerate(other, start=1):
+            before, row[at] = row[at], min(row[at] + 1, row[at - 1] + 1, before + (letter != theirs))
+    return row[-1] <= MAX_EDITS
+
+
+def ignored_header(names: Iterable[str]) -> str:
+    """The value of the header that lists ignored fields: sorted, in ASCII, and cut where it gets too long.
+
+    >>> ignored_header({"user", "tools.cache_control", "a,b"})
+    'a%2Cb, tools.cache_control, user'
+    """
+    text = ", ".join(quote(name[:200]) for name in sorted(names))
+    return text if len(text) <= MAX_HEADER_LENGTH else text[:MAX_HEADER_LENGTH].rpartition(", ")[0] + ", ..."

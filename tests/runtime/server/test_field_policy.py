@@ -1,0 +1,192 @@
+"""Fields that no endpoint knows: ignored and listed, refused, or refused because the server is strict."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from radixlm.runtime.server import create_app
+from radixlm.runtime.server.field_policy import HARMLESS, MAX_UNKNOWN, REFUSED, is_near
+from starlette.testclient import TestClient
+
+if TYPE_CHECKING:
+    from .conftest import FakeEngine
+
+HEADER = "x-radixlm-ignored"
+USER = {"role": "user", "content": "Hi"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [USER]},
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/responses": {"input": "Hi"},
+    "/tokenize": {"prompt": "Hi"},
+}
+
+
+@pytest.fixture
+def strict(engine: FakeEngine) -> Iterator[TestClient]:
+    with TestClient(create_app(engine, is_strict=True)) as client:  # type: ignore[arg-type]
+        yield client
+
+
+def chat(client: TestClient, **fields: object) -> Any:
+    return client.post("/v1/chat/completions", json={"messages": [USER], **fields})
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("name", ["cache_control", "priority", "x_of_my_own"])
+def test_a_field_that_changes_nothing_is_ignored_and_listed(client: TestClient, path: str, name: str) -> None:
+    response = client.post(path, json=BODIES[path] | {name: {"a": 1}})
+    assert response.status_code == 200
+    assert response.headers[HEADER] == name
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    "name", ["cache_contrl", "cache_isolation", "kv_budgt", "kv_transfer_params", "modle", "typical_p", "mcp_servers"]
+)
+def test_a_field_that_may_change_the_answer_is_refused_by_name(client: TestClient, path: str, name: str) -> None:
+    response = client.post(path, json=BODIES[path] | {name: 0.5})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == name and name in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "path, name",
+    [
+        ("/v1/chat/completions", "max_output_tokens"),
+        ("/v1/completions", "messages"),
+        ("/v1/responses", "stop"),
+        ("/v1/responses", "max_tokens"),
+    ],
+)
+def test_a_field_of_another_endpoint_is_refused(client: TestClient, path: str, name: str) -> None:
+    assert client.post(path, json=BODIES[path] | {name: 5}).json()["error"]["param"] == name
+    assert client.post(path, json=BODIES[path] | {name: None}).status_code == 200
+
+
+def test_a_mistyped_salt_is_never_ignored(client: TestClient) -> None:
+    for name in ("cache_slat", "cach_salt", "cache-salt", "prompt_cach_key", "cahce_salt"):
+        assert chat(client, **{name: "of a tenant"}).status_code == 400, name
+
+
+def test_the_likely_name_is_said(client: TestClient) -> None:
+    error = chat(client, temprature=1).json()["error"]
+    assert error["message"] == "unknown field `temprature`; did you mean `temperature`?"
+
+
+def test_fields_inside_of_messages_parts_and_tools_are_listed_once_without_their_places(
+    client: TestClient, engine: FakeEngine
+) -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    part = {"type": "text", "text": "Hi", "of_mine": 1, **mark}
+    messages = [{"role": "user", "content": [part, part]}, USER | mark]
+    response = chat(client, messages=messages, tools=[TOOL | mark], tool_choice="none")
+    assert response.headers[HEADER] == (
+        "messages.cache_control, messages.content.cache_control, messages.content.of_mine, tools.cache_control"
+    )
+    assert engine.asked[0][0] == [{"role": "user", "content": "HiHi"}, {"role": "user", "content": "Hi"}]
+
+
+def test_what_a_schema_or_an_argument_holds_is_none_of_our_fields(client: TestClient, engine: FakeEngine) -> None:
+    schema = {"type": "object", "properties": {"cache_salt": {"type": "string"}}, "cache_control": 1}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema, "of_mine": 1}}]
+    response = chat(client, tools=tools, tool_choice="none", logit_bias={"5": 1.5})
+    assert response.headers[HEADER] == "tools.function.of_mine"
+    assert engine.options[0].tools[0].parameters == schema
+    assert engine.asked[0][1].logit_bias == {5: 1.5}
+
+
+def test_a_mistyped_field_is_found_in_a_message_too(client: TestClient) -> None:
+    error = chat(client, messages=[USER | {"contnt": "x"}]).json()["error"]
+    assert error["param"] == "messages.contnt" and "`content`" in error["message"]
+
+
+def test_known_fields_that_nothing_is_done_with_are_listed_too(client: TestClient) -> None:
+    response = chat(client, user="me", metadata={"a": "b"}, store=False, safety_identifier=None)
+    assert response.headers[HEADER] == "metadata, user"
+    assert HEADER not in chat(client).headers
+
+
+def test_what_asks_for_nothing_is_not_listed(client: TestClient) -> None:
+    response = chat(client, cache_control=None, mcp_servers=[], typical_p=1, provider={})
+    assert response.status_code == 200 and HEADER not in response.headers
+
+
+def test_a_stream_and_an_error_list_them_too(client: TestClient) -> None:
+    assert chat(client, stream=True, of_mine=1).headers[HEADER] == "of_mine"
+    refused = chat(client, temperature=-1, of_mine=1)
+    assert (refused.status_code, refused.headers[HEADER]) == (400, "of_mine")
+
+
+def test_unknown_fields_are_logged_and_harmless_ones_are_not(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "radixlm.requests")
+    chat(client, of_mine="a secret", user="me")
+    assert "unknown_fields=of_mine" in caplog.text
+    assert "a secret" not in caplog.text and "user" not in caplog.text
+
+
+def test_a_name_cannot_add_a_header_or_a_line_to_the_log(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "radixlm.requests")
+    response = chat(client, **{"évil\r\nset-cookie: a=b": 1})
+    assert response.headers[HEADER] == "%C3%A9vil%0D%0Aset-cookie%3A%20a%3Db"
+    assert "set-cookie" not in response.headers and len(caplog.records) == 1 and "\n" not in caplog.messages[0]
+
+
+def test_the_header_has_a_bound(client: TestClient) -> None:
+    names = [f"of_mine_{number}_{'x' * 100}" for number in range(MAX_UNKNOWN)]
+    response = chat(client, **dict.fromkeys(names, 1))
+    assert response.status_code == 200
+    assert len(response.headers[HEADER]) < 2100 and response.headers[HEADER].endswith(", ...")
+
+
+def test_too_many_unknown_fields_are_refused(client: TestClient) -> None:
+    response = chat(client, **{f"of_mine_{number}": 1 for number in range(MAX_UNKNOWN + 1)})
+    assert response.status_code == 400 and "64 unknown fields" in response.json()["error"]["message"]
+
+
+def test_a_field_of_many_messages_is_listed_once(client: TestClient) -> None:
+    messages = [USER | {"of_mine": 1}] * 100
+    assert chat(client, messages=messages).headers[HEADER] == "messages.of_mine"
+
+
+@pytest.mark.parametrize("name", ["cache_control", "x_of_my_own", "reasoning_budget"])
+def test_a_strict_server_refuses_what_its_types_do_not_have(strict: TestClient, name: str) -> None:
+    response = chat(strict, **{name: 1})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == name
+    assert chat(strict, user="me").headers[HEADER] == "user"
+
+
+def test_a_wrong_value_behind_an_unknown_field_is_still_refused(client: TestClient) -> None:
+    assert chat(client, of_mine=1, temperature="hot").json()["error"]["param"] == "temperature"
+
+
+def test_no_field_is_both_harmless_and_refused() -> None:
+    assert not set(HARMLESS) & set(REFUSED)
+
+
+def test_the_documentation_has_the_whole_table() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
+    missing = [name for name in (*HARMLESS, *REFUSED) if f"`{name}`" not in text]
+    assert not missing
+
+
+def distance(left: str, right: str) -> int:
+    """Levenshtein's, as its definition has it."""
+    if not left or not right:
+        return len(left) + len(right)
+    changed = distance(left[1:], right[1:])
+    return changed if left[0] == right[0] else 1 + min(changed, distance(left[1:], right), distance(left, right[1:]))
+
+
+@given(st.text("abc", max_size=6), st.text("abc", max_size=6))
+def test_two_edits_are_counted_as_defined(left: str, right: str) -> None:
+    assert is_near(left, right) == (distance(left, right) <= 2)
