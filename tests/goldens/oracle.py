@@ -37,6 +37,7 @@ class Oracle:
                 attn_implementation="eager",
                 experts_implementation="eager",
                 output_loading_info=True,
+                **_dequantizing(tiny),
             )
         if off is None:
             wrong = {kind: sorted(map(str, names)) for kind, names in info.items() if names}
@@ -124,6 +125,12 @@ class Oracle:
                 hook.remove()
             for name, function in before.items():
                 setattr(self.modeling, name, function)
+
+
+def _dequantizing(tiny: TinyFamily) -> dict[str, Any]:
+    """What tells transformers to turn a quantized checkpoint into floats."""
+    quantized = "quantization_config" in tiny.config
+    return {"quantization_config": transformers.Mxfp4Config(dequantize=True)} if quantized else {}
 
 
 @contextmanager

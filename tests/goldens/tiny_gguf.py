@@ -1,4 +1,4 @@
-"""Write a tiny family as the GGUF file that llama.cpp's converter makes of it; all tensors in float32.
+"""Write a tiny family as the GGUF file that llama.cpp's converter makes of it; tensors in float32, unless told else.
 
     tiny_gguf.write(FAMILIES["qwen3"], path)
 
@@ -8,6 +8,7 @@ Needs NumPy and gguf. What a family's converter does beside renaming is in `gguf
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ def converter(tiny: TinyFamily) -> Converter | None:
     return GGUF_FAMILIES.get(str(tiny.text["model_type"]))
 
 
-def write(tiny: TinyFamily, path: Path) -> Path:
-    """Write `tiny` to `path` and return it; ValueError if llama.cpp does not know the family."""
+def write(tiny: TinyFamily, path: Path, types: Mapping[str, gguf.GGMLQuantizationType] | None = None) -> Path:
+    """Write `tiny` to `path` and return it; ValueError if llama.cpp does not know the family.
+
+    Tensors whose names contain a key of `types` are stored as that type.
+    """
     how = converter(tiny)
     if how is None:
         raise ValueError(f"llama.cpp has no converter for {tiny.text['model_type']}")
@@ -35,7 +39,8 @@ def write(tiny: TinyFamily, path: Path) -> Path:
         _add(writer, f"{how.architecture}.{key}", value)
     _add_tokenizer(writer, tiny.vocab_size)
     for name, tensor in tensors(tiny).items():
-        writer.add_tensor(name, np.ascontiguousarray(tensor))
+        type_ = next((type_ for part, type_ in (types or {}).items() if part in name), gguf.GGMLQuantizationType.F32)
+        writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(tensor), type_), raw_dtype=type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

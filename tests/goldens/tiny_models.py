@@ -46,7 +46,7 @@ class TinyModel:
     def write(self, directory: Path) -> Path:
         """Write config, weights, tokenizer and chat template into `directory`, made if missing; return it."""
         directory.mkdir(parents=True, exist_ok=True)
-        save_file(self.tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        save_file(self.stored(self.tensors), directory / "model.safetensors", metadata={"format": "pt"})
         for name, content in (
             ("config.json", {**self.config, "torch_dtype": "float32"}),
             ("tokenizer.json", tokenizer(self.vocab_size)),
@@ -61,6 +61,10 @@ class TinyModel:
         """All weights by name, float32."""
         draw = _Draw(self.seed)
         return {name: draw(shape, mean, std) for name, shape, mean, std in self.layout()}
+
+    def stored(self, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The arrays that a file holds for `tensors`; a quantized matrix is several."""
+        return tensors
 
     @property
     def vocab_size(self) -> int:

@@ -70,7 +70,7 @@ class TinyFamily(TinyModel):
         super().write(directory)
         if off is not None:
             tensors = {name: without(off, name, weight) for name, weight in self.tensors.items()}
-            save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+            save_file(self.stored(tensors), directory / "model.safetensors", metadata={"format": "pt"})
             path = directory / "config.json"
             path.write_text(json.dumps(changed(json.loads(path.read_text("utf-8")), off.config)), encoding="utf-8")
         return directory
