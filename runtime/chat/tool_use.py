@@ -5,9 +5,12 @@ Knows tools, not the fields of any API: a caller says what its field for a tool'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Self
 
 from ..errors import InvalidGrammar, InvalidParameter
 from .grammar import Grammar
@@ -23,6 +26,44 @@ class ToolUse:
     callable: tuple[Tool, ...]
     choice: ToolChoice
     is_parallel: bool
+
+    @classmethod
+    def of(
+        cls,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        chosen: str | None = None,
+        *,
+        is_parallel: bool,
+        parameters_field: Callable[[int], str],
+    ) -> Self:
+        """What the model is told, and what it may do.
+
+        Args:
+            chosen: the name of the one tool that is called.
+            parameters_field: the name of the field that has the parameters of the tool at a place in `tools`.
+
+        Raises:
+            InvalidParameter: a tool is there twice or wants no object, the chosen one is not there, or there is none.
+        """
+        for index, tool in enumerate(tools):
+            kind = tool.parameters.get("type", "object")
+            if kind not in ("object", ["object"]):
+                param, said = parameters_field(index), json.dumps(kind)
+                message = f'{param} has the type {said:.80}; arguments are an object: send "object", or no type'
+                raise InvalidParameter(message, param=param)
+        names = [tool.name for tool in tools]
+        twice = next((name for name, count in Counter(names).items() if count > 1), None)
+        if twice is not None:
+            raise InvalidParameter(f"tools has {twice!r} twice; give each function a name of its own")
+        if not tools and (chosen is not None or choice not in ("auto", "none")):
+            raise InvalidParameter("tool_choice is set, tools is not; send tools, or leave tool_choice out")
+        if chosen is None:
+            return cls(tuple(tools), tuple(tools) if choice != "none" else (), choice, is_parallel)
+        called = tuple(tool for tool in tools if tool.name == chosen)
+        if not called:
+            raise InvalidParameter(f"tool_choice names {chosen!r:.80}; tools has {', '.join(names)}")
+        return cls(tuple(tools), called, "required", is_parallel=False)
 
     def grammar(self, format: ToolFormat, content: Grammar | None) -> Grammar | None:
         """What the reply must keep to, where what is no call must keep to `content`.

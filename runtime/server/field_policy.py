@@ -91,6 +91,9 @@ REFUSED: Mapping[str, Refused] = {
 }  # fmt: skip
 """Fields of a body, not of what it holds, that some endpoint or another server has and this one has not."""
 
+SHAPING = frozenset({"response_format", "structured_outputs", "text", "output_config", "tool_choice"})
+"""Fields that say what an answer is to be like: no field inside of them is ignored, but for harmless ones."""
+
 Verdict = Literal["harmless", "unknown", "empty"]
 """`empty`: it asks for nothing. The other two are listed back, and unknown fields are logged."""
 
@@ -118,6 +121,8 @@ def judge(path: str, value: object, known: Iterable[str]) -> Verdict:
         if asks_for_nothing(value) or value in refused.neutral:
             return "empty"
         raise HTTPError(400, f"{path} would change the answer, and is not known here; {refused.advice}", param=path)
+    if parent.split(".")[0] in SHAPING and not asks_for_nothing(value):
+        raise HTTPError(400, f"unknown field `{path}`; it would change the answer: leave it out", param=path)
     if name.startswith(_NEVER_IGNORED):
         message = f"unknown field `{path}`; what is about the cache is never ignored: send a name in /openapi.json"
         raise HTTPError(400, message, param=path)

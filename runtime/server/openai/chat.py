@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,10 +14,9 @@ from starlette.responses import Response
 from ...chat.tool_calls import ToolCallReader, read_whole
 from ...chat.tool_use import ToolUse
 from ...engine.completion import Completion
-from ...engine.request_options import RequestOptions
-from ...engine.sampling_params import SamplingParams
 from ..app_state import AppState, json_response
-from ..choices import Choices, params_of_choices
+from ..asked_chat import AskedChat
+from ..choices import Choices
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream
 from ..request_log import new_id
@@ -46,19 +45,20 @@ class ChatCompletions:
         """Answer one request; `errors.describe` knows every error that it raises."""
         body = await self.state.read(request, ChatRequest)
         self.state.check_model(body.model)
-        engine = self.state.engine
-        params = body.sampling_params(engine.default_params)
-        options = self.state.options(request, body)
-        use = body.tool_use()
-        with body.naming():
-            grammar = use.grammar(engine.tool_format, body.grammar())
-            with use.naming(grammar, parameters_field):
-                constraint = await self.state.constraint(request, grammar)
-        options = options.changed(constraint=constraint, tools=use.tools, template_kwargs=body.template_kwargs)
-        history, truncation = await self._history(request, body, params, options)
-        ask = partial(engine.stream_chat, history, options=options)
-        wishes = params_of_choices(params, body.num_choices)
-        choices = await self.state.open(request, [partial(ask, wish) for wish in wishes])
+        asked = AskedChat(
+            [message.to_template() for message in body.messages],
+            body.sampling_params(self.state.engine.default_params),
+            self.state.options(request, body).changed(template_kwargs=body.template_kwargs),
+            use=body.tool_use(),
+            parameters_field=parameters_field,
+            content=body.grammar,
+            naming=body.naming,
+            num_choices=body.num_choices,
+            truncates=self.state.truncates(body.truncation),
+        )
+        opened = await asked.open(self.state, request)
+        choices, use = opened.choices, asked.use
+        truncation = TruncationReply.of(opened.truncated) if asked.truncates else msgspec.UNSET
         start = partial(Reply, id=new_id("chatcmpl-"), created=int(time.time()), model=self.state.model_id)
         if body.stream:
             chunks = self._chunks(choices, start, body, use, truncation)
@@ -68,16 +68,6 @@ class ChatCompletions:
         whole = self._whole(start, completions, use, bool(body.return_token_ids))
         whole.truncation = truncation
         return json_response(whole)
-
-    async def _history(
-        self, request: Request, body: ChatRequest, params: SamplingParams, options: RequestOptions
-    ) -> tuple[Sequence[Mapping[str, object]], TruncationReply | msgspec.UnsetType]:
-        """The messages for the template, without those that were dropped, and which ones those are."""
-        messages = [message.to_template() for message in body.messages]
-        if not self.state.truncates(body.truncation):
-            return messages, msgspec.UNSET
-        left = await self.state.truncated(request, messages, options, max_tokens=params.max_tokens)
-        return left.messages, TruncationReply("middle", tuple(left.dropped), left.num_dropped_tokens)
 
     def _whole(self, start: partial[Reply], completions: Sequence[Completion], use: ToolUse, has_ids: bool) -> Reply:
         return start(

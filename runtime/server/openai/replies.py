@@ -12,6 +12,7 @@ import msgspec
 
 from ...engine.completion import FinishReason, PrefillProgress, StopReason
 from ..cache import WhyNotMoreReply
+from ..truncation import Truncated
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -46,6 +47,11 @@ class TruncationReply(msgspec.Struct):
     strategy: str
     dropped_messages: tuple[int, ...]  # their places in what was sent
     num_dropped_tokens: int
+
+    @classmethod
+    def of(cls, truncated: Truncated) -> TruncationReply:
+        """The same of a history whose messages are those that were sent."""
+        return cls("middle", tuple(truncated.dropped), truncated.num_dropped_tokens)
 
 
 class PromptProgressReply(msgspec.Struct):

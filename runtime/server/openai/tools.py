@@ -5,15 +5,14 @@ Knows fields; `chat/tool_format.py` knows how a model writes a call.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from ...chat.tool_format import Tool, ToolChoice
 from ...chat.tool_use import ToolUse
-from ...errors import InvalidParameter
 from ..limits import require_at_most
 
 MAX_TOOLS = 128
@@ -78,26 +77,11 @@ def tool_use(
             or none.
     """
     require_at_most("tools", asked, MAX_TOOLS)
-    tools = tuple(tool.function.tool() for tool in asked or ())
-    for index, tool in enumerate(tools):
-        kind = tool.parameters.get("type", "object")
-        if kind not in ("object", ["object"]):
-            param = parameters_field(index)
-            message = f'{param} has the type {json.dumps(kind):.80}; arguments are an object: send "object", or no type'
-            raise InvalidParameter(message, param=param)
-    names = [tool.name for tool in tools]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise InvalidParameter(f"tools has {twice!r} twice; give each function a name of its own")
-    choice = tool_choice or "auto"
-    if not tools and choice not in ("auto", "none"):
-        raise InvalidParameter("tool_choice is set, tools is not; send tools, or leave tool_choice out")
-    if not isinstance(choice, NamedChoice):
-        return ToolUse(tools, tools if choice != "none" else (), choice, is_parallel)
-    chosen = tuple(tool for tool in tools if tool.name == choice.function.name)
-    if not chosen:
-        raise InvalidParameter(f"tool_choice names {choice.function.name!r:.80}; tools has {', '.join(names)}")
-    return ToolUse(tools, chosen, "required", is_parallel=False)
+    tools = [tool.function.tool() for tool in asked or ()]
+    of = partial(ToolUse.of, tools, is_parallel=is_parallel, parameters_field=parameters_field)
+    if isinstance(tool_choice, NamedChoice):
+        return of("required", tool_choice.function.name)
+    return of(tool_choice or "auto")
 
 
 def parameters_field(index: int) -> str:

@@ -102,6 +102,19 @@ def test_what_a_schema_or_an_argument_holds_is_none_of_our_fields(client: TestCl
     assert engine.asked[0][1].logit_bias == {5: 1.5}
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"structured_outputs": {"xml": "<a/>"}},
+        {"response_format": {"type": "json_object", "indent": 4}},
+        {"tool_choice": {"type": "function", "function": {"name": "f", "of_mine": 1}}},
+    ],
+)
+def test_no_unknown_wish_of_how_an_answer_looks_is_ignored(client: TestClient, fields: dict[str, Any]) -> None:
+    response = chat(client, tools=[TOOL], **fields)
+    assert response.status_code == 400 and "would change the answer" in response.json()["error"]["message"]
+
+
 def test_a_mistyped_field_is_found_in_a_message_too(client: TestClient) -> None:
     error = chat(client, messages=[USER | {"contnt": "x"}]).json()["error"]
     assert error["param"] == "messages.contnt" and "`content`" in error["message"]

@@ -1,0 +1,77 @@
+"""A conversation's next reply, or several, as every dialect asks the engine for it.
+
+Knows the engine's words. A dialect translates its body into an `AskedChat`, and what the engine says into its events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+from starlette.requests import Request
+
+from ..chat.grammar import Grammar
+from ..chat.token_constraint import ConstraintSource
+from ..chat.tool_use import ToolUse
+from ..engine.request_options import RequestOptions
+from ..engine.sampling_params import SamplingParams
+from .app_state import AppState
+from .choices import Choices, params_of_choices
+from .truncation import Message, Truncated
+
+
+@dataclass(frozen=True)
+class AskedChat:
+    """What is asked of the engine.
+
+    Args:
+        messages: as chat templates know them.
+        options: without tools and constraint, which are those of `use`.
+        content: says what a reply that is no call must keep to; None: any text.
+        parameters_field: names the field that has the parameters of a tool, in errors.
+        naming: names the field that `content` is of, likewise.
+        num_choices: replies; of a seed the n-th gets the n-th after it.
+        truncates: leave out what does not fit.
+    """
+
+    messages: Sequence[Message]
+    params: SamplingParams
+    options: RequestOptions
+    use: ToolUse
+    parameters_field: Callable[[int], str]
+    content: Callable[[], Grammar | None] = lambda: None
+    naming: Callable[[], AbstractContextManager[None]] = nullcontext
+    num_choices: int = 1
+    truncates: bool = False
+
+    async def open(self, state: AppState, request: Request) -> OpenedChat:
+        """Hand it to the engine.
+
+        Raises:
+            InvalidRequest, EngineError: the engine refuses it.
+            ClientGone: the client left meanwhile.
+        """
+        options = self.options.changed(constraint=await self._constraint(state, request), tools=self.use.tools)
+        truncated = Truncated(self.messages)
+        if self.truncates:
+            truncated = await state.truncated(request, self.messages, options, max_tokens=self.params.max_tokens)
+        ask = partial(state.engine.stream_chat, truncated.messages, options=options)
+        wishes = params_of_choices(self.params, self.num_choices)
+        choices = await state.open(request, [partial(ask, wish) for wish in wishes])
+        return OpenedChat(choices, truncated)
+
+    async def _constraint(self, state: AppState, request: Request) -> ConstraintSource | None:
+        with self.naming():
+            grammar = self.use.grammar(state.engine.tool_format, self.content())
+            with self.use.naming(grammar, self.parameters_field):
+                return await state.constraint(request, grammar)
+
+
+@dataclass(frozen=True)
+class OpenedChat:
+    """The replies that the engine makes now, and the history that they answer."""
+
+    choices: Choices
+    truncated: Truncated
