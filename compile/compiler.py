@@ -33,7 +33,7 @@ from radixlm.runtime.artifact.manifest import (
     TargetInfo,
     TokenizerInfo,
 )
-from radixlm.runtime.artifact.model_config import ModelConfig
+from radixlm.runtime.artifact.model_config import LatentAttention, Mixer, ModelConfig
 from radixlm.runtime.chat.chat_template import fault_of
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.tokenizer_fix import profile_tokenizer
@@ -207,10 +207,15 @@ def _name(output: Path) -> str:
 
 def kv_layout(config: ModelConfig, dtype: KVDType) -> KVLayout:
     """The keys and values that the layers of a model keep."""
-    layers = tuple(
-        KVLayer(num_kv_heads=attention.num_kv_heads, key_dim=attention.head_dim, value_dim=attention.head_dim)
-        for attention in config.kv_attentions
-    )
+
+    def layer(mixer: Mixer) -> KVLayer:
+        is_latent = isinstance(mixer, LatentAttention)
+        value_dim = mixer.latent_dim if isinstance(mixer, LatentAttention) else mixer.head_dim
+        return KVLayer(
+            num_kv_heads=mixer.num_kv_heads, key_dim=mixer.head_dim, value_dim=value_dim, values_in_keys=is_latent
+        )
+
+    layers = tuple(layer(mixer) for mixer in config.kv_attentions)
     return KVLayout(dtype=dtype, page_size=PAGE_SIZE, layers=layers)
 
 

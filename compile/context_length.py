@@ -5,9 +5,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.artifact.model_config import (
-    Attention,
     FactorsScaling,
+    LatentAttention,
     LongRopeScaling,
+    Mixer,
     ModelConfig,
     Rope,
 )
@@ -36,7 +37,9 @@ def resolved(config: ModelConfig, length: int) -> ModelConfig:
     return replace(config, layers=layers)
 
 
-def _resolved(attention: Attention, length: int) -> Attention:
+def _resolved(attention: Mixer, length: int) -> Mixer:
+    if isinstance(attention, LatentAttention):
+        return replace(attention, rope=_chosen(attention.rope, length))
     window, chunk = (
         size if size is not None and size < length else None for size in (attention.window, attention.chunk)
     )

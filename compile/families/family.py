@@ -17,7 +17,7 @@ from ..layers.decoder import Decoder
 from ..layers.feed_forward import DenseFeedForward, ExpertsFeedForward
 from ..layers.part_names import PartNames
 from ..ops.layers import ExpertLinear, Linear, Norm, bias_of
-from ..weights.view import Pairs, View
+from ..weights.view import View
 from .settings import Settings
 
 Format = Literal["huggingface", "gguf"]
@@ -41,6 +41,7 @@ class Family:
         gguf: llama.cpp's names of its architectures.
         defaults: what the class takes for keys that config.json lacks, where Llama takes something else.
         names, gguf_names: what parts are called that are not called as in `part_names.py`, by role.
+        nested: model types of its language models inside models of a class that another family has.
         ignored: patterns (`fnmatch`) of a checkpoint's tensors that the language model does not need.
         has_extra_layers: files may have layers behind the last, which guess further tokens; they are left out.
         transposed: patterns of a checkpoint's stacks whose rows are inputs; their names get `.weight`.
@@ -55,6 +56,7 @@ class Family:
     defaults: ClassVar[Mapping[str, Any]] = {}
     names: ClassVar[Mapping[str, str]] = {}
     gguf_names: ClassVar[Mapping[str, str]] = {}
+    nested: ClassVar[tuple[str, ...]] = ()
     ignored: ClassVar[tuple[str, ...]] = ()
     has_extra_layers: ClassVar[bool] = False
     transposed: ClassVar[tuple[str, ...]] = ()
@@ -82,7 +84,7 @@ class Family:
             views |= _one_by_one(decoder)
         views |= self.fused(decoder, format_)
         if format_ in self.neighbouring_pairs:
-            for name, pairs in _rotated(decoder):
+            for name, pairs in (each for layer in decoder.layers for each in layer.self_attn.pairs()):
                 if name in views:
                     views[name] = tuple(replace(view, pairs=pairs) for view in views[name])
         if format_ in self.gains_minus_one:
@@ -141,20 +143,6 @@ def _one_by_one(decoder: Decoder) -> Iterator[tuple[str, Views]]:
             for name in part.tensors:
                 before, after = name.split(".experts.")
                 yield name, tuple(View(f"{before}.experts.{i}.{after}") for i in range(part.num_experts))
-
-
-def _rotated(decoder: Decoder) -> Iterator[tuple[str, Pairs]]:
-    """What makes queries and keys: matrices, biases and gains, with the order of a head's rows."""
-    for layer in decoder.layers:
-        attention = layer.self_attn.attention
-        rotary_dim = attention.head_dim if attention.rope is None else attention.rope.rotary_dim
-        pairs = Pairs(attention.head_dim, rotary_dim)
-        for linear in (layer.self_attn.q_proj, layer.self_attn.k_proj):
-            if linear is not None:
-                yield from ((name, pairs) for name in (linear.name, bias_of(linear.name)))
-        for norm in (layer.self_attn.spec.q_norm, layer.self_attn.spec.k_norm):
-            if norm is not None:
-                yield norm.name, pairs
 
 
 def _gains(decoder: Decoder) -> Iterator[str]:

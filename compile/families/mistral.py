@@ -26,7 +26,7 @@ class Mistral3(Family):
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
         """Llama's, at a temperature."""
-        attention = c.attention(rope=_rope(c), window=c("sliding_window"), temperature=_temperature(c))
+        attention = c.attention(rope=_rope(c), window=c("sliding_window"), temperature=temperature(c))
         return LayerConfig(mixer=attention, ffn=c.dense())
 
 
@@ -38,7 +38,8 @@ def _rope(c: Settings) -> Rope:
     return rope
 
 
-def _temperature(c: Settings) -> Temperature | None:
+def temperature(c: Settings) -> Temperature | None:
+    """Of queries that are far from the beginning, where the model has one."""
     declared = c.rope_parameters()
     beta = declared.get("llama_4_scaling_beta") or c("attention.temperature_scale")
     if not beta:

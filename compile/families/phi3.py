@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from radixlm.runtime.artifact.model_config import LayerConfig
 
+from ..layers.attention import SelfAttention
 from ..layers.decoder import Decoder
 from .family import Family, Format, Views, gates_beside_up, parts_of
 from .settings import Settings
@@ -30,5 +31,6 @@ class Phi3(Family):
             return {}
         found = dict(gates_beside_up(decoder))
         for index, layer in enumerate(decoder.layers):
+            assert isinstance(layer.self_attn, SelfAttention)
             found |= dict(parts_of(f"blk.{index}.attn_qkv.weight", layer.self_attn.inputs))
         return found

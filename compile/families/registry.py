@@ -9,6 +9,7 @@ from radixlm.runtime.errors import UnsupportedArchitecture
 
 from ..layers.decoder import Decoder
 from .cohere2 import Cohere2
+from .deepseek import DeepSeekV2, DeepSeekV3, Glm4MoELite, Mistral4
 from .ernie import Ernie, ErnieMoE
 from .exaone4 import Exaone4
 from .family import Family
@@ -57,6 +58,10 @@ FAMILIES: dict[str, Family] = {
     "ernie4_5_moe": ErnieMoE(),
     "hunyuan_v1_moe": HunyuanMoE(),
     "minimax_m2": MiniMaxM2(),
+    "deepseek_v2": DeepSeekV2(),
+    "glm4_moe_lite": Glm4MoELite(),
+    "deepseek_v3": DeepSeekV3(),  # the last of those that are `deepseek2` in GGUF: its files are read as this one
+    "mistral4": Mistral4(),
 }
 
 _NEAR = 0.65  # of letters in common

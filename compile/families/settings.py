@@ -16,6 +16,7 @@ from radixlm.runtime.artifact.model_config import (
     Experts,
     Function,
     LayerConfig,
+    Mixer,
     ModelConfig,
     Rope,
     RopeScaling,
@@ -244,7 +245,7 @@ class Settings:
         return config
 
 
-def _check_heads(label: str, attention: Attention) -> None:
+def _check_heads(label: str, attention: Mixer) -> None:
     if attention.num_heads % attention.num_kv_heads:
         raise CorruptSource(
             f"{label}: {attention.num_heads} attention heads cannot share {attention.num_kv_heads} key-value heads"

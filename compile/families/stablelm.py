@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from radixlm.runtime.artifact.model_config import LayerConfig, ModelConfig, QKNorm
 
+from ..layers.attention import SelfAttention
 from ..layers.decoder import Decoder
 from ..weights.view import View
 from .family import Family, Format, Views
@@ -41,6 +42,7 @@ class StableLM(Family):
             return {}
         found: dict[str, Views] = {}
         for layer in decoder.layers:
+            assert isinstance(layer.self_attn, SelfAttention)
             for norm in (layer.self_attn.spec.q_norm, layer.self_attn.spec.k_norm):
                 if norm is not None:
                     stem = norm.name.removesuffix("weight")

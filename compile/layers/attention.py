@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeVar
 
-from radixlm.runtime.artifact.model_config import ModelConfig
+from radixlm.runtime.artifact.model_config import Attention, ModelConfig
 
 from ..ops.layers import Linear, Norm, Part, Vector
 from ..ops.operations import AttentionSpec, Operations
+from ..weights.view import Pairs
 from .part_names import PartNames
 
 R = TypeVar("R")
@@ -18,8 +19,8 @@ A = TypeVar("A")
 class SelfAttention:
     """Attention of layer `index`; its output still has to pass `o_proj`."""
 
-    def __init__(self, config: ModelConfig, index: int, names: PartNames) -> None:
-        self.attention = attention = config.layers[index].mixer
+    def __init__(self, config: ModelConfig, attention: Attention, index: int, names: PartNames) -> None:
+        self.attention = attention
         hidden, queries = config.hidden_size, attention.num_heads * attention.head_dim
         keys = attention.num_kv_heads * attention.head_dim
 
@@ -56,6 +57,17 @@ class SelfAttention:
         yield from self.inputs
         yield self.o_proj
         yield from (part for part in (self.spec.q_norm, self.spec.k_norm, self.spec.sinks) if part is not None)
+
+    def pairs(self) -> Iterator[tuple[str, Pairs]]:
+        """What makes queries and keys: matrices, biases and gains, with the order of a head's rows."""
+        attention = self.attention
+        pairs = Pairs(attention.head_dim, attention.head_dim if attention.rope is None else attention.rope.rotary_dim)
+        for linear in (self.q_proj, self.k_proj):
+            if linear is not None:
+                yield from ((name, pairs) for name in (linear.name, linear.bias_name))
+        for norm in (self.spec.q_norm, self.spec.k_norm):
+            if norm is not None:
+                yield norm.name, pairs
 
     @property
     def inputs(self) -> list[Linear]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from radixlm.runtime.artifact.model_config import Dense, Experts, ModelConfig
+from radixlm.runtime.artifact.model_config import Dense, Experts, LatentAttention, ModelConfig
 
 from ..ops.layers import Embedding, Linear, Norm, Part, Vector
 from ..ops.operations import Operations
 from .attention import SelfAttention
 from .feed_forward import DenseFeedForward, ExpertsFeedForward
+from .latent_attention import LatentSelfAttention
 from .part_names import PartNames
 
 R = TypeVar("R")
@@ -29,7 +30,7 @@ class DecoderLayer:
 
         has_post, has_ffn = layer.norms in ("post", "sandwich"), layer.ffn is not None
         post_eps = layer.post_norm_eps or config.norm_eps
-        self.self_attn = SelfAttention(config, index, names)
+        self.self_attn = _attention(config, index, names)
         self.mlp = _feed_forward(config, index, names)
         self.attention_norm = norm("attention_norm", layer.norms != "post")
         self.attention_post_norm = norm("attention_post_norm", has_post, post_eps)
@@ -118,6 +119,14 @@ def model_norm(config: ModelConfig, name: str, eps: float) -> Norm:
     return Norm(
         name, config.hidden_size, eps, "rms" if config.norm == "rms" else "layer", has_bias=config.norm == "layer_bias"
     )
+
+
+def _attention(config: ModelConfig, index: int, names: PartNames) -> SelfAttention | LatentSelfAttention:
+    match config.layers[index].mixer:
+        case LatentAttention() as latent:
+            return LatentSelfAttention(config, latent, index, names)
+        case attention:
+            return SelfAttention(config, attention, index, names)
 
 
 def _feed_forward(config: ModelConfig, index: int, names: PartNames) -> DenseFeedForward | ExpertsFeedForward | None:

@@ -22,6 +22,13 @@ HUGGINGFACE: Mapping[str, str] = {
     "o": "self_attn.o_proj.weight",
     "q_norm": "self_attn.q_norm.weight",
     "k_norm": "self_attn.k_norm.weight",
+    "q_a": "self_attn.q_a_proj.weight",
+    "q_a_norm": "self_attn.q_a_layernorm.weight",
+    "q_b": "self_attn.q_b_proj.weight",
+    "kv_a": "self_attn.kv_a_proj_with_mqa.weight",
+    "kv_a_norm": "self_attn.kv_a_layernorm.weight",
+    "k_b": "self_attn.k_b_proj.weight",
+    "v_b": "self_attn.v_b_proj.weight",
     "attention_gate": "self_attn.gate_proj.weight",
     "sinks": "self_attn.sinks",
     "gate": "mlp.gate_proj.weight",
@@ -51,6 +58,13 @@ GGUF: Mapping[str, str] = {
     "o": "attn_output.weight",
     "q_norm": "attn_q_norm.weight",
     "k_norm": "attn_k_norm.weight",
+    "q_a": "attn_q_a.weight",
+    "q_a_norm": "attn_q_a_norm.weight",
+    "q_b": "attn_q_b.weight",
+    "kv_a": "attn_kv_a_mqa.weight",
+    "kv_a_norm": "attn_kv_a_norm.weight",
+    "k_b": "attn_k_b.weight",
+    "v_b": "attn_v_b.weight",
     "attention_gate": "attn_gate.weight",
     "sinks": "attn_sinks.weight",
     "gate": "ffn_gate.weight",
@@ -69,6 +83,8 @@ GGUF: Mapping[str, str] = {
     "shared_weight": "ffn_gate_inp_shexp.weight",
     "layer_scalar": "layer_output_scale.weight",
 }
+# Of a layer with latent attention, what a checkpoint has in place of `k_b` and `v_b`: both, head by head.
+KEYS_AND_VALUES = "self_attn.kv_b_proj.weight"
 # Of the whole model.
 HUGGINGFACE_MODEL: Mapping[str, str] = {
     "embedding": "model.embed_tokens.weight",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from radixlm.runtime.artifact.model_config import Attention, Experts, LayerConfig, ModelConfig
+from radixlm.runtime.artifact.model_config import Attention, Experts, LatentAttention, LayerConfig, ModelConfig
 from radixlm.runtime.errors import UnsupportedArchitecture
 
 ATTENTION: dict[str, Callable[[Attention], bool]] = {
@@ -17,6 +17,7 @@ ATTENTION: dict[str, Callable[[Attention], bool]] = {
     "a window and chunks in one layer": lambda a: a.window is not None and a.chunk is not None,
 }
 LAYER: dict[str, Callable[[LayerConfig], bool]] = {
+    "latent attention": lambda layer: isinstance(layer.mixer, LatentAttention),
     "biases of experts whose inputs are weighed": lambda layer: (
         isinstance(layer.ffn, Experts) and layer.ffn.bias and layer.ffn.input_scaled
     ),
@@ -42,5 +43,6 @@ def check_implemented(label: str, config: ModelConfig) -> None:
 def _missing(config: ModelConfig) -> Iterator[str]:
     yield from (name for name, needs in MODEL.items() if needs(config))
     for layer in config.layers:
-        yield from (name for name, needs in ATTENTION.items() if needs(layer.mixer))
+        if isinstance(layer.mixer, Attention):
+            yield from (name for name, needs in ATTENTION.items() if needs(layer.mixer))
         yield from (name for name, needs in LAYER.items() if needs(layer))

@@ -56,6 +56,21 @@ class ExpertLinear:
 
 
 @dataclass(frozen=True)
+class HeadLinear:
+    """A `Linear` without bias for each of `num_heads`, stacked: `[heads, outputs, inputs]`. All are sensitive."""
+
+    name: str
+    num_heads: int
+    num_outputs: int
+    num_inputs: int
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """The checkpoint's name, with its shape."""
+        return {self.name: (self.num_heads, self.num_outputs, self.num_inputs)}
+
+
+@dataclass(frozen=True)
 class Norm:
     """`(x - its mean, of kind "layer") / root mean square * gain (+ bias)` of rows of `size` numbers.
 
@@ -109,7 +124,7 @@ class Embedding:
         return {self.name: (self.num_rows, self.size)}
 
 
-Part = Linear | ExpertLinear | Norm | Vector | Embedding
+Part = Linear | ExpertLinear | HeadLinear | Norm | Vector | Embedding
 
 
 def bias_of(name: str) -> str:

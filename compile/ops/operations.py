@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from radixlm.runtime.artifact.model_config import Attention, Experts, Function
+from radixlm.runtime.artifact.model_config import Attention, Experts, Function, LatentAttention
 
-from .layers import Embedding, ExpertLinear, Linear, Norm, Vector
+from .layers import Embedding, ExpertLinear, HeadLinear, Linear, Norm, Vector
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,23 @@ class AttentionSpec:
     k_norm: Norm | None = None
     value_norm: Norm | None = None
     sinks: Vector | None = None
+
+
+@dataclass(frozen=True)
+class LatentSpec:
+    """One layer's latent attention: its numbers, its part of the KV pool, its norm and the matrices of its heads.
+
+    Attributes:
+        latent_norm: of the latent vectors.
+        keys: make of a head's query, but for what rotates, one that meets latent vectors; `values`: of what it
+            gathers of these, its output.
+    """
+
+    attention: LatentAttention
+    kv_layer: int
+    latent_norm: Norm
+    keys: HeadLinear
+    values: HeadLinear
 
 
 @dataclass(frozen=True)
@@ -72,6 +89,12 @@ class Operations(Protocol[R, A]):
         """Attention over the pool, which first gets the step's keys and values.
 
         `qkv` has queries, then keys and values as far as the layer has its own, then gates.
+        """
+
+    def latent_attention(self, queries: R, latent: R, spec: LatentSpec) -> A:
+        """Attention over the pool, which first gets the step's latent vectors and rotated keys.
+
+        These are the last output in `latent`; `queries` are all of their rows.
         """
 
     def activate(self, x: R, function: Function, width: int) -> A:

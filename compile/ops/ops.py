@@ -22,7 +22,7 @@ from .attention import AttentionOps
 from .experts import ExpertOps
 from .layers import Embedding, Linear, Norm, Vector
 from .linear import LinearOps, arrays
-from .operations import AttentionSpec, ExpertsSpec
+from .operations import AttentionSpec, ExpertsSpec, LatentSpec
 from .program import Argument, Input, Program, Size, Stored
 from .rows import Activation, Gates, Limits, Rows
 
@@ -92,6 +92,10 @@ class Ops:
             width = mixer.head_dim if mixer.gate.over == "head" else 1
             gathered.gates = Gates(mixer.gate.function, qkv, qkv.columns[-1], width)
         return gathered
+
+    def latent_attention(self, queries: Rows, latent: Rows, spec: LatentSpec) -> Activation:
+        """No kernel does it yet."""
+        raise AssertionError("refused by `implemented.py`")
 
     def activate(self, x: Rows, function: Function, width: int) -> Activation:
         """A function of rows; computed by the linear that takes it."""

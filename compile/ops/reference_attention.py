@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from radixlm.runtime.artifact.model_config import Attention, Rope
+from radixlm.runtime.artifact.model_config import Mixer, Rope
 
 from .functions import Array
 from .rope_frequencies import attention_factor, rope_frequencies
@@ -27,7 +27,7 @@ def rotated(x: Array, cos: Array, sin: Array) -> Array:
     return turned.astype(x.dtype, copy=False)
 
 
-def prepared(query: Array, attention: Attention, positions: Positions) -> Array:
+def prepared(query: Array, attention: Mixer, positions: Positions) -> Array:
     """Queries at the temperature of their positions, `[heads, tokens, head_dim]`."""
     if attention.temperature is None:
         return query
@@ -37,7 +37,7 @@ def prepared(query: Array, attention: Attention, positions: Positions) -> Array:
     return query * factors.astype(query.dtype)[:, None]
 
 
-def visible(attention: Attention, num_tokens: int) -> npt.NDArray[np.bool_]:
+def visible(attention: Mixer, num_tokens: int) -> npt.NDArray[np.bool_]:
     """Which tokens (columns) each token (rows) sees."""
     row, column = np.arange(num_tokens)[:, None], np.arange(num_tokens)[None, :]
     seen = column <= row
@@ -48,8 +48,8 @@ def visible(attention: Attention, num_tokens: int) -> npt.NDArray[np.bool_]:
     return seen
 
 
-def attend(query: Array, key: Array, value: Array, attention: Attention, sink: Array | None) -> Array:
-    """Softmax attention of one head, all `[tokens, head_dim]`; `sink` is a logit without a value."""
+def attend(query: Array, key: Array, value: Array, attention: Mixer, sink: Array | None) -> Array:
+    """Softmax attention of one head, all `[tokens, numbers of a head]`; `sink` is a logit without a value."""
     scores = query @ key.T * query.dtype.type(attention.scale)
     if attention.soft_cap is not None:
         cap = query.dtype.type(attention.soft_cap)

@@ -18,7 +18,7 @@ from radixlm.runtime.artifact.model_config import Function, Rope
 
 from .functions import FUNCTIONS, GATED_FUNCTIONS, Array, normalized, sigmoid
 from .layers import Embedding, Linear, Norm, Vector
-from .operations import AttentionSpec, ExpertsSpec
+from .operations import AttentionSpec, ExpertsSpec, LatentSpec
 from .reference_attention import attend, prepared, rope_table, rotated
 from .reference_experts import expert_weights
 
@@ -100,6 +100,22 @@ class ReferenceOps:
             gathered = gathered * self._gate(parts.pop(0), spec)
         return gathered.swapaxes(0, 1).reshape(len(self._token_ids), -1)
 
+    def latent_attention(self, queries: Rows, latent: Rows, spec: LatentSpec) -> Array:
+        """The same over the one row that each token keeps for all heads."""
+        attention, (kept,) = spec.attention, latent[-1:]
+        table = self._rope_table(attention.rope)
+        plain, turning = np.split(self.heads(queries[0], attention.query_size), [attention.plain_dim], axis=-1)
+        vectors, key = np.split(kept, [attention.latent_dim], axis=-1)
+        rows = np.concatenate([self._norm(vectors, spec.latent_norm), rotated(key[None], *table)[0]], axis=-1)
+        rows = self._round_kv(rows)
+        absorbed = plain @ self._read(spec.keys.name).swapaxes(1, 2)
+        query = np.concatenate([absorbed, rotated(turning, *table)], axis=-1)
+        query = prepared(query, attention, self.positions())
+        seen = rows[:, : attention.latent_dim]
+        gathered = np.stack([self.attend(head, rows, seen, spec, i, None) for i, head in enumerate(query)])
+        outputs: Array = gathered @ self._read(spec.values.name).swapaxes(1, 2)
+        return outputs.swapaxes(0, 1).reshape(len(kept), -1)
+
     def activate(self, x: Rows, function: Function, width: int) -> Array:
         """A function of rows, or of gates and what they let through."""
         if function in GATED_FUNCTIONS:
@@ -165,9 +181,9 @@ class ReferenceOps:
         return np.arange(len(self._token_ids))
 
     def attend(
-        self, query: Array, key: Array, value: Array, spec: AttentionSpec, head: int, sinks: Array | None
+        self, query: Array, key: Array, value: Array, spec: AttentionSpec | LatentSpec, head: int, sinks: Array | None
     ) -> Array:
-        """What one query head gathers, all `[tokens, head_dim]`."""
+        """What one query head gathers, all `[tokens, head_dim]`; of values as many numbers as they have."""
         return attend(query, key, value, spec.attention, None if sinks is None else sinks[head])
 
     @staticmethod

@@ -19,6 +19,7 @@ from radixlm.runtime.artifact.model_config import (
 )
 
 ROPE_FREQUENCIES = "rope.frequencies"  # the name of the computed tensor; that of a second `Rope` ends in ".1"
+MAGNITUDE = 0.1  # of YaRN: of the logarithm of its factor
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -90,10 +91,14 @@ def _stretch_yarn(frequencies: Float32Array, rope: Rope, yarn: YarnScaling) -> n
     return stretched
 
 
-def _yarn_factor(yarn: YarnScaling) -> float:
-    def of(mscale: float) -> float:
-        return 0.1 * mscale * math.log(yarn.factor) + 1.0 if yarn.factor > 1 else 1.0
+def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
+    """By how much attention is sharpened for a context that is `factor` times as long."""
+    return MAGNITUDE * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
+
+def _yarn_factor(yarn: YarnScaling) -> float:
     if yarn.attention_factor is not None:
         return yarn.attention_factor
-    return of(yarn.mscale) / of(yarn.mscale_all_dim) if yarn.mscale and yarn.mscale_all_dim else of(1.0)
+    if yarn.mscale and yarn.mscale_all_dim:
+        return yarn_magnitude(yarn.factor, yarn.mscale) / yarn_magnitude(yarn.factor, yarn.mscale_all_dim)
+    return yarn_magnitude(yarn.factor)

@@ -28,6 +28,10 @@ _KEYS: Mapping[str, str] = {  # config.json's key -> GGUF's, behind the architec
     "rope_theta": "rope.freq_base",
     "rope_local_base_freq": "rope.freq_base_swa",
     "rotary_dim": "rope.dimension_count",
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "q_lora_rank": "attention.q_lora_rank",
+    "qk_rope_head_dim": "rope.dimension_count",
+    "v_head_dim": "attention.value_length_mla",
     "sliding_window": "attention.sliding_window",
     "sliding_window_pattern": "attention.sliding_window_pattern",
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -81,7 +85,8 @@ def gguf_settings(file: GGUFFile) -> Settings:
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
     values["sliding_window"] = values["sliding_window"] or None
     values["rope_scaling"] = _rope_scaling(get)
-    _check_heads(label, values, get("attention.value_length"))
+    if not values["kv_lora_rank"]:  # else values are a part of keys
+        _check_heads(label, values, get("attention.value_length"))
     return Settings(
         label,
         "gguf",

@@ -14,6 +14,7 @@ from ..families.settings import Settings
 Json = Mapping[str, Any]
 
 _CLASSES = {name: key for key, family in FAMILIES.items() for name in family.huggingface}
+_NESTED = {type_: key for key, family in FAMILIES.items() for type_ in family.nested}
 _CLASS_OF_TYPE = {type_: name for family in FAMILIES.values() for name, type_ in family.huggingface.items()}
 
 
@@ -23,7 +24,7 @@ def huggingface_settings(label: str, config: Json) -> Settings:
     text = config.get("text_config")
     values = {**config, **text} if isinstance(text, Mapping) else config
     given = {key: value for key, value in values.items() if value is not None}
-    architecture = _CLASSES[class_name]
+    architecture = _NESTED.get(str(values.get("model_type")), _CLASSES[class_name])
     values = {**FAMILIES[architecture].defaults, **given}
     return Settings(label, "huggingface", architecture, class_name, values)
 

@@ -17,19 +17,21 @@ Rows = slice | NDArray[np.intp]  # of a stored tensor
 
 @dataclass(frozen=True)
 class Pairs:
-    """Each head of `head_dim` rows begins with `rotary_dim` rows whose neighbours rotate against each other.
+    """Each head of `head_dim` rows has, behind `start` others, `rotary_dim` whose neighbours rotate against each other.
 
     The kernels rotate the first half of these against the second: row `half * i + j` is stored at `2 * j + i`.
     """
 
     head_dim: int
     rotary_dim: int
+    start: int = 0
 
     def stored(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """Where the rows are stored."""
         head, row = np.divmod(rows, self.head_dim)
-        i, j = np.divmod(row, self.rotary_dim // 2)
-        turned = np.where(row < self.rotary_dim, 2 * j + i, row)
+        i, j = np.divmod(row - self.start, self.rotary_dim // 2)
+        rotates = (row >= self.start) & (row < self.start + self.rotary_dim)
+        turned = np.where(rotates, self.start + 2 * j + i, row)
         return head * self.head_dim + turned
 
 

@@ -28,16 +28,21 @@ _CACHE_LINE: Final = 64  # bytes
 
 
 class KVLayer(Strict, frozen=True, kw_only=True):
-    """The keys and values that a layer keeps of each token: `key_dim` and `value_dim` numbers for each head."""
+    """The keys and values that a layer keeps of each token: `key_dim` and `value_dim` numbers for each head.
+
+    With `values_in_keys` a value is the first `value_dim` numbers of its key, and is not stored again.
+    """
 
     num_kv_heads: Heads
     key_dim: HeadDim
     value_dim: HeadDim
+    values_in_keys: bool = False
 
 
 @dataclass(frozen=True)
 class LayerLayout:
-    """How the keys and values of one layer lie in a page: `[2, kv_heads, items]`, the first half keys.
+    """How the keys and values of one layer lie in a page: `[2, kv_heads, items]`, the first half keys; there is no
+    second half where values are a part of the keys.
 
     A head's keys lie transposed, `[key_dim, PAGE_SIZE]`, values as `[PAGE_SIZE, value_dim]`. With int8 a row (a token's
     key or value of one head) is its codes times a scale: before the codes are the float32 scales of the `PAGE_SIZE`
@@ -49,6 +54,7 @@ class LayerLayout:
     num_kv_heads: int
     key_dim: int
     value_dim: int
+    values_in_keys: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -68,8 +74,8 @@ class LayerLayout:
 
     @property
     def value_items(self) -> int:
-        """Items of the pool that hold the values of one head in a page."""
-        return self._items(self.value_dim)
+        """Items of the pool that hold the values of one head in a page, and nothing else."""
+        return 0 if self.values_in_keys else self._items(self.value_dim)
 
     @property
     def page_items(self) -> int:
@@ -116,7 +122,7 @@ class KVLayout(Strict, frozen=True, kw_only=True):
     def of_layer(self, layer: int) -> LayerLayout:
         """How the part of one layer lies in a page."""
         shape = self.layers[layer]
-        return LayerLayout(self.dtype, shape.num_kv_heads, shape.key_dim, shape.value_dim)
+        return LayerLayout(self.dtype, shape.num_kv_heads, shape.key_dim, shape.value_dim, shape.values_in_keys)
 
     def items_before(self, layer: int) -> int:
         """Items of a page in the layers before this one; the layer begins at this number times `num_pages`."""
@@ -124,9 +130,10 @@ class KVLayout(Strict, frozen=True, kw_only=True):
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all layers are alike, and their keys as wide as their values."""
+        """Whether all layers are alike, and their values stored beside keys that are as wide."""
         first = self.layers[0]
-        return first.key_dim == first.value_dim and all(layer == first for layer in self.layers)
+        is_plain = first.key_dim == first.value_dim and not first.values_in_keys
+        return is_plain and all(layer == first for layer in self.layers)
 
     @property
     def page_items(self) -> int:

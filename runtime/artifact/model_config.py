@@ -168,6 +168,72 @@ class Attention(Strict, frozen=True, kw_only=True, tag_field="kind", tag="attent
     shared_kv: Index | None = None
 
 
+class LatentAttention(Strict, frozen=True, kw_only=True, tag_field="kind", tag="latent_attention"):
+    """Multi-head latent attention (DeepSeek-V2, 2024): a token keeps one row for all heads.
+
+    The row is a latent vector of `latent_dim` numbers, normalized, and behind it a rotated key. A head's query is
+    multiplied by its own matrix before it meets the rows, and what it gathers of the latent vectors by another.
+
+    Attributes:
+        scale: what scores are multiplied with.
+        rope: of the rotated key, and of as many numbers at the end of each query; `neighbours`: of a checkpoint's rows
+            for these, neighbours rotate against each other.
+        plain_dim: the numbers of a query before those; `value_dim`: of what a head hands to the output matrix.
+        query_dim: queries are made of a normalized vector of so many numbers; None of the layer's input itself.
+        bias: what makes the latent vectors has one; `output_bias`: so has the output.
+    """
+
+    num_heads: Heads
+    latent_dim: HeadDim
+    plain_dim: HeadDim
+    value_dim: HeadDim
+    scale: Positive
+    rope: Rope
+    query_dim: Dimension | None = None
+    neighbours: bool = True
+    bias: bool = False
+    output_bias: bool = False
+    temperature: Temperature | None = None
+
+    @property
+    def num_kv_heads(self) -> int:
+        """All heads read the same row."""
+        return 1
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of the row that a token keeps; of these the first `latent_dim` are what heads gather."""
+        return self.latent_dim + self.rope.rotary_dim
+
+    @property
+    def query_size(self) -> int:
+        """Numbers of a head's query before its matrix."""
+        return self.plain_dim + self.rope.rotary_dim
+
+    # What only `Attention` may have.
+
+    @property
+    def window(self) -> None:
+        """A token sees all before it."""
+
+    @property
+    def chunk(self) -> None:
+        """As `window`."""
+
+    @property
+    def soft_cap(self) -> None:
+        """Scores are not bent."""
+
+    @property
+    def sinks(self) -> bool:
+        """There are none."""
+        return False
+
+    @property
+    def shared_kv(self) -> None:
+        """Each layer keeps rows of its own."""
+
+
 class Dense(Strict, frozen=True, kw_only=True, tag_field="kind", tag="dense"):
     """A feed-forward layer; functions that end in `_mul` have a gate."""
 
@@ -227,6 +293,9 @@ class Experts(Strict, frozen=True, kw_only=True, tag_field="kind", tag="experts"
     input_scaled: bool = False
 
 
+Mixer = Attention | LatentAttention
+
+
 class LayerConfig(Strict, frozen=True, kw_only=True):
     """A mixer and a feed-forward layer, each beside a residual.
 
@@ -237,7 +306,7 @@ class LayerConfig(Strict, frozen=True, kw_only=True):
         layer_scalar: the layer's output is multiplied by a stored number.
     """
 
-    mixer: Attention
+    mixer: Mixer
     ffn: Dense | Experts | None
     norms: Literal["pre", "post", "sandwich", "parallel", "parallel_two"] = "pre"
     post_norm_eps: Positive | None = None
@@ -276,7 +345,7 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
         return len(self.layers)
 
     @property
-    def attentions(self) -> tuple[Attention, ...]:
+    def attentions(self) -> tuple[Mixer, ...]:
         """The attention of each layer that has it."""
         return tuple(layer.mixer for layer in self.layers)
 
@@ -292,7 +361,7 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a head of the first attention."""
+        """Numbers of a key that a token keeps for a head of the first attention."""
         return self.attentions[0].head_dim
 
     @property
@@ -306,7 +375,7 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(each.rope for each in self.attentions if each.rope is not None))
 
     @property
-    def kv_attentions(self) -> tuple[Attention, ...]:
+    def kv_attentions(self) -> tuple[Mixer, ...]:
         """The attention of each layer that keeps keys and values of its own, in the order of `kv_layer`."""
         return tuple(attention for attention in self.attentions if attention.shared_kv is None)
 
@@ -321,6 +390,8 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     def why_not_partial(self) -> str | None:
         """Why this model cannot serve a prefix with a part of its rows; None if it can."""
         attentions = self.attentions
+        if any(isinstance(attention, LatentAttention) for attention in attentions):
+            return "its layers keep one latent row of each token, and neither keys nor values of single heads"
         if any(attention.window or attention.chunk for attention in attentions):
             return "some layers see a window of the tokens only"
         if any(attention.shared_kv is not None for attention in attentions):

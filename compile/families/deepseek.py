@@ -1,0 +1,250 @@
+"""DeepSeek V2 and V3 (2024), GLM-4.7-Flash (Z.ai) and Mistral Small 4 (2026): latent attention and experts.
+
+llama.cpp calls all but Mistral's `deepseek2`; what of the four a file is, its scores of experts tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from msgspec.structs import replace
+from radixlm.runtime.artifact.model_config import (
+    LatentAttention,
+    LayerConfig,
+    Rope,
+    Router,
+    SharedExpert,
+    YarnScaling,
+)
+from radixlm.runtime.errors import UnsupportedArchitecture
+
+from ..layers.decoder import Decoder
+from ..layers.feed_forward import ExpertsFeedForward
+from ..layers.latent_attention import LatentSelfAttention
+from ..layers.part_names import KEYS_AND_VALUES
+from ..ops.rope_frequencies import MAGNITUDE, yarn_magnitude
+from ..weights.view import View
+from .family import Family, Format, Views, experts_gates_beside_up
+from .mistral import Mistral3, temperature
+from .settings import Settings
+
+_SIGMOID = 2  # `expert_gating_func` of GGUF
+
+
+class DeepSeekV3(Family):
+    """A sigmoid scores experts, of which groups are chosen first by their two best; a bias takes part in choosing."""
+
+    title = "DeepSeek V3"
+    huggingface = {"DeepseekV3ForCausalLM": "deepseek_v3"}
+    gguf = ("deepseek2",)
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "num_attention_heads": 128,
+        "n_shared_experts": 1,
+        "routed_scaling_factor": 2.5,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "n_group": 8,
+        "topk_group": 4,
+        "num_experts_per_tok": 8,
+        "first_k_dense_replace": 3,
+        "norm_topk_prob": True,
+    }
+    names = {
+        "shared_gate": "mlp.shared_experts.gate_proj.weight",
+        "shared_up": "mlp.shared_experts.up_proj.weight",
+        "shared_down": "mlp.shared_experts.down_proj.weight",
+    }
+    neighbouring_pairs = ("huggingface", "gguf")
+    has_extra_layers = True
+
+    def layer(self, c: Settings, index: int) -> LayerConfig:
+        """The first layers are dense."""
+        mixer = latent_attention(c)
+        if self.is_dense(c, index):
+            return LayerConfig(mixer=mixer, ffn=c.dense())
+        num_shared = c("n_shared_experts", 0)
+        shared = SharedExpert(intermediate_size=c.number("moe_intermediate_size") * num_shared) if num_shared else None
+        return LayerConfig(mixer=mixer, ffn=c.experts(router=self.router(c), shared=shared))
+
+    def is_dense(self, c: Settings, index: int) -> bool:
+        """Whether a layer has no experts."""
+        return bool(index < c.number("first_k_dense_replace", 0))
+
+    def router(self, c: Settings) -> Router:
+        """In GGUF a file of V2 has the same architecture, and another function of scores."""
+        if c.format == "gguf" and not _has_sigmoid(c):
+            return _softmax_router(c)
+        _expect(c, "scoring_func", "sigmoid")
+        _expect(c, "topk_method", "noaux_tc")
+        return _router(c, scores="sigmoid", selection_bias=True)
+
+    def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
+        """A checkpoint has the rows of a head's keys and of its values in turn."""
+        return dict(_values_of(decoder)) if format_ == "huggingface" else {}
+
+
+class DeepSeekV2(DeepSeekV3):
+    """A softmax scores experts, and groups by their best; weights are not made to add up to one."""
+
+    title = "DeepSeek V2 (also Lite)"
+    huggingface = {"DeepseekV2ForCausalLM": "deepseek_v2"}
+    defaults = {
+        "num_attention_heads": 32,
+        "n_shared_experts": 2,
+        "routed_scaling_factor": 1.0,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "topk_method": "greedy",
+    }
+
+    def router(self, c: Settings) -> Router:
+        """Groups are chosen only by that method."""
+        if c.format == "gguf":
+            return super().router(c)
+        _expect(c, "scoring_func", "softmax")
+        return _softmax_router(c)
+
+
+class Glm4MoELite(DeepSeekV3):
+    """V3 with other numbers; a checkpoint may say of each layer whether it has experts."""
+
+    title = "GLM-4.7-Flash"
+    huggingface = {"Glm4MoeLiteForCausalLM": "glm4_moe_lite"}
+    defaults = {
+        "num_attention_heads": 20,
+        "rms_norm_eps": 1e-5,
+        "n_shared_experts": 1,
+        "routed_scaling_factor": 1.8,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "num_experts_per_tok": 4,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+    }
+
+    def is_dense(self, c: Settings, index: int) -> bool:
+        """The first, unless the checkpoint says which."""
+        if c("mlp_layer_types"):
+            return bool(c.of_layer("mlp_layer_types", index) == "dense")
+        return super().is_dense(c, index)
+
+
+class Mistral4(DeepSeekV3):
+    """A softmax scores experts; far away queries get a higher temperature."""
+
+    title = "Mistral Small 4"
+    huggingface = {"Mistral4ForCausalLM": "mistral4"}
+    nested = ("mistral4",)
+    gguf = ("mistral4",)
+    defaults = {
+        "num_attention_heads": 32,
+        "n_shared_experts": 1,
+        "kv_lora_rank": 256,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 64,
+        "v_head_dim": 128,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": True,
+    }
+    ignored = Mistral3.ignored
+    has_extra_layers = False
+
+    def router(self, c: Settings) -> Router:
+        """Groups by their two best."""
+        return _router(c, scores="softmax")
+
+    def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
+        """Each expert's rows of gates, and then those of `up`."""
+        found = dict(super().fused(decoder, format_))
+        for index, layer in enumerate(decoder.layers):
+            if isinstance(layer.mlp, ExpertsFeedForward):
+                stem, end = f"model.layers.{index}.mlp.experts.", ("gate_up_proj", "down_proj")
+                if format_ == "gguf":
+                    stem, end = f"blk.{index}.ffn_", ("gate_up_exps.weight", "down_exps.weight")
+                found |= experts_gates_beside_up(stem + end[0], stem + end[1], layer.mlp)
+        return found
+
+
+def latent_attention(c: Settings) -> LatentAttention:
+    """The attention that all of them have. Raises UnsupportedArchitecture for older GGUF files."""
+    if "blk.0.attn_kv_b.weight" in c.stored:
+        raise UnsupportedArchitecture(
+            f"{c.label}: attn_kv_b makes keys and values in one, as llama.cpp wrote it before April 2025; "
+            "take a newer file, which has attn_k_b and attn_v_b"
+        )
+    rope = _rope(c)
+    plain = c("qk_nope_head_dim")
+    if c.format == "gguf":
+        plain = c.number("attention.key_length_mla") - rope.rotary_dim
+    size = plain + rope.rotary_dim
+    scaling, scale = rope.scaling, size**-0.5 if size > 0 else 1.0
+    if isinstance(scaling, YarnScaling) and scaling.mscale_all_dim:
+        scale *= yarn_magnitude(scaling.factor, scaling.mscale_all_dim) ** 2
+    bias = bool(c("attention_bias"))
+    return LatentAttention(
+        num_heads=c.number("num_attention_heads"),
+        latent_dim=c.number("kv_lora_rank"),
+        plain_dim=plain,
+        value_dim=c.number("v_head_dim"),
+        scale=scale,
+        rope=rope,
+        query_dim=c("q_lora_rank"),
+        neighbours=bool(c("rope_interleave", True)),
+        bias=bias,
+        output_bias=bias,
+        temperature=temperature(c),
+    )
+
+
+def _rope(c: Settings) -> Rope:
+    """A GGUF file has both `mscale`s as one number."""
+    rope = c.rope(rotary_dim=c.number("qk_rope_head_dim"))
+    magnitude = c("rope.scaling.yarn_log_multiplier")
+    if isinstance(rope.scaling, YarnScaling) and magnitude:
+        mscale = magnitude / MAGNITUDE
+        rope = replace(rope, scaling=replace(rope.scaling, mscale=mscale, mscale_all_dim=mscale))
+    return rope
+
+
+def _router(c: Settings, **changes: Any) -> Router:
+    groups = {"num_groups": c("n_group", 1), "num_active_groups": c("topk_group", 1)}
+    numbers = {"renormalise": bool(c("norm_topk_prob")), "scale": c("routed_scaling_factor", 1.0)}
+    return Router(**(groups | numbers | changes))
+
+
+def _softmax_router(c: Settings) -> Router:
+    """V2's. Raises UnsupportedArchitecture for another."""
+    c.refuse("norm_topk_prob")
+    router = _router(c, scores="softmax", group_score="best", renormalise=False)
+    if c.format == "gguf" or c("topk_method") == "group_limited_greedy":
+        return router
+    _expect(c, "topk_method", "greedy")
+    return replace(router, num_groups=1, num_active_groups=1)
+
+
+def _has_sigmoid(c: Settings) -> bool:
+    """Of a GGUF file: as it says, else if there is a bias to choose by."""
+    said = c("expert_gating_func")
+    return bool(said == _SIGMOID) if said else any(name.endswith("exp_probs_b.bias") for name in c.stored)
+
+
+def _expect(c: Settings, key: str, only: str) -> None:
+    if c(key, only) != only:
+        raise UnsupportedArchitecture(f"{c.label}: {key} {c(key)!r} is not supported for {c.architecture}, only {only}")
+
+
+def _values_of(decoder: Decoder) -> Iterator[tuple[str, Views]]:
+    for index, layer in enumerate(decoder.layers):
+        assert isinstance(layer.self_attn, LatentSelfAttention)
+        attention = layer.self_attn.attention
+        keys, both = attention.plain_dim, attention.plain_dim + attention.value_dim
+        stored = f"model.layers.{index}.{KEYS_AND_VALUES}"
+        starts = range(0, attention.num_heads * both, both)
+        yield layer.self_attn.spec.values.name, tuple(View(stored, start + keys, start + both) for start in starts)
