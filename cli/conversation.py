@@ -47,13 +47,20 @@ class Conversation:
             self.engine.stream_chat([*self.messages, question], self.params) as stream,
             interrupts(stream.cancel),
         ):
+            is_thinking = False
             for delta in stream:
-                click.echo(delta.text, nl=False)
+                if delta.thought:
+                    is_thinking = True
+                    click.secho(delta.thought, nl=False, dim=True)
+                if delta.text:
+                    click.echo(f"\n\n{delta.text}" if is_thinking else delta.text, nl=False)
+                    is_thinking = False
             completion = stream.result()
         click.echo()
         click.secho(summary(completion), dim=True)
         if completion.text:
-            self.messages += [question, {"role": "assistant", "content": completion.text}]
+            thought = {"reasoning_content": completion.thought} if completion.thought else {}
+            self.messages += [question, {"role": "assistant", "content": completion.text, **thought}]
         return completion
 
 

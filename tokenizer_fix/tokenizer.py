@@ -135,15 +135,26 @@ class Tokenizer:
         """
         return self._encoder.ids_inside(text)
 
-    def stream(self, *, prompt_ids: Sequence[int] = (), swallow_leading_space: bool = False) -> StreamDecoder:
-        """A decoder for the reply to `prompt_ids`; see StreamDecoder.
+    def special_ids_in(self, text: str) -> frozenset[int]:
+        """The special tokens whose text stands in `text`, in whatever way that is encoded."""
+        added = self.profile.added_tokens
+        return frozenset(token.id for token in added if token.special and token.text and token.text in text)
+
+    def stream(
+        self,
+        *,
+        prompt_ids: Sequence[int] = (),
+        swallow_leading_space: bool = False,
+        shown_ids: frozenset[int] = frozenset(),
+    ) -> StreamDecoder:
+        """A decoder for the reply to `prompt_ids`; see StreamDecoder. Of special tokens it spells `shown_ids`.
 
         Raises:
             InvalidTokenId: a prompt id is outside the vocabulary.
         """
         return StreamDecoder(
             self._pieces.spell,
-            skipped_ids=self._special_ids,
+            skipped_ids=self._special_ids - shown_ids,
             strips_leading_space=self.profile.decoding_strips_space,
             replace_each_byte=self.profile.byte_fallback,
             prompt_ids=prompt_ids,

@@ -78,7 +78,8 @@ def _in_words(message: Message, names: Mapping[object, str], format: ToolFormat)
         [(call["function"]["name"], json.dumps(_arguments(call), ensure_ascii=False)) for call in calls]
     )
     content = str(message.get("content") or "")
-    return {"role": message["role"], "content": f"{content}\n{said}" if content else said}
+    others = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**others, "content": f"{content}\n{said}" if content else said}
 
 
 def _merged(messages: Sequence[Message]) -> list[Message]:

@@ -54,6 +54,7 @@ class Usage:
     tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # cached tokens: {"exact": 96}
     disk_tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # of those, the ones loaded from disk for it
     pruning: KVPruning | None = None  # None: all keys and values of the cached tokens are used, and the reply is exact
+    thought_tokens: int = 0  # of `completion_tokens`, those of the thought, its tags among them
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class PrefillProgress:
 
 @dataclass(frozen=True)
 class Delta:
-    """What a step added to a reply. Joined, the texts of all deltas are `Completion.text`.
+    """What a step added to a reply. Joined, the texts of all deltas are `Completion.text`; of thoughts, likewise.
 
     `text` may be empty while `token_ids` is not (half a character, or the possible beginning of a stop
     string), and the last delta may bring text without tokens. `finish_reason` is set in the last delta only.
@@ -102,15 +103,19 @@ class Delta:
     finish_reason: FinishReason | None = None
     stop_reason: StopReason | None = None  # in the last delta only
     progress: PrefillProgress | None = None  # in deltas that say nothing else, of streams that asked for them
+    thought: str = ""  # of a chat's reply
+    num_thought_tokens: int = 0  # of the reply's tokens so far; certain when there is text
 
 
 @dataclass(frozen=True)
 class Completion:
     """A finished request.
 
-    `text` is the decoding of `token_ids` up to, and without, the stop token or stop string that ended it; a space that
-    ends the prompt's text and is not fed begins the decoding of the ids, and not `text`. `token_ids` are all tokens
-    that the model generated, the stop token included.
+    What a chat's reply thinks before it answers is `thought`, where the chat template says how thoughts are written;
+    the tags around it are in neither text. Stop strings end the answer only. `text` is the decoding of the other
+    `token_ids` up to, and without, the stop token or stop string that ended it; a space that ends the prompt's text and
+    is not fed begins the decoding of the ids, and not `text`. `token_ids` are all tokens that the model generated, the
+    stop token included.
     """
 
     text: str
@@ -124,6 +129,7 @@ class Completion:
     stop_reason: StopReason | None = None  # None: the model's own end, a complete grammar, or nothing stopped it
     request_id: str = ""  # the caller's own name of the request, or the engine's
     num_swallowed: int = 0  # of a raw prompt: characters that the ids begin with, and that end the prompt's text
+    thought: str = ""
 
 
 class RequestOutput(NamedTuple):

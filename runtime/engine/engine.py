@@ -272,7 +272,7 @@ class Engine:
             seam_of=options.seam_of,
             context_length=self.context_length,
         )
-        return self._request(prepared, params, options, self.prompts.render_reply)
+        return self._request(prepared, params, options, self.prompts.render_reply, is_chat=True)
 
     def _request(
         self,
@@ -280,6 +280,8 @@ class Engine:
         params: SamplingParams | None,
         options: RequestOptions,
         render_reply: Callable[[str], str] | None = None,
+        *,
+        is_chat: bool = False,
     ) -> Request:
         return Request.prepared(
             f"request-{next(self._numbers)}",
@@ -289,6 +291,7 @@ class Engine:
             prompts=self.prompts,
             limits=self._core.limits,
             render_reply=render_reply,
+            is_chat=is_chat,
             clock=self._options.clock,
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer, TokenizerError, TokenizerProfile, TooManyTokens
@@ -18,6 +18,7 @@ from ..cache.why_not_more import WhyNotMore
 from ..chat.chat_template import ChatTemplate, fault_of
 from ..chat.grammar import Grammar
 from ..chat.space_first import SpaceTokens
+from ..chat.thoughts import Thoughts
 from ..chat.token_constraint import ConstraintSource, TokenConstraint
 from ..chat.tool_format import PLAIN, Tool, ToolFormat, format_of
 from ..chat.tool_messages import for_template
@@ -46,6 +47,7 @@ class Prompts:
     Attributes:
         vocab_size: tokens that the tokenizer has and the model knows.
         chat_template: None if the artifact has none.
+        thoughts: what the model thinks before it answers, and what of that stands in the prompts of later turns.
         render_reply: how a reply stands in the prompts of later turns; None if that is not known.
 
     Raises:
@@ -74,6 +76,7 @@ class Prompts:
         self.chat_template = None if template is None else _of_model(template, artifact, self.tokenizer)
         self.render_reply = None if self.chat_template is None else self.chat_template.reply_renderer()
         self.vocab_size = min(manifest.model.vocab_size, self.tokenizer.vocab_size)  # embeddings may be padded
+        self.thoughts = Thoughts(self.chat_template, self.tokenizer, self.vocab_size)
         self._space_tokens = SpaceTokens(self.tokenizer, self.vocab_size)
         self._grammars: Grammars | None = None
         self._opening_grammars = threading.Lock()
@@ -202,9 +205,14 @@ class Prompts:
             return self._grammars
 
     def reply(
-        self, prompt: PreparedPrompt, params: SamplingParams, constraint: Grammar | ConstraintSource | None
+        self,
+        prompt: PreparedPrompt,
+        params: SamplingParams,
+        constraint: Grammar | ConstraintSource | None,
+        *,
+        is_chat: bool = False,
     ) -> Reply:
-        """A reply to a prompt, without tokens yet.
+        """A reply to a prompt, without tokens yet. That to a chat may think first.
 
         Raises:
             InvalidGrammar: the constraint is a grammar that cannot be used.
@@ -212,16 +220,29 @@ class Prompts:
         """
         if isinstance(constraint, Grammar):
             constraint = self.grammars.compile(constraint)
-        begun: TokenConstraint | None = None if constraint is None else constraint.start()
+        begun: TokenConstraint | None = None
         if prompt.space_id is not None:
             begun = self._space_tokens.start(params.end_ids(self._eos_token_ids))
+        text = (prompt.text or "") if is_chat else ""
+        decoder = partial(
+            self.tokenizer.stream,
+            prompt_ids=prompt.ids,
+            swallow_leading_space=prompt.swallow_leading_space,
+            shown_ids=self.thoughts.shown_ids if is_chat else frozenset(),
+        )
+        if constraint is not None and not is_chat:
+            begun = constraint.start()
+        elif constraint is not None:
+            end_ids = params.end_ids(self._eos_token_ids)
+            begun = self.thoughts.before(constraint, text, end_ids=end_ids, decoder=lambda: decoder().push)
         return Reply(
             params,
             prompt.ids,
-            decoder=self.tokenizer.stream(prompt_ids=prompt.ids, swallow_leading_space=prompt.swallow_leading_space),
+            decoder=decoder(),
             vocab_size=self.vocab_size,
             eos_token_ids=self._eos_token_ids,
             constraint=begun,
+            thoughts=self.thoughts.splitter(text) if is_chat else None,
         )
 
     def close(self) -> None:
@@ -256,7 +277,7 @@ class Prompts:
             if not isinstance(message, Mapping):
                 raise InvalidRequest(f"a message is {message!r:.60}; it must be a mapping with a role and a content")
         told, known = for_template(messages, [tool.for_template() for tool in tools], self.tool_format)
-        return told, known, {**self._template_kwargs, **(template_kwargs or {})}
+        return self.thoughts.for_template(told), known, {**self._template_kwargs, **(template_kwargs or {})}
 
     def _rendered(self, told: Sequence[Message], known: Sequence[Message], kwargs: Mapping[str, object]) -> str:
         if self._template_fault is not None:

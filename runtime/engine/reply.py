@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from ..chat.thought_splitter import Said, ThoughtSplitter
 from ..chat.token_constraint import HeldOpen, TokenConstraint
 from .completion import Delta, FinishReason, StopReason, TokenLogprob
 from .sampler import SampledToken, SamplerState
@@ -32,6 +33,7 @@ class Reply:
 
     Attributes:
         token_ids: all tokens so far, the stop token included.
+        num_thought_tokens: how many of them are a thought's, with its tags.
         logprobs: one for each token, if the request asks for them; else empty.
         sampler: the state that `sample` draws with.
         finish_reason: why the reply ended; None: it goes on.
@@ -47,6 +49,7 @@ class Reply:
         vocab_size: int,
         eos_token_ids: Iterable[int] = (),
         constraint: TokenConstraint | None = None,
+        thoughts: ThoughtSplitter | None = None,
     ) -> None:
         """A reply without tokens.
 
@@ -55,6 +58,7 @@ class Reply:
             decoder: fresh, and told of the prompt.
             eos_token_ids: the model's own, which end the reply unless `params.ignore_eos`.
             constraint: what the reply must keep to, at its beginning and this reply's own.
+            thoughts: takes out what the reply thinks; fresh. None: all of it is the answer.
         """
         self._params, self._vocab_size = params, vocab_size
         self._own_end_ids = frozenset(() if params.ignore_eos else eos_token_ids)
@@ -65,6 +69,10 @@ class Reply:
         self._decoder = decoder
         self._stops = StopStrings(params.stop)
         self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._splitter = thoughts
+        self._num_undecided = 0  # tokens that may begin a thought
+        self.num_thought_tokens = 0
         self.sampler = SamplerState(params, prompt_ids, vocab_size, constraint)
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
@@ -74,8 +82,13 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """The text that was released so far."""
+        """The text that was released so far, without thoughts."""
         return "".join(self._texts)
+
+    @property
+    def thought(self) -> str:
+        """The thought that was released so far."""
+        return "".join(self._thoughts)
 
     @property
     def ids_without_end(self) -> list[int]:
@@ -124,46 +137,76 @@ class Reply:
         if self.first_token_at is None:
             self.first_token_at = now
         self.last_token_at = now
-        text, reason = self._advance(token_id, is_full=is_full)
+        said, reason = self._advance(token_id, is_full=is_full)
         if sampled.logprob is None:
-            return self._delta(text, (token_id,), None, reason)
+            return self._delta(said, (token_id,), None, reason)
         self.logprobs.append(sampled.logprob)
-        return self._delta(text, (token_id,), (sampled.logprob,), reason)
+        return self._delta(said, (token_id,), (sampled.logprob,), reason)
 
     def cancel(self) -> Delta:
         """End the reply where it is."""
         assert self.finish_reason is None
         return self._delta(self._flush(), (), None, "cancelled")
 
-    def _advance(self, token_id: int, *, is_full: bool) -> tuple[str, FinishReason | None]:
+    def _advance(self, token_id: int, *, is_full: bool) -> tuple[Said, FinishReason | None]:
         """The text that the token releases, and whether it ends the reply."""
         is_end = token_id in self._stop_ids
-        text = "" if is_end else self._push(self._decoder.push(token_id))
+        said = Said() if is_end else self._push(self._split(self._decoder.push(token_id)))
         is_end = is_end or self.is_cut or (self._constraint is not None and self._constraint.is_finished)
         if is_end or is_full:
-            text += self._flush()  # which may complete a stop string
+            said = said.followed_by(self._flush())  # which may complete a stop string
         if is_end or self.is_cut:
-            return text, "stop"
-        return text, "length" if is_full else None
+            return said, "stop"
+        return said, "length" if is_full else None
 
-    def _flush(self) -> str:
-        """What decoder and stop strings still held back."""
-        return self._push(self._decoder.finish()) + self._stops.finish()
+    def _flush(self) -> Said:
+        """What decoder, thoughts and stop strings still held back."""
+        rest = self._decoder.finish()
+        said = Said(answer=rest) if self._splitter is None else self._splitter.push(rest)
+        if self._splitter is not None:
+            said = said.followed_by(self._splitter.finish())
+        said = self._push(said)
+        return Said(said.thought, said.answer + self._stops.finish())
 
-    def _push(self, text: str) -> str:
+    def _split(self, text: str) -> Said:
+        """The thought and the answer in the newest token's text; counts the token."""
+        splitter = self._splitter
+        if splitter is None:
+            return Said(answer=text)
+        was_thinking = splitter.is_thinking
+        said = splitter.push(text)
+        if was_thinking or splitter.is_thinking:
+            self.num_thought_tokens += self._num_undecided + 1
+            self._num_undecided = 0
+        else:
+            self._num_undecided = 0 if splitter.is_answering else self._num_undecided + 1
+        return said
+
+    def _push(self, said: Said) -> Said:
         """What of the newest token's text can be sent."""
-        return self._stops.push(text, may_stop=len(self.token_ids) > self._params.min_tokens)
+        may_stop = len(self.token_ids) > self._params.min_tokens
+        return Said(said.thought, self._stops.push(said.answer, may_stop=may_stop))
 
     def _delta(
         self,
-        text: str,
+        said: Said,
         token_ids: tuple[int, ...],
         logprobs: tuple[TokenLogprob, ...] | None,
         reason: FinishReason | None,
     ) -> Delta:
-        self._texts.append(text)
+        self._texts.append(said.answer)
+        if said.thought:
+            self._thoughts.append(said.thought)
         self.finish_reason = reason
-        return Delta(text, token_ids, logprobs, reason, None if reason is None else self.stop_reason)
+        return Delta(
+            said.answer,
+            token_ids,
+            logprobs,
+            reason,
+            None if reason is None else self.stop_reason,
+            thought=said.thought,
+            num_thought_tokens=self.num_thought_tokens,
+        )
 
 
 class StopStrings:

@@ -112,6 +112,7 @@ class Request:
         prompts: Prompts,
         limits: RequestLimits,
         render_reply: Callable[[str], str] | None,
+        is_chat: bool,
         clock: Callable[[], float],
     ) -> Self:
         """A request for a prompt of `prompts`, checked against `limits`.
@@ -120,7 +121,7 @@ class Request:
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidRequest, InvalidGrammar: it cannot be served.
         """
         limits.validate(prompt, params)
-        reply = prompts.reply(prompt, params, options.constraint)
+        reply = prompts.reply(prompt, params, options.constraint, is_chat=is_chat)
         by_text = options.cache_match == "text"
         spelled = cache(lambda: prompts.tokenizer.spelled(prompt.ids)) if by_text else None
         render_reply = render_reply if by_text else None
@@ -213,7 +214,7 @@ class Request:
     def alias(self) -> ReplyAlias | None:
         """The finished reply and how it will be rendered, where that is another text."""
         render_reply, reply = self.spec.render_reply, self.reply
-        if render_reply is None or reply.is_cut:
+        if render_reply is None or reply.is_cut or reply.num_thought_tokens:
             return None
         ids, text = tuple(reply.ids_without_end), reply.text
         return ReplyAlias.of(ids, text, render_reply(text)) if self._spells(ids, text) else None
@@ -244,12 +245,15 @@ class Request:
             prompt_token_ids=tuple(self.prompt.ids),
             logprobs=None if self.spec.params.logprobs is None else tuple(reply.logprobs),
             finish_reason=reply.finish_reason,
-            usage=self.reuse.usage(len(self.prompt.ids), self.num_generated),
+            usage=replace(
+                self.reuse.usage(len(self.prompt.ids), self.num_generated), thought_tokens=reply.num_thought_tokens
+            ),
             timings=self._timings(now),
             cache_match=self._cache_match(),
             stop_reason=reply.stop_reason,
             request_id=self.spec.name,
             num_swallowed=self.num_swallowed,
+            thought=reply.thought,
         )
 
     def _longest(self, num_prompt_tokens: int, context_length: int) -> int:

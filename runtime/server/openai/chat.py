@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...chat.tool_calls import ToolCallReader, read_whole
+from ...chat.tool_calls import ToolCallReader
 from ...chat.tool_use import ToolUse
 from ...engine.completion import Completion
 from ..app_state import AppState, json_response
@@ -26,7 +26,6 @@ from .replies import (
     ChatDelta,
     PromptProgressReply,
     Reply,
-    ReplyMessage,
     TruncationReply,
     UsageReply,
 )
@@ -80,7 +79,7 @@ class ChatCompletions:
     def _choice(self, index: int, completion: Completion, use: ToolUse, has_ids: bool) -> ChatChoice:
         reader = self._reader(use)
         return ChatChoice(
-            ReplyMessage(completion.text) if reader is None else message_of(read_whole(completion.text, reader)),
+            message_of(completion, reader),
             finish_reason_of(completion.finish_reason, reader),
             chat_logprobs(self.state, completion.logprobs),
             index,

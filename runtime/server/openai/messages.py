@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from ...chat.thought_format import FIELD as THOUGHT_FIELD
 from ..limits import MAX_MESSAGES
 from .tools import CallOfMessage
 
@@ -33,15 +34,24 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     function_call: None = None
     tool_calls: list[CallOfMessage] | None = None  # of a reply
     tool_call_id: str | None = None  # of the call that a tool answers
+    reasoning_content: str | None = None  # what a reply thought, sent back
+    reasoning: str | None = None  # another name of it
     parsed: Any = None  # what OpenAI's client made of a structured reply, and sends back: nothing is done with it
 
     def __post_init__(self) -> None:
-        if self.content is None and not self.tool_calls:
+        if self.content is None and not self.tool_calls and not self.thought:
             raise ValueError("a message without tool_calls needs content; it is missing or null")
+        if self.thought and self.role != "assistant":
+            raise ValueError(f"reasoning_content is set, and role is {self.role!r}; only the assistant thinks")
         if self.tool_calls and self.role != "assistant":
             raise ValueError(f"tool_calls is set, and role is {self.role!r}; only the assistant calls tools")
         if (self.role == "tool") != (self.tool_call_id is not None):
             raise ValueError("tool_call_id and the role 'tool' belong together; one of them is missing")
+
+    @property
+    def thought(self) -> str | None:
+        """What a reply thought, by whichever name it is sent back."""
+        return self.reasoning_content or self.reasoning
 
     def to_template(self) -> dict[str, object]:
         """The message as chat templates know it; they know `developer` as `system`."""
@@ -49,6 +59,8 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
         content = content if isinstance(content, str) else "".join(part.text for part in content)
         role = "system" if self.role == "developer" else self.role
         message: dict[str, object] = {"role": role, "content": content}
+        if self.thought:
+            message[THOUGHT_FIELD] = self.thought
         if self.tool_calls:
             message["tool_calls"] = [call.to_template() for call in self.tool_calls]
         if self.tool_call_id is not None:

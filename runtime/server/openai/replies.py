@@ -27,11 +27,16 @@ class PromptTokensDetails(msgspec.Struct):
     kv_dropped_mass: float | msgspec.UnsetType = msgspec.UNSET
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int  # of a thought, with its tags
+
+
 class UsageReply(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET  # unset: there is no thought
 
 
 TokenIds = tuple[int, ...] | msgspec.UnsetType  # unset: not asked for
@@ -135,6 +140,7 @@ class ReplyMessage(msgspec.Struct):
     role: str = "assistant"
     refusal: None = None
     tool_calls: list[ToolCallReply] | msgspec.UnsetType = msgspec.UNSET  # unset: none
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET  # unset: no thought
 
 
 class ChatChoice(msgspec.Struct):
@@ -164,6 +170,7 @@ class ChatDelta(msgspec.Struct):
     content: str | msgspec.UnsetType = msgspec.UNSET
     role: str | msgspec.UnsetType = msgspec.UNSET
     tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol, get_args
 
 from ...cache.prefix_match import MatchKind
-from ...chat.tool_calls import Arguments, CallStart, Content, Piece, ReadReply, ToolCallReader
+from ...chat.tool_calls import Arguments, CallStart, Content, Piece, ReadReply, ToolCallReader, read_whole
 from ...engine.completion import Completion, Delta, FinishReason, TokenLogprob
 from ..cache import WhyNotMoreReply
 from .replies import (
@@ -19,6 +19,7 @@ from .replies import (
     ChatFinishReason,
     ChatLogprob,
     ChatLogprobs,
+    CompletionTokensDetails,
     FunctionCallDelta,
     FunctionCallReply,
     PromptTokensDetails,
@@ -44,9 +45,13 @@ def usage_of(completions: Sequence[Completion], num_choices: int = 1, *, tells_c
     prompts = [min(group, key=lambda completion: completion.usage.cached_tokens) for group in groups]
     prompt_tokens = sum(prompt.usage.prompt_tokens for prompt in prompts)
     completion_tokens = sum(completion.usage.completion_tokens for completion in completions)
-    return UsageReply(
+    usage = UsageReply(
         prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, _details(prompts, tells_cached_text)
     )
+    thought_tokens = sum(completion.usage.thought_tokens for completion in completions)
+    if thought_tokens:
+        usage.completion_tokens_details = CompletionTokensDetails(thought_tokens)
+    return usage
 
 
 def _details(prompts: Sequence[Completion], tells_cached_text: bool) -> PromptTokensDetails:
@@ -149,22 +154,27 @@ def _name(names: TokenNames, token_id: int) -> str:
     return names.token_text(token_id)
 
 
-def message_of(reply: ReadReply) -> ReplyMessage:
+def message_of(completion: Completion, reader: ToolCallReader | None) -> ReplyMessage:
     """A whole reply; one that only calls has no content."""
-    if not reply.calls:
-        return ReplyMessage(reply.content)
-    calls = [ToolCallReply(call.call_id, FunctionCallReply(call.name, call.arguments)) for call in reply.calls]
-    return ReplyMessage(reply.content or None, tool_calls=calls)
+    reply = ReadReply(completion.text) if reader is None else read_whole(completion.text, reader)
+    message = ReplyMessage(reply.content)
+    if reply.calls:
+        calls = [ToolCallReply(call.call_id, FunctionCallReply(call.name, call.arguments)) for call in reply.calls]
+        message = ReplyMessage(reply.content or None, tool_calls=calls)
+    if completion.thought:
+        message.reasoning_content = completion.thought
+    return message
 
 
 def deltas_of(delta: Delta, reader: ToolCallReader | None) -> list[ChatDelta]:
     """What a step of the engine adds to a stream; nothing while text may still become a call."""
+    thought = [ChatDelta(reasoning_content=delta.thought)] if delta.thought else []
     if reader is None:
-        return [ChatDelta(content=delta.text)] if delta.text else []
+        return [*thought, ChatDelta(content=delta.text)] if delta.text else thought
     pieces = reader.push(delta.text)
     if delta.finish_reason:
         pieces += reader.finish()
-    return [_delta_of(piece) for piece in pieces]
+    return [*thought, *map(_delta_of, pieces)]
 
 
 def finish_reason_of(reason: FinishReason, reader: ToolCallReader | None) -> ChatFinishReason:

@@ -119,6 +119,7 @@ class Reply {
     turn.querySelector(".said").append(this.node);
     turn.classList.add("live");
     this.text = "";
+    this.thought = ""; // shown until the answer begins
     this.frame = 0;
     this.startedAt = performance.now();
     this.firstAt = this.lastAt = null;
@@ -133,8 +134,9 @@ class Reply {
     this.numDropped += chunk.truncation?.dropped_messages.length ?? 0;
     const choice = chunk.choices[0];
     this.finishReason = choice?.finish_reason ?? this.finishReason;
-    const text = choice?.delta.content;
-    if (!text) return;
+    const text = choice?.delta.content ?? "";
+    this.thought += choice?.delta.reasoning_content ?? "";
+    if (!text && !choice?.delta.reasoning_content) return;
     this.lastAt = performance.now();
     this.firstAt ??= this.lastAt;
     this.text += text;
@@ -143,7 +145,7 @@ class Reply {
 
   draw() {
     this.frame = 0;
-    this.node.data = this.text;
+    this.node.data = this.text || this.thought;
     this.onDrawn();
   }
 

@@ -2,67 +2,23 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from radixlm.runtime.chat.tool_format import HERMES, LLAMA3, PLAIN, ToolFormat
+from radixlm.runtime.chat.tool_format import HERMES, LLAMA3, PLAIN
 from radixlm.runtime.engine.engine import Engine
-from radixlm.runtime.model.scripted_runner import ScriptedRunner
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
 
 from ..fake_artifact import fake_artifact
 from ..fake_model import FakeModel
 from ..tool_templates import LLAMA, NO_TOOLS, QWEN
+from .scripted import END_OF_TURN, OSLO, TOKENIZER, TOOLS, USER, VOCAB_SIZE, WEATHER, Scripted, events
 
-TOKENIZER = gzip.decompress(
-    (Path(__file__).resolve().parents[2] / "data" / "tokenizers" / "smollm2.json.gz").read_bytes()
-).decode()
-VOCAB_SIZE, END_OF_TURN = 49152, 2
-WEATHER = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
-TOOLS = [
-    {"type": "function", "function": {"name": "get_weather", "description": "Rain?", "parameters": WEATHER}},
-    {"type": "function", "function": {"name": "now"}},
-]
-USER = {"role": "user", "content": "Weather in Oslo?"}
-OSLO = ("get_weather", '{"city": "Oslo", "days": 3}')
 MODELS = {"hermes": (QWEN, HERMES), "llama3": (LLAMA, LLAMA3), "plain": (NO_TOOLS, PLAIN)}
-
-
-class Scripted:
-    """A server whose model says a script."""
-
-    def __init__(self, template: str, format: ToolFormat) -> None:
-        self.format = format
-        self.runner = ScriptedRunner(VOCAB_SIZE)
-        artifact = fake_artifact(
-            TOKENIZER, template, vocab_size=VOCAB_SIZE, bos_token_id=1, eos_token_id=END_OF_TURN, context_length=1024
-        )
-        self.engine = Engine(artifact, max_num_seqs=8, open_runner=lambda _, __, ___: self.runner)  # type: ignore[arg-type]
-        self.engine.grammars.answer_limit_s = 60.0  # what is found out is not to depend on how busy the machine is
-        self.client = TestClient(create_app(self.engine))
-
-    def say(self, text: str) -> None:
-        self.runner.script.clear()
-        self.runner.script.extend([*self.engine.tokenizer.encode_inside(text), END_OF_TURN])
-
-    def ask(self, says: str, messages: list[Any] | None = None, **body: object) -> Any:
-        self.say(says)
-        body = {"messages": messages or [USER], "tools": TOOLS, "temperature": 0.0, "max_tokens": 300, **body}
-        return self.client.post("/v1/chat/completions", json=body)
-
-    def reply(self, says: str, messages: list[Any] | None = None, **body: object) -> Any:
-        return self.ask(says, messages, **body).json()["choices"][0]
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -77,12 +33,6 @@ def hermes() -> Iterator[Scripted]:
     model = Scripted(QWEN, HERMES)
     with model.engine, model.client:
         yield model
-
-
-def events(response: Any) -> list[Any]:
-    *lines, done = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    assert done == "[DONE]"
-    return [json.loads(line) for line in lines]
 
 
 def test_a_call_comes_in_openais_shape(model: Scripted) -> None:

@@ -1,0 +1,168 @@
+"""How a model writes what it thinks before it answers, recognised by its chat template.
+
+A format is a few literal texts around the thought. Knows texts and messages, not replies; `thought_splitter.py` takes
+replies apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ..errors import InvalidRequest
+from .chat_template import ChatTemplate
+
+Message = Mapping[str, object]
+
+FIELD = "reasoning_content"  # what a message's thought is called outside of templates
+_FIELDS: Final = (FIELD, "reasoning", "thinking", "thought")  # what templates call it,
+_PART: Final = "content"  # or it is a part of the content
+_TAGS: Final = (  # of templates that read no thoughts
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|channel>thought\n", "<channel|>"),
+    ("<seed:think>", "</seed:think>"),
+    ("<thought>", "</thought>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+_SWITCHES: Final[tuple[Mapping[str, object], ...]] = ({}, {"enable_thinking": True}, {"thinking": True})
+_TAG = re.compile(r"<[^<>]*>|\[[^\[\]]*\]")
+_FIRST_TAG = re.compile(rf"^\s*(?:{_TAG.pattern})")
+_THOUGHT, _ANSWER = "xyzzy plugh", "quux corge"
+_ASKED: Final[Message] = {"role": "user", "content": "a"}
+_REPLY: Final[Message] = {"role": "assistant", "content": _ANSWER}
+_CALL: Final[Message] = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "b", "type": "function", "function": {"name": "c", "arguments": {}}}],
+}
+
+
+@dataclass(frozen=True)
+class ThoughtFormat:
+    """The texts around a thought. White space around a tag belongs to the format where the template writes it::
+
+        begin thought end answer          <think>\\n Hm. \\n</think>\\n\\n Yes.
+        bare answer                       Yes.
+
+    Args:
+        begin, end: as above.
+        bare: what stands before an answer without a thought.
+        field: what the template calls the thought of an earlier reply; None: it drops it.
+        is_loose: any white space around the tags is the format's, for no template writes thoughts.
+    """
+
+    begin: str
+    end: str
+    bare: str = ""
+    field: str | None = None
+    is_loose: bool = False
+
+    @property
+    def header_end(self) -> str | None:
+        """What ends the header of each part of a reply, where parts have headers, as in gpt-oss; else None."""
+        begins, ends = _TAG.findall(self.begin), _TAG.findall(self.end)
+        is_headed = bool(begins and ends) and begins[-1] == ends[-1] and self.begin.strip() != begins[-1]
+        return begins[-1] if is_headed else None
+
+    @property
+    def end_tag(self) -> str:
+        """The tag that ends a thought, without what the answer begins with."""
+        found = _TAG.search(self.end)
+        return self.end.strip() if found is None else found[0]
+
+    @property
+    def texts(self) -> str:
+        """All that the format writes: special tokens in it are text of the reply."""
+        return self.begin + self.end + self.bare
+
+    def is_opened_by(self, prompt: str) -> bool:
+        """Whether a reply to the prompt begins inside a thought.
+
+        >>> ThoughtFormat("<think>", "</think>").is_opened_by("<|assistant|><think>\\n")
+        True
+        """
+        return prompt.rstrip().endswith(self.begin.strip())
+
+    def for_template(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages whose thoughts, if there are any, have the name that the template reads, or are dropped."""
+        return [self._renamed(message) if FIELD in message else message for message in messages]
+
+    def _renamed(self, message: Message) -> Message:
+        others = {key: value for key, value in message.items() if key != FIELD}
+        thought = message[FIELD]
+        return others if self.field is None or not thought else {**others, **_thinking(self.field, thought, others)}
+
+
+def thoughts_of(template: ChatTemplate) -> ThoughtFormat | None:
+    """The format of the model with this chat template; None if it is not known to think.
+
+    >>> thoughts_of(ChatTemplate("{% for message in messages %}{{ message.content }}{% endfor %}")) is None
+    True
+    """
+    for said in (_REPLY, _CALL):  # some templates keep the thoughts of calls only
+        for field in (*_FIELDS, _PART):
+            for kwargs in _SWITCHES:
+                found = _written(template, said, field, kwargs)
+                if found is not None:
+                    return found
+    texts = template.own_texts
+    for begin, end in _TAGS:
+        if any(end.strip() in text for text in texts) and any(begin.strip() in text for text in texts):
+            return ThoughtFormat(begin, end, is_loose=True)
+    return None
+
+
+def without_thoughts(messages: Sequence[Message]) -> Sequence[Message]:
+    """Messages for a template that knows no thoughts."""
+    if not any(FIELD in message for message in messages):
+        return messages
+    return [{key: value for key, value in message.items() if key != FIELD} for message in messages]
+
+
+def _written(template: ChatTemplate, said: Message, field: str, kwargs: Mapping[str, object]) -> ThoughtFormat | None:
+    """The format in which a template writes the thought of an earlier reply."""
+    try:
+        prompt = template.render([_ASKED], kwargs=kwargs)
+        later = template.render([_ASKED, {**said, **_thinking(field, _THOUGHT, said)}], False, kwargs=kwargs)
+    except InvalidRequest:
+        return None
+    before, found, rest = later.partition(_THOUGHT)
+    end = rest.partition(_ANSWER)[0] if said is _REPLY else "".join(_FIRST_TAG.findall(rest))
+    if not found or end == rest or not _TAG.search(end) or '"' in end or "'" in end:  # a part that is written as JSON
+        return None
+    begin, more = before[_last_tag(before) :], prompt[len(before) :]
+    if before.startswith(prompt) and before[len(prompt) :].strip():
+        begin = before[len(prompt) :]
+    elif prompt.startswith(before) and not _TAG.search(more):  # words that lead the thought on
+        begin += more
+    bare = _bare(template, prompt, kwargs)
+    return ThoughtFormat(begin, end, "" if begin.strip() in bare else bare, field) if begin.strip() else None
+
+
+def _bare(template: ChatTemplate, prompt: str, kwargs: Mapping[str, object]) -> str:
+    """What the template writes between a prompt and an answer without a thought."""
+    try:
+        later = template.render([_ASKED, _REPLY], False, kwargs=kwargs)
+    except InvalidRequest:
+        return ""
+    before, found, _ = later.partition(_ANSWER)
+    bare = before[len(prompt) :] if found and before.startswith(prompt) else ""
+    return bare if bare.strip() else ""
+
+
+def _last_tag(text: str) -> int:
+    """Where the tag begins that ends a text, but for white space; its length if none does."""
+    starts = [match.start() for match in _TAG.finditer(text) if not text[match.end() :].strip()]
+    return starts[-1] if starts else len(text)
+
+
+def _thinking(field: str, thought: object, message: Message) -> dict[str, object]:
+    """What a message has beside its own keys, or instead of them, if its thought has this name."""
+    if field != _PART:
+        return {field: thought}
+    content = message.get("content")
+    said = [{"type": "text", "text": content}] if content else []
+    return {_PART: [{"type": "thinking", "thinking": thought}, *said]}

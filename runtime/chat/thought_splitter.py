@@ -1,0 +1,236 @@
+"""Take the thought and the answer of a reply apart while it is generated.
+
+Knows how a format writes a thought, not tokens. Pieces may cut a tag anywhere: what may be one is held back until it is
+certain. However a reply is cut into pieces, the pieces of its thought joined are the same, and so are those of its
+answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from .thought_format import ThoughtFormat
+
+MAX_HEADER = 256  # characters; what goes on longer is no header
+
+
+class Said(NamedTuple):
+    """What a piece of a reply adds to its thought, and to its answer."""
+
+    thought: str = ""
+    answer: str = ""
+
+    def followed_by(self, more: Said) -> Said:
+        """Both pieces as one."""
+        return Said(self.thought + more.thought, self.answer + more.answer)
+
+
+class ThoughtSplitter(Protocol):
+    """Reads one reply."""
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the text that comes next belongs to a thought, as far as it is known."""
+        ...
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether the text that comes next belongs to the answer, for certain."""
+        ...
+
+    def push(self, text: str) -> Said:
+        """Take the next text of the reply, and return what is certain."""
+        ...
+
+    def finish(self) -> Said:
+        """The text that was held back, at the end of the reply. A tag that was cut is text."""
+        ...
+
+
+def splitter_of(format: ThoughtFormat, prompt: str) -> ThoughtSplitter:
+    """A splitter for the reply to a prompt, which may have opened the thought.
+
+    >>> splitter = splitter_of(ThoughtFormat("<think>\\n", "\\n</think>\\n\\n"), "<|assistant|>")
+    >>> [tuple(splitter.push(text)) for text in ("<th", "ink>\\nHm", ".\\n</think>\\n", "\\nYes.")]
+    [('', ''), ('Hm', ''), ('.', ''), ('', 'Yes.')]
+    """
+    if format.header_end is not None:
+        return _HeadedParts(format, format.header_end)
+    return _TaggedThought(format, prompt)
+
+
+class _TaggedThought:
+    """A reply that may begin with one thought; a tag behind it is text."""
+
+    def __init__(self, format: ThoughtFormat, prompt: str) -> None:
+        self._begin, self._end = _Tag.of(format.begin), _Tag.of(format.end)
+        self._bare, self._is_loose = format.bare, format.is_loose
+        self._held = ""
+        self.is_thinking = format.is_opened_by(prompt)
+        self._read: Callable[[], Said | None] = self._read_begin
+        if self.is_thinking:
+            is_led = prompt.endswith(format.begin) and not format.is_loose
+            self._read = self._read_thought if is_led else self._read_lead
+
+    @property
+    def is_answering(self) -> bool:
+        return self._read == self._read_answer
+
+    def push(self, text: str) -> Said:
+        self._held += text
+        thought = answer = ""
+        while (said := self._read()) is not None:
+            thought += said.thought
+            answer += said.answer
+        return Said(thought, answer)
+
+    def finish(self) -> Said:
+        held, self._held = self._held, ""
+        if self._read == self._read_thought:
+            return Said(thought=held)
+        return Said(answer=held) if self._read in (self._read_begin, self._read_answer) else Said()
+
+    # Each reads what it can of what is held; None: it needs more.
+
+    def _read_begin(self) -> Said | None:
+        rest = self._held.lstrip()
+        if rest.startswith(self._begin.core):
+            self._held = rest.removeprefix(self._begin.core)
+            self.is_thinking, self._read = True, self._read_lead
+        elif self._bare and self._held.startswith(self._bare):
+            self._held, self._read = self._held.removeprefix(self._bare), self._read_answer
+        elif self._begin.core.startswith(rest) or (self._bare and self._bare.startswith(self._held)):
+            return None
+        else:
+            self._read = self._read_answer
+        return Said()
+
+    def _read_lead(self) -> Said | None:
+        return self._drop_white(self._begin.after, self._read_thought)
+
+    def _read_thought(self) -> Said | None:
+        before, at = self._end.before, self._held.find(self._end.core)
+        if at >= 0:
+            thought, self._held = self._held[:at], self._held[at + len(self._end.core) :]
+            self.is_thinking, self._read = False, self._read_gap
+            return Said(thought.rstrip() if self._is_loose else thought.removesuffix(before))
+        num_held = _overlap(self._held, self._end.core)
+        safe = self._held[: len(self._held) - num_held]
+        if self._is_loose:
+            safe = safe.rstrip()
+        elif num_held:
+            safe = safe.removesuffix(before)
+        else:
+            safe = safe[: len(safe) - _overlap(safe, before)]
+        self._held = self._held[len(safe) :]
+        return Said(safe) if safe else None
+
+    def _read_gap(self) -> Said | None:
+        return self._drop_white(self._end.after, self._read_answer)
+
+    def _read_answer(self) -> Said | None:
+        answer, self._held = self._held, ""
+        return Said(answer=answer) if answer else None
+
+    def _drop_white(self, white: str, then: Callable[[], Said | None]) -> Said | None:
+        """Drop the white space behind a tag, as far as it is the format's."""
+        rest = self._held.lstrip() if self._is_loose else self._held[_num_common(self._held, white) :]
+        if not rest and (self._is_loose or len(self._held) < len(white)):
+            return None
+        self._held, self._read = rest, then
+        return Said()
+
+
+class _HeadedParts:
+    """A reply in parts with headers: `header header_end text`, and `end_tag` between two of them, as in gpt-oss.
+
+    The parts that begin as the format's thought does are thoughts, and all others are the answer.
+    """
+
+    def __init__(self, format: ThoughtFormat, header_end: str) -> None:
+        self._header_end = header_end
+        self._end_tag = format.end_tag
+        self._thought_header = format.begin.removesuffix(header_end)
+        self._first_headers = (format.begin, format.bare)
+        self._held = ""
+        self._is_first, self._is_in_header, self._is_bare = True, True, False
+        self.is_thinking = False
+
+    @property
+    def is_answering(self) -> bool:
+        return not self._is_in_header and not self.is_thinking
+
+    def push(self, text: str) -> Said:
+        self._held += text
+        thought = answer = ""
+        while (piece := self._read()) is not None:
+            if self.is_thinking:
+                thought += piece
+            else:
+                answer += piece
+        return Said(thought, answer)
+
+    def finish(self) -> Said:
+        held, self._held = self._held, ""
+        if self._is_in_header:
+            return Said(answer=held) if self._is_first else Said()
+        return Said(thought=held) if self.is_thinking else Said(answer=held)
+
+    def _read(self) -> str | None:
+        """The next text of the part that is read; None: it needs more."""
+        return self._read_header() if self._is_in_header else self._read_text()
+
+    def _read_header(self) -> str | None:
+        header, found, rest = self._held.partition(self._header_end)
+        if found and len(header) <= MAX_HEADER and (not self._is_first or self._may_be_header()):
+            self.is_thinking = header.endswith(self._thought_header)
+            self._held = rest
+        elif not found and len(self._held) <= MAX_HEADER and (not self._is_first or self._may_be_header()):
+            return None
+        else:  # a reply without headers
+            self._is_bare, self.is_thinking = self._is_first, False
+        self._is_first = self._is_in_header = False
+        return ""
+
+    def _may_be_header(self) -> bool:
+        """Whether what is held begins as one of the headers that the format has, up to their first difference."""
+        common = _num_common(*self._first_headers) or 1
+        return any(_num_common(self._held, header) >= min(len(self._held), common) for header in self._first_headers)
+
+    def _read_text(self) -> str | None:
+        at = -1 if self._is_bare else self._held.find(self._end_tag)
+        if at >= 0:
+            text, self._held = self._held[:at], self._held[at + len(self._end_tag) :]
+            if text:
+                self._held = self._end_tag + self._held  # first the text, which belongs to this part
+                return text
+            self._is_in_header = True
+            return ""
+        num_held = 0 if self._is_bare else _overlap(self._held, self._end_tag)
+        text, self._held = self._held[: len(self._held) - num_held], self._held[len(self._held) - num_held :]
+        return text or None
+
+
+class _Tag(NamedTuple):
+    """A tag, and the white space around it."""
+
+    before: str
+    core: str
+    after: str
+
+    @classmethod
+    def of(cls, text: str) -> _Tag:
+        core = text.strip()
+        before, _, after = text.partition(core)
+        return cls(before, core, after)
+
+
+def _overlap(text: str, tag: str) -> int:
+    """The length of the longest end of `text` that `tag` begins with."""
+    return next((n for n in range(min(len(text), len(tag)), 0, -1) if text.endswith(tag[:n])), 0)
+
+
+def _num_common(text: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    return next((n for n, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))

@@ -1,0 +1,78 @@
+"""What one model's template says of thoughts, for prompts and for replies.
+
+Knows a template's format and a tokenizer; not requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from radixlm.tokenizer_fix import Tokenizer
+
+from .chat_template import ChatTemplate
+from .thought_first import ThoughtFirst, ThoughtTokens
+from .thought_format import Message, ThoughtFormat, thoughts_of, without_thoughts
+from .thought_splitter import ThoughtSplitter, splitter_of
+from .token_constraint import ConstraintSource, TokenConstraint
+
+
+class Thoughts:
+    """How a model thinks in conversations; any thread may ask. The template is looked at when this is first used.
+
+    Args:
+        template: None: the model has none.
+        vocab_size: tokens that a reply may have.
+    """
+
+    def __init__(self, template: ChatTemplate | None, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._template, self._tokenizer, self._vocab_size = template, tokenizer, vocab_size
+
+    @cached_property
+    def format(self) -> ThoughtFormat | None:
+        """How thoughts are written; None: the model is not known to think."""
+        return None if self._template is None else thoughts_of(self._template)
+
+    @cached_property
+    def shown_ids(self) -> frozenset[int]:
+        """The special tokens that a decoder of replies spells, so that they can be taken apart."""
+        return frozenset() if self.format is None else self._tokenizer.special_ids_in(self.format.texts)
+
+    def for_template(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Messages in which earlier thoughts, `reasoning_content`, have the name that the template reads."""
+        return without_thoughts(messages) if self.format is None else self.format.for_template(messages)
+
+    def splitter(self, prompt: str) -> ThoughtSplitter | None:
+        """Takes the reply to a rendered prompt apart; None: all of it is the answer."""
+        return None if self.format is None else splitter_of(self.format, prompt)
+
+    def before(
+        self,
+        constraint: ConstraintSource,
+        prompt: str,
+        *,
+        end_ids: frozenset[int],
+        decoder: Callable[[], Callable[[int], str]],
+    ) -> TokenConstraint:
+        """A constraint that holds the reply to a prompt behind its thought.
+
+        Where each part of a reply has a header, a constraint holds for all of the reply, so that it has no thought.
+
+        Args:
+            end_ids: the tokens that end a reply.
+            decoder: makes a function that spells a reply token by token.
+        """
+        if self.format is None or self.format.header_end is not None:
+            return constraint.start()
+        begin = self.format.begin.strip()
+        added = {token.text: token.id for token in self._tokenizer.profile.added_tokens}
+        gap = "" if self.format.is_loose else self.format.end[len(self.format.end.rstrip()) :]
+        tokens = ThoughtTokens(
+            self.format,
+            [added[begin]] if begin in added else self._tokenizer.encode_inside(begin),
+            self._tokenizer.encode_inside(gap) if gap else (),
+            end_ids,
+            self._vocab_size,
+            decoder,
+        )
+        return ThoughtFirst(tokens, prompt, constraint)
