@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_STORE_GB = 10.0
+DEFAULT_PREFILL_MS = 50.0
 
 
 class JSONObject(click.ParamType[dict[str, Any]]):
@@ -67,6 +68,7 @@ class EngineOptions:
         max_queue: int | None = None,
         context_length: int | None = None,
         max_num_batched_tokens: int | None = None,
+        prefill_ms: float | None = DEFAULT_PREFILL_MS,
         admission: AdmissionPolicy = "optimistic",
         kv_log: Path | None = None,
         kv_log_bytes: int | None = None,
@@ -105,6 +107,7 @@ class EngineOptions:
             max_queue=max_queue,
             context_length=context_length,
             max_num_batched_tokens=max_num_batched_tokens,
+            prefill_ms=prefill_ms or None,
             admission=admission,
             kv_log=kv_log,
             kv_log_bytes=kv_log_bytes,

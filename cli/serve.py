@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .log_config import JSONErrors, log_line
-from .options import CompileOptions, EngineOptions, compile_options, engine_options, store_options, take
+from .options import (
+    DEFAULT_PREFILL_MS,
+    CompileOptions,
+    EngineOptions,
+    compile_options,
+    engine_options,
+    store_options,
+    take,
+)
 
 if TYPE_CHECKING:
     from radixlm.runtime.engine.step_plan import AdmissionPolicy
@@ -110,6 +118,15 @@ class _KeyOption(click.Option):
     "[default: as many as the artifact takes]",
 )
 @click.option(
+    "--prefill-ms",
+    type=click.FloatRange(min=0),
+    default=DEFAULT_PREFILL_MS,
+    show_default=True,
+    metavar="MS",
+    help="That a step computes prompts at most while other requests wait or stream, by what steps took lately; streams "
+    "keep half of their speed. 0: as long as its tokens take.",
+)
+@click.option(
     "--admission",
     type=click.Choice(["optimistic", "conservative"]),
     default="optimistic",
@@ -164,6 +181,7 @@ def command(
     strict: bool,
     context_length: int | None,
     max_num_batched_tokens: int | None,
+    prefill_ms: float,
     admission: AdmissionPolicy,
     log_format: str,
     log_prompts: bool,
@@ -223,6 +241,7 @@ def command(
         max_queue=max_queue,
         context_length=context_length,
         max_num_batched_tokens=max_num_batched_tokens,
+        prefill_ms=prefill_ms,
         admission=admission,
         kv_log=log_kv,
         kv_log_bytes=int((log_kv_mb or DEFAULT_LOG_KV_MB) * 1e6),

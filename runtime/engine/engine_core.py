@@ -188,6 +188,7 @@ class EngineCore:
                 return self._ends.fail_step(step, [item.request for item in scheduled], error, check=self.check)
         self.counters.count_step(sum(item.reservation.num_tokens for item in scheduled))
         ended = self._clock()
+        self._scheduler.observe(plan, ended - begun)
         if self.tier is not None:
             self.tier.observe([item.reservation for item in scheduled], ended - begun)
         self._tell_progress([item.request for item in scheduled if not item.request.num_generated], ended)

@@ -39,6 +39,7 @@ class EngineKeywords(TypedDict, total=False):
     max_num_seqs: int
     max_queue: int | None
     max_num_batched_tokens: int | None
+    prefill_ms: float | None
     admission: AdmissionPolicy
     num_threads: int | None
     match: MatchPolicy
@@ -65,6 +66,8 @@ class EngineOptions:
         max_num_seqs: requests computed together; more wait.
         max_queue: requests that may wait beside those; more are refused with EngineOverloaded; None: any number.
         max_num_batched_tokens: tokens of one step, at most the artifact's own limit; None: that limit.
+        prefill_ms: milliseconds that a step takes for prompts at most while others wait or stream, by what steps took
+            lately; beside long prompts streams keep half of their speed. None: as long as its tokens take.
         admission: what of a reply has pages reserved when its request is let in: `optimistic` one token, and the newest
             request gives its pages back when they become too few; `conservative` `max_tokens`, and none ever does.
         num_threads: threads of the kernels, 1 to 1024; None: the runtime's choice.
@@ -98,6 +101,7 @@ class EngineOptions:
     max_num_seqs: int = 64
     max_queue: int | None = None
     max_num_batched_tokens: int | None = None
+    prefill_ms: float | None = 50.0
     admission: AdmissionPolicy = "optimistic"
     num_threads: int | None = None
     match: MatchPolicy = "text"
@@ -115,6 +119,8 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.max_queue is not None and self.max_queue < 0:
             raise InvalidParameter(f"max_queue is {self.max_queue}; it must be 0 or more, or None")
+        if self.prefill_ms is not None and not self.prefill_ms > 0:
+            raise InvalidParameter(f"prefill_ms is {self.prefill_ms}; it must be above 0, or None")
         if self.admission not in get_args(AdmissionPolicy):
             allowed = ", ".join(get_args(AdmissionPolicy))
             raise InvalidParameter(f"admission is {self.admission!r}; use one of {allowed}")
@@ -170,7 +176,12 @@ class EngineOptions:
         most = limits.max_num_tokens if most is None else most
         _require_within("max_num_seqs", self.max_num_seqs, min(limits.max_num_logits, limits.max_num_tokens))
         _require_within("max_num_batched_tokens", most, limits.max_num_tokens)
-        return SchedulerPolicy(max_num_seqs=self.max_num_seqs, max_num_batched_tokens=most, admission=self.admission)
+        return SchedulerPolicy(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=most,
+            admission=self.admission,
+            prompts_s=None if self.prefill_ms is None else self.prefill_ms / 1000,
+        )
 
 
 def _require_partial(kv_budget: float, model: ModelConfig) -> None:

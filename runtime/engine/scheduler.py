@@ -15,7 +15,8 @@ from ..cache.prefix_match import PrefixMatch
 from ..cache.sequence import Sequence
 from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows
 from .request import Request
-from .step_plan import Admission, AdmissionPolicy, StepPlan
+from .step_pace import StepPace
+from .step_plan import Admission, AdmissionPolicy, PromptTime, StepPlan
 from .waiting_request import WaitingRequest, computes_more
 
 
@@ -34,6 +35,9 @@ class SchedulerPolicy:
     A waiting request's turn comes by `cached tokens + ageing_tokens_per_s * seconds waited`: a cached prefix
     lets it overtake others, for a bounded time. Only the `num_candidates` oldest are looked at, so that a
     long queue costs nothing.
+
+    Prompts take about `prompts_s` seconds of a step at most while others wait or stream; the oldest has half of that,
+    and others share the rest, the shortest first. None: tokens alone limit a step.
     """
 
     max_num_seqs: int = 64
@@ -41,6 +45,7 @@ class SchedulerPolicy:
     ageing_tokens_per_s: float = 256.0
     num_candidates: int = 32
     admission: AdmissionPolicy = "optimistic"
+    prompts_s: float | None = None
 
 
 class Scheduler:
@@ -62,6 +67,7 @@ class Scheduler:
         self._running: dict[str, Request] = {}  # in order of arrival
         self._arrivals: dict[str, int] = {}
         self._num_arrived = 0
+        self._pace = None if policy.prompts_s is None else StepPace(policy.prompts_s)
         self.num_preemptions = 0
 
     def __contains__(self, request_id: str) -> bool:
@@ -146,12 +152,31 @@ class Scheduler:
         Raises:
             RequestBroken: a waiting request cannot even be looked at; roll the step back, and take it out.
         """
-        plan = StepPlan(step, self._policy.max_num_batched_tokens, stops)
-        for request in self._in_turn():
+        decoding, prefilling = self._by_kind()
+        time = self._prompt_time(len(decoding), len(prefilling))
+        plan = StepPlan(step, self._policy.max_num_batched_tokens, stops, time)
+        for request in decoding:
             if request.request_id in self._running and plan.budget > 0:
                 self._advance(request, plan)
-        self._admit(plan, now)
+        if time is None:
+            self._advance_each(prefilling, plan)
+            self._admit(plan, now)
+        elif time.left_s > 0.0:
+            if prefilling:
+                plan.set_half_aside()
+            others = sorted(prefilling[1:], key=lambda request: request.admitted.num_uncomputed)
+            self._advance_each(others, plan, num_more=bool(self.num_waiting))
+            self._admit(plan, now)
+            plan.take_back()
+            for request in prefilling[:1]:
+                if request.request_id in self._running:
+                    self._advance(request, plan)
         return plan
+
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """Note how long the step of a plan took."""
+        if self._pace is not None:
+            self._pace.observe_step([item.reservation for item in plan.scheduled], seconds)
 
     def drop_loaded_rows(self, namespace: bytes | None = None) -> None:
         """Drop the rows that were loaded for waiting requests, of a namespace or of all; the requests compute them."""
@@ -179,20 +204,33 @@ class Scheduler:
 
     # Running requests.
 
-    def _in_turn(self) -> list[Request]:
-        """Those that decode first, so that no long prompt stops them; each kind by arrival."""
+    def _by_kind(self) -> tuple[list[Request], list[Request]]:
+        """Those that decode, which come first so that no long prompt stops them, and the others; each by arrival."""
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self._running.values():
             (decoding if request.admitted.num_uncomputed == 1 else prefilling).append(request)
-        return decoding + prefilling
+        return decoding, prefilling
+
+    def _prompt_time(self, num_decoding: int, num_prefilling: int) -> PromptTime | None:
+        if self._pace is None:
+            return None
+        has_others = num_prefilling + self.num_waiting > 1
+        seconds = self._pace.prompts_s(num_streams=num_decoding, has_others=has_others)
+        return None if seconds is None else PromptTime(self._pace, seconds)
 
     def _arrival(self, request: Request) -> int:
         return self._arrivals[request.request_id]
 
-    def _advance(self, request: Request, plan: StepPlan) -> None:
+    def _advance_each(self, requests: list[Request], plan: StepPlan, *, num_more: int = 0) -> None:
+        """Reserve the next tokens of prompts in turn; the time is for them and `num_more` others alike."""
+        for place, request in enumerate(requests):
+            if request.request_id in self._running and plan.has_room:
+                self._advance(request, plan, 1 / (len(requests) - place + num_more))
+
+    def _advance(self, request: Request, plan: StepPlan, share: float = 1.0) -> None:
         """Reserve a running request's next tokens, at the cost of newer ones, or give up its own pages."""
-        while not plan.reserve(request):
+        while not plan.reserve(request, share):
             if len(self._running) == 1:
                 plan.unservable = request
                 return
@@ -213,7 +251,7 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan, now: float) -> None:
         """Run waiting requests until one does not fit: nobody overtakes it for that."""
-        while self.num_waiting and plan.budget > 0 and len(self._running) < self._policy.max_num_seqs:
+        while self.num_waiting and plan.has_room and len(self._running) < self._policy.max_num_seqs:
             request = self._resume_oldest(plan) if self._preempted else self._start_best(plan, now)
             if request is None:
                 return

@@ -19,6 +19,7 @@ from ..errors import EngineError, OutOfPages
 from ..model.batch import Forward
 from .request import Request
 from .sampler import Sampled, sample
+from .step_pace import StepPace
 
 
 class ScheduledRequest(NamedTuple):
@@ -29,15 +30,48 @@ class ScheduledRequest(NamedTuple):
     wants_logits: bool
 
 
+class PromptTime:
+    """What is left of the seconds that a step has for prompts."""
+
+    def __init__(self, pace: StepPace, seconds: float) -> None:
+        self._seconds, self._aside_s, self._used_s = seconds, 0.0, 0.0
+        self._pace = pace
+
+    @property
+    def left_s(self) -> float:
+        """What may be used now; below 0 where more was."""
+        return self._seconds - self._aside_s - self._used_s
+
+    def set_aside(self, share: float) -> None:
+        """Let a share of all be for later."""
+        self._aside_s = share * self._seconds
+
+    def num_tokens(self, position: int, share: float) -> int:
+        """Tokens from `position` on that take a share of what is left."""
+        return self._pace.num_tokens(position, share * self.left_s)
+
+    def take(self, position: int, num_tokens: int) -> None:
+        """Use the time of so many tokens."""
+        self._used_s += self._pace.seconds(position, num_tokens)
+
+
 class StepPlan:
     """The requests of a step, in order, and the tokens that may still be added.
 
     `unservable` is a request that does not fit the pool even alone, if one was met: it can only fail.
     """
 
-    def __init__(self, step: KVTransaction, max_num_tokens: int, stops: Mapping[str, int] | None = None) -> None:
-        """An empty plan; a request that has a position in `stops` before it computes no further than that."""
+    def __init__(
+        self,
+        step: KVTransaction,
+        max_num_tokens: int,
+        stops: Mapping[str, int] | None = None,
+        time: PromptTime | None = None,
+    ) -> None:
+        """An empty plan; a request that has a position in `stops` before it computes no further than that, and prompts
+        take no longer than `time`."""
         self.budget = max_num_tokens
+        self._time, self._aside = time, 0
         self.unservable: Request | None = None
         self._step = step
         self._stops = stops or {}
@@ -48,12 +82,22 @@ class StepPlan:
         """The requests of the step, in order."""
         return list(self._scheduled.values())
 
-    def reserve(self, request: Request) -> bool:
+    @property
+    def has_room(self) -> bool:
+        """Whether tokens of prompts may still be added."""
+        return self.budget > 0 and (self._time is None or self._time.left_s > 0.0)
+
+    def reserve(self, request: Request, share: float = 1.0) -> bool:
         """Add as many of the request's tokens as the budget allows; False, with nothing changed, without
         pages.
+
+        Args:
+            share: of the time that is left for prompts.
         """
         sequence = request.admitted
         num_tokens = min(sequence.num_uncomputed, self.budget)
+        if self._time is not None and num_tokens > 1:
+            num_tokens = min(num_tokens, self._time.num_tokens(sequence.num_computed, share))
         if self._stops and (stop := self._stops.get(request.request_id, 0)) > sequence.num_computed:
             num_tokens = min(num_tokens, stop - sequence.num_computed)
         try:
@@ -61,6 +105,8 @@ class StepPlan:
         except OutOfPages:
             return False
         self.budget -= num_tokens
+        if self._time is not None and num_tokens > 1:
+            self._time.take(reservation.start, num_tokens)
         wants_logits = reservation.stop == len(sequence)
         self._scheduled[request.request_id] = ScheduledRequest(request, reservation, wants_logits)
         return True
@@ -71,6 +117,19 @@ class StepPlan:
         if dropped is not None:
             self._step.drop(dropped.reservation.sequence)
             self.budget += dropped.reservation.num_tokens
+
+    def set_half_aside(self) -> None:
+        """Keep half of tokens and time until `take_back`, for the oldest prompt: it has what others leave it."""
+        self._aside = (self.budget + 1) // 2
+        self.budget -= self._aside
+        if self._time is not None:
+            self._time.set_aside(0.5)
+
+    def take_back(self) -> None:
+        """Have all that is left."""
+        self.budget, self._aside = self.budget + self._aside, 0
+        if self._time is not None:
+            self._time.set_aside(0.0)
 
     def num_held_pages(self, request: Request) -> int:
         """Pages that a running request holds, those of this step included."""

@@ -1,0 +1,167 @@
+"""A long prompt holds nobody up: what a step computes of prompts is limited by measured time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from radixlm.runtime.cache.page_pool import PagePool
+from radixlm.runtime.cache.prefix_cache import PrefixCache
+from radixlm.runtime.engine.reply import Reply
+from radixlm.runtime.engine.request import Request, RequestSpec
+from radixlm.runtime.engine.sampler import SampledToken
+from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.engine.scheduler import Scheduler, SchedulerPolicy
+from radixlm.runtime.engine.step_pace import ALONE_S, StepPace
+
+from ..fake_model import VOCAB_SIZE, LetterDecoder, prompt
+
+CONTEXT = 16_384
+STREAM_S, TOKEN_S, POSITION_S = (
+    0.008,
+    0.0003,
+    2.5e-7,
+)  # a step that decodes, a token of a prompt, each token before it
+
+
+@dataclass
+class Machine:
+    """A scheduler whose steps take what a model's would, by a clock of its own."""
+
+    limit_s: float | None = 0.05
+    now: float = 0.0
+    first_tokens: dict[str, float] = field(default_factory=dict)  # seconds after the request came
+    num_tokens: dict[str, int] = field(default_factory=dict)
+    steps: list[tuple[dict[str, int], float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cache = PrefixCache(PagePool(6 * CONTEXT // 16))
+        policy = SchedulerPolicy(max_num_batched_tokens=512, prompts_s=self.limit_s)
+        self.scheduler = Scheduler(self.cache, policy, context_length=CONTEXT)
+
+    def add(self, name: str, num_tokens: int) -> None:
+        params = SamplingParams(temperature=0.0)
+        ids = [3 + sum(name.encode()) % 20] * num_tokens
+        reply = Reply(params, ids, decoder=LetterDecoder(), vocab_size=VOCAB_SIZE)
+        self.scheduler.add(Request(RequestSpec(name, prompt(ids), params, arrived_at=self.now), reply))
+        self.num_tokens[name] = 0
+
+    def finish(self, name: str) -> None:
+        self.cache.close(self.scheduler.remove(name).admitted, keep=False)
+
+    def step(self) -> None:
+        with self.cache.begin() as step:
+            plan = self.scheduler.schedule(step, self.now)
+            seconds = 0.0
+            for reservation in [item.reservation for item in plan.scheduled]:
+                if reservation.num_tokens > 1:
+                    middle = (reservation.start + reservation.stop) / 2
+                    seconds += reservation.num_tokens * (TOKEN_S + POSITION_S * middle)
+            if any(item.reservation.num_tokens == 1 for item in plan.scheduled):
+                seconds += STREAM_S
+            step.commit()
+        assert plan.scheduled, "an empty step"
+        self.now += seconds
+        self.scheduler.observe(plan, seconds)
+        self.steps.append(({item.request.request_id: item.reservation.num_tokens for item in plan.scheduled}, seconds))
+        for item in plan.scheduled:
+            if item.wants_logits:
+                request = item.request
+                self.first_tokens.setdefault(request.request_id, self.now - request.spec.arrived_at)
+                self.num_tokens[request.request_id] += 1
+                request.accept(SampledToken(1), self.now)
+
+    def run_until_first_token(self, name: str) -> float:
+        while name not in self.first_tokens:
+            self.step()
+        return self.first_tokens[name]
+
+
+def alone_s(num_tokens: int) -> float:
+    machine = Machine()
+    machine.add("long", num_tokens)
+    return machine.run_until_first_token("long")
+
+
+def test_a_short_request_has_its_first_token_soon_beside_a_prompt_of_16000_tokens() -> None:
+    machine = Machine()
+    machine.add("long", 16_000)
+    while machine.now < 20.0:
+        machine.step()
+    machine.add("short", 200)
+    assert machine.run_until_first_token("short") < 1.0
+    machine.finish("short")
+    assert machine.run_until_first_token("long") < 1.1 * alone_s(16_000)
+
+
+def test_without_measured_time_a_short_request_waited_for_the_whole_long_prompt() -> None:
+    machine = Machine(limit_s=None)
+    machine.add("long", 16_000)
+    machine.step()
+    machine.add("short", 200)
+    assert machine.run_until_first_token("short") > 10.0
+
+
+def test_streams_keep_half_of_their_speed_and_the_long_prompt_takes_about_twice_as_long() -> None:
+    machine = Machine()
+    machine.add("stream", 100)
+    for _ in range(20):
+        machine.step()
+    machine.add("long", 14_000)
+    began, generated = machine.now, machine.num_tokens["stream"]
+    machine.run_until_first_token("long")
+    took = machine.now - began
+    num_alone = took / STREAM_S
+    assert machine.num_tokens["stream"] - generated > 0.45 * num_alone, "a second of grace, and 0.5 after it"
+    assert took < 2.2 * alone_s(14_000)
+
+
+def test_many_short_prompts_are_computed_together_before_streams_have_their_half() -> None:
+    machine = Machine()
+    machine.add("warm up", 512)
+    machine.step()
+    for number in range(20):
+        machine.add(f"{number}", 100)
+    while len(machine.first_tokens) < 21:
+        machine.step()
+    prompts = [seconds for shares, seconds in machine.steps if any(count > 1 for count in shares.values())]
+    assert len(prompts) < 30 and max(prompts) < 0.05 + STREAM_S + 0.16, "the first had no measure"
+
+
+def test_two_long_prompts_share_and_the_oldest_has_half() -> None:
+    machine = Machine()
+    machine.add("old", 8_000)
+    for _ in range(3):
+        machine.step()
+    machine.add("new", 8_000)
+    machine.add("newer", 6_000)
+    for _ in range(12):
+        machine.step()
+    shares, seconds = machine.steps[-1]
+    assert set(shares) == {"old", "new", "newer"} and seconds < 0.06
+    assert shares["old"] * (TOKEN_S + POSITION_S * 1500) == pytest.approx(0.025, rel=0.3)
+
+
+def test_a_prompt_that_is_alone_lets_the_next_request_in_within_a_quarter_of_a_second() -> None:
+    machine = Machine()
+    machine.add("long", 16_000)
+    machine.run_until_first_token("long")
+    assert max(seconds for _, seconds in machine.steps[1:]) < 1.3 * ALONE_S
+
+
+def test_one_slow_step_is_soon_forgotten() -> None:
+    pace = StepPace(0.05)
+    pace.observe(num_streams=0, chunks=[(0, 512)], seconds=0.15)
+    usual = pace.num_tokens(0, 0.05)
+    pace.observe(num_streams=0, chunks=[(0, 512)], seconds=5.0)  # the machine was busy elsewhere
+    assert pace.num_tokens(0, 0.05) < usual / 4
+    for _ in range(60):
+        chunk = pace.num_tokens(0, 0.05)
+        pace.observe(num_streams=0, chunks=[(0, chunk)], seconds=0.15 / 512 * chunk)
+    assert pace.num_tokens(0, 0.05) > 0.8 * usual
+
+
+def test_a_clock_that_stands_still_measures_nothing() -> None:
+    pace = StepPace(0.05)
+    pace.observe(num_streams=0, chunks=[(0, 512)], seconds=0.0)
+    assert pace.prompts_s(num_streams=3, has_others=True) is None
