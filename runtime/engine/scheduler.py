@@ -15,8 +15,7 @@ from ..cache.prefix_match import PrefixMatch
 from ..cache.sequence import Sequence
 from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows
 from .request import Request
-from .step_pace import StepPace
-from .step_plan import Admission, AdmissionPolicy, PromptTime, StepPlan
+from .step_plan import Admission, AdmissionPolicy, PromptTime, StepPace, StepPlan
 from .waiting_request import WaitingRequest, computes_more
 
 

@@ -74,7 +74,8 @@ def test_a_value_out_of_range_is_refused_by_name(fields: dict[str, object], path
 
 def test_a_missing_field_is_refused_wherever_it_is(fields: dict[str, object]) -> None:
     optional = {"model.tie_word_embeddings", "model.embedding_factor", "model.embedding_norm", "model.norm"}
-    optional |= {"quantization.token_bytes", "quantization.source_token_bytes"}  # None where scales stand beside tensors
+    # None where scales stand beside tensors
+    optional |= {"quantization.token_bytes", "quantization.source_token_bytes"}
     optional |= {"model.residual_factor", "model.logits_factor", "model.logits_soft_cap", "model.output_bias", "digest"}
     for path in _struct_fields(fields):
         if path in optional or path.split(".")[0] == "sampling":

@@ -12,7 +12,7 @@ from radixlm.runtime.engine.request import Request, RequestSpec
 from radixlm.runtime.engine.sampler import SampledToken
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import Scheduler, SchedulerPolicy
-from radixlm.runtime.engine.step_pace import ALONE_S, StepPace
+from radixlm.runtime.engine.step_plan import ALONE_S, StepPace
 
 from ..fake_model import VOCAB_SIZE, LetterDecoder, prompt
 
