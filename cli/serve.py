@@ -190,7 +190,7 @@ def command(
     shutdown_timeout: float,
     **options: Any,
 ) -> None:
-    """Serve MODEL to OpenAI's clients: /v1/chat/completions, /v1/completions, /v1/models, /health.
+    """Serve MODEL to OpenAI's and Anthropic's clients: /v1/chat/completions, /v1/responses, /v1/messages, and others.
 
     MODEL is an artifact, or what compile takes: a .gguf file, a model directory, hf:ORG/NAME, or the alias smollm2.
     That is compiled once, and kept in the cache folder.

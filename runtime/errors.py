@@ -91,16 +91,26 @@ class EmptyPrompt(InvalidRequest):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """Prompt and reply do not fit the model's context length."""
+    """Prompt and reply do not fit the model's context length.
+
+    Attributes:
+        num_tokens: of the prompt, or a number that it has at least; None: not known.
+        most: tokens that a prompt may have; None: not known.
+    """
+
+    num_tokens: int | None = None
+    most: int | None = None
 
     @classmethod
     def of_prompt(cls, num_tokens: int, context_length: int, *, is_exact: bool = True) -> Self:
         """A prompt has `num_tokens`, or at least so many."""
-        return cls(
+        error = cls(
             # begins as OpenAI's, by which litellm knows what it is
             f"This model's maximum context length is {context_length} tokens, of which the reply needs one; the "
             f"prompt has {'' if is_exact else 'at least '}{num_tokens}: shorten it to {context_length - 1}"
         )
+        error.num_tokens, error.most = num_tokens, context_length - 1
+        return error
 
 
 class InvalidGrammar(InvalidRequest):

@@ -26,11 +26,12 @@ from ..cache.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
 from ..cache.prefix_match import MatchPolicy
 from ..errors import RadixLMError
 from ..server.cache import PARAMETERS
-from ..server.errors import HTTPError, answer, describe
+from ..server.errors import HTTPError, answer
 from ..server.http.api_keys import api_key_of
 from ..server.http.disconnect import ClientGone, while_connected
 from ..server.http.door import door
 from ..server.http.request_body import read_body
+from ..server.http.sse import error_event
 from .asgi_messages import plain_scope
 from .prefix_router import PrefixRouter, RouterPolicy
 from .routed_prompt import RoutedPrompt
@@ -230,7 +231,7 @@ class _Forwarded(Response):
                 if not is_stream:
                     raise  # the connection breaks off, and the client sees that
                 gone = HTTPError(503, "the replica died while it answered; send the request again", code="replica_gone")
-                event = b"data: " + msgspec.json.encode(describe(gone)[1]) + b"\n\n"
+                event = error_event(gone, self._asked[0]["path"])
                 await send({"type": "http.response.body", "body": event, "more_body": False})
 
 

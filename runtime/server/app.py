@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from .about import About
+from .anthropic.messages import Messages
 from .app_state import KEEP_ALIVE_S, AppState
 from .cache import Cache
 from .health import MAX_STALL_S, Health
@@ -77,11 +78,13 @@ def create_app(
     created, lanes = int(time.time()), Lanes.of(engine)
     limits = max_body_bytes, tells_cached_text, keep_alive_s, truncation, is_strict
     served = AppState(engine, lanes, model_id, created, *limits)
-    about, tokenization = About(served), Tokenization(served)
+    about, tokenization, messages = About(served), Tokenization(served), Messages(served)
     endpoints: dict[tuple[str, ...], Callable[[Request], Awaitable[Response]]] = {
         ("/v1/chat/completions", "POST"): ChatCompletions(served).create,
         ("/v1/completions", "POST"): Completions(served).create,
         ("/v1/responses", "POST"): Responses(served).create,
+        ("/v1/messages", "POST"): messages.create,
+        ("/v1/messages/count_tokens", "POST"): messages.count_tokens,
         ("/v1/embeddings", "POST"): about.embeddings,
         ("/v1/models", "GET"): about.models,
         ("/v1/models/{model_id:path}", "GET"): about.model,

@@ -1,4 +1,4 @@
-"""Every error as a status and OpenAI's body: `{"error": {"message", "type", "param", "code"}}`.
+"""Every error as a status and OpenAI's body: `{"error": {"message", "type", "param", "code"}}`, or Anthropic's.
 
 Knows which errors are the client's mistake: bad input is 400, never 422. The server's own are 500 or 503.
 """
@@ -25,6 +25,7 @@ from ..errors import (
     InvalidRequest,
     RadixLMError,
 )
+from .anthropic.error_replies import MessagesErrorReply, error_reply, is_of_messages
 
 _log = logging.getLogger(__name__)
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -99,23 +100,26 @@ async def answer(request: Request, error: Exception) -> Response:
         case HTTPException(status_code=405):
             allowed = (error.headers or {}).get("Allow", "")
             message = f"{request.url.path} does not take {request.method}; use {allowed}"
-            return _response(405, _reply(405, message), {"Allow": allowed})
-    return respond(error)
+            error = HTTPError(405, message, headers={"Allow": allowed})
+    return respond(error, request.url.path)
 
 
-def respond(error: Exception, headers: dict[str, str] | None = None) -> Response:
-    """`error` as an answer."""
+def respond(error: Exception, path: str, headers: dict[str, str] | None = None) -> Response:
+    """`error` as an answer, in the shape that clients of a path know."""
     if isinstance(error, HTTPError):
         headers = {**error.headers, **(headers or {})}
     if isinstance(error, EngineDied):  # clients send a 500 again by themselves, and the next death is final
         headers = {"x-should-retry": "false", **(headers or {})}
     if isinstance(error, EngineOverloaded):
         headers = {"Retry-After": str(error.retry_after_s), **(headers or {})}
-    return _response(*describe(error), headers)
-
-
-def _response(status: int, reply: ErrorReply, headers: dict[str, str] | None = None) -> Response:
+    status, reply = shaped(error, path)
     return Response(msgspec.json.encode(reply), status, headers, media_type="application/json")
+
+
+def shaped(error: Exception, path: str) -> tuple[int, ErrorReply | MessagesErrorReply]:
+    """Status and body for `error`, likewise."""
+    status, reply = describe(error)
+    return status, error_reply(error, status, reply.error.message) if is_of_messages(path) else reply
 
 
 def _reply(status: int, message: str, param: str | None = None, code: str | None = None) -> ErrorReply:

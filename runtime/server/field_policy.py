@@ -28,6 +28,7 @@ HARMLESS: Mapping[str, str] = {
     "client_metadata": "for the client's own books",
     "safety_identifier": "for the client's own books",
     "title": "for the client's own books",
+    "context_management": "the whole history is read",
     "store": "nothing is stored",
     "service_tier": "all requests are served alike",
     "speed": "all requests are served alike",

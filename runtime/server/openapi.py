@@ -15,6 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .about import ModelList, ModelReply, VersionReply
+from .anthropic.error_replies import MessagesErrorReply
+from .anthropic.replies import CountTokensReply, MessageReply
+from .anthropic.requests import CountTokensRequest, MessagesRequest
 from .cache import CacheReply, ClearedReply
 from .errors import ErrorReply
 from .openai.replies import ChatReply, TextReply
@@ -51,12 +54,30 @@ class Operation:
     status: int = 200
     in_path: tuple[str, ...] = ()
     in_query: tuple[str, ...] = ()
+    error: type[msgspec.Struct] = ErrorReply
 
 
 OPERATIONS = (
     Operation("post", "/v1/chat/completions", "Answer a conversation", ChatReply, ChatRequest, streams=True),
     Operation("post", "/v1/completions", "Continue prompts", TextReply, CompletionRequest, streams=True),
     Operation("post", "/v1/responses", "Answer an input", ResponseReply, ResponseRequest, streams=True),
+    Operation(
+        "post",
+        "/v1/messages",
+        "Answer a conversation in Anthropic's shapes",
+        MessageReply,
+        MessagesRequest,
+        streams=True,
+        error=MessagesErrorReply,
+    ),
+    Operation(
+        "post",
+        "/v1/messages/count_tokens",
+        "Count the tokens of a conversation",
+        CountTokensReply,
+        CountTokensRequest,
+        error=MessagesErrorReply,
+    ),
     Operation("post", "/v1/embeddings", "Say that there are none", ErrorReply, status=501),
     Operation("get", "/v1/models", "List the model", ModelList),
     Operation("get", "/v1/models/{model_id}", "Describe the model", ModelReply, in_path=("model_id",)),
@@ -96,7 +117,8 @@ class OpenAPI:
     @cached_property
     def _document(self) -> bytes:
         types = [kind for operation in OPERATIONS for kind in (operation.body, operation.reply) if _is_type(kind)]
-        schemas, components = msgspec.json.schema_components([*types, ErrorReply], ref_template=_REF)
+        types += [ErrorReply, MessagesErrorReply]
+        schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
         by_type = {repr(kind): schema for kind, schema in zip(types, schemas, strict=False)}
         paths: dict[str, Schema] = {}
         for operation in OPERATIONS:
@@ -115,7 +137,7 @@ class OpenAPI:
 
 
 def _operation(operation: Operation, by_type: dict[str, Schema]) -> Schema:
-    replies = {str(status): _error(text) for status, text in _ERRORS.items()}
+    replies = {str(status): _error(text, operation.error) for status, text in _ERRORS.items()}
     replies[str(operation.status)] = {"description": "The answer.", "content": _content(operation, by_type)}
     said: Schema = {
         "summary": operation.summary,
@@ -142,8 +164,8 @@ def _content(operation: Operation, by_type: dict[str, Schema]) -> Schema:
     return content
 
 
-def _error(description: str) -> Schema:
-    schema = {"$ref": _REF.format(name=ErrorReply.__name__)}
+def _error(description: str, kind: type[msgspec.Struct]) -> Schema:
+    schema = {"$ref": _REF.format(name=kind.__name__)}
     return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 

@@ -134,7 +134,7 @@ class RequestLog:
             record.error = type(error).__name__
             if record.has_started:
                 raise
-            await respond(error)(scope, receive, sending)
+            await respond(error, scope["path"])(scope, receive, sending)
         finally:
             self._count(scope, record.status)
             is_quiet = record.status < 400 and (scope["method"], scope["path"]) in QUIET

@@ -36,21 +36,29 @@ class ApiKeys:
     def __call__(self, scope: Scope) -> Response | None:
         if not self._keys:
             return None
-        key = self._known(header_of(scope, b"authorization") or "")
+        key = self._known(_bearer_of(header_of(scope, b"authorization") or ""))
+        if key is None:  # as Anthropic's clients send it, beside a token of another server or alone
+            key = self._known(header_of(scope, b"x-api-key"))
         if key is None and (scope["type"] != "http" or scope["path"] not in OPEN_PATHS):
             # begins as OpenAI's, by which litellm knows what it is
             message = "Incorrect API key provided: send one that this server knows, as Authorization: Bearer KEY"
-            return respond(HTTPError(401, message, code="invalid_api_key"), {"WWW-Authenticate": "Bearer"})
+            headers = {"WWW-Authenticate": "Bearer"}
+            return respond(HTTPError(401, message, code="invalid_api_key"), scope["path"], headers)
         scope.setdefault("state", {})["api_key"] = key
         return None
 
-    def _known(self, authorization: str) -> str | None:
-        scheme, _, sent = authorization.partition(" ")
-        given, known = _digest(sent.strip(" \t").encode("latin-1")), None  # other white space is a byte of the key
+    def _known(self, sent: str | None) -> str | None:
+        sent = (sent or "").strip(" \t")  # other white space is a byte of the key
+        given, known = _digest(sent.encode("latin-1")), None
         for key, digest in self._keys:
             if hmac.compare_digest(given, digest):
                 known = key
-        return known if scheme.lower() == "bearer" else None
+        return known
+
+
+def _bearer_of(authorization: str) -> str | None:
+    scheme, _, sent = authorization.partition(" ")
+    return sent if scheme.lower() == "bearer" else None
 
 
 def checked_keys(keys: Sequence[str]) -> tuple[str, ...]:

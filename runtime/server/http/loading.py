@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..errors import ErrorBody, ErrorReply
+from ..errors import HTTPError, respond
 
 RETRY_AFTER_S = 2
 _MESSAGE = f"the model is loading; send the request again in {RETRY_AFTER_S} s"
@@ -38,6 +38,5 @@ def _not_yet(path: str) -> Response:
     headers = {"Retry-After": str(RETRY_AFTER_S)}
     if path == "/health":
         body = msgspec.json.encode({"status": "loading", "reason": _MESSAGE})
-    else:
-        body = msgspec.json.encode(ErrorReply(ErrorBody(_MESSAGE, "server_error", code="loading")))
-    return Response(body, 503, headers, media_type="application/json")
+        return Response(body, 503, headers, media_type="application/json")
+    return respond(HTTPError(503, _MESSAGE, code="loading"), path, headers)

@@ -68,7 +68,7 @@ class KnownHosts:
             "may have made that name point here; start it with --api-key, under Ray with api_keys= or hosts=, "
             "or have a proxy send Host: localhost"
         )
-        return respond(HTTPError(403, message, code="host_not_allowed"))
+        return respond(HTTPError(403, message, code="host_not_allowed"), scope["path"])
 
     def _is_known(self, name: str) -> bool:
         """True if a name can only mean this server: browsers ask no name server about these."""
@@ -97,7 +97,7 @@ class SameOrigin:
             "pages of other sites may not send requests here; start the server with --cors-origin for those, under "
             "Ray with cors_origins="
         )
-        return respond(HTTPError(403, message, code="origin_not_allowed"))
+        return respond(HTTPError(403, message, code="origin_not_allowed"), scope["path"])
 
     def _is_welcome(self, scope: Scope) -> bool:
         origin = header_of(scope, b"origin")

@@ -12,7 +12,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..errors import describe
+from ..anthropic.error_replies import is_of_messages
+from ..errors import shaped
 from ..request_log import CLIENT_GONE, RequestRecord, record_of
 from .disconnect import ClientGone, while_connected
 
@@ -44,7 +45,7 @@ class EventStream(Response):
         reply: left as soon as the client disconnects or all is sent, also if nothing was ever sent.
         encode: writes a value.
         done: sent after the last value.
-        keep_alive_s: after so many seconds without an event a comment is sent, which clients ignore; None: never.
+        keep_alive_s: after so many seconds without an event `comment` is sent, which clients ignore; None: never.
     """
 
     media_type = "text/event-stream"
@@ -57,6 +58,7 @@ class EventStream(Response):
         encode: Callable[[Any], bytes] | None = None,
         done: bytes = DONE,
         keep_alive_s: float | None = None,
+        comment: bytes = COMMENT,
     ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
@@ -65,6 +67,7 @@ class EventStream(Response):
         self._encode = encode or _event
         self._done = done
         self._keep_alive_s = keep_alive_s
+        self._comment = comment
         self._keeping_alive: _KeepAlive | None = None
         self._events: list[bytes] = []  # that are to be sent
 
@@ -72,15 +75,15 @@ class EventStream(Response):
         record = record_of(scope)
         async with self._reply:
             try:
-                await while_connected(receive, self._send_all(send, record))
+                await while_connected(receive, self._send_all(scope["path"], send, record))
             except ClientGone:
                 record.error = CLIENT_GONE
 
-    async def _send_all(self, send: Send, record: RequestRecord) -> None:
+    async def _send_all(self, path: str, send: Send, record: RequestRecord) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         self._reply.before_waiting = partial(self._flush, send)
         if self._keep_alive_s is not None:
-            self._keeping_alive = _KeepAlive(partial(_send, send, COMMENT), self._keep_alive_s)
+            self._keeping_alive = _KeepAlive(partial(_send, send, self._comment), self._keep_alive_s)
         last = self._done
         async with aclosing(self._values) as values:
             try:
@@ -92,7 +95,7 @@ class EventStream(Response):
             # The status line is sent: whatever fails now can only be said in the stream.
             except Exception as error:
                 record.error = type(error).__name__
-                last = _event(describe(error)[1])
+                last = error_event(error, path)
             finally:
                 if self._keeping_alive is not None:
                     self._keeping_alive.stop()
@@ -146,6 +149,12 @@ class _KeepAlive:
 def named_event(value: NamedEvent) -> bytes:
     """A value with its type as the event's name."""
     return b"event: " + value.type.encode() + b"\n" + _event(value)
+
+
+def error_event(error: Exception, path: str) -> bytes:
+    """`error` as the last event of a stream, in the shape that clients of a path know."""
+    event = _event(shaped(error, path)[1])
+    return b"event: error\n" + event if is_of_messages(path) else event
 
 
 def _event(value: object) -> bytes:

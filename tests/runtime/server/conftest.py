@@ -20,6 +20,7 @@ from radixlm.runtime.engine.completion import (
     Completion,
     Delta,
     FinishReason,
+    PrefillProgress,
     Timings,
     TokenLogprob,
     Usage,
@@ -59,7 +60,14 @@ TREE = CacheTree(
 class FakeStream(GenerationStream):
     """The engine's words, one delta each; the last one says why it ends."""
 
-    def __init__(self, engine: FakeEngine, params: SamplingParams, on_ready: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        engine: FakeEngine,
+        params: SamplingParams,
+        on_ready: Callable[[], None] | None,
+        *,
+        with_progress: bool = False,
+    ) -> None:
         self.cancelled = threading.Event()
         self._engine = engine
         self._params = params
@@ -68,6 +76,8 @@ class FakeStream(GenerationStream):
         self._deltas: deque[Delta | RadixLMError] = deque()
         self._ended = False
         self._sent: list[Delta] = []
+        if with_progress:
+            self._deltas += [Delta("", (), progress=PrefillProgress(3, 2, there, 0.0)) for there in (2, 3)]
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -120,7 +130,7 @@ class FakeStream(GenerationStream):
             prompt_token_ids=(1, 2, 3),
             logprobs=logprobs if self._params.logprobs is not None else None,
             finish_reason=self._sent[-1].finish_reason or "stop",
-            usage=Usage(3, len(self._sent), 2, {"exact": 2}),
+            usage=Usage(3, sum(len(d.token_ids) for d in self._sent), 2, {"exact": 2}),
             timings=Timings(0.1, 10.0, 0.2, 0.05),
             cache_match=CacheMatch("exact", 2, self._engine.why_not_more),
         )
@@ -193,7 +203,7 @@ class FakeEngine:
         self.matches_asked.append(options.cache_match)
         self.options.append(options)
         self.asked.append((prompt, params))
-        self.streams.append(FakeStream(self, params, on_ready))
+        self.streams.append(FakeStream(self, params, on_ready, with_progress=options.with_progress))
         return self.streams[-1]
 
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:

@@ -1,0 +1,1 @@
+"""Anthropic's endpoints: what clients send, what they get."""

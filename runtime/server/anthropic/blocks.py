@@ -1,0 +1,91 @@
+"""What a conversation is made of in Anthropic's shapes: blocks of text, of calls and their results, and of thoughts.
+
+Knows shapes; `conversation.py` knows what they are for chat templates.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ..limits import MAX_MESSAGES
+
+
+class TextBlock(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    text: str
+
+
+class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking", forbid_unknown_fields=True):
+    """What an earlier reply thought. The signature is whatever the client got."""
+
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(msgspec.Struct, tag_field="type", tag="redacted_thinking", forbid_unknown_fields=True):
+    """A thought that another server has hidden: nobody here can read it."""
+
+    data: str = ""
+
+
+class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use", forbid_unknown_fields=True):
+    """A call that an earlier reply made."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class _Unreadable(msgspec.Struct):
+    """What no model here can read. Its fields are not looked at."""
+
+    def __post_init__(self) -> None:
+        kind = self.__struct_config__.tag
+        raise ValueError(f"{kind} blocks cannot be read: models here read text; leave it out")
+
+
+class ImageBlock(_Unreadable, tag_field="type", tag="image"):
+    pass
+
+
+class DocumentBlock(_Unreadable, tag_field="type", tag="document"):
+    pass
+
+
+class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result", forbid_unknown_fields=True):
+    """What a call brought."""
+
+    tool_use_id: str
+    content: str | list[TextBlock | ImageBlock | DocumentBlock] | None = None
+    is_error: bool | None = None
+
+    @property
+    def text(self) -> str:
+        """All of it; a model is told of an error in words."""
+        said = text_of(self.content or "")
+        return f"Error: {said}" if self.is_error else said
+
+
+Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock | ImageBlock | DocumentBlock
+
+
+class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """One message of a conversation. One of the system stands where it is to be read."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Its content; a text is a block."""
+        return [TextBlock(self.content)] if isinstance(self.content, str) else self.content
+
+
+InputMessages = Annotated[list[InputMessage], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
+System = str | list[TextBlock]
+
+
+def text_of(content: str | list[Any]) -> str:
+    """A text, or the texts of blocks, joined as those of chat completions are."""
+    return content if isinstance(content, str) else "".join(block.text for block in content)

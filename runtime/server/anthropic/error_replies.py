@@ -1,0 +1,57 @@
+"""Errors in Anthropic's shape: `{"type": "error", "error": {"type", "message"}}`.
+
+Knows statuses and paths; `errors.py` knows which error has which status.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ...errors import ContextLengthExceeded
+
+PATH = "/v1/messages"
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class MessagesErrorBody(msgspec.Struct):
+    type: str
+    message: str
+
+
+class MessagesErrorReply(msgspec.Struct):
+    error: MessagesErrorBody
+    type: Literal["error"] = "error"
+
+
+def is_of_messages(path: str) -> bool:
+    """Whether requests to a path are answered in Anthropic's shapes."""
+    return path == PATH or path.startswith(f"{PATH}/")
+
+
+def error_reply(error: Exception, status: int, message: str) -> MessagesErrorReply:
+    """An error with its status and what `errors.describe` says of it.
+
+    >>> error_reply(ValueError(), 404, "there is nothing").error.type
+    'not_found_error'
+    """
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    if isinstance(error, ContextLengthExceeded):
+        message = _too_long(error, message)
+    return MessagesErrorReply(MessagesErrorBody(kind, message))
+
+
+def _too_long(error: ContextLengthExceeded, message: str) -> str:
+    """In Anthropic's words, by which Claude Code knows that it must make its conversation shorter."""
+    if error.num_tokens is None or error.most is None:
+        return f"prompt is too long: {message}"
+    return f"prompt is too long: {error.num_tokens} tokens > {error.most} maximum"

@@ -1,0 +1,189 @@
+"""`POST /v1/messages`, a conversation's next message, whole or as it is made; and how many tokens its prompt has.
+
+A translation: `asked_chat.py` asks the engine, as for chat completions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...chat.tool_calls import ToolCallReader
+from ...chat.tool_use import ToolUse
+from ...engine.completion import Completion, Delta, PrefillProgress
+from ..app_state import AppState, json_response
+from ..asked_chat import AskedChat, OpenedChat
+from ..choices import Choices
+from ..http.disconnect import while_connected
+from ..http.sse import EventStream, named_event
+from ..openai.replies import PromptProgressReply, TruncationReply
+from ..openai.reply_parts import usage_of
+from ..openai.response_format import named_grammar
+from ..openai.tokenize import MAX_BODY_BYTES
+from ..request_log import new_id, record_of
+from .conversation import Conversation
+from .replies import (
+    PING,
+    CountTokensReply,
+    MessageDelta,
+    MessageReply,
+    MessageStart,
+    MessageStop,
+    MessagesUsage,
+    Ping,
+    StopDelta,
+    StopReason,
+)
+from .reply_blocks import ReplyBlocks
+from .requests import CountTokensRequest, MessagesRequest
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Both endpoints for one served model."""
+
+    state: AppState
+
+    async def create(self, request: Request) -> Response:
+        """`POST /v1/messages`; `errors.describe` knows every error that it raises."""
+        body = await self.state.read(request, MessagesRequest)
+        self.state.check_model(body.model)
+        conversation = self._conversation(request, body)
+        options = self.state.options(request, body)
+        asked = AskedChat(
+            conversation.messages,
+            body.sampling_params(self.state.engine.default_params),
+            options.changed(template_kwargs=body.template_kwargs, with_progress=bool(body.stream)),
+            use=body.tool_use(),
+            parameters_field=body.parameters_field,
+            content=body.grammar,
+            naming=partial(named_grammar, "output_config.format.schema"),
+            truncates=self.state.truncates(body.truncation),
+        )
+        opened = await asked.open(self.state, request)
+        message = _Message(self.state, body, asked, _truncation(asked, opened, conversation))
+        choices = opened.choices
+        if body.stream:
+            events, keep_alive_s = message.events(choices), self.state.keep_alive_s
+            return EventStream(events, choices, encode=named_event, done=b"", keep_alive_s=keep_alive_s, comment=PING)
+        async with choices:
+            completion = await while_connected(request.receive, choices.result(0))
+        return json_response(message.whole(completion))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """`POST /v1/messages/count_tokens`."""
+        body = await self.state.read(request, CountTokensRequest, max_bytes=MAX_BODY_BYTES)
+        self.state.check_model(body.model)
+        conversation, use = self._conversation(request, body), body.tool_use()
+        encode = partial(self.state.engine.encode_chat, conversation.messages, use.tools, body.template_kwargs)
+        ids = await self.state.lanes.tokenization.run(request, encode)
+        return json_response(CountTokensReply(len(ids)))
+
+    def _conversation(self, request: Request, body: CountTokensRequest) -> Conversation:
+        conversation = Conversation.of(body.system, body.messages)
+        ignored = record_of(request).ignored
+        if ignored is not None:
+            ignored.harmless |= conversation.ignored | body.ignored
+        return conversation
+
+
+class _Message:
+    """One reply while it is made."""
+
+    def __init__(
+        self,
+        state: AppState,
+        body: MessagesRequest,
+        asked: AskedChat,
+        truncation: TruncationReply | msgspec.UnsetType,
+    ) -> None:
+        self._state, self._asked = state, asked
+        self._tells_progress = bool(body.return_progress)
+        self._is_kept = (asked.options.cache_match or state.engine.match) != "off"
+        self._blocks = ReplyBlocks(_reader(state, asked.use))
+        self._reply = partial(MessageReply, id=new_id("msg_"), model=state.model_id, truncation=truncation)
+
+    def whole(self, completion: Completion) -> MessageReply:
+        """The whole message."""
+        for _ in self._blocks.push(
+            Delta(completion.text, (), finish_reason=completion.finish_reason, thought=completion.thought)
+        ):
+            pass
+        end = self._end(completion)
+        return self._reply(
+            content=self._blocks.blocks,
+            usage=self._usage(completion),
+            stop_reason=end.stop_reason,
+            stop_sequence=end.stop_sequence,
+        )
+
+    async def events(self, choices: Choices) -> AsyncGenerator[msgspec.Struct]:
+        """Anthropic's events. The first tells what of the prompt was found, once that is known."""
+        has_begun = False
+        async for _, delta in choices:
+            if not has_begun:
+                yield MessageStart(self._reply(content=[], usage=self._usage_at_start(delta.progress)))
+                has_begun = True
+            elif delta.progress is not None:
+                told = PromptProgressReply.of(delta.progress) if self._tells_progress else msgspec.UNSET
+                yield Ping(told)
+            for event in self._blocks.push(delta):
+                yield event
+        completion = await choices.result(0)
+        yield MessageDelta(self._end(completion), self._usage(completion))
+        yield MessageStop()
+
+    def _end(self, completion: Completion) -> StopDelta:
+        reader, sequence = self._blocks.reader, completion.stop_reason
+        if isinstance(sequence, str):
+            return StopDelta("stop_sequence", sequence)
+        if completion.finish_reason == "length":
+            most = self._asked.params.max_tokens
+            is_full = most is not None and len(completion.token_ids) < most
+            reason: StopReason = "model_context_window_exceeded" if is_full else "max_tokens"
+            return StopDelta(reason)
+        return StopDelta("tool_use" if reader is not None and reader.has_whole_calls else "end_turn")
+
+    def _usage(self, completion: Completion) -> MessagesUsage:
+        usage = completion.usage
+        is_kept = self._is_kept and usage.pruning is None  # what attended to a part of a prefix is not shared
+        told = _usage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, is_kept=is_kept)
+        tells = self._state.tells_cached_text
+        told.prompt_tokens_details = usage_of([completion], tells_cached_text=tells).prompt_tokens_details
+        return told
+
+    def _usage_at_start(self, progress: PrefillProgress | None) -> MessagesUsage:
+        if progress is None:
+            return _usage(0, 0, 0, is_kept=False)
+        return _usage(progress.num_prompt_tokens, progress.num_cached_tokens, 0, is_kept=self._is_kept)
+
+
+def _usage(num_prompt: int, num_cached: int, num_generated: int, *, is_kept: bool) -> MessagesUsage:
+    """Anthropic's counts. What a prompt computes is all kept, or nothing of it."""
+    num_computed = num_prompt - num_cached
+    return MessagesUsage(
+        input_tokens=0 if is_kept else num_computed,
+        cache_creation_input_tokens=num_computed if is_kept else 0,
+        cache_read_input_tokens=num_cached,
+        output_tokens=num_generated,
+    )
+
+
+def _reader(state: AppState, use: ToolUse) -> ToolCallReader | None:
+    return use.reader(state.engine.tool_format)
+
+
+def _truncation(
+    asked: AskedChat, opened: OpenedChat, conversation: Conversation
+) -> TruncationReply | msgspec.UnsetType:
+    """Which of the messages that were sent were left out, wholly or in part."""
+    if not asked.truncates:
+        return msgspec.UNSET
+    places = {conversation.places[each] for each in opened.truncated.dropped}
+    dropped = tuple(sorted(place for place in places if place is not None))
+    return TruncationReply("middle", dropped, opened.truncated.num_dropped_tokens)

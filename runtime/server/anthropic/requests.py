@@ -1,0 +1,188 @@
+"""What clients send to `/v1/messages`, as types: Anthropic's requests, and the fields that are ours.
+
+Knows shapes and defaults, not the engine's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ...cache.prefix_match import MatchPolicy
+from ...chat.grammar import Grammar
+from ...chat.tool_format import Tool
+from ...chat.tool_use import ToolUse
+from ...engine.sampling_params import SamplingParams
+from ...errors import InvalidParameter
+from ..limits import KVShare, MaxTokens, MinP, Seed, StopStrings, Temperature, TopK, TopP, require_at_most
+from ..openai.requests import CacheText, ReturnProgress, require_stream_for_progress, wished
+from ..openai.tools import MAX_TOOLS
+from ..truncation import Truncation
+from .blocks import InputMessages, System
+
+ToolName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$(?!\n)")]
+
+
+class ToolDefinition(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool of the client's. One of another type is Anthropic's own, and nothing here runs it or knows its schema."""
+
+    name: ToolName
+    input_schema: dict[str, Any] | None = None
+    description: str | None = None
+    type: str | None = None
+    strict: bool | None = None
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether it is the client's own."""
+        return self.type in (None, "custom")
+
+
+class AutoChoice(msgspec.Struct, tag_field="type", tag="auto", forbid_unknown_fields=True):
+    disable_parallel_tool_use: bool | None = None
+
+
+class AnyChoice(msgspec.Struct, tag_field="type", tag="any", forbid_unknown_fields=True):
+    disable_parallel_tool_use: bool | None = None
+
+
+class NamedToolChoice(msgspec.Struct, tag_field="type", tag="tool", forbid_unknown_fields=True):
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoneChoice(msgspec.Struct, tag_field="type", tag="none", forbid_unknown_fields=True):
+    pass
+
+
+class EnabledThinking(msgspec.Struct, tag_field="type", tag="enabled", forbid_unknown_fields=True):
+    budget_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None  # nothing cuts a thought short
+
+
+class AdaptiveThinking(msgspec.Struct, tag_field="type", tag="adaptive", forbid_unknown_fields=True):
+    pass
+
+
+class DisabledThinking(msgspec.Struct, tag_field="type", tag="disabled", forbid_unknown_fields=True):
+    pass
+
+
+class JsonFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None  # for the chat template
+    format: JsonFormat | None = None
+
+
+class CountTokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /v1/messages/count_tokens`: what a prompt is made of."""
+
+    messages: InputMessages
+    model: str | None = None
+    system: System | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: AutoChoice | AnyChoice | NamedToolChoice | NoneChoice | None = None  # None: auto
+    thinking: EnabledThinking | AdaptiveThinking | DisabledThinking | None = None  # None: as the model has it
+    output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None  # as `output_config.format`, which came later
+
+    @property
+    def ignored(self) -> set[str]:
+        """Names of what nothing is done with, as the header of ignored fields lists them."""
+        names = {f"tools.{tool.type}" for tool in self.tools or () if not tool.is_custom}
+        if isinstance(self.thinking, EnabledThinking) and self.thinking.budget_tokens is not None:
+            names.add("thinking.budget_tokens")
+        return names
+
+    def tool_use(self) -> ToolUse:
+        """What the model is told of tools, and what it may do with them.
+
+        Raises:
+            InvalidParameter: the fields do not fit each other.
+        """
+        require_at_most("tools", self.tools, MAX_TOOLS)
+        tools = [_tool(tool, number) for number, tool in enumerate(self.tools or ()) if tool.is_custom]
+        chosen = None
+        match self.tool_choice:
+            case NoneChoice():
+                choice: Literal["auto", "none", "required"] = "none"
+            case AnyChoice():
+                choice = "required"
+            case NamedToolChoice(name):
+                choice, chosen = "required", name
+            case _:
+                choice = "auto"
+        is_parallel = not getattr(self.tool_choice, "disable_parallel_tool_use", False)
+        return ToolUse.of(tools, choice, chosen, is_parallel=is_parallel, parameters_field=self.parameters_field)
+
+    def parameters_field(self, index: int) -> str:
+        """The name of the field that has the parameters of a tool that the model is told of."""
+        places = [number for number, tool in enumerate(self.tools or ()) if tool.is_custom]
+        return _parameters_field(places[index])
+
+    def grammar(self) -> Grammar | None:
+        """What a reply that is no call must keep to; None for any text.
+
+        Raises:
+            InvalidGrammar: it is too long.
+        """
+        asked = self.output_format or (self.output_config and self.output_config.format)
+        return None if not asked else Grammar.json_schema(asked.schema)
+
+    @property
+    def template_kwargs(self) -> Mapping[str, object] | None:
+        """More variables of the chat template."""
+        kwargs: dict[str, object] = {}
+        if self.thinking is not None:
+            kwargs["enable_thinking"] = not isinstance(self.thinking, DisabledThinking)
+        if self.output_config is not None and self.output_config.effort is not None:
+            kwargs["reasoning_effort"] = self.output_config.effort
+        return kwargs or None
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    """Body of `POST /v1/messages`."""
+
+    max_tokens: MaxTokens
+    stream: bool | None = None
+    stop_sequences: StopStrings | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    metadata: dict[str, Any] | None = None  # for the client's own books: nothing is done with it
+    service_tier: str | None = None  # likewise
+    min_p: MinP | None = None  # ours, as all that follow
+    seed: Seed | None = None
+    cache_match: MatchPolicy | None = None  # how cached prefixes may be found, instead of the server's way
+    kv_budget: KVShare | None = None  # of a prefix on disk, the share of keys and values that is enough
+    cache_salt: CacheText | None = None  # what only requests with the same salt may reuse
+    prompt_cache_key: CacheText | None = None  # likewise
+    return_progress: ReturnProgress | None = None
+    truncation: Truncation | None = None  # what becomes of what does not fit; None: as the server has it
+
+    def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
+        """`defaults` with what the request says instead.
+
+        Raises:
+            InvalidParameter: a value is outside its range.
+        """
+        require_stream_for_progress(self.return_progress, self.stream)
+        names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
+        wishes: dict[str, Any] = {name: getattr(self, name) for name in names}
+        wishes["stop"] = self.stop_sequences or None
+        return wished(defaults, wishes, {"stop": "stop_sequences"})
+
+
+def _parameters_field(number: int) -> str:
+    return f"tools[{number}].input_schema"
+
+
+def _tool(tool: ToolDefinition, number: int) -> Tool:
+    if tool.input_schema is None:
+        param = _parameters_field(number)
+        raise InvalidParameter(f"{param} is missing; send the JSON schema of the tool's arguments", param=param)
+    return Tool(tool.name, tool.input_schema, tool.description, bool(tool.strict))
