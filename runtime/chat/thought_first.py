@@ -5,7 +5,7 @@ Knows the tokens of a format's tags, not what the constraint is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,14 +23,16 @@ class ThoughtTokens:
 
     Args:
         begin_ids: the tokens that begin a thought.
-        gap_ids: the white space between a thought and its answer, as the template writes it.
+        gap: the white space between a thought and its answer, as the template writes it.
+        white_ids: the tokens of all pieces of it that are one.
         end_ids: the tokens that end a reply.
         decoder: makes a function that spells a reply token by token.
     """
 
     format: ThoughtFormat
     begin_ids: Sequence[int]
-    gap_ids: Sequence[int]
+    gap: str
+    white_ids: Mapping[str, int]
     end_ids: frozenset[int]
     vocab_size: int
     decoder: Callable[[], Callable[[int], str]]
@@ -51,7 +53,7 @@ class ThoughtFirst:
         self._inner: TokenConstraint | None = source.start()  # None: the reply can only be a thought
         self._is_inside = self._splitter.is_thinking
         self._begin = [] if self._is_inside else list(tokens.begin_ids)  # what is left of them, while they come
-        self._gap: list[int] = []  # likewise, of the white space
+        self._gap = ""  # likewise, of the white space
         self._thinking_mask: Int32Array | None = None
 
     @property
@@ -68,7 +70,8 @@ class ThoughtFirst:
                 self._thinking_mask = mask_of(~np.isin(np.arange(size), list(self._tokens.end_ids)))
             return self._thinking_mask
         if self._gap:
-            return mask_of(np.arange(size) == self._gap[0])
+            white_ids = [token_id for text, token_id in self._tokens.white_ids.items() if self._gap.startswith(text)]
+            return mask_of(np.isin(np.arange(size), white_ids))
         inner = None if self._inner is None else self._inner.mask()
         if not self._begin or (inner is None and self._inner is not None):
             return inner
@@ -81,7 +84,7 @@ class ThoughtFirst:
         if self._is_inside:
             self._think(token_id)
         elif self._gap:
-            self._gap.pop(0)
+            self._gap = self._gap[len(self._spell(token_id)) :]
         elif self._begin and token_id == self._begin[0]:
             self._begin_thought(token_id)
         else:
@@ -108,7 +111,8 @@ class ThoughtFirst:
         if self._splitter.is_thinking:
             return
         self._is_inside = False
-        self._gap = [] if text[-1:].isspace() else list(self._tokens.gap_ids)
+        white = text[len(text.rstrip()) :]
+        self._gap = self._tokens.gap.removeprefix(white) if self._tokens.gap.startswith(white) else ""
         answer = (said.answer + self._splitter.finish().answer).strip()
         if answer:
             raise ConstraintFailed(

@@ -67,12 +67,22 @@ class Thoughts:
         begin = self.format.begin.strip()
         added = {token.text: token.id for token in self._tokenizer.profile.added_tokens}
         gap = "" if self.format.is_loose else self.format.end[len(self.format.end.rstrip()) :]
+        white_ids = self._white_ids(gap)
+        if not all(character in white_ids for character in gap):
+            gap = ""  # it cannot be written piece by piece
         tokens = ThoughtTokens(
             self.format,
             [added[begin]] if begin in added else self._tokenizer.encode_inside(begin),
-            self._tokenizer.encode_inside(gap) if gap else (),
+            gap,
+            white_ids,
             end_ids,
             self._vocab_size,
             decoder,
         )
         return ThoughtFirst(tokens, prompt, constraint)
+
+    def _white_ids(self, gap: str) -> dict[str, int]:
+        """The tokens that a text of white space may be cut in."""
+        pieces = {gap[start:end] for start in range(len(gap)) for end in range(start + 1, len(gap) + 1)}
+        ids = {piece: self._tokenizer.encode_inside(piece) for piece in pieces}
+        return {piece: found[0] for piece, found in ids.items() if len(found) == 1}

@@ -27,6 +27,7 @@ HARMLESS: Mapping[str, str] = {
     "metadata": "for the client's own books",
     "client_metadata": "for the client's own books",
     "safety_identifier": "for the client's own books",
+    "verbosity": "no model here knows it; ask for it in words",
     "title": "for the client's own books",
     "context_management": "the whole history is read",
     "store": "nothing is stored",

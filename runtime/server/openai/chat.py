@@ -20,6 +20,7 @@ from ..choices import Choices
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream
 from ..request_log import new_id
+from .legacy_functions import legacy_delta, legacy_message, legacy_reason
 from .replies import (
     ChatChoice,
     ChatChunkChoice,
@@ -31,7 +32,6 @@ from .replies import (
 )
 from .reply_parts import chat_logprobs, deltas_of, finish_reason_of, message_of, usage_of
 from .requests import ChatRequest
-from .tools import parameters_field
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ChatCompletions:
             body.sampling_params(self.state.engine.default_params),
             self.state.options(request, body).changed(template_kwargs=body.template_kwargs),
             use=body.tool_use(),
-            parameters_field=parameters_field,
+            parameters_field=body.parameters_field,
             content=body.grammar,
             naming=body.naming,
             num_choices=body.num_choices,
@@ -64,26 +64,31 @@ class ChatCompletions:
             return EventStream(chunks, choices, keep_alive_s=self.state.keep_alive_s)
         async with choices:
             completions = await while_connected(request.receive, choices.results())
-        whole = self._whole(start, completions, use, bool(body.return_token_ids))
+        whole = self._whole(start, completions, use, body)
         whole.truncation = truncation
         return json_response(whole)
 
-    def _whole(self, start: partial[Reply], completions: Sequence[Completion], use: ToolUse, has_ids: bool) -> Reply:
+    def _whole(
+        self, start: partial[Reply], completions: Sequence[Completion], use: ToolUse, body: ChatRequest
+    ) -> Reply:
+        has_ids = bool(body.return_token_ids)
         return start(
             object="chat.completion",
-            choices=[self._choice(index, completion, use, has_ids) for index, completion in enumerate(completions)],
+            choices=[self._choice(index, completion, use, body) for index, completion in enumerate(completions)],
             usage=self._usage(completions, len(completions)),
             prompt_token_ids=completions[0].prompt_token_ids if has_ids else msgspec.UNSET,
         )
 
-    def _choice(self, index: int, completion: Completion, use: ToolUse, has_ids: bool) -> ChatChoice:
+    def _choice(self, index: int, completion: Completion, use: ToolUse, body: ChatRequest) -> ChatChoice:
         reader = self._reader(use)
+        message = message_of(completion, reader)
+        reason = finish_reason_of(completion.finish_reason, reader)
         return ChatChoice(
-            message_of(completion, reader),
-            finish_reason_of(completion.finish_reason, reader),
+            legacy_message(message) if body.is_legacy else message,
+            legacy_reason(reason) if body.is_legacy else reason,
             chat_logprobs(self.state, completion.logprobs),
             index,
-            token_ids=completion.token_ids if has_ids else msgspec.UNSET,
+            token_ids=completion.token_ids if body.return_token_ids else msgspec.UNSET,
             stop_reason=completion.stop_reason,
         )
 
@@ -108,6 +113,8 @@ class ChatCompletions:
                 choice = ChatChunkChoice(ChatDelta(), index=index)
                 yield chunk(choices=[choice], prompt_progress=PromptProgressReply.of(delta.progress))
             said = deltas_of(delta, readers[index])
+            if body.is_legacy:
+                said = [legacy_delta(each) for each in said]
             if said or delta.logprobs or (has_ids and delta.token_ids):
                 delta_said, *others = said or [ChatDelta(content="")]
                 choice = ChatChunkChoice(delta_said, logprobs=chat_logprobs(self.state, delta.logprobs), index=index)
@@ -119,6 +126,7 @@ class ChatCompletions:
             if delta.finish_reason:
                 prompt_ids = (await choices.result(index)).prompt_token_ids if has_ids else msgspec.UNSET
                 reason = finish_reason_of(delta.finish_reason, readers[index])
+                reason = legacy_reason(reason) if body.is_legacy else reason
                 choice = ChatChunkChoice(ChatDelta(), reason, index=index, stop_reason=delta.stop_reason)
                 yield chunk(choices=[choice], prompt_token_ids=prompt_ids)
         if body.include_usage:

@@ -11,12 +11,20 @@ import msgspec
 
 from ...chat.thought_format import FIELD as THOUGHT_FIELD
 from ..limits import MAX_MESSAGES
-from .tools import CallOfMessage
+from .tools import CalledFunction, CallOfMessage, id_of_call
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
-    text: str
-    type: Literal["text"] = "text"
+    """A part of a message. Of other kinds than text there is none: models read and write text here."""
+
+    text: str | None = None  # None: of another kind
+    type: str = "text"
+
+    def __post_init__(self) -> None:
+        if self.type != "text":
+            raise ValueError(f"a part has the type {self.type!r:.60}; models read and write text here: send text")
+        if self.text is None:
+            raise ValueError("a part has no text; send one, or leave the part out")
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -25,13 +33,13 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     The fields that can only be null are those of a reply: OpenAI's clients send a reply back as they got it.
     """
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[TextPart] | None = None  # None: a reply that only calls tools
     name: str | None = None
     refusal: None = None
-    annotations: None = None
+    annotations: list[Any] | None = None  # of a reply: nothing is done with it
     audio: None = None
-    function_call: None = None
+    function_call: CalledFunction | None = None  # a call as it was made before there were tools
     tool_calls: list[CallOfMessage] | None = None  # of a reply
     tool_call_id: str | None = None  # of the call that a tool answers
     reasoning_content: str | None = None  # what a reply thought, sent back
@@ -39,14 +47,23 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     parsed: Any = None  # what OpenAI's client made of a structured reply, and sends back: nothing is done with it
 
     def __post_init__(self) -> None:
-        if self.content is None and not self.tool_calls and not self.thought:
+        if self.content is None and not self.calls and not self.thought:
             raise ValueError("a message without tool_calls needs content; it is missing or null")
         if self.thought and self.role != "assistant":
             raise ValueError(f"reasoning_content is set, and role is {self.role!r}; only the assistant thinks")
-        if self.tool_calls and self.role != "assistant":
+        if self.calls and self.role != "assistant":
             raise ValueError(f"tool_calls is set, and role is {self.role!r}; only the assistant calls tools")
+        if self.role == "function" and self.name is None:
+            raise ValueError("a message of the role 'function' needs the function's name; it is missing")
         if (self.role == "tool") != (self.tool_call_id is not None):
             raise ValueError("tool_call_id and the role 'tool' belong together; one of them is missing")
+
+    @property
+    def calls(self) -> list[CallOfMessage]:
+        """The calls of a reply, in whichever shape they are sent back."""
+        if self.tool_calls or self.function_call is None:
+            return self.tool_calls or []
+        return [CallOfMessage(id_of_call(self.function_call.name), self.function_call)]
 
     @property
     def thought(self) -> str | None:
@@ -56,16 +73,18 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     def to_template(self) -> dict[str, object]:
         """The message as chat templates know it; they know `developer` as `system`."""
         content = self.content or ""
-        content = content if isinstance(content, str) else "".join(part.text for part in content)
-        role = "system" if self.role == "developer" else self.role
-        message: dict[str, object] = {"role": role, "content": content}
+        content = content if isinstance(content, str) else "".join(part.text or "" for part in content)
+        message: dict[str, object] = {"role": _ROLES.get(self.role, self.role), "content": content}
         if self.thought:
             message[THOUGHT_FIELD] = self.thought
-        if self.tool_calls:
-            message["tool_calls"] = [call.to_template() for call in self.tool_calls]
+        if self.calls:
+            message["tool_calls"] = [call.to_template() for call in self.calls]
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
+        elif self.role == "function":
+            message["tool_call_id"] = id_of_call(self.name or "")
         return message if self.name is None else message | {"name": self.name}
 
 
+_ROLES = {"developer": "system", "function": "tool"}  # as chat templates know them
 Conversation = Annotated[list[ChatMessage], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]

@@ -121,7 +121,7 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None  # nor its tokens
 
 
-ChatFinishReason = FinishReason | Literal["tool_calls"]
+ChatFinishReason = FinishReason | Literal["tool_calls", "function_call"]
 
 
 class FunctionCallReply(msgspec.Struct):
@@ -141,6 +141,7 @@ class ReplyMessage(msgspec.Struct):
     refusal: None = None
     tool_calls: list[ToolCallReply] | msgspec.UnsetType = msgspec.UNSET  # unset: none
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET  # unset: no thought
+    function_call: FunctionCallReply | msgspec.UnsetType = msgspec.UNSET  # instead of `tool_calls`, if asked for so
 
 
 class ChatChoice(msgspec.Struct):
@@ -171,6 +172,7 @@ class ChatDelta(msgspec.Struct):
     role: str | msgspec.UnsetType = msgspec.UNSET
     tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    function_call: FunctionCallDelta | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):

@@ -7,7 +7,7 @@ reply would answer a question that was not asked. Knows shapes and defaults, not
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -42,9 +42,10 @@ from ..limits import (
     require_at_most,
 )
 from ..truncation import Truncation
+from .legacy_functions import FunctionChoice, function_use, functions_field
 from .messages import Conversation
 from .response_format import GuidedRequest
-from .tools import FunctionTool, NamedChoice, tool_use
+from .tools import FunctionDefinition, FunctionTool, NamedChoice, parameters_field, tool_use
 
 Prompt = str | list[int]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -185,20 +186,29 @@ class ChatRequest(SamplingRequest, kw_only=True):
     tools: list[FunctionTool] | None = None
     tool_choice: ToolChoice | NamedChoice | None = None  # None: auto
     parallel_tool_calls: bool | None = None  # None: true
+    functions: list[FunctionDefinition] | None = None  # OpenAI's older name of tools, one call a reply,
+    function_call: FunctionChoice | None = None  # and of tool_choice
     reasoning_effort: ReasoningEffort | None = None  # for the chat template
     chat_template_kwargs: dict[str, Any] | None = None  # as vLLM's: more variables of the chat template
     # What OpenAI's clients send along and has no meaning here may ask for nothing.
     modalities: list[Literal["text"]] | None = None
-    verbosity: None = None
     audio: None = None
     prediction: None = None
-    functions: None = None
-    function_call: None = None
     web_search_options: None = None
-    service_tier: Literal["auto", "default"] | None = None
+    service_tier: str | None = None  # all requests are served alike
     store: bool | None = None  # nothing is stored, here or elsewhere
     safety_identifier: str | None = None  # as `user`
     prompt_cache_retention: str | None = None  # prefixes stay as long as there is room, whatever is asked
+
+    @property
+    def is_legacy(self) -> bool:
+        """Whether functions are offered, and called, as before there were tools."""
+        return bool(self.functions) or self.function_call is not None
+
+    @property
+    def parameters_field(self) -> Callable[[int], str]:
+        """Names the field that has a tool's parameters."""
+        return functions_field if self.is_legacy else parameters_field
 
     def tool_use(self) -> ToolUse:
         """What the model is told of tools, and what it may do with them.
@@ -206,6 +216,10 @@ class ChatRequest(SamplingRequest, kw_only=True):
         Raises:
             InvalidParameter: the fields do not fit each other.
         """
+        if self.is_legacy:
+            if self.tools or self.tool_choice is not None:
+                raise InvalidParameter("functions and tools are both set; send tools alone", param="functions")
+            return function_use(self.functions or (), self.function_call)
         return tool_use(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
 
     @property

@@ -77,7 +77,6 @@ class JsonBySchema(msgspec.Struct, tag_field="type", tag="json_schema", forbid_u
 
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     format: AnyText | AnyJson | JsonBySchema | None = None
-    verbosity: None = None
 
 
 class NoReasoning(msgspec.Struct, forbid_unknown_fields=True):

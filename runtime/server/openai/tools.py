@@ -84,6 +84,11 @@ def tool_use(
     return of(tool_choice or "auto")
 
 
+def id_of_call(name: str) -> str:
+    """An id for a call that has none, as before there were tools: its result has the function's name only."""
+    return f"call_{name}"
+
+
 def parameters_field(index: int) -> str:
     """The name of the field that has a tool's parameters."""
     return f"tools[{index}].function.parameters"

@@ -260,10 +260,16 @@ def test_a_variable_that_the_server_sets_itself_is_400(client: TestClient) -> No
 
 
 def test_what_asks_for_nothing_may_be_there(client: TestClient) -> None:
-    nothing = {"modalities": ["text"], "service_tier": "auto", "store": False, "safety_identifier": "a"}
-    assert ask(client, **nothing, reasoning_effort=None, prediction=None, functions=None).status_code == 200
+    nothing = {
+        "modalities": ["text"],
+        "service_tier": "flex",
+        "functions": [],
+        "store": False,
+        "safety_identifier": "a",
+    }
+    assert ask(client, **nothing, reasoning_effort=None, prediction=None, function_call=None).status_code == 200
 
 
-@pytest.mark.parametrize("field", [{"modalities": ["audio"]}, {"prediction": {}}, {"functions": []}, {"audio": {}}])
+@pytest.mark.parametrize("field", [{"modalities": ["audio"]}, {"prediction": {}}, {"audio": {}}])
 def test_what_asks_for_something_that_is_not_there_is_400(client: TestClient, field: dict[str, object]) -> None:
     assert ask(client, **field).status_code == 400

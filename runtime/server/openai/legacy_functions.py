@@ -1,0 +1,59 @@
+"""Functions as clients offered them before there were tools: `functions`, `function_call` and the role `function`.
+
+Knows both shapes. A request with functions is one with tools, and its reply is translated back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+import msgspec
+
+from ...chat.tool_use import ToolUse
+from ..limits import require_at_most
+from .replies import ChatDelta, ChatFinishReason, FunctionCallDelta, FunctionCallReply, ReplyMessage
+from .tools import MAX_TOOLS, FunctionDefinition, NamedFunction
+
+FunctionChoice = Literal["auto", "none"] | NamedFunction
+
+
+def function_use(asked: Sequence[FunctionDefinition], choice: FunctionChoice | None) -> ToolUse:
+    """What the model is told, and what it may do: call one function at most.
+
+    Raises:
+        InvalidParameter: as `tool_use`.
+    """
+    require_at_most("functions", asked, MAX_TOOLS)
+    tools = [function.tool() for function in asked]
+    of = partial(ToolUse.of, tools, is_parallel=False, parameters_field=functions_field)
+    return of("required", choice.name) if isinstance(choice, NamedFunction) else of(choice or "auto")
+
+
+def functions_field(index: int) -> str:
+    """The name of the field that has a function's parameters."""
+    return f"functions[{index}].parameters"
+
+
+def legacy_message(message: ReplyMessage) -> ReplyMessage:
+    """A reply whose call is a `function_call`."""
+    if message.tool_calls is msgspec.UNSET:
+        return message
+    [call] = message.tool_calls
+    made = FunctionCallReply(call.function.name, call.function.arguments)
+    return msgspec.structs.replace(message, tool_calls=msgspec.UNSET, function_call=made)
+
+
+def legacy_delta(delta: ChatDelta) -> ChatDelta:
+    """The same of a piece of a stream."""
+    if delta.tool_calls is msgspec.UNSET:
+        return delta
+    [call] = delta.tool_calls
+    made = FunctionCallDelta(call.function.arguments, call.function.name)
+    return msgspec.structs.replace(delta, tool_calls=msgspec.UNSET, function_call=made)
+
+
+def legacy_reason(reason: ChatFinishReason) -> ChatFinishReason:
+    """Why a reply ended, in the words of then."""
+    return "function_call" if reason == "tool_calls" else reason
