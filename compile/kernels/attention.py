@@ -27,7 +27,7 @@ def attention(shape: AttentionShape, y_stride: int, limits: AttentionLimits) -> 
     """A PrimFunc `(q, pool, page_table, row_of_token, kv_lengths[, starts], units, slots[, sinks], y, normalizers,
     first_item, num_pages, table_stride) -> 0`.
 
-    `q` float32 `[M, num_heads * head_dim]`, `y` `[M, y_stride]`; token m sees rows `[starts[m], kv_lengths[m])` of the
+    `q` float32 `[M, num_heads * key_dim]`, `y` `[M, y_stride]`; token m sees rows `[starts[m], kv_lengths[m])` of the
     pages in row `row_of_token[m]` of `page_table` int32 `[B, table_stride]`. `units` is what `find_units` wrote for the
     same tokens, `slots` is scratch of `slots_floats`, `sinks` float32 `[num_heads]`. `normalizers` float32 `[M,
     num_heads, 2]` get what `attention_mass` needs. `shape.scores` says whether there are `starts` and `sinks`. The
@@ -130,7 +130,7 @@ def _attend_token(
     `after` is what the same thread reads next.
     """
     shape, layout = rows.shape, rows.shape.layout
-    scratch = rows.scratch(1, 0 if shape.converts_fast else LoadedSpan.floats(layout))
+    scratch = rows.scratch(1, 0 if shape.reads_in_place else LoadedSpan.floats(layout))
     steps, loaded = AttentionSteps(shape, scratch), LoadedSpan(layout, scratch.memory, scratch.floats)
     rows.load(scratch, unit.first, 1, head, 1)
     num_spans = bound(T.Select(unit.is_whole, sequences.num_spans(unit.first), T.int64(1)))
@@ -141,7 +141,7 @@ def _attend_token(
         seen, *hidden = (bound(end) for end in sequences.seen(unit.first, span))
         num_pages = bound((seen + (PAGE_SIZE - 1)) // PAGE_SIZE)
         first_page = hidden[0] // PAGE_SIZE if hidden else 0
-        kv: KVSpan = soon if shape.converts_fast else loaded
+        kv: KVSpan = soon if shape.reads_in_place else loaded
 
         def weigh(part: Expr, start: Expr, size: int) -> None:
             tile = MicroTile(part, start, size, [seen], hidden)
@@ -179,7 +179,7 @@ def _merge_token(rows: QueryRows, m: Expr, num_spans: Expr, first_slot: Expr, he
             factors = steps.factors(index, slots[lanes(slot.maxima(index))])
             for r in range(size):
                 row = bound(start + r)
-                with serial(shape.layout.head_dim // n) as i:
+                with serial(shape.layout.value_dim // n) as i:
                     outputs = slots[lanes(slot.output(row) + i * n, n)]
                     steps.add(scratch.state.output(row) + i * n, outputs, factors, r, n)
                 steps.add(scratch.state.sums(row), slots[lanes(slot.sums(row))], factors, r, LANES)

@@ -26,11 +26,11 @@ LOWEST = -1e30  # below every score, and finite: it may be subtracted from itsel
 class RowState:
     """What rows have seen so far, from `memory[base]` on.
 
-    `[rows, head_dim]` outputs that are not yet divided, `[rows, 16]` sums of weights, lane by lane, and
+    `[rows, value_dim]` outputs that are not yet divided, `[rows, 16]` sums of weights, lane by lane, and
     `[micro-tiles, 16]` maxima, all float32.
     """
 
-    head_dim: int
+    value_dim: int
     num_rows: int
     num_micros: int
     memory: Memory
@@ -38,32 +38,33 @@ class RowState:
 
     def output(self, row: Expr) -> Expr:
         """Index of a row's output."""
-        return self.base + row * self.head_dim
+        return self.base + row * self.value_dim
 
     def sums(self, row: Expr) -> Expr:
         """Index of a row's 16 sums."""
-        return self.base + self.num_rows * self.head_dim + row * LANES
+        return self.base + self.num_rows * self.value_dim + row * LANES
 
     def maxima(self, micro: Expr) -> Expr:
         """Index of the maxima of up to 16 rows of a micro-tile."""
-        return self.base + self.num_rows * (self.head_dim + LANES) + micro * LANES
+        return self.base + self.num_rows * (self.value_dim + LANES) + micro * LANES
 
     @property
     def floats(self) -> int:
         """How many float32 it takes."""
-        return self.num_rows * (self.head_dim + LANES) + self.num_micros * LANES
+        return self.num_rows * (self.value_dim + LANES) + self.num_micros * LANES
 
 
 @dataclass(frozen=True)
 class RowScratch:
     """The state, and behind it what is needed within one span.
 
-    `[rows, head_dim]` queries, `[rows, SPAN]` weights (first scores), `[rows, 16]` sums and `[micro-tiles, 16]` maxima
+    `[rows, key_dim]` queries, `[rows, SPAN]` weights (first scores), `[rows, 16]` sums and `[micro-tiles, 16]` maxima
     of the span. It is one piece of memory, because each that TVM's pool gives takes as long as a hundred
     multiplications.
     """
 
     state: RowState
+    key_dim: int
 
     @property
     def memory(self) -> Memory:
@@ -71,11 +72,11 @@ class RowScratch:
 
     def query(self, row: Expr) -> Expr:
         """Index of a row's query."""
-        return self.state.floats + row * self.state.head_dim
+        return self.state.floats + row * self.key_dim
 
     def weights(self, row: Expr) -> Expr:
         """Index of a row's weights."""
-        return self.state.floats + self.state.num_rows * self.state.head_dim + row * SPAN
+        return self.state.floats + self.state.num_rows * self.key_dim + row * SPAN
 
     def span_sums(self, row: Expr) -> Expr:
         """Index of the 16 sums of a row's weights."""
@@ -93,7 +94,7 @@ class RowScratch:
 
 @dataclass(frozen=True)
 class QueryRows:
-    """`q` float32 `[M, num_heads * head_dim]`, `y` `[M, y_stride]`, `normalizers` `[M, num_heads, 2]`, `sinks`
+    """`q` float32 `[M, num_heads * key_dim]`, `y` `[M, y_stride]`, `normalizers` `[M, num_heads, 2]`, `sinks`
     `[num_heads]`."""
 
     shape: AttentionShape
@@ -105,13 +106,14 @@ class QueryRows:
 
     def scratch(self, num_tokens: int, more_floats: int = 0) -> RowScratch:
         """Memory for `num_tokens` tokens, and `more_floats` float32 behind it."""
-        size = RowScratch(self.state(num_tokens, Memory(None))).floats
-        return RowScratch(self.state(num_tokens, registers(size + more_floats, "float32")))
+        key_dim = self.shape.layout.key_dim
+        size = RowScratch(self.state(num_tokens, Memory(None)), key_dim).floats
+        return RowScratch(self.state(num_tokens, registers(size + more_floats, "float32")), key_dim)
 
     def state(self, num_tokens: int, memory: Memory) -> RowState:
         """The state of `num_tokens` tokens, at the beginning of `memory`."""
         num_micros = self.num_micros(num_tokens) * self.shape.heads.number
-        return RowState(self.shape.layout.head_dim, num_tokens * self.shape.group, num_micros, memory)
+        return RowState(self.shape.layout.value_dim, num_tokens * self.shape.group, num_micros, memory)
 
     def num_micros(self, num_tokens: int) -> int:
         """The most micro-tiles that a part of the heads can need: whole ones, then single tokens."""
@@ -124,12 +126,12 @@ class QueryRows:
     def load(self, scratch: RowScratch, first: Expr, count: Expr, head: Expr, num_tokens: int) -> None:
         """Load the queries of tokens `[first, first + count)`, scaled so that weights are powers of two, and clear the
         state."""
-        state, memory, n, head_dim = scratch.state, scratch.memory, self.shape.n, self.shape.layout.head_dim
+        state, memory, n, size = scratch.state, scratch.memory, self.shape.n, self.shape.layout.value_dim
 
         def row(m: Expr, g: Expr, to: Expr, _: Expr) -> None:
             self._load_query(scratch, m, head, g, to)
             output = bound(state.output(to))
-            with serial(head_dim // n) as i:
+            with serial(size // n) as i:
                 memory[lanes(output + i * n, n)] = const(0, n)
             memory[lanes(state.sums(to))] = const(0)
 
@@ -158,7 +160,7 @@ class QueryRows:
 
         The normalizers are the largest score and one over the sum.
         """
-        state, memory, n, head_dim = scratch.state, scratch.memory, self.shape.n, self.shape.layout.head_dim
+        state, memory, n, size = scratch.state, scratch.memory, self.shape.n, self.shape.layout.value_dim
 
         def row(m: Expr, g: Expr, of: Expr, maximum: Expr) -> None:
             largest, total = memory[state.maxima(0) + maximum], sum_of_lanes(memory[lanes(state.sums(of))])
@@ -167,8 +169,8 @@ class QueryRows:
                 factor = share
             else:
                 largest, share, factor = self._with_sink(head * self.shape.group + g, largest, total)
-            to, output = bound(m * self.y_stride + (head * self.shape.group + g) * head_dim), bound(state.output(of))
-            with serial(head_dim // n) as i:
+            to, output = bound(m * self.y_stride + (head * self.shape.group + g) * size), bound(state.output(of))
+            with serial(size // n) as i:
                 self.y[lanes(to + i * n, n)] = memory[lanes(output + i * n, n)] * splat(factor, n)
             normalizer = bound(self._normalizer(m, head, g))
             self.normalizers[normalizer] = largest
@@ -192,10 +194,10 @@ class QueryRows:
         return (m * self.shape.num_heads + head * self.shape.group + g) * 2
 
     def _load_query(self, scratch: RowScratch, m: Expr, head: Expr, g: Expr, to: Expr) -> None:
-        n, head_dim = self.shape.n, self.shape.layout.head_dim
-        source = bound((m * self.shape.num_heads + head * self.shape.group + g) * head_dim)
+        n, size = self.shape.n, self.shape.layout.key_dim
+        source = bound((m * self.shape.num_heads + head * self.shape.group + g) * size)
         query = bound(scratch.query(to))
-        with serial(head_dim // n) as i:
+        with serial(size // n) as i:
             scratch.memory[lanes(query + i * n, n)] = self.q[lanes(source + i * n, n)] * const(
                 self.shape.query_factor, n
             )

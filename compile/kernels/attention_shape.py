@@ -23,7 +23,7 @@ _MOST_ROWS = 8
 class ScoreSpec:
     """What a score is, which rows have one, and what stands beside the weights in their sum.
 
-    `scale` multiplies the product of query and key; without it that is `head_dim ** -0.5`. `soft_cap` makes
+    `scale` multiplies the product of query and key; without it that is `key_dim ** -0.5`. `soft_cap` makes
     `soft_cap * tanh(score / soft_cap)` of that (Gemma 2, 2024). `has_sinks`: each query head has a learned score that
     weighs as one more row, which has no value (gpt-oss, 2025). `has_starts`: a token sees its sequence from some row
     on, not from the first.
@@ -57,7 +57,7 @@ class AttentionShape:
     @property
     def query_factor(self) -> float:
         """What queries are multiplied by on loading: so that scores are powers of two, or what is capped."""
-        scale = self.layout.head_dim**-0.5 if self.scores.scale is None else self.scores.scale
+        scale = self.layout.key_dim**-0.5 if self.scores.scale is None else self.scores.scale
         return scale / (math.log(2) if self.scores.soft_cap is None else self.scores.soft_cap)
 
     @property
@@ -67,8 +67,14 @@ class AttentionShape:
 
     @property
     def n(self) -> int:
-        """Lanes of a vector along a value: the most that divide a head."""
-        return next(n for n in (LANES, 8, 4, 2, 1) if self.layout.head_dim % n == 0)
+        """Lanes of a vector along a key or a value: the most that divide both."""
+        layout = self.layout
+        return next(n for n in (LANES, 8, 4, 2, 1) if layout.key_dim % n == layout.value_dim % n == 0)
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether single tokens read the pool itself: values that are a part of the keys lie across."""
+        return self.converts_fast and not self.layout.values_in_keys
 
     @property
     def heads(self) -> Parts:

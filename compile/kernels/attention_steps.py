@@ -30,7 +30,8 @@ class AttentionSteps:
 
     def __init__(self, shape: AttentionShape, scratch: RowScratch) -> None:
         self.shape, self.scratch, self.memory, self.has_fma = shape, scratch, scratch.memory, shape.has_fma
-        self.head_dim, self.n, self.has_scales = shape.layout.head_dim, shape.n, shape.layout.has_scales
+        self.key_dim, self.value_dim = shape.layout.key_dim, shape.layout.value_dim
+        self.n, self.has_scales = shape.n, shape.layout.has_scales
 
     def scores(self, tile: MicroTile, kv: KVSpan) -> None:
         """Multiply queries and keys, in whole pages, as far as any row sees."""
@@ -64,13 +65,13 @@ class AttentionSteps:
             for i in range(len(pages)):
                 sums[lanes(i * LANES)] = const(0)
         step = pages[0].elements_in_line
-        step = step if self.head_dim % step == 0 else 1
-        with serial(self.head_dim // step) as line:
+        step = step if self.key_dim % step == 0 else 1
+        with serial(self.key_dim // step) as line:
             for page in pages:
                 page.fetch_value(line * step)
             for d in (line * step + j for j in range(step)):
                 for r, sums in enumerate(acc):
-                    query = splat(self.memory[queries + r * self.head_dim + d])
+                    query = splat(self.memory[queries + r * self.key_dim + d])
                     for i, page in enumerate(pages):
                         where = lanes(i * LANES)
                         sums[where] = fma(query, page.key(d), sums[where], self.has_fma)
@@ -155,7 +156,7 @@ class AttentionSteps:
 
             self._each_row_that_sees(tile, output)
 
-        self.shape.chunks(tile.num_rows, self.head_dim // self.n).each(part)
+        self.shape.chunks(tile.num_rows, self.value_dim // self.n).each(part)
 
         def sums(r: int) -> None:
             added = self.memory[lanes(self.scratch.span_sums(tile.first + r))]

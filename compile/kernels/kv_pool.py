@@ -33,11 +33,13 @@ class PagedPool:
     num_pages: Expr
 
     def keys(self, page: Expr, head: Expr) -> Expr:
-        """Index of the first key of a head: `[head_dim, PAGE_SIZE]`."""
+        """Index of the first key of a head: `[key_dim, PAGE_SIZE]`."""
         return self._page(page) + head * self.layout.key_items + self.layout.num_scale_items
 
     def values(self, page: Expr, head: Expr) -> Expr:
-        """Index of the first value of a head: `[PAGE_SIZE, head_dim]`."""
+        """Index of the first value of a head: `[PAGE_SIZE, value_dim]`; of one that is a part of the keys, theirs."""
+        if self.layout.values_in_keys:
+            return self.keys(page, head)
         before = self.layout.num_kv_heads * self.layout.key_items
         return self._page(page) + before + head * self.layout.value_items + self.layout.num_scale_items
 
@@ -47,8 +49,9 @@ class PagedPool:
 
     def value(self, values: Expr, t: Expr, column: Expr, n: int) -> Expr:
         """Columns `[column, column + n)` of token `t` of the values that begin at index `values`, as float32; in an
-        int8 pool the codes."""
-        where = values + t * self.layout.head_dim + column
+        int8 pool the codes. Not of values that are a part of the keys, which lie across."""
+        assert not self.layout.values_in_keys, "such values are read as keys"
+        where = values + t * self.layout.value_dim + column
         return to_f32(self.pool[lanes(where, n)], KV_DTYPES[self.layout.dtype], n)
 
     def scales(self, start: Expr) -> Expr:
@@ -79,18 +82,21 @@ class KVRow:
     paged: PagedPool
     start: Expr
     token: Expr
+    size: int
     transposed: bool
     floats: Memory | None
 
     @classmethod
     def of_key(cls, paged: PagedPool, start: Expr, token: Expr) -> Self:
         """A row among the keys that begin at index `start`."""
-        return cls(paged, start, token, True, _scratch(paged))
+        size = paged.layout.key_dim
+        return cls(paged, start, token, size, True, _scratch(paged, size))
 
     @classmethod
     def of_value(cls, paged: PagedPool, start: Expr, token: Expr) -> Self:
         """A row among the values that begin at index `start`."""
-        return cls(paged, start, token, False, _scratch(paged))
+        size = paged.layout.value_dim
+        return cls(paged, start, token, size, False, _scratch(paged, size))
 
     def put(self, i: int, value: Expr, n: int) -> None:
         """Put elements `[i, i + n)`, float32."""
@@ -110,39 +116,39 @@ class KVRow:
         """
         if self.floats is None:
             return
-        pool, head_dim = self.paged.pool, self.paged.layout.head_dim
-        largest = bound(_largest_magnitude(self.floats, head_dim))
+        pool = self.paged.pool
+        largest = bound(_largest_magnitude(self.floats, self.size))
         inverse = bound(T.float32(_LIMIT) / largest)
         scale = T.reinterpret(vector_type("int8", SCALE_BYTES), largest * T.float32(1 / _LIMIT))
         pool[lanes(self.paged.scale(self.start, self.token), SCALE_BYTES)] = scale
-        codes = registers(round_up(head_dim, LANES), "int8")
-        for i in range(0, head_dim, LANES):
+        codes = registers(round_up(self.size, LANES), "int8")
+        for i in range(0, self.size, LANES):
             rounded = T.reinterpret("int32x16", self.floats[lanes(i)] * splat(inverse) + const(_ROUNDING))
             codes[lanes(i)] = T.Cast("int8x16", rounded)
-        with serial(head_dim) as j:
+        with serial(self.size) as j:
             pool[self._at(j)] = codes[j]
 
     def _at(self, i: Expr) -> Expr:
         if self.transposed:
             return self.start + i * PAGE_SIZE + self.token
-        return self.start + self.token * self.paged.layout.head_dim + i
+        return self.start + self.token * self.size + i
 
 
-def _scratch(paged: PagedPool) -> Memory | None:
+def _scratch(paged: PagedPool, row_size: int) -> Memory | None:
     """Memory for a row until its largest magnitude is known, with zeros behind it."""
     if not paged.layout.has_scales:
         return None
-    size = round_up(paged.layout.head_dim, LANES)
+    size = round_up(row_size, LANES)
     floats = registers(size, "float32")
     floats[lanes(size - LANES)] = const(0)
     return floats
 
 
-def _largest_magnitude(floats: Memory, head_dim: int) -> Expr:
+def _largest_magnitude(floats: Memory, size: int) -> Expr:
     """The largest magnitude of a row. Magnitudes are compared as integers: in that order infinity and NaN come last."""
     largest = registers(LANES, "int32")
     largest[lanes(0)] = splat(T.reinterpret("int32", T.float32(_LEAST)))
-    for i in range(0, head_dim, LANES):
+    for i in range(0, size, LANES):
         magnitude = T.bitwise_and(T.reinterpret("int32x16", floats[lanes(i)]), splat(T.int32(0x7FFFFFFF)))
         largest[lanes(0)] = T.max(largest[lanes(0)], magnitude)
     return T.reinterpret("float32", max_of_lanes(largest[lanes(0)], "int32"))
@@ -174,10 +180,11 @@ def _copy_head(paged: PagedPool, old: Expr, new: Expr, head: Expr, tokens: Expr)
     with serial(layout.key_dim) as d, serial(tokens) as t:
         where = d * PAGE_SIZE + t
         pool[paged.keys(new, head) + where] = pool[paged.keys(old, head) + where]
-    with serial(tokens * layout.value_dim) as j:
-        pool[paged.values(new, head) + j] = pool[paged.values(old, head) + j]
+    if not layout.values_in_keys:
+        with serial(tokens * layout.value_dim) as j:
+            pool[paged.values(new, head) + j] = pool[paged.values(old, head) + j]
     if layout.has_scales:
-        for start in (paged.keys, paged.values):
+        for start in (paged.keys,) if layout.values_in_keys else (paged.keys, paged.values):
             with serial(tokens * SCALE_BYTES) as j:
                 pool[paged.scale(start(new, head), 0) + j] = pool[paged.scale(start(old, head), 0) + j]
 

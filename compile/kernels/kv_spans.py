@@ -170,8 +170,8 @@ class StoredPage:
 
     def fetch_next_key(self, t: Expr) -> None:
         if self.next_keys is not None:
-            head_dim = self.pool.layout.head_dim
-            self._fetch(self.next_keys + t * head_dim, head_dim)
+            size = self.pool.layout.key_dim
+            self._fetch(self.next_keys + t * size, size)
 
     def fetch_scales(self) -> None:
         """Prefetch the scales of the values and of the next keys; that saves a twentieth of decoding's time."""
@@ -195,11 +195,7 @@ class LoadedSpan:
     @staticmethod
     def floats(layout: LayerLayout) -> int:
         """How many float32 it takes."""
-        return SPAN * (layout.head_dim + (2 if layout.has_scales else 0))
-
-    @property
-    def head_dim(self) -> int:
-        return self.layout.head_dim
+        return SPAN * (max(layout.key_dim, layout.value_dim) + (2 if layout.has_scales else 0))
 
     def load_keys(self, stored: StoredSpan, num_pages: Expr, first_page: Expr = 0) -> None:
         """Convert the keys of pages `[first_page, num_pages)`, unwritten rows included, and all scales."""
@@ -215,36 +211,42 @@ class LoadedSpan:
         if self.layout.has_scales:
             self.memory[lanes(self._scales(p))] = page.key_scales()
         keys = bound(self._keys(p))
-        with serial(self.head_dim) as d:
+        with serial(self.layout.key_dim) as d:
             self.memory[lanes(keys + d * (BLOCK_PAGES * LANES))] = page.key(d)
 
     def load_values(self, stored: StoredSpan, num_pages: Expr, n: int, first_page: Expr = 0) -> None:
         """Convert the values of the same pages, `n` columns at a time; they overwrite the keys."""
         with serial(num_pages - first_page) as j:
             p = first_page + j
-            page = stored.page(p)
-            with serial(PAGE_SIZE) as t, serial(self.head_dim // n) as i:
-                self.memory[lanes(self._values(p) + t * self.head_dim + i * n, n)] = page.value(t, i * n, n)
+            page, size, values = stored.page(p), self.layout.value_dim, bound(self._values(p))
+            if self.layout.values_in_keys:
+                with serial(size) as d:
+                    self.memory[T.ramp(values + d, size, PAGE_SIZE)] = page.key(d)
+            else:
+                with serial(PAGE_SIZE) as t, serial(size // n) as i:
+                    self.memory[lanes(values + t * size + i * n, n)] = page.value(t, i * n, n)
 
     def page(self, p: Expr) -> LoadedPage:
-        return LoadedPage(self.head_dim, self.memory, bound(self._keys(p)), bound(self._values(p)), self._scales(p))
+        return LoadedPage(
+            self.layout.value_dim, self.memory, bound(self._keys(p)), bound(self._values(p)), self._scales(p)
+        )
 
     def _keys(self, p: Expr) -> Expr:
-        """`[blocks, head_dim, 4 pages, 16 tokens]`, so that a block of scores reads one stream."""
-        return self.base + p // BLOCK_PAGES * (BLOCK_PAGES * LANES * self.head_dim) + p % BLOCK_PAGES * LANES
+        """`[blocks, key_dim, 4 pages, 16 tokens]`, so that a block of scores reads one stream."""
+        return self.base + p // BLOCK_PAGES * (BLOCK_PAGES * LANES * self.layout.key_dim) + p % BLOCK_PAGES * LANES
 
     def _values(self, p: Expr) -> Expr:
-        return self.base + p * (PAGE_SIZE * self.head_dim)
+        return self.base + p * (PAGE_SIZE * self.layout.value_dim)
 
     def _scales(self, p: Expr) -> Expr:
-        return self.base + SPAN * self.head_dim + p * PAGE_SIZE
+        return self.base + SPAN * max(self.layout.key_dim, self.layout.value_dim) + p * PAGE_SIZE
 
 
 @dataclass(frozen=True)
 class LoadedPage:
     """A page of a `LoadedSpan`. Prefetching does nothing: the span is in the cache."""
 
-    head_dim: int
+    value_dim: int
     memory: Memory
     keys: Expr
     values: Expr
@@ -255,7 +257,7 @@ class LoadedPage:
         return self.memory[lanes(self.keys + d * (BLOCK_PAGES * LANES))]
 
     def value(self, t: Expr, column: Expr, n: int) -> Expr:
-        return self.memory[lanes(self.values + t * self.head_dim + column, n)]
+        return self.memory[lanes(self.values + t * self.value_dim + column, n)]
 
     def key_scales(self) -> Expr:
         return self.memory[lanes(self.scales)]

@@ -6,7 +6,7 @@ Knows pages, queries and the pool; not weights of layers, nor how a model joins 
 from __future__ import annotations
 
 from radixlm.runtime.artifact.manifest import KVLayout
-from radixlm.runtime.artifact.model_config import Attention, Rope
+from radixlm.runtime.artifact.model_config import Attention, Mixer, Rope
 
 from ..codegen.targets import Target
 from ..kernels.attention import attention, slots_floats
@@ -15,7 +15,7 @@ from ..kernels.attention_shape import AttentionShape, ScoreSpec
 from ..kernels.attention_units import AttentionLimits
 from ..kernels.rope import HeadNorm, HeadSpec, rope_append
 from ..weights.plan import WeightPlan
-from .layers import Norm
+from .layers import Norm, Vector
 from .operations import AttentionSpec
 from .program import Argument, Input, Place, Program, Size, Stored
 from .rows import Limits, Rows
@@ -38,7 +38,7 @@ class AttentionOps:
     ) -> None:
         self._program, self._plan, self._layout, self._limits, self._target = program, plan, layout, limits, target
         self._attention_limits = AttentionLimits(limits.num_tokens, limits.context_length)
-        self._step = StepPlaces(program, plan, ropes, self._attention_limits)
+        self.step = StepPlaces(program, plan, ropes, self._attention_limits)
         self._is_scoring = is_scoring
 
     def attend(self, qkv: Rows, spec: AttentionSpec) -> Rows:
@@ -46,11 +46,14 @@ class AttentionOps:
 
         `forward_scored` also adds up the weight that each KV row gets, and keeps the queries.
         """
-        layer, limits, mixer = spec.kv_layer, self._attention_limits, spec.attention
+        layer, mixer = spec.kv_layer, spec.attention
         shape = AttentionShape.of(self._layout.of_layer(layer), mixer.num_heads, self._target, _scores(mixer))
-        q = self._append(qkv, spec)
-        width = mixer.num_heads * mixer.head_dim
-        y = Rows.of_tokens(self._program, self._limits, "attention", width)
+        return self.gather(self._append(qkv, spec), shape, mixer, layer, spec.sinks)
+
+    def gather(self, q: Rows, shape: AttentionShape, mixer: Mixer, layer: int, sinks: Vector | None = None) -> Rows:
+        """Attend to the rows of the pool that are there; `layer` counts those that keep some."""
+        limits = self._attention_limits
+        y = Rows.of_tokens(self._program, self._limits, "attention", mixer.num_heads * shape.layout.value_dim)
         num_normalizers = self._limits.num_tokens * mixer.num_heads * 2
         normalizers = self._program.place(("normalizers", mixer.num_heads), num_normalizers * 4)
         num_slots = slots_floats(shape, limits)
@@ -60,8 +63,8 @@ class AttentionOps:
             Input("page_table"),
             Input("row_of_token"),
             Input("kv_lengths"),
-            *self._step.starts(mixer),
-            self._step.units(mixer, shape.tokens),
+            *self.step.starts(mixer),
+            self.step.units(mixer, shape.tokens),
         )
         sizes: tuple[Argument, ...] = (Size("num_pages"), Size("table_stride"))
         self._program.call(
@@ -69,14 +72,14 @@ class AttentionOps:
             lambda: attention(shape, y.stride, limits),
             *before,
             self._program.place(("slots", num_slots), num_slots * 4),
-            *(() if spec.sinks is None else self._vector(spec.sinks.name, spec.sinks.size)),
+            *(() if sinks is None else self._vector(sinks.name, sinks.size)),
             y.memory,
             normalizers,
             self._layout.items_before(layer),
             *sizes,
         )
         if self._is_scoring:
-            self._score(shape, before, normalizers, q, layer, width)
+            self._score(shape, before, normalizers, q, layer, mixer.num_heads * shape.layout.key_dim)
         return y
 
     def _score(
@@ -116,10 +119,10 @@ class AttentionOps:
             ("rope_append", layout, num_heads, q_column, k_column, v_column, qkv.stride, heads),
             lambda: rope_append(layout, num_heads, q_column, k_column, v_column, qkv.stride, heads),
             qkv.memory,
-            *(() if mixer.rope is None else (self._step.angles(mixer.rope),)),
+            *(() if mixer.rope is None else (self.step.angles(mixer.rope),)),
             *self._gain(spec.q_norm),
             *self._gain(spec.k_norm),
-            *(() if mixer.temperature is None else (self._step.temperatures(mixer.temperature),)),
+            *(() if mixer.temperature is None else (self.step.temperatures(mixer.temperature),)),
             *((Input("slots"),) if writes_kv else ()),
             q.memory,
             *(pool if writes_kv else ()),

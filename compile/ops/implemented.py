@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from radixlm.runtime.artifact.model_config import Attention, Experts, LatentAttention, LayerConfig, ModelConfig
 from radixlm.runtime.errors import UnsupportedArchitecture
 
+from ..weights.layout import ROW_BLOCK
+
 ATTENTION: dict[str, Callable[[Attention], bool]] = {
     "a LayerNorm of all heads together, or a norm of them after rotation": lambda a: (
         a.qk_norm is not None and a.qk_norm.over == "width" and (a.qk_norm.kind == "layer" or a.qk_norm.after_rope)
@@ -17,7 +19,9 @@ ATTENTION: dict[str, Callable[[Attention], bool]] = {
     "a window and chunks in one layer": lambda a: a.window is not None and a.chunk is not None,
 }
 LAYER: dict[str, Callable[[LayerConfig], bool]] = {
-    "latent attention": lambda layer: isinstance(layer.mixer, LatentAttention),
+    "latent attention of heads whose sizes are no multiples of 16": lambda layer: (
+        isinstance(layer.mixer, LatentAttention) and _has_odd_sizes(layer.mixer)
+    ),
     "biases of experts whose inputs are weighed": lambda layer: (
         isinstance(layer.ffn, Experts) and layer.ffn.bias and layer.ffn.input_scaled
     ),
@@ -38,6 +42,12 @@ def check_implemented(label: str, config: ModelConfig) -> None:
     if missing:
         needs = f"{config.architecture} needs {', '.join(missing)}"
         raise UnsupportedArchitecture(f"{label}: {needs}, which no kernel computes yet; take another model")
+
+
+def _has_odd_sizes(mixer: LatentAttention) -> bool:
+    """Rows of a head's numbers lie side by side, without anything between tokens."""
+    sizes = (mixer.latent_dim, mixer.value_dim, mixer.num_heads * mixer.query_size)
+    return any(size % ROW_BLOCK for size in sizes)
 
 
 def _missing(config: ModelConfig) -> Iterator[str]:

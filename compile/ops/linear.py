@@ -19,7 +19,7 @@ from ..kernels.quantized_rows import quantized_bytes
 from ..weights.kinds import WeightKind
 from ..weights.layout import ROW_BLOCK, round_up
 from ..weights.plan import Matrix, WeightPlan
-from .layers import ExpertLinear, Linear
+from .layers import ExpertLinear, HeadLinear, Linear
 from .program import Argument, Place, Program, Stored
 from .rows import Activation, Rows
 
@@ -89,22 +89,46 @@ class LinearOps:
     def multiply_experts(self, x: Activation, layer: ExpertLinear, y: Rows, lists: Place, rows: ExpertRows) -> None:
         """Write the outputs of each entry's expert into its row of `y`, or of those columns that `y` names."""
         matrix = self._plan.matrix(((layer.name, layer.num_outputs),), x.width, layer.num_experts)
-        kind, x_stride = matrix.kind, x.float_stride
         biases: Argument = 0
-        spec = LinearSpec(
-            kind, matrix.num_outputs, matrix.padded_inputs, y.stride, y.columns[0], has_bias=layer.has_bias
-        )
-        arrays_ = arrays(matrix.name, kind)
         if layer.has_bias:
             biases = Stored(self._plan.vector(((layer.bias_name, layer.num_outputs),), layer.num_experts).name)
+        self._multiply_stack(x, matrix, y, lists, rows, biases)
+
+    def multiply_heads(self, x: Activation, layer: HeadLinear, y: Rows, lists: Place, rows: ExpertRows) -> None:
+        """The same, where each head is an expert that every token has."""
+        matrix = self._plan.matrix(((layer.name, layer.num_outputs),), x.width, layer.num_heads)
+        self._multiply_stack(x, matrix, y, lists, rows, is_sensitive=True)
+
+    def _multiply_stack(
+        self,
+        x: Activation,
+        matrix: Matrix,
+        y: Rows,
+        lists: Place,
+        rows: ExpertRows,
+        biases: Argument = 0,
+        *,
+        is_sensitive: bool = False,
+    ) -> None:
+        kind, x_stride, arrays_ = matrix.kind, x.float_stride, arrays(matrix.name, matrix.kind)
+        spec = LinearSpec(
+            kind,
+            matrix.num_outputs,
+            matrix.padded_inputs,
+            y.stride,
+            y.columns[0],
+            has_bias=biases != 0,
+            wide=is_sensitive and kind.is_quantized,
+        )
         if kind.is_quantized:
-            self.rounded_inputs.add(layer.name)
+            if not spec.wide:
+                self.rounded_inputs.add(matrix.name)
             self._program.call(
                 (spec, rows),
                 lambda: integer_linear(spec, self._target, rows),
                 *arrays_,
                 biases,
-                *self._quantized(x, False),
+                *self._quantized(x, spec.wide),
                 y.memory,
                 lists,
             )

@@ -20,6 +20,7 @@ from ..weights.layout import ROW_BLOCK, round_up
 from ..weights.plan import WeightPlan
 from .attention import AttentionOps
 from .experts import ExpertOps
+from .latent_attention import LatentOps
 from .layers import Embedding, Linear, Norm, Vector
 from .linear import LinearOps, arrays
 from .operations import AttentionSpec, ExpertsSpec, LatentSpec
@@ -37,6 +38,7 @@ class Ops:
         self._experts = ExpertOps(self.program, plan, limits, target, self._linear)
         is_scoring = config.why_not_partial is None
         self._attention = AttentionOps(self.program, plan, config.ropes, layout, limits, target, is_scoring=is_scoring)
+        self._latent = LatentOps(self.program, plan, layout, limits, target, self._linear, self._attention)
 
     @property
     def rounded_inputs(self) -> set[str]:
@@ -94,8 +96,9 @@ class Ops:
         return gathered
 
     def latent_attention(self, queries: Rows, latent: Rows, spec: LatentSpec) -> Activation:
-        """No kernel does it yet."""
-        raise AssertionError("refused by `implemented.py`")
+        """Attention over the pool, which gets the step's latent vectors, and the matrices of heads around it."""
+        mixer = spec.attention
+        return self.plain(self._latent.attend(queries, latent, spec), mixer.num_heads * mixer.value_dim)
 
     def activate(self, x: Rows, function: Function, width: int) -> Activation:
         """A function of rows; computed by the linear that takes it."""

@@ -65,7 +65,7 @@ class Activation:
     eps: float
     floats: Place | None = None
     codes: dict[bool, tuple[Place, Place, Place]] = field(default_factory=dict)  # by whether they are wide
-    role: str = ""  # activations of different roles have places of their own
+    role: Hashable = ""  # activations of different roles have places of their own
     has_bias: bool = False
     gates: Gates | None = None
 

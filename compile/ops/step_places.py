@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from radixlm.runtime.artifact.model_config import Attention, Rope, Temperature
+from radixlm.runtime.artifact.model_config import Mixer, Rope, Temperature
 
 from ..kernels.attention_units import AttentionLimits, find_starts, find_units, units_ints
 from ..kernels.rope import query_temperatures, rope_angles
@@ -31,9 +31,7 @@ class StepPlaces:
         dim, factor = rope.rotary_dim, attention_factor(rope)
         inputs = Input("positions"), Stored(self._frequencies[rope])
         size = self._limits.num_tokens * dim
-        return self._once(
-            ("angles", rope), size, ("rope_angles", dim, factor), lambda: rope_angles(dim, factor), inputs
-        )
+        return self.once(("angles", rope), size, ("rope_angles", dim, factor), lambda: rope_angles(dim, factor), inputs)
 
     def temperatures(self, of: Temperature) -> Place:
         """What queries are multiplied with, float32 `[tokens]`."""
@@ -42,9 +40,9 @@ class StepPlaces:
             return query_temperatures(of.beta, of.original_length, of.shift)
 
         key = ("temperatures", of)
-        return self._once(key, self._limits.num_tokens, key, build, (Input("positions"),))
+        return self.once(key, self._limits.num_tokens, key, build, (Input("positions"),))
 
-    def starts(self, attention: Attention) -> tuple[Place, ...]:
+    def starts(self, attention: Mixer) -> tuple[Place, ...]:
         """The first row that each token sees, int32 `[tokens]`; nothing where that is the first of its sequence."""
         window, chunk = attention.window, attention.chunk
         if window is None and chunk is None:
@@ -54,9 +52,9 @@ class StepPlaces:
         def build() -> Any:
             return find_starts(window=window, chunk=chunk)
 
-        return (self._once(key, self._limits.num_tokens, key, build, (Input("kv_lengths"),)),)
+        return (self.once(key, self._limits.num_tokens, key, build, (Input("kv_lengths"),)),)
 
-    def units(self, attention: Attention, micro_tokens: int) -> Place:
+    def units(self, attention: Mixer, micro_tokens: int) -> Place:
         """The units of work of such layers, in micro-tiles of so many tokens."""
         starts = self.starts(attention)
 
@@ -65,9 +63,9 @@ class StepPlaces:
 
         place, kernel = ("units", micro_tokens, *starts), ("find_units", micro_tokens, bool(starts))
         inputs: tuple[Argument, ...] = (Input("row_of_token"), Input("kv_lengths"), *starts)
-        return self._once(place, units_ints(self._limits), kernel, build, inputs)
+        return self.once(place, units_ints(self._limits), kernel, build, inputs)
 
-    def _once(
+    def once(
         self, role: Hashable, size: int, key: Hashable, build: Callable[[], Any], inputs: tuple[Argument, ...]
     ) -> Place:
         """The place of `role`, `size` numbers of four bytes; the kernel writes it for all tokens, the first time."""
