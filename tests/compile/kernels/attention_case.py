@@ -72,11 +72,14 @@ class AttentionCase:
         head_dim: int,
         lengths: Sequence[int],
         features: Features | None = None,
+        value_dim: int | None = None,
     ) -> None:
+        """With a `value_dim`, values are so many numbers of the keys."""
         self.rng = np.random.default_rng(head_dim)
         self.num_heads, self.lengths, self.features = num_heads, lengths, features or Features()
         self.sinks = np.random.default_rng(1).uniform(-2, 4, num_heads).astype(np.float32)
-        self.layout = layout_of(dtype, NUM_LAYERS, num_kv_heads, head_dim)
+        self.layout = layout_of(dtype, NUM_LAYERS, num_kv_heads, head_dim, value_dim)
+        self.key_dim, self.value_dim = head_dim, value_dim or head_dim
         counts = [-(-length // PAGE_SIZE) for length in lengths]
         self.pool = Pool(self.layout, sum(counts) + 3)
         pages = list(self.rng.permutation(self.pool.num_pages))
@@ -84,13 +87,13 @@ class AttentionCase:
         for length, owned in zip(lengths, self.pages, strict=True):
             for i, page in enumerate(owned):
                 count = min(PAGE_SIZE, length - i * PAGE_SIZE)
-                for part in PARTS:
+                for part in PARTS if value_dim is None else (KEYS,):
                     rows = self.rng.standard_normal((num_kv_heads, count, head_dim))
                     self.pool.write(part, page, LAYER, slice(count), rows)
 
     def tokens(self, rows: Sequence[int], lengths: Sequence[int]) -> Tokens:
         """Random queries of sequences `rows` that see `lengths` of them."""
-        q = 3 * self.rng.standard_normal((len(rows), self.num_heads, self.layout.head_dim))
+        q = 3 * self.rng.standard_normal((len(rows), self.num_heads, self.key_dim))
         return Tokens(q.astype(np.float32), np.array(rows, np.int32), np.array(lengths, np.int32))
 
     def share_pages(self, count: int) -> None:
@@ -106,7 +109,7 @@ class AttentionCase:
         pool: np.ndarray | None = None,
         mass: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Outputs `[M, heads, head_dim]`; the page table is `extra_pages` wider than it must be.
+        """Outputs `[M, heads, value_dim]`; the page table is `extra_pages` wider than it must be.
 
         To `mass` `[layers, kv_heads, num_pages, PAGE_SIZE]` is added what each KV row weighs.
         """
@@ -114,7 +117,7 @@ class AttentionCase:
         table = np.zeros((len(self.pages), width), np.int32)
         for row, owned in enumerate(self.pages):
             table[row, : min(width, len(owned))] = owned[:width]
-        num_outputs = self.num_heads * self.layout.head_dim
+        num_outputs = self.num_heads * self.value_dim
         stride = round_up(num_outputs, ROW_BLOCK)
         scores = self.features.scores
         shape = AttentionShape.of(self.layout.of_layer(LAYER), self.num_heads, target, scores)
@@ -133,7 +136,7 @@ class AttentionCase:
         assert np.isnan(y[:, num_outputs:]).all()
         if mass is not None:
             built(target, attention_mass, shape, LIMITS)(*before, normalizers, mass, LAYER, *sizes)
-        return y[:, :num_outputs].reshape(tokens.q.shape)
+        return y[:, :num_outputs].reshape(len(tokens), self.num_heads, self.value_dim)
 
     def expected(self, tokens: Tokens) -> np.ndarray:
         """Softmax in float64."""
@@ -168,13 +171,13 @@ class AttentionCase:
 
     @property
     def _group(self) -> int:
-        return self.num_heads // self.layout.num_kv_heads
+        return self.num_heads // self.layout.of_layer(LAYER).num_kv_heads
 
     def _weights(self, tokens: Tokens, m: int) -> np.ndarray:
         """Of token m, `[heads, rows that it sees]`."""
         features, length = self.features, tokens.lengths[m]
         keys = np.repeat(self._rows(KEYS, tokens.rows[m])[:, features.start(length) : length], self._group, axis=0)
-        scale = self.layout.head_dim**-0.5 if features.scale is None else features.scale
+        scale = self.key_dim**-0.5 if features.scale is None else features.scale
         scores = np.einsum("hd,htd->ht", tokens.q[m].astype(np.float64), keys) * scale
         if features.soft_cap is not None:
             scores = features.soft_cap * np.tanh(scores / features.soft_cap)
