@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from radixlm.runtime.artifact.model_config import ModelConfig
+from radixlm.runtime.artifact.model_config import LatentAttention, Mixer, ModelConfig, Rope
 from radixlm.runtime.engine.engine_options import EngineOptions
 from radixlm.runtime.engine.opening import open_parts
 from radixlm.runtime.engine.request_options import RequestOptions
@@ -15,17 +14,20 @@ from radixlm.runtime.errors import InvalidParameter
 
 from ..fake_artifact import ATTENTION, FakeArtifact, fake_artifact
 
-WINDOW = {"window": 64}
-SHARED = {"shared_kv": 0}
-WIDER = {"head_dim": 8}
+WINDOW = replace(ATTENTION, window=64)
+SHARED = replace(ATTENTION, shared_kv=0)
+WIDER = replace(ATTENTION, head_dim=8)
+LATENT = LatentAttention(
+    num_heads=4, latent_dim=32, plain_dim=16, value_dim=16, scale=0.2, rope=Rope(theta=1e4, rotary_dim=8)
+)
 TINY_SPM = Path(__file__).resolve().parents[2] / "data" / "tokenizers" / "tiny_spm.json"
 
 
-def model_of(artifact: FakeArtifact, **changes: Any) -> ModelConfig:
-    """Two layers, of which the second is changed."""
+def model_of(artifact: FakeArtifact, mixer: Mixer = ATTENTION) -> ModelConfig:
+    """Two layers, of which the second has that mixer."""
     model = artifact.manifest.model
     layer = model.layers[0]
-    return replace(model, layers=(layer, replace(layer, mixer=replace(ATTENTION, **changes))))
+    return replace(model, layers=(layer, replace(layer, mixer=mixer)))
 
 
 @pytest.fixture
@@ -34,12 +36,16 @@ def artifact() -> FakeArtifact:
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"), [(WINDOW, "a window of the tokens"), (SHARED, "values of others"), (WIDER, "different shapes")]
+    ("mixer", "why"),
+    [
+        (WINDOW, "a window of the tokens"),
+        (SHARED, "values of others"),
+        (WIDER, "different shapes"),
+        (LATENT, "one latent row of each token"),
+    ],
 )
-def test_a_budget_is_refused_with_the_reason(
-    artifact: FakeArtifact, tmp_path: Path, changes: dict[str, int], why: str
-) -> None:
-    model = model_of(artifact, **changes)
+def test_a_budget_is_refused_with_the_reason(artifact: FakeArtifact, tmp_path: Path, mixer: Mixer, why: str) -> None:
+    model = model_of(artifact, mixer)
     opened = FakeArtifact(replace(artifact.manifest, model=model), artifact.tokenizer_json, None)
     for budget in (0.5, 1.0):  # with 1 each request may ask for less
         options = EngineOptions(store=tmp_path / "store", store_bytes=1 << 20, kv_budget=budget)

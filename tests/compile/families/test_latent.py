@@ -1,0 +1,102 @@
+"""Latent attention in artifacts: integer weights, rows in int8, what an engine shares, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from radixlm.compile import compile_model
+from radixlm.compile.ops.implemented import check_implemented
+from radixlm.compile.sources.gguf import GGUFSource
+from radixlm.compile.sources.huggingface import HuggingFaceSource
+from radixlm.compile.sources.source import Source
+from radixlm.runtime import Engine, SamplingParams
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.artifact.manifest import KVDType
+from radixlm.runtime.artifact.model_config import LatentAttention
+from radixlm.runtime.errors import UnsupportedArchitecture
+from radixlm.runtime.model.model_runner import ModelRunner
+from safetensors.numpy import load_file, save_file
+
+from ...goldens import tiny_gguf
+from ...goldens.families import FAMILIES
+from ...goldens.tiny_outputs import TinyOutputs
+from ..ragged import Rows
+from .harness import distance
+from .test_compiled import NUM_PAGES, SMALL, chunked, whole
+
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
+OF_HEADS = {part: Q8_0 for part in ("attn_k_b", "attn_v_b", "attn_q_b", "attn_output")}
+
+
+@pytest.mark.parametrize(("name", "kv_dtype"), [("deepseek_v2", "int8"), ("mistral4", "f16")])
+def test_integer_matrices_of_heads_give_each_token_bits_of_its_own(
+    name: str, kv_dtype: KVDType, tmp_path: Path
+) -> None:
+    """Compilation compares the artifact with NumPy's evaluation of the same integers."""
+    source = tiny_gguf.write(FAMILIES[name], tmp_path / "tiny.gguf", OF_HEADS)
+    report = compile_model(source, tmp_path / "tiny.radixlm", kv_dtype=kv_dtype, context_length=512)
+    assert report.manifest.quantization.kinds["q8_g32"].count > 4
+    artifact, prompts = Artifact.open(report.path), TinyOutputs.load(name).prompts[:3]
+    runner = ModelRunner(artifact, num_pages=NUM_PAGES)
+    rows = Rows(runner, NUM_PAGES, artifact.manifest.module.max_num_logits)
+    alone = [whole(rows, prompt) for prompt in prompts]
+    for found, expected in zip(chunked(rows, prompts, SMALL), alone, strict=True):
+        assert np.array_equal(found, expected)
+    runner.close()
+
+
+def test_a_page_holds_a_row_once_and_an_engine_shares_it(artifact_of: Callable[[str, KVDType], Artifact]) -> None:
+    artifact = artifact_of("deepseek_v2", "f16")
+    kv, mixer = artifact.manifest.kv, artifact.manifest.model.layers[0].mixer
+    assert isinstance(mixer, LatentAttention)
+    assert kv.page_bytes == 16 * 2 * len(kv.layers) * (mixer.latent_dim + mixer.rope.rotary_dim)
+    greedy = SamplingParams(temperature=0.0, max_tokens=8)
+    prompt = TinyOutputs.load("deepseek_v2").prompts[2].ids
+    with Engine(artifact, kv_cache_bytes=1 << 22) as engine:
+        cold, warm = (engine.generate(prompt, greedy) for _ in range(2))
+        parted = engine.generate(prompt[:40] + prompt[50:], greedy)  # in the middle of a page
+        engine.check()
+    assert (cold.usage.cached_tokens, warm.usage.cached_tokens) == (0, len(prompt) - 1)
+    assert parted.usage.cached_tokens == 40
+    assert warm.token_ids == cold.token_ids
+    with Engine(artifact, kv_cache_bytes=1 << 22) as engine:
+        assert engine.generate(prompt[:40] + prompt[50:], greedy).token_ids == parted.token_ids
+
+
+def test_a_language_model_inside_mistral_3_is_found_by_its_type(tmp_path: Path) -> None:
+    source = FAMILIES["mistral4"].write(tmp_path)
+    config = json.loads((source / "config.json").read_text())
+    outer = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": config}
+    (source / "config.json").write_text(json.dumps(outer))
+    tensors = load_file(source / "model.safetensors")
+    seeing = {"vision_tower.x.weight": np.zeros((2, 2), np.float32)}
+    renamed = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
+    save_file(renamed | seeing, source / "model.safetensors")
+    assert distance(HuggingFaceSource(source), "mistral4") <= 1e-4
+
+
+def test_a_gguf_file_with_keys_and_values_in_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = tiny_gguf.tensors
+
+    def joined(*tiny: object) -> dict[str, np.ndarray]:
+        found = written(*tiny)  # type: ignore[arg-type]
+        return {name.replace("attn_k_b", "attn_kv_b"): tensor for name, tensor in found.items()}
+
+    monkeypatch.setattr(tiny_gguf, "tensors", joined)
+    with pytest.raises(UnsupportedArchitecture, match="attn_kv_b makes keys and values in one"):
+        GGUFSource(tiny_gguf.write(FAMILIES["deepseek_v2"], tmp_path / "tiny.gguf"))
+
+
+def test_heads_of_odd_sizes_are_refused_by_name(source_of: Callable[..., Source]) -> None:
+    config = source_of("deepseek_v2").config
+    check_implemented("tiny", config)
+    layer = config.layers[0]
+    odd = replace(config, layers=(replace(layer, mixer=replace(layer.mixer, value_dim=24)),))
+    with pytest.raises(UnsupportedArchitecture, match="latent attention of heads whose sizes are no multiples of 16"):
+        check_implemented("tiny", odd)
