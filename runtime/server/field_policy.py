@@ -81,6 +81,7 @@ REFUSED: Mapping[str, Refused] = {
     "add_generation_prompt": Refused("the reply always begins anew: leave it out", (True,)),
     "continue_final_message": Refused("the reply always begins anew: leave it out"),
     "prompt_logprobs": Refused("a prompt has no logprobs here: leave it out"),
+    "prompt_embeds": Refused("models read and write text here: leave it out"),
     "audio": Refused("models read and write text here: leave it out"),
     "images": Refused("models read and write text here: leave it out"),
     "documents": Refused("send documents as text in a message"),
