@@ -80,6 +80,10 @@ class ServeProcess:
             raise OSError(f"{method} {path}: {response.status} {content[:500]!r}")
         return content
 
+    def terminate(self) -> None:
+        """Tell the server to stop, and do not wait."""
+        self._process.terminate()
+
     def wait_until_idle(self) -> None:
         """Return once no request runs or waits: what was cancelled is gone long before it would have ended."""
         deadline = time.monotonic() + 10

@@ -28,7 +28,10 @@ HARMLESS: Mapping[str, str] = {
     "client_metadata": "for the client's own books",
     "safety_identifier": "for the client's own books",
     "verbosity": "no model here knows it; ask for it in words",
+    "user_profile_id": "for the client's own books",
+    "workspace_id": "for the client's own books",
     "title": "for the client's own books",
+    "diagnostics": "every answer says why no more was found in the cache",
     "context_management": "the whole history is read",
     "store": "nothing is stored",
     "service_tier": "all requests are served alike",
@@ -37,6 +40,7 @@ HARMLESS: Mapping[str, str] = {
     "inference_geo": "requests are answered where the server is",
     "betas": "names features of other servers",
     "provider": "there is one model to choose from",
+    "fallbacks": "there is one model to choose from",
     "route": "there is one model to choose from",
     "transforms": "asks for no change of the prompt that is made here",
     "usage": "usage is always counted",
@@ -45,6 +49,7 @@ HARMLESS: Mapping[str, str] = {
     "n_keep": "the context is never shifted",
     "eager_input_streaming": "arguments are always streamed",
     "defer_loading": "every tool is shown at once",
+    "caller": "tools are called by the model alone",
     "allowed_callers": "tools are called by the model alone",
     "citations": "no citations are made",
 }
@@ -133,7 +138,7 @@ def judge(path: str, value: object, known: Iterable[str]) -> Verdict:
     near = next((each for each in names if is_near(name, each)), None)
     if near is not None:
         raise HTTPError(400, f"unknown field `{path}`; did you mean `{near}`?", param=path)
-    return "unknown"
+    return "empty" if value is None else "unknown"
 
 
 @dataclass

@@ -75,6 +75,7 @@ class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
+    clear_at: Literal["next_user_message", "never"] | None = None  # of the system's: when it is no longer read
 
     @property
     def blocks(self) -> list[Block]:

@@ -50,8 +50,11 @@ class Conversation:
         conversation = cls()
         conversation._add_system(system)
         calls = _Calls()
+        newest = max((place for place, message in enumerate(messages) if message.role == "user"), default=-1)
         for place, message in enumerate(messages):
             match message.role:
+                case "system" if message.clear_at == "next_user_message" and place < newest:
+                    pass
                 case "system":
                     conversation._add(place, {"role": "system", "content": _only_text(place, message)})
                 case "user":

@@ -38,6 +38,7 @@ from .replies import (
     Ping,
     StopDelta,
     StopReason,
+    ThinkingTokens,
 )
 from .reply_blocks import ReplyBlocks
 from .requests import CountTokensRequest, MessagesRequest
@@ -153,6 +154,8 @@ class _Message:
         usage = completion.usage
         is_kept = self._is_kept and usage.pruning is None  # what attended to a part of a prefix is not shared
         told = _usage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, is_kept=is_kept)
+        if usage.thought_tokens:
+            told.output_tokens_details = ThinkingTokens(usage.thought_tokens)
         tells = self._state.tells_cached_text
         told.prompt_tokens_details = usage_of([completion], tells_cached_text=tells).prompt_tokens_details
         return told

@@ -34,6 +34,10 @@ class ToolUseBlockReply(msgspec.Struct, tag_field="type", tag="tool_use"):
 BlockReply = ThinkingBlockReply | TextBlockReply | ToolUseBlockReply
 
 
+class ThinkingTokens(msgspec.Struct):
+    thinking_tokens: int
+
+
 class MessagesUsage(msgspec.Struct, kw_only=True):
     """Tokens. Those of the prompt are the sum of the first three: each was found, was computed and kept, or was only
     computed."""
@@ -42,6 +46,7 @@ class MessagesUsage(msgspec.Struct, kw_only=True):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: ThinkingTokens | msgspec.UnsetType = msgspec.UNSET  # unset: no thought, or the reply goes on
     service_tier: Literal["standard"] = "standard"
     prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType = msgspec.UNSET  # ours; unset: the reply goes on
 

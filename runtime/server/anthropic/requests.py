@@ -65,6 +65,10 @@ class AdaptiveThinking(msgspec.Struct, tag_field="type", tag="adaptive", forbid_
     pass
 
 
+class BetweenTools(msgspec.Struct, tag_field="type", tag="between_tools", forbid_unknown_fields=True):
+    pass
+
+
 class DisabledThinking(msgspec.Struct, tag_field="type", tag="disabled", forbid_unknown_fields=True):
     pass
 
@@ -86,7 +90,9 @@ class CountTokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
     system: System | None = None
     tools: list[ToolDefinition] | None = None
     tool_choice: AutoChoice | AnyChoice | NamedToolChoice | NoneChoice | None = None  # None: auto
-    thinking: EnabledThinking | AdaptiveThinking | DisabledThinking | None = None  # None: as the model has it
+    thinking: EnabledThinking | AdaptiveThinking | BetweenTools | DisabledThinking | None = (
+        None  # None: as the model has it
+    )
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None  # as `output_config.format`, which came later
 

@@ -159,6 +159,16 @@ def test_words_of_the_system_stand_where_they_stood(engine: FakeEngine, client: 
     ]
 
 
+def test_words_of_the_system_may_be_for_one_turn_alone(engine: FakeEngine, client: TestClient) -> None:
+    for_now = {"role": "system", "content": "Rain today.", "clear_at": "next_user_message"}
+    for_ever = {"role": "system", "content": "Stay brief.", "clear_at": "never"}
+    assert [message["content"] for message in told(engine, client, [USER, for_now, for_ever])] == [
+        *("Hi", "Rain today.", "Stay brief.")
+    ]
+    history = [USER, for_now, for_ever, said(text("Ho")), USER]
+    assert [message["content"] for message in told(engine, client, history)] == ["Hi", "Stay brief.", "Ho", "Hi"]
+
+
 def test_calls_and_results_become_messages_as_templates_know_them(engine: FakeEngine, client: TestClient) -> None:
     history = [
         asked(text("What time "), text("is it?")),
@@ -270,6 +280,7 @@ def test_thinking_and_effort_are_variables_of_the_template(engine: FakeEngine, c
     for thinking, kwargs in (
         ({"type": "enabled", "budget_tokens": 9}, {"enable_thinking": True}),
         ({"type": "adaptive"}, {"enable_thinking": True}),
+        ({"type": "between_tools"}, {"enable_thinking": True}),
         ({"type": "disabled"}, {"enable_thinking": False}),
         (None, None),
     ):

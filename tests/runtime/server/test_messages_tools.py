@@ -267,6 +267,7 @@ def test_a_thought_is_a_block_before_the_others(hybrid: Scripted) -> None:
     whole = reply(hybrid, says)
     thought, text, call = whole["content"]
     assert thought["type"] == "thinking" and thought["thinking"] == "Hm, é." and thought["signature"]
+    assert 3 < whole["usage"]["output_tokens_details"]["thinking_tokens"] < whole["usage"]["output_tokens"]
     assert (text["type"], text["text"].strip(), call["name"]) == ("text", "Let me see.", "get_weather")
     values = events(hybrid, says)
     assert plain(joined(values)) == plain(whole)
