@@ -13,6 +13,7 @@ from .chat_template import ChatTemplate
 
 Message = Mapping[str, object]
 
+_ROLES = ("system", "user", "assistant", "user", "system")
 _WORDS = ("alpha xyzzy", "beta xyzzy", "gamma xyzzy", "delta xyzzy", "epsilon xyzzy")
 
 
@@ -64,9 +65,9 @@ class SystemMessages:
         """Whether the template writes all words in their order, those of the system behind a question among them."""
         if self._template is None:
             return True
-        roles = ("system", "user", "assistant", "user", "system")
+        messages = [{"role": role, "content": words} for role, words in zip(_ROLES, _WORDS, strict=True)]
         try:
-            text = self._template.render([{"role": role, "content": said} for role, said in zip(roles, _WORDS, strict=True)])
+            text = self._template.render(messages)
         except InvalidRequest:
             return False
         places = [text.find(words) for words in _WORDS]

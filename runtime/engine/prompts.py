@@ -18,6 +18,7 @@ from ..cache.why_not_more import WhyNotMore
 from ..chat.chat_template import ChatTemplate, fault_of
 from ..chat.grammar import Grammar
 from ..chat.space_first import SpaceTokens
+from ..chat.system_messages import SystemMessages
 from ..chat.thoughts import Thoughts
 from ..chat.token_constraint import ConstraintSource, TokenConstraint
 from ..chat.tool_format import PLAIN, Tool, ToolFormat, format_of
@@ -76,6 +77,7 @@ class Prompts:
         self.chat_template = None if template is None else _of_model(template, artifact, self.tokenizer)
         self.render_reply = None if self.chat_template is None else self.chat_template.reply_renderer()
         self.vocab_size = min(manifest.model.vocab_size, self.tokenizer.vocab_size)  # embeddings may be padded
+        self._system_messages = SystemMessages(self.chat_template)
         self.thoughts = Thoughts(self.chat_template, self.tokenizer, self.vocab_size)
         self._space_tokens = SpaceTokens(self.tokenizer, self.vocab_size)
         self._grammars: Grammars | None = None
@@ -277,7 +279,8 @@ class Prompts:
             if not isinstance(message, Mapping):
                 raise InvalidRequest(f"a message is {message!r:.60}; it must be a mapping with a role and a content")
         told, known = for_template(messages, [tool.for_template() for tool in tools], self.tool_format)
-        return self.thoughts.for_template(told), known, {**self._template_kwargs, **(template_kwargs or {})}
+        read = self.thoughts.for_template(self._system_messages.for_template(told))
+        return read, known, {**self._template_kwargs, **(template_kwargs or {})}
 
     def _rendered(self, told: Sequence[Message], known: Sequence[Message], kwargs: Mapping[str, object]) -> str:
         if self._template_fault is not None:

@@ -1,6 +1,6 @@
 """The parts of a request's body that decide which replica gets it: the text that its prompt begins with, its namespace.
 
-Knows the bodies of OpenAI's endpoints loosely: replicas find what is wrong with them. Knows no templates or ids: it is
+Knows the bodies of the endpoints loosely: replicas find what is wrong with them. Knows no templates or ids: it is
 enough that two prompts which begin alike give texts which begin alike.
 """
 
@@ -15,6 +15,7 @@ import msgspec
 from ..cache.cache_namespace import CacheNamespaces, CacheScope
 from ..cache.prefix_match import MatchPolicy
 from ..errors import InvalidParameter
+from ..server.anthropic.billing_line import without_billing_line
 
 MAX_BODY_BYTES = 4 << 20  # more text than any context has room for; a longer body may go to any replica
 
@@ -67,6 +68,8 @@ def _parts(fields: dict[str, Any]) -> Iterator[str]:
     if "tools" in fields:
         yield msgspec.json.encode(fields["tools"]).decode()
     yield _text(fields.get("instructions")) or ""
+    if fields.get("system"):
+        yield _item({"role": "system", "content": without_billing_line(fields["system"])})
     for name in ("messages", "input", "prompt"):
         value = fields.get(name)
         if isinstance(value, list):

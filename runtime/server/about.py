@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.metadata import version
 
 import msgspec
@@ -21,7 +22,8 @@ class About:
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`."""
-        return json_response(ModelList([self._model()]))
+        model = self._model()
+        return json_response(ModelList([model], first_id=model.id, last_id=model.id))
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{model_id}`."""
@@ -38,13 +40,21 @@ class About:
         raise HTTPError(501, message, code="not_implemented", headers={"x-should-retry": "false"})
 
     def _model(self) -> ModelReply:
-        engine = self.state.engine
-        return ModelReply(self.state.model_id, self.state.created, max_model_len=engine.context_length)
+        created = datetime.fromtimestamp(self.state.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        model_id, most = self.state.model_id, self.state.engine.context_length
+        return ModelReply(model_id, self.state.created, model_id, created, max_model_len=most, max_input_tokens=most)
 
 
 class ModelReply(msgspec.Struct):
+    """The model in both dialects: clients of each find their fields."""
+
     id: str
-    created: int
+    created: int  # Unix time
+    display_name: str  # Anthropic's, as the next four
+    created_at: str  # as RFC 3339 has it
+    max_input_tokens: int
+    type: str = "model"
+    lifecycle: str = "active"
     object: str = "model"
     owned_by: str = "radixlm"
     max_model_len: int | msgspec.UnsetType = msgspec.UNSET  # vLLM's: tokens of prompt and reply together
@@ -53,6 +63,9 @@ class ModelReply(msgspec.Struct):
 class ModelList(msgspec.Struct):
     data: list[ModelReply]
     object: str = "list"
+    has_more: bool = False  # Anthropic's, as the next two
+    first_id: str | None = None
+    last_id: str | None = None
 
 
 class VersionReply(msgspec.Struct):

@@ -119,6 +119,7 @@ def judge(path: str, value: object, known: Iterable[str]) -> Verdict:
     'harmless'
     >>> judge("temprature", 1, ["temperature"])
     Traceback (most recent call last):
+        ...
     radixlm.runtime.server.errors.HTTPError: unknown field `temprature`; did you mean `temperature`?
     """
     parent, _, name = path.rpartition(".")

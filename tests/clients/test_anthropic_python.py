@@ -70,6 +70,12 @@ def test_the_raw_events_come_in_their_order(anthropic_client: anthropic.Anthropi
     assert num_prompt(events[0].message.usage) > 10 and events[-2].usage.output_tokens > 3
 
 
+def test_the_model_is_listed(anthropic_client: anthropic.Anthropic) -> None:
+    [model] = anthropic_client.models.list()
+    assert (model.id, model.type, model.lifecycle) == (MODEL, "model", "active") and model.max_input_tokens > 1000
+    assert anthropic_client.models.retrieve(MODEL) == model
+
+
 def test_tokens_are_counted(anthropic_client: anthropic.Anthropic) -> None:
     counted = anthropic_client.messages.count_tokens(model=MODEL, messages=HI, system="Be brief.", tools=[WEATHER])
     message = anthropic_client.messages.create(**GREEDY, system="Be brief.", tools=[WEATHER])

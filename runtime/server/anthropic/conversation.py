@@ -12,6 +12,7 @@ import msgspec
 
 from ...chat.thought_format import FIELD as THOUGHT_FIELD
 from ...errors import InvalidParameter
+from .billing_line import BILLING_LINE, is_billing_line
 from .blocks import (
     InputMessage,
     RedactedThinkingBlock,
@@ -23,7 +24,6 @@ from .blocks import (
     text_of,
 )
 
-BILLING_LINE = "x-anthropic-billing-header:"
 Message = dict[str, object]
 
 
@@ -76,7 +76,7 @@ class Conversation:
 
     def _add_system(self, system: System | None) -> None:
         """The system's words, without a line that differs in each request and hides the rest from the cache."""
-        if isinstance(system, list) and system and _is_billing_line(system[0].text):
+        if isinstance(system, list) and system and is_billing_line(system[0].text):
             system = system[1:]
             self.ignored.add(f"system.{BILLING_LINE.removesuffix(':')}")
         if system:
@@ -169,10 +169,6 @@ def _only_text(place: int, message: InputMessage) -> str:
         if not isinstance(block, TextBlock):
             raise _misplaced(place, number, message, block)
     return text_of(message.content)
-
-
-def _is_billing_line(text: str) -> bool:
-    return text.startswith(BILLING_LINE) and len(text.splitlines()) == 1
 
 
 def _json(arguments: object, param: str) -> str:

@@ -16,7 +16,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["role", "content", "text", "x"]), inner),
     max_leaves=8,
 )
-FIELDS = ("messages", "prompt", "input", "instructions", "tools", "cache_salt", "prompt_cache_key")
+FIELDS = ("messages", "prompt", "input", "instructions", "system", "tools", "cache_salt", "prompt_cache_key")
 
 
 def routed(body: dict[str, Any], key: str | None = None) -> RoutedPrompt:
@@ -36,6 +36,16 @@ def test_the_next_turn_begins_as_the_last_one_did() -> None:
 def test_parts_of_a_message_are_its_text() -> None:
     parts = [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]
     assert routed({"messages": [{"role": "user", "content": parts}]}) == routed({"messages": said("Hi")})
+
+
+def test_the_system_of_anthropics_bodies_comes_first_without_its_billing_line() -> None:
+    def asked(*texts: str) -> RoutedPrompt:
+        return routed({"system": [{"type": "text", "text": text} for text in texts], "messages": said("Hi")})
+
+    chat = routed({"messages": [{"role": "system", "content": "Be brief."}, *said("Hi")]})
+    assert asked("Be ", "brief.") == chat == routed({"system": "Be brief.", "messages": said("Hi")})
+    assert asked("x-anthropic-billing-header: cch=1;", "Be brief.") == chat
+    assert asked("Be brief.", "x-anthropic-billing-header: cch=1;") != chat
 
 
 def test_what_else_a_client_sends_does_not_matter() -> None:

@@ -1,0 +1,88 @@
+"""Words of the system in the middle, with templates that read them there and with those that do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from radixlm.runtime.chat.chat_template import ChatTemplate
+from radixlm.runtime.chat.system_messages import SystemMessages
+
+from ..tool_templates import LLAMA, NO_TOOLS, QWEN
+
+FIRST_ONLY = """\
+{%- for message in messages %}
+    {%- if message.role == 'system' and not loop.first %}{{ raise_exception('the first only') }}{% endif %}
+    {%- if message.role == 'user' and loop.index0 and loop.previtem.role == 'user' %}
+        {{- raise_exception('roles must alternate') }}
+    {%- endif %}
+    {{- '<|' + message.role + '|>' + message.content + '</s>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}
+"""
+"""As Mistral's and Qwen3.5's."""
+
+HOISTING = """\
+{%- for message in messages if message.role == 'system' %}{{ '<|system|>' + message.content + '</s>' }}{% endfor %}
+{%- for message in messages if message.role != 'system' %}
+    {{- '<|' + message.role + '|>' + message.content + '</s>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}
+"""
+"""All at the front: what is computed of the rest is lost with each of them."""
+
+DROPPING = """\
+{%- if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}
+{%- for message in messages if message.role != 'system' %}
+    {{- '<|' + message.role + '|>' + message.content + '</s>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}
+"""
+UNKNOWING = {"first only": FIRST_ONLY, "hoisting": HOISTING, "dropping": DROPPING}
+HISTORY = [
+    {"role": "system", "content": "one"},
+    {"role": "system", "content": "two"},
+    {"role": "user", "content": "three"},
+    {"role": "system", "content": "four"},
+    {"role": "assistant", "content": "five"},
+    {"role": "tool", "content": "six"},
+    {"role": "system", "content": "seven"},
+    {"role": "system", "content": "eight"},
+    {"role": "assistant", "content": "nine"},
+    {"role": "system", "content": "ten"},
+    {"role": "user", "content": "eleven"},
+    {"role": "assistant", "content": "twelve"},
+    {"role": "user", "content": "thirteen"},
+]
+
+
+def rendered(source: str, messages: list[Any]) -> str:
+    template = ChatTemplate(source)
+    return template.render(SystemMessages(template).for_template(messages), add_generation_prompt=False)
+
+
+@pytest.mark.parametrize("source", [NO_TOOLS, QWEN, LLAMA])
+def test_a_template_that_reads_them_in_their_place_gets_them_as_they_are(source: str) -> None:
+    assert SystemMessages(ChatTemplate(source)).for_template(HISTORY) is HISTORY
+
+
+@pytest.mark.parametrize("source", UNKNOWING.values(), ids=UNKNOWING)
+def test_all_words_stand_in_their_order_whatever_the_template_knows(source: str) -> None:
+    text = rendered(source, HISTORY)
+    places = [text.find(str(message["content"])) for message in HISTORY]
+    assert -1 not in places and places == sorted(places)
+    assert text.count("<system-reminder>") == 4  # but for the two at the beginning
+
+
+@pytest.mark.parametrize("source", UNKNOWING.values(), ids=UNKNOWING)
+@pytest.mark.parametrize("length", [4, 8, 11])
+def test_what_was_said_before_begins_the_next_prompt(source: str, length: int) -> None:
+    """Each of them in front of all others cost an agent's whole prefix, turn by turn."""
+    before = rendered(source, HISTORY[:length])
+    assert rendered(source, HISTORY).startswith(before)
+
+
+def test_a_conversation_without_them_stays_as_it_is() -> None:
+    plain = [HISTORY[0], *HISTORY[2:3]]
+    assert SystemMessages(ChatTemplate(FIRST_ONLY)).for_template(plain) is plain
+    assert SystemMessages(None).for_template(HISTORY) is HISTORY
