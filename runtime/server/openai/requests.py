@@ -142,6 +142,17 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
         return {}
 
 
+def effort_kwargs(effort: ReasoningEffort | None, kwargs: Mapping[str, object] | None) -> Mapping[str, object] | None:
+    """Variables of a chat template, and the effort under the names that templates know.
+
+    No effort is `enable_thinking` set to false, any other is `reasoning_effort`.
+    """
+    if effort is None:
+        return kwargs
+    told: dict[str, object] = {"reasoning_effort": effort} if effort != "none" else {"enable_thinking": False}
+    return told | dict(kwargs or {})
+
+
 def require_stream_for_progress(return_progress: bool | None, stream: bool | None) -> None:
     """Raise InvalidParameter if progress is asked for in a reply that is not streamed."""
     if return_progress and not stream:
@@ -224,16 +235,8 @@ class ChatRequest(SamplingRequest, kw_only=True):
 
     @property
     def template_kwargs(self) -> Mapping[str, object] | None:
-        """More variables of the chat template: what is asked for, and the effort under the names that templates know.
-
-        No effort is `enable_thinking` set to false, any other is `reasoning_effort`.
-        """
-        if self.reasoning_effort is None:
-            return self.chat_template_kwargs
-        effort: dict[str, object] = {"reasoning_effort": self.reasoning_effort}
-        if self.reasoning_effort == "none":
-            effort = {"enable_thinking": False}
-        return effort | (self.chat_template_kwargs or {})
+        """More variables of the chat template: what is asked for, and the effort."""
+        return effort_kwargs(self.reasoning_effort, self.chat_template_kwargs)
 
     def _own_wishes(self) -> dict[str, object]:
         if self.top_logprobs and not self.logprobs:

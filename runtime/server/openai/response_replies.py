@@ -12,6 +12,7 @@ import msgspec
 
 from .replies import ChatLogprob, PromptProgressReply, PromptTokensDetails, TruncationReply
 from .response_requests import AnyText, TextOptions
+from .response_tools import RawChoice, RawTool
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -23,12 +24,45 @@ class OutputTextPart(msgspec.Struct):
     type: Literal["output_text"] = "output_text"
 
 
-class OutputMessage(msgspec.Struct):
+class ReasoningPart(msgspec.Struct):
+    text: str
+    type: Literal["reasoning_text"] = "reasoning_text"
+
+
+class OutputMessage(msgspec.Struct, tag_field="type", tag="message"):
     id: str
-    status: Status
-    content: list[OutputTextPart]
+    status: Status = "in_progress"
+    content: list[OutputTextPart] = []
     role: Literal["assistant"] = "assistant"
-    type: Literal["message"] = "message"
+
+
+class OutputReasoning(msgspec.Struct, tag_field="type", tag="reasoning"):
+    id: str
+    status: Status = "in_progress"
+    content: list[ReasoningPart] = []
+    summary: list[None] = []
+    encrypted_content: str | None = None  # the same thought, if it is included
+
+
+class OutputFunctionCall(msgspec.Struct, tag_field="type", tag="function_call"):
+    id: str
+    call_id: str
+    name: str
+    arguments: str = ""
+    status: Status = "in_progress"
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class OutputCustomCall(msgspec.Struct, tag_field="type", tag="custom_tool_call"):
+    id: str
+    call_id: str
+    name: str
+    input: str = ""
+    status: Status = "in_progress"
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputFunctionCall | OutputCustomCall
 
 
 class OutputTokensDetails(msgspec.Struct):
@@ -53,8 +87,8 @@ class ResponseError(msgspec.Struct):
 
 
 class ReasoningReply(msgspec.Struct, frozen=True):
-    effort: None = None
-    summary: None = None
+    effort: str | None = None
+    summary: str | None = None
 
 
 class ResponseReply(msgspec.Struct, kw_only=True):
@@ -64,7 +98,7 @@ class ResponseReply(msgspec.Struct, kw_only=True):
     created_at: int  # Unix time
     model: str
     status: Status
-    output: list[OutputMessage]
+    output: list[OutputItem]
     usage: ResponseUsage | None = None  # None: not at its end
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
@@ -81,12 +115,12 @@ class ResponseReply(msgspec.Struct, kw_only=True):
     background: Literal[False] = False
     parallel_tool_calls: bool = True
     previous_response_id: None = None
-    reasoning: ReasoningReply = ReasoningReply()
+    reasoning: ReasoningReply
     service_tier: Literal["default"] = "default"
     store: Literal[False] = False
     text: TextOptions = TextOptions(AnyText())
-    tool_choice: Literal["auto", "none"] = "auto"
-    tools: list[None] = []
+    tool_choice: RawChoice
+    tools: list[RawTool]
     truncation: Literal["auto", "disabled"] = "disabled"
     prompt_progress: PromptProgressReply | msgspec.UnsetType = msgspec.UNSET  # in events before a reply, if asked for
     truncated: TruncationReply | msgspec.UnsetType = msgspec.UNSET  # ours: what became of the input, with auto
@@ -101,8 +135,11 @@ class ResponseEvent(msgspec.Struct, kw_only=True):
     item_id: str | msgspec.UnsetType = msgspec.UNSET
     output_index: int | msgspec.UnsetType = msgspec.UNSET
     content_index: int | msgspec.UnsetType = msgspec.UNSET
-    item: OutputMessage | msgspec.UnsetType = msgspec.UNSET
-    part: OutputTextPart | msgspec.UnsetType = msgspec.UNSET
+    item: OutputItem | msgspec.UnsetType = msgspec.UNSET
+    part: OutputTextPart | ReasoningPart | msgspec.UnsetType = msgspec.UNSET
     delta: str | msgspec.UnsetType = msgspec.UNSET
     text: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str | msgspec.UnsetType = msgspec.UNSET
+    input: str | msgspec.UnsetType = msgspec.UNSET
+    name: str | msgspec.UnsetType = msgspec.UNSET
     logprobs: list[ChatLogprob] | msgspec.UnsetType = msgspec.UNSET

@@ -6,6 +6,7 @@ as long as it asks for nothing: `"tools": []`, `"reasoning": {"effort": null}`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,10 +16,18 @@ from ...chat.grammar import Grammar
 from ...engine.sampling_params import SamplingParams
 from ...errors import InvalidParameter
 from ..limits import MAX_MESSAGES, KVShare, MaxTokens, MinP, MinTokens, NumLogprobs, Seed, Temperature, TopK, TopP
-from .requests import CacheText, ReturnProgress, require_stream_for_progress, wished
+from .requests import (
+    CacheText,
+    ReasoningEffort,
+    ReturnProgress,
+    effort_kwargs,
+    require_stream_for_progress,
+    wished,
+)
 from .response_format import Schema, SchemaName
+from .response_items import History, InputItem
+from .response_tools import RawChoice, RawTool
 
-Nothing = Annotated[list[None], msgspec.Meta(max_length=0)]
 LOGPROBS = "message.output_text.logprobs"
 Include = Literal[
     "message.output_text.logprobs",
@@ -30,32 +39,6 @@ Include = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-
-
-class InputPart(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of a message; that of a reply comes back with all that the reply had."""
-
-    text: str
-    type: Literal["input_text", "output_text"]
-    annotations: list[None] | None = None
-    logprobs: list[msgspec.Raw] | None = None
-    parsed: Any = None  # OpenAI's client adds it to what it streamed
-
-
-class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """A message of the conversation; a reply may be sent back as it came."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[InputPart]
-    type: Literal["message"] = "message"
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-    phase: str | None = None
-
-    def to_template(self) -> dict[str, object]:
-        """The message as chat templates know it; they know `developer` as `system`."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
 class AnyText(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True, frozen=True):
@@ -79,10 +62,10 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     format: AnyText | AnyJson | JsonBySchema | None = None
 
 
-class NoReasoning(msgspec.Struct, forbid_unknown_fields=True):
-    effort: Literal["none"] | None = None
-    summary: None = None
-    generate_summary: None = None
+class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
+    effort: ReasoningEffort | None = None  # for the chat template
+    summary: str | None = None  # thoughts come as they are, whatever is asked
+    generate_summary: str | None = None  # likewise
 
 
 class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -92,7 +75,7 @@ class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of `POST /v1/responses`. None, or a missing field, is the model's default."""
 
-    input: str | Annotated[list[InputMessage], msgspec.Meta(max_length=MAX_MESSAGES)]
+    input: str | Annotated[list[InputItem], msgspec.Meta(max_length=MAX_MESSAGES)]
     model: str | None = None
     instructions: str | None = None  # the system message before the input
     stream: bool | None = None
@@ -116,17 +99,19 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     metadata: dict[str, str] | None = None  # for the client's own books: sent back, nothing is done with it
     user: str | None = None  # likewise
     safety_identifier: str | None = None  # likewise
-    service_tier: Literal["auto", "default"] | None = None
+    client_metadata: dict[str, Any] | None = None  # likewise
+    service_tier: str | None = None  # all requests are served alike
     store: bool | None = None  # nothing is stored, and the reply says so
     previous_response_id: str | None = None
     conversation: None = None
     prompt: None = None
     background: Literal[False] | None = None
     truncation: Literal["auto", "disabled"] | None = None  # auto: turns of the middle go where there is no room
-    reasoning: NoReasoning | None = None
-    tools: Nothing | None = None
-    tool_choice: Literal["auto", "none"] | None = None
-    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # ours, as in chats
+    tools: list[RawTool] | None = None  # of OpenAI's own, those that cannot be run here are left out, and named
+    tool_choice: RawChoice | None = None  # None: auto
+    parallel_tool_calls: bool | None = None  # None: true
     max_tool_calls: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
     @property
@@ -135,9 +120,14 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return LOGPROBS in (self.include or ())
 
     @property
-    def num_messages(self) -> int:
-        """Messages of the input."""
-        return 1 if isinstance(self.input, str) else len(self.input)
+    def seals_thoughts(self) -> bool:
+        """Whether thoughts come in a form that clients send back unread."""
+        return "reasoning.encrypted_content" in (self.include or ())
+
+    @property
+    def template_kwargs(self) -> Mapping[str, object] | None:
+        """More variables of the chat template."""
+        return effort_kwargs(None if self.reasoning is None else self.reasoning.effort, self.chat_template_kwargs)
 
     def grammar(self) -> Grammar | None:
         """What the reply must keep to; None for any text.
@@ -152,20 +142,21 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
                 return Grammar.json_schema(schema, is_strict=bool(strict))
         return None
 
-    def messages(self) -> list[dict[str, object]]:
-        """The conversation as chat templates know it.
+    def history(self) -> History:
+        """The conversation as chat templates know it; the instructions before it have no place.
 
         Raises:
             InvalidParameter: there is none.
         """
-        said: list[dict[str, object]]
         if isinstance(self.input, str):
-            said = [{"role": "user", "content": self.input}] if self.input else []
+            said = History([{"role": "user", "content": self.input}], [[0]]) if self.input else History()
         else:
-            said = [message.to_template() for message in self.input]
-        if not said:
+            said = History.of(self.input)
+        if not said.messages:
             raise InvalidParameter("input is empty; send a text, or at least one message", param="input")
-        return said if self.instructions is None else [{"role": "system", "content": self.instructions}, *said]
+        if self.instructions is None:
+            return said
+        return History([{"role": "system", "content": self.instructions}, *said.messages], [[], *said.places])
 
     def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
         """`defaults` with what the request says instead.

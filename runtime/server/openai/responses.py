@@ -19,8 +19,10 @@ from starlette.responses import Response
 from ...engine.completion import Completion, TokenLogprob
 from ...engine.sampling_params import SamplingParams
 from ..app_state import AppState, json_response
+from ..asked_chat import AskedChat
 from ..choices import Choices
 from ..errors import HTTPError, describe
+from ..field_policy import IgnoredFields
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream, named_event
 from ..request_log import RequestRecord, new_id, record_of
@@ -28,17 +30,19 @@ from ..truncation import Truncation
 from .replies import ChatLogprob, PromptProgressReply, TruncationReply
 from .reply_parts import chat_logprobs, usage_of
 from .response_format import named_grammar
+from .response_output import ResponseOutput
 from .response_replies import (
     IncompleteDetails,
-    OutputMessage,
-    OutputTextPart,
     OutputTokensDetails,
+    ReasoningReply,
     ResponseError,
     ResponseEvent,
     ResponseReply,
     ResponseUsage,
+    Status,
 )
-from .response_requests import AnyText, ResponseRequest, TextOptions
+from .response_requests import AnyText, ReasoningOptions, ResponseRequest, TextOptions
+from .response_tools import offered, response_tool_use
 
 _TRUNCATION: Mapping[str | None, Truncation | None] = {"auto": "middle", "disabled": "none", None: None}
 
@@ -56,49 +60,50 @@ class Responses:
         if body.previous_response_id is not None:
             message = "previous_response_id is set, and nothing is stored here; send the whole conversation as input"
             raise HTTPError(400, message, param="previous_response_id", code="previous_response_not_found")
-        params = body.sampling_params(self.state.engine.default_params)
-        options = self.state.options(request, body)
-        with named_grammar("text.format.schema"):
-            options = options.changed(constraint=await self.state.constraint(request, body.grammar()))
-        messages, truncated = await self._history(request, body, params)
-        ask = partial(self.state.engine.stream_chat, messages, params, options=options)
-        choices = await self.state.open(request, [ask])
-        response = _Response(self.state, body, params, truncated)
+        history = body.history()
+        ignored = record_of(request).ignored or IgnoredFields()
+        tools = offered(body.tools, ignored, is_strict=self.state.is_strict)
+        asked = AskedChat(
+            history.messages,
+            body.sampling_params(self.state.engine.default_params),
+            self.state.options(request, body).changed(template_kwargs=body.template_kwargs),
+            use=response_tool_use(tools, body.tool_choice, is_parallel=body.parallel_tool_calls is not False),
+            parameters_field=lambda place: tools[place].field,
+            content=body.grammar,
+            naming=partial(named_grammar, "text.format.schema"),
+            truncates=self.state.truncates(_TRUNCATION[body.truncation]),
+        )
+        opened = await asked.open(self.state, request)
+        choices = opened.choices
+        truncated: TruncationReply | msgspec.UnsetType = msgspec.UNSET
+        if asked.truncates:
+            places = sorted(place for dropped in opened.truncated.dropped for place in history.places[dropped])
+            truncated = TruncationReply("middle", tuple(places), opened.truncated.num_dropped_tokens)
+        reader = asked.use.reader(self.state.engine.tool_format)
+        output = ResponseOutput(reader, {each.tool.name: each for each in tools}, seals=body.seals_thoughts)
+        response = _Response(self.state, body, asked.params, output, truncated)
         if body.stream:
             keep_alive_s = self.state.keep_alive_s
             events = response.events(choices, record_of(request))
             return EventStream(events, choices, encode=named_event, done=b"", keep_alive_s=keep_alive_s)
         async with choices:
             completion = await while_connected(request.receive, choices.result(0))
-        return json_response(response.ended(completion))
-
-    async def _history(
-        self, request: Request, body: ResponseRequest, params: SamplingParams
-    ) -> tuple[Sequence[Mapping[str, object]], TruncationReply | msgspec.UnsetType]:
-        """The messages for the template, without those that were dropped, and which ones those are."""
-        messages = body.messages()
-        if not self.state.truncates(_TRUNCATION[body.truncation]):
-            return messages, msgspec.UNSET
-        left = await self.state.truncated(request, messages, max_tokens=params.max_tokens)
-        num_before = len(messages) - body.num_messages  # the instructions, which stay
-        dropped = tuple(place - num_before for place in left.dropped)
-        return left.messages, TruncationReply("middle", dropped, left.num_dropped_tokens)
+        return json_response(response.whole(completion))
 
 
 class _Response:
-    """One response while it is made; all its events have the same ids."""
+    """One response while it is made; all its events have the same id."""
 
     def __init__(
         self,
         state: AppState,
         body: ResponseRequest,
         params: SamplingParams,
+        output: ResponseOutput,
         truncated: TruncationReply | msgspec.UnsetType,
     ) -> None:
-        self._state = state
-        self._item_id = new_id("msg_")
-        self._logprobs: list[ChatLogprob] = []
-        self._texts: list[str] = []
+        self._state, self._output = state, output
+        reasoning = body.reasoning or ReasoningOptions()
         self._reply = partial(
             ResponseReply,
             id=new_id("resp_"),
@@ -113,6 +118,8 @@ class _Response:
             user=body.user,
             safety_identifier=body.safety_identifier,
             prompt_cache_key=body.prompt_cache_key,
+            reasoning=ReasoningReply(reasoning.effort, reasoning.summary),
+            tools=body.tools or [],
             tool_choice=body.tool_choice or "auto",
             text=body.text if body.text and body.text.format else TextOptions(AnyText()),
             truncation="disabled" if truncated is msgspec.UNSET else "auto",
@@ -120,59 +127,63 @@ class _Response:
             parallel_tool_calls=body.parallel_tool_calls is not False,
         )
 
-    def ended(self, completion: Completion) -> ResponseReply:
+    def whole(self, completion: Completion) -> ResponseReply:
         """The whole response."""
-        logprobs = self._named(completion.logprobs)
-        is_cut = completion.finish_reason == "length"
-        status: Any = "incomplete" if is_cut else "completed"
-        return self._reply(
-            status=status,
-            output=[OutputMessage(self._item_id, status, [OutputTextPart(completion.text, logprobs=logprobs)])],
-            usage=self._usage(completion),
-            incomplete_details=IncompleteDetails("max_output_tokens") if is_cut else None,
-        )
+        logprobs = self._named(completion.logprobs)[completion.usage.thought_tokens :]
+        for _ in self._output.push(completion.text, completion.thought, logprobs):
+            pass
+        for _ in self._output.finish(_status(completion)):
+            pass
+        return self._ended(completion)
 
     async def events(self, choices: Choices, record: RequestRecord) -> AsyncGenerator[msgspec.Struct]:
         """OpenAI's events, numbered. A failure is the last event, and `record` gets its name."""
         numbers = itertools.count()
 
-        def event(name: str, **fields: Any) -> ResponseEvent:
+        def event(name: str, /, **fields: Any) -> ResponseEvent:
             return ResponseEvent(type=f"response.{name}", sequence_number=next(numbers), **fields)
 
-        place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         begun = self._reply(status="in_progress", output=[])
         yield event("created", response=begun)
         yield event("in_progress", response=begun)
         try:
-            yield event("output_item.added", output_index=0, item=OutputMessage(self._item_id, "in_progress", []))
-            yield event("content_part.added", **place, part=OutputTextPart(""))
+            logprobs: list[ChatLogprob] = []  # of all tokens
+            num_sent = 0
             async for _, delta in choices:
                 if delta.progress is not None:
                     progress = PromptProgressReply.of(delta.progress)
                     yield event("in_progress", response=msgspec.structs.replace(begun, prompt_progress=progress))
-                logprobs = self._named(delta.logprobs)
-                self._texts.append(delta.text)
-                self._logprobs += logprobs
-                if delta.text or logprobs:
-                    yield event("output_text.delta", **place, delta=delta.text, logprobs=logprobs)
-            ended = self.ended(await choices.result(0))
-            [item] = ended.output
-            [part] = item.content
-            yield event("output_text.done", **place, text=part.text, logprobs=part.logprobs)
-            yield event("content_part.done", **place, part=part)
-            yield event("output_item.done", output_index=0, item=item)
+                logprobs += self._named(delta.logprobs)
+                said: list[ChatLogprob] = []
+                if delta.text or delta.finish_reason:
+                    said = logprobs[max(num_sent, delta.num_thought_tokens) :]
+                    num_sent = len(logprobs)
+                for name, fields in self._output.push(delta.text, delta.thought, said):
+                    yield event(name, **fields)
+            completion = await choices.result(0)
+            for name, fields in self._output.finish(_status(completion)):
+                yield event(name, **fields)
+            ended = self._ended(completion)
             yield event("incomplete" if ended.incomplete_details else "completed", response=ended)
         except Exception as error:  # as `EventStream` would, in the words of this endpoint
             record.error = type(error).__name__
             yield event("failed", response=self._failed(error))
 
+    def _ended(self, completion: Completion) -> ResponseReply:
+        status = _status(completion)
+        return self._reply(
+            status=status,
+            output=self._output.items,
+            usage=self._usage(completion),
+            incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
+        )
+
     def _failed(self, error: Exception) -> ResponseReply:
         said = describe(error)[1].error
-        part = OutputTextPart("".join(self._texts), logprobs=self._logprobs)
+        for _ in self._output.finish("incomplete"):  # the client learns of them here
+            pass
         return self._reply(
-            status="failed",
-            output=[OutputMessage(self._item_id, "incomplete", [part])],
-            error=ResponseError(said.code or said.type, said.message),
+            status="failed", output=self._output.items, error=ResponseError(said.code or said.type, said.message)
         )
 
     def _named(self, logprobs: Sequence[TokenLogprob] | None) -> list[ChatLogprob]:
@@ -186,5 +197,9 @@ class _Response:
             usage.completion_tokens,
             usage.total_tokens,
             usage.prompt_tokens_details,
-            OutputTokensDetails(),
+            OutputTokensDetails(completion.usage.thought_tokens),
         )
+
+
+def _status(completion: Completion) -> Status:
+    return "incomplete" if completion.finish_reason == "length" else "completed"

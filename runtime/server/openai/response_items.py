@@ -1,0 +1,164 @@
+"""The items of a Responses input, and the messages that they are for a chat template.
+
+A reply comes back as several items: its thought, its words and its calls. They are one message again here, so that the
+prompt is what it was. Knows shapes, not which tools there are.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from ...chat.thought_format import FIELD as THOUGHT_FIELD
+from .response_tools import full_name
+
+_SEAL = "radixlm:"  # what a thought that only this server reads begins with
+
+
+class InputPart(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of an item; that of a reply comes back with all that the reply had."""
+
+    type: Literal["input_text", "output_text", "summary_text", "reasoning_text", "text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[msgspec.Raw] | None = None
+    parsed: Any = None  # OpenAI's client adds it to what it streamed
+
+
+Content = str | list[InputPart]
+
+
+class InputItem(msgspec.Struct, forbid_unknown_fields=True):
+    """A message, a thought, a call or its result. Items of a reply may be sent back as they came."""
+
+    type: Literal[
+        "message",
+        "reasoning",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+    ] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None  # of a message
+    content: Content | None = None  # of a message, or of a thought
+    summary: list[InputPart] | None = None  # of a thought: nothing is done with it
+    encrypted_content: str | None = None  # a thought as this server sealed it
+    call_id: str | None = None  # of calls and results
+    name: str | None = None  # of calls, as the next three
+    namespace: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+    output: Content | None = None  # of results
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete", "failed"] | None = None
+    phase: str | None = None
+    parsed_arguments: Any = None  # OpenAI's client adds it: nothing is done with it
+    success: bool | None = None  # likewise Codex
+
+    def __post_init__(self) -> None:
+        for name in _NEEDED[self.type]:
+            if getattr(self, name) is None:
+                raise ValueError(f"an item of the type {self.type!r} needs {name}; it is missing or null")
+
+    @property
+    def thought(self) -> str | None:
+        """What a reasoning item says; None: nothing that can be read here."""
+        return _text(self.content) or opened(self.encrypted_content)
+
+    def call(self) -> dict[str, object]:
+        """A call as chat templates know it, its arguments still text."""
+        arguments = self.arguments or "{}"
+        if self.type == "custom_tool_call":
+            arguments = json.dumps({"input": self.input}, ensure_ascii=False)
+        function = {"name": full_name(self.name or "", self.namespace), "arguments": arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "message": ("role", "content"),
+    "reasoning": (),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "custom_tool_call": ("call_id", "name", "input"),
+    "custom_tool_call_output": ("call_id", "output"),
+}
+
+
+@dataclass
+class History:
+    """Messages for a chat template, each with the places of its items in what was sent."""
+
+    messages: list[dict[str, object]] = field(default_factory=list)
+    places: list[list[int]] = field(default_factory=list)
+    _is_open: bool = False  # the last message is a reply that the next item may go on with
+
+    @classmethod
+    def of(cls, items: Sequence[InputItem]) -> History:
+        """The conversation that items make."""
+        history = cls()
+        for place, item in enumerate(items):
+            history._add(place, item)
+        return history
+
+    def _add(self, place: int, item: InputItem) -> None:
+        match item.type:
+            case "reasoning":
+                if item.thought:
+                    self._go_on(place, {"content", "tool_calls", THOUGHT_FIELD})[THOUGHT_FIELD] = item.thought
+            case "function_call" | "custom_tool_call":
+                calls = self._go_on(place, set()).setdefault("tool_calls", [])
+                assert isinstance(calls, list)
+                calls.append(item.call())
+            case "function_call_output" | "custom_tool_call_output":
+                result: dict[str, object] = {
+                    "role": "tool",
+                    "content": _text(item.output),
+                    "tool_call_id": item.call_id,
+                }
+                self._begin(place, result, is_open=False)
+            case "message" if item.role == "assistant":
+                self._go_on(place, {"content", "tool_calls"})["content"] = _text(item.content)
+            case "message":
+                role = "system" if item.role == "developer" else item.role
+                self._begin(place, {"role": role, "content": _text(item.content)}, is_open=False)
+
+    def _go_on(self, place: int, behind: set[str]) -> dict[str, object]:
+        """The reply that an item belongs to: another one if the last has something that comes `behind` the item."""
+        if not self._is_open or any(self.messages[-1].get(key) for key in behind):
+            self._begin(place, {"role": "assistant", "content": ""}, is_open=True)
+        else:
+            self.places[-1].append(place)
+        return self.messages[-1]
+
+    def _begin(self, place: int, message: dict[str, object], *, is_open: bool) -> None:
+        self.messages.append(message)
+        self.places.append([place])
+        self._is_open = is_open
+
+
+def sealed(thought: str) -> str:
+    """A thought for `encrypted_content`: clients that store nothing send it back, and drop what they can read.
+
+    >>> opened(sealed("Hm."))
+    'Hm.'
+    """
+    return _SEAL + base64.b64encode(thought.encode(errors="surrogatepass")).decode()
+
+
+def opened(content: str | None) -> str | None:
+    """The thought that was sealed; None: it was not, or not here."""
+    if content is None or not content.startswith(_SEAL):
+        return None
+    try:
+        return base64.b64decode(content.removeprefix(_SEAL), validate=True).decode()
+    except ValueError:
+        return None
+
+
+def _text(content: Content | None) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content or ())

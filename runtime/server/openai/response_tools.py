@@ -1,0 +1,165 @@
+"""The tools of a Responses request: functions, functions in namespaces, and custom tools, which take a text.
+
+A custom tool is a function with one argument, `input`. Tools that OpenAI's servers run themselves cannot be run here:
+the model is not told of them, and the answer's header names them. Knows shapes, not how a model writes a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+
+from ...chat.tool_format import Tool
+from ...chat.tool_use import ToolUse
+from ...errors import InvalidParameter
+from ..field_policy import IgnoredFields, judge
+from ..limits import require_at_most
+from .tools import MAX_TOOLS, FunctionDefinition, FunctionName
+
+RawTool = dict[str, Any]
+RawChoice = Literal["auto", "none", "required"] | dict[str, Any]
+_INPUT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+class FunctionOfResponses(FunctionDefinition, forbid_unknown_fields=True):
+    type: Literal["function"] = "function"
+
+
+class CustomFormat(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["text", "grammar"] = "text"
+    syntax: str | None = None
+    definition: str | None = None
+
+
+class CustomTool(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool that takes a text. The grammar that it is to follow is told, and not enforced."""
+
+    name: FunctionName
+    type: Literal["custom"] = "custom"
+    description: str | None = None
+    format: CustomFormat | None = None
+
+    def tool(self) -> Tool:
+        """The tool as a function."""
+        told = [self.description] if self.description else []
+        if self.format is not None and self.format.definition:
+            told.append(f"The input follows this {self.format.syntax or ''} grammar:\n{self.format.definition}")
+        return Tool(self.name, _INPUT, "\n\n".join(told) or None)
+
+
+class NamespaceTools(msgspec.Struct, forbid_unknown_fields=True):
+    name: FunctionName
+    tools: list[RawTool]
+    type: Literal["namespace"] = "namespace"
+    description: str | None = None
+
+
+_KINDS: Mapping[str, type[FunctionOfResponses] | type[CustomTool] | type[NamespaceTools]] = {
+    "function": FunctionOfResponses,
+    "custom": CustomTool,
+    "namespace": NamespaceTools,
+}
+
+
+@dataclass(frozen=True)
+class OfferedTool:
+    """A tool by the name that the client knows."""
+
+    tool: Tool
+    field: str  # where its parameters stand
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+
+def full_name(name: str, namespace: str | None) -> str:
+    """What the model calls a tool."""
+    return name if namespace is None else f"{namespace}.{name}"
+
+
+def offered(raw: Sequence[RawTool] | None, ignored: IgnoredFields, *, is_strict: bool) -> list[OfferedTool]:
+    """The tools that the model is told of; what is left out, and fields that nothing is done with, are `ignored`.
+
+    Raises:
+        InvalidParameter: a tool has no type, or there are too many.
+        HTTPError, msgspec.ValidationError: a field of one is refused.
+    """
+    require_at_most("tools", raw, MAX_TOOLS)
+    places = ((f"tools[{number}]", tool) for number, tool in enumerate(raw or ()))
+    tools = [each for place, tool in places for each in _offered(tool, place, ignored, is_strict)]
+    require_at_most("tools", tools, MAX_TOOLS)
+    return tools
+
+
+def response_tool_use(tools: Sequence[OfferedTool], choice: RawChoice | None, *, is_parallel: bool) -> ToolUse:
+    """What the model is told, and what it may do.
+
+    Raises:
+        InvalidParameter: as `ToolUse.of`, or the choice is of a tool that cannot be run here.
+    """
+    of = partial(
+        ToolUse.of,
+        [each.tool for each in tools],
+        is_parallel=is_parallel,
+        parameters_field=lambda place: tools[place].field,
+    )
+    if not isinstance(choice, dict):
+        return of(choice or "auto")
+    kind, name = choice.get("type"), choice.get("name")
+    if kind in ("function", "custom") and isinstance(name, str):
+        return of("required", full_name(name, choice.get("namespace")))
+    if kind == "allowed_tools" and isinstance(choice.get("tools"), list):
+        allowed = {full_name(str(each.get("name")), each.get("namespace")) for each in choice["tools"]}
+        use = of("required" if choice.get("mode") == "required" else "auto")
+        called = tuple(tool for tool in use.tools if tool.name in allowed)
+        if called:
+            return ToolUse(use.tools, called, use.choice, is_parallel)
+    message = f'tool_choice is {choice!r:.80}; send "auto", "none", "required", or the type and name of a tool'
+    raise InvalidParameter(message, param="tool_choice")
+
+
+def _offered(raw: RawTool, place: str, ignored: IgnoredFields, is_strict: bool) -> list[OfferedTool]:
+    kind = raw.get("type")
+    if not isinstance(kind, str):
+        raise InvalidParameter(f'{place} has no type; send "function", "custom" or "namespace"', param=place)
+    if kind not in _KINDS:
+        ignored.harmless.add(f"tools.{kind}")
+        return []
+    match _converted(raw, _KINDS[kind], place, ignored, is_strict):
+        case FunctionOfResponses() as function:
+            return [OfferedTool(function.tool(), f"{place}.parameters", function.name)]
+        case CustomTool() as custom:
+            return [OfferedTool(custom.tool(), place, custom.name, is_custom=True)]
+        case NamespaceTools() as space:
+            return [
+                replace(each, tool=replace(each.tool, name=full_name(each.name, space.name)), namespace=space.name)
+                for at, inner in enumerate(space.tools)
+                for each in _offered(inner, f"{place}.tools[{at}]", ignored, is_strict)
+            ]
+    raise AssertionError(kind)
+
+
+def _converted(raw: RawTool, kind: type[Any], place: str, ignored: IgnoredFields, is_strict: bool) -> Any:
+    """A tool as its type, without the fields that this does not have."""
+    known = kind.__struct_fields__
+    if not is_strict:
+        for name, value in raw.items():
+            if name in known:
+                continue
+            verdict = judge(f"tools.{name}", value, known)
+            if verdict != "empty":
+                (ignored.harmless if verdict == "harmless" else ignored.unknown).add(f"tools.{name}")
+        raw = {name: value for name, value in raw.items() if name in known}
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidParameter(f"{place} is not as expected: {error}", param=place) from error
