@@ -23,6 +23,7 @@ from ..chat.thoughts import Thoughts
 from ..chat.token_constraint import ConstraintSource, TokenConstraint
 from ..chat.tool_format import PLAIN, Tool, ToolFormat, format_of
 from ..chat.tool_messages import for_template
+from ..chat.user_turns import UserTurns
 from ..errors import ContextLengthExceeded, CorruptArtifact, EmptyPrompt, InvalidParameter, InvalidRequest
 from .reply import Reply
 from .request_options import Message, Prompt
@@ -78,6 +79,7 @@ class Prompts:
         self.render_reply = None if self.chat_template is None else self.chat_template.reply_renderer()
         self.vocab_size = min(manifest.model.vocab_size, self.tokenizer.vocab_size)  # embeddings may be padded
         self._system_messages = SystemMessages(self.chat_template)
+        self._user_turns = UserTurns(self.chat_template)
         self.thoughts = Thoughts(self.chat_template, self.tokenizer, self.vocab_size)
         self._space_tokens = SpaceTokens(self.tokenizer, self.vocab_size)
         self._grammars: Grammars | None = None
@@ -279,8 +281,8 @@ class Prompts:
             if not isinstance(message, Mapping):
                 raise InvalidRequest(f"a message is {message!r:.60}; it must be a mapping with a role and a content")
         told, known = for_template(messages, [tool.for_template() for tool in tools], self.tool_format)
-        read = self.thoughts.for_template(self._system_messages.for_template(told))
-        return read, known, {**self._template_kwargs, **(template_kwargs or {})}
+        turns = self._user_turns.for_template(self._system_messages.for_template(told))
+        return self.thoughts.for_template(turns), known, {**self._template_kwargs, **(template_kwargs or {})}
 
     def _rendered(self, told: Sequence[Message], known: Sequence[Message], kwargs: Mapping[str, object]) -> str:
         if self._template_fault is not None:
