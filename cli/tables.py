@@ -22,15 +22,13 @@ def print_rows(rows: Iterable[tuple[str, str]]) -> None:
 
 def layer_rows(model: ModelConfig) -> Iterator[tuple[str, str]]:
     """What a model's layers are: sizes, heads, and what only some models have."""
-    from radixlm.runtime.artifact.model_config import Experts
-
     yield "layers", f"{model.num_hidden_layers} of {model.hidden_size}, feed-forward {model.intermediate_size}"
     shapes = dict.fromkeys((each.num_heads, each.head_dim, each.num_kv_heads) for each in model.attentions)
     yield "heads", "; ".join(f"{heads} of {size}, {kv_heads} for keys and values" for heads, size, kv_heads in shapes)
     windows = Counter(each.window for each in model.attentions if each.window is not None)
     if windows:
         yield "windows", "; ".join(f"{count} layers see {window:,} tokens" for window, count in windows.items())
-    ffns = [layer.ffn for layer in model.layers if isinstance(layer.ffn, Experts)]
+    ffns = [layer.experts for layer in model.layers if layer.experts is not None]
     experts = Counter((each.num_experts, each.num_active) for each in ffns)
     if experts:
         yield (

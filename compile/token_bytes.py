@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 
 import gguf
-from radixlm.runtime.artifact.model_config import Experts, ModelConfig
+from radixlm.runtime.artifact.model_config import ModelConfig
 
 from .families.registry import decoder_of
 from .ops.layers import Embedding, ExpertLinear, Part
@@ -37,15 +37,17 @@ def artifact_bytes(weights: StoredWeights) -> int:
 
 def _shares_of_a_token(config: ModelConfig) -> dict[str, float]:
     """How much of each tensor a decoded token reads."""
-    active = {layer.ffn.num_experts: layer.ffn.num_active for layer in config.layers if isinstance(layer.ffn, Experts)}
+    active = {each.num_experts: each.num_active for layer in config.layers if (each := layer.experts) is not None}
+    decoder = decoder_of(config)
+    tied = decoder.embed_tokens if config.tie_word_embeddings else None
 
     def share(part: Part) -> float:
         if isinstance(part, ExpertLinear):
             return active[part.num_experts] / part.num_experts
         # a tied embedding is the output matrix, too, which is read as a whole
-        return 1 / part.num_rows if isinstance(part, Embedding) and not config.tie_word_embeddings else 1.0
+        return 1 / part.num_rows if isinstance(part, Embedding) and part != tied else 1.0
 
-    return {name: share(part) for part in decoder_of(config).parts() for name in part.tensors}
+    return {name: share(part) for part in decoder.parts() for name in part.tensors}
 
 
 def _of_a_token(sizes: Mapping[str, int], config: ModelConfig) -> int:

@@ -18,6 +18,12 @@ from .vector import exp as _exp
 Unary = Callable[[Expr, bool], Expr]
 Binary = Callable[[Expr, Expr, bool], Expr]
 
+
+def identity(x: Expr, has_fma: bool) -> Expr:
+    """`x`."""
+    return x
+
+
 # erfc(a) * exp(a * a) / t over t = 1 / (1 + a / 2), to 6e-8 relative for a <= 10 (a fit at Chebyshev's points)
 _ERFC = (
     -0.05955763961,

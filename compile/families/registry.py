@@ -14,6 +14,7 @@ from .ernie import Ernie, ErnieMoE
 from .exaone4 import Exaone4
 from .family import Family
 from .gemma import Gemma2, Gemma3
+from .gemma4 import Gemma4
 from .glm4 import Glm4, Glm4MoE
 from .gpt_oss import GptOss
 from .granite import Granite, GraniteMoE
@@ -35,6 +36,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3": Qwen3(),
     "gemma2": Gemma2(),
     "gemma3": Gemma3(),
+    "gemma4": Gemma4(),
     "phi3": Phi3(),
     "granite": Granite(),
     "smollm3": SmolLM3(),

@@ -179,11 +179,12 @@ class Settings:
         num_heads, head_dim = self.number("num_attention_heads"), changes.get("head_dim", self.head_dim)
         fields = {
             "num_heads": num_heads,
-            "num_kv_heads": self.number("num_key_value_heads", num_heads),
             "head_dim": head_dim,
             "scale": head_dim**-0.5 if head_dim > 0 else 1.0,
             "bias": self.has_bias("attn_q", otherwise=False),
         }
+        if "num_kv_heads" not in changes:
+            fields["num_kv_heads"] = self.number("num_key_value_heads", num_heads)
         if "rope" not in changes:
             fields["rope"] = self.rope()
         return Attention(**(fields | changes))

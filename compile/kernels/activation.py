@@ -14,6 +14,7 @@ from ..codegen.elementwise import (
     Unary,
     gelu,
     gelu_tanh,
+    identity,
     relu2,
     sigmoid,
     silu,
@@ -33,7 +34,7 @@ Gated = Literal["silu_mul", "gelu_tanh_mul", "gelu_mul", "relu2_mul", "swiglu_cl
 Ungated = Literal["silu", "gelu_tanh", "gelu", "relu2", "identity"]
 Norm = Literal["rms_norm", "layer_norm"]
 Function = Norm | Gated | Ungated
-Gate = Literal["sigmoid", "softplus", "silu"]
+Gate = Literal["sigmoid", "softplus", "silu", "identity"]
 _GATED: dict[Function, Binary] = {
     "silu_mul": silu_mul,
     "gelu_tanh_mul": times(gelu_tanh),
@@ -46,9 +47,9 @@ _UNGATED: dict[Function, Unary] = {
     "gelu_tanh": gelu_tanh,
     "gelu": gelu,
     "relu2": relu2,
-    "identity": lambda x, _: x,
+    "identity": identity,
 }
-_GATES: dict[Gate, Unary] = {"sigmoid": sigmoid, "softplus": softplus, "silu": silu}
+_GATES: dict[Gate, Unary] = {"sigmoid": sigmoid, "softplus": softplus, "silu": silu, "identity": identity}
 BATCH = 8  # groups that are computed side by side
 _SUMS = 4
 _LEAST = 1e-30  # the largest magnitude of a group counts as this at least

@@ -108,10 +108,10 @@ def add_norm(spec: AddNormSpec, target: Target) -> Any:
     return k.function
 
 
-def normalize_rows(width: int, stride: int, eps: float, target: Target) -> Any:
-    """A PrimFunc `(x, num_rows) -> 0`: `x / rms(x)` in place, without a gain."""
+def normalize_rows(width: int, stride: int, eps: float, target: Target, *, has_gain: bool = False) -> Any:
+    """A PrimFunc `(x, gain, num_rows) -> 0`: `x / rms(x)` in place, times the gain if there is one."""
     with Kernel() as k:
-        x, num_rows = k.arguments(x="float32", num_rows=SIZE)
+        x, gain, num_rows = k.arguments(x="float32", gain="float32", num_rows=SIZE)
 
         def row(m: Expr) -> None:
             scale = registers(1, "float32")
@@ -119,7 +119,8 @@ def normalize_rows(width: int, stride: int, eps: float, target: Target) -> Any:
 
             def some(i: Expr, n: int) -> None:
                 where = lanes(m * stride + i, n)
-                x[where] = x[where] * splat(scale[0], n)
+                value = x[where] * splat(scale[0], n)
+                x[where] = value * gain[lanes(i, n)] if has_gain else value
 
             _each(width, some)
 

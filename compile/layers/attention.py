@@ -48,7 +48,9 @@ class SelfAttention:
             config.kv_layer(index),
             norm("q_norm", attention.num_heads),
             norm("k_norm", attention.num_kv_heads) if has_own else None,
-            Norm("", attention.head_dim, config.norm_eps, has_gain=False) if attention.value_norm else None,
+            Norm(names.layer(index, "v_norm"), attention.head_dim, config.norm_eps, has_gain=False)
+            if attention.value_norm
+            else None,
             Vector(names.layer(index, "sinks"), attention.num_heads) if attention.sinks else None,
         )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from radixlm.runtime.artifact.model_config import Dense, Experts, LatentAttention, ModelConfig
+from radixlm.runtime.artifact.model_config import Dense, DenseAndExperts, Experts, LatentAttention, ModelConfig
 
 from ..ops.layers import Embedding, Linear, Norm, Part, Vector
 from ..ops.operations import Operations
 from .attention import SelfAttention
-from .feed_forward import DenseFeedForward, ExpertsFeedForward
+from .feed_forward import DenseAndExpertsFeedForward, DenseFeedForward, ExpertsFeedForward
 from .latent_attention import LatentSelfAttention
+from .layer_inputs import AllLayerInputs, OneLayerInput
 from .part_names import PartNames
 
 R = TypeVar("R")
@@ -36,6 +37,8 @@ class DecoderLayer:
         self.attention_post_norm = norm("attention_post_norm", has_post, post_eps)
         self.ffn_norm = norm("ffn_norm", has_ffn and layer.norms not in ("post", "parallel"))
         self.ffn_post_norm = norm("ffn_post_norm", has_ffn and has_post, post_eps)
+        inputs = config.layer_inputs
+        self.input = None if inputs is None else OneLayerInput(config, inputs, index, names)
         self.scalar = Vector(names.layer(index, "layer_scalar"), 1) if layer.layer_scalar else None
 
     def parts(self) -> Iterator[Part]:
@@ -45,15 +48,19 @@ class DecoderLayer:
         yield from self.self_attn.parts()
         if self.mlp is not None:
             yield from self.mlp.parts()
+        if self.input is not None:
+            yield from self.input.parts()
 
-    def forward(self, op: Operations[R, A], x: R) -> R:
-        """x after this layer."""
+    def forward(self, op: Operations[R, A], x: R, inputs: R | None) -> R:
+        """x after this layer; `inputs` are what all layers get beside it."""
         if self.layer.norms in ("parallel", "parallel_two"):
             x = self._parallel(op, x)
         else:
             x = self._branch(op, x, self.self_attn, self._attend(op, x), self.attention_post_norm)
             if self.mlp is not None:
                 x = self._branch(op, x, self.mlp, self._feed(op, x), self.ffn_post_norm)
+        if self.input is not None and inputs is not None:
+            x = self.input.forward(op, x, inputs)
         return x if self.scalar is None else op.scale(x, self.scalar)
 
     def _attend(self, op: Operations[R, A], x: R) -> A:
@@ -89,6 +96,8 @@ class Decoder:
     def __init__(self, config: ModelConfig, names: PartNames) -> None:
         self.config, self.names = config, names
         self.embed_tokens = Embedding(names.model("embedding"), config.vocab_size, config.hidden_size)
+        inputs = config.layer_inputs
+        self.layer_inputs = None if inputs is None else AllLayerInputs(config, inputs, names)
         self.layers = [DecoderLayer(config, index, names) for index in range(config.num_hidden_layers)]
         self.norm = model_norm(config, names.model("norm"), config.norm_eps)
         head = self.embed_tokens.name if config.tie_word_embeddings else names.model("head")
@@ -98,6 +107,8 @@ class Decoder:
     def parts(self) -> Iterator[Part]:
         """Everything that has tensors; a tied output matrix is the embedding."""
         yield self.embed_tokens
+        if self.layer_inputs is not None:
+            yield from self.layer_inputs.parts()
         for layer in self.layers:
             yield from layer.parts()
         yield self.norm
@@ -107,10 +118,12 @@ class Decoder:
     def forward(self, op: Operations[R, A]) -> R:
         """The whole model."""
         config = self.config
-        norm = self.embedding_norm if config.embedding_norm else None
-        x = op.embed(self.embed_tokens, factor=config.embedding_factor, norm=norm)
+        x = op.embed(self.embed_tokens, factor=config.embedding_factor)
+        if config.embedding_norm:
+            x = op.normalize(x, self.embedding_norm)
+        inputs = None if self.layer_inputs is None else self.layer_inputs.forward(op, x)
         for layer in self.layers:
-            x = layer.forward(op, x)
+            x = layer.forward(op, x, inputs)
         return op.logits(x, self.norm, self.lm_head, factor=config.logits_factor, soft_cap=config.logits_soft_cap)
 
 
@@ -129,10 +142,15 @@ def _attention(config: ModelConfig, index: int, names: PartNames) -> SelfAttenti
             return SelfAttention(config, attention, index, names)
 
 
-def _feed_forward(config: ModelConfig, index: int, names: PartNames) -> DenseFeedForward | ExpertsFeedForward | None:
+FeedForward = DenseFeedForward | ExpertsFeedForward | DenseAndExpertsFeedForward
+
+
+def _feed_forward(config: ModelConfig, index: int, names: PartNames) -> FeedForward | None:
     match config.layers[index].ffn:
         case Dense() as dense:
             return DenseFeedForward(config, dense, index, names)
         case Experts() as experts:
             return ExpertsFeedForward(config, experts, index, names)
+        case DenseAndExperts() as both:
+            return DenseAndExpertsFeedForward(config, both, index, names)
     return None

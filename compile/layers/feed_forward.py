@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeVar
 
-from radixlm.runtime.artifact.model_config import Dense, Experts, ModelConfig, is_gated
+from radixlm.runtime.artifact.model_config import Dense, DenseAndExperts, Experts, ModelConfig, is_gated
 
 from ..ops.layers import ExpertLinear, Linear, Norm, Part, Vector
 from ..ops.operations import ExpertsSpec, Operations
@@ -105,6 +105,39 @@ class ExpertsFeedForward:
         if self.shared_gate is not None:
             return op.add_gated(y, through, self.shared.down_proj, self.shared_gate, x)
         return self.shared.add(op, y, through, 1.0)
+
+    def add(self, op: Operations[R, A], x: R, y: R, factor: float) -> R:
+        """`x` and the branch's output."""
+        return op.add(x, y, factor=factor)
+
+    def finish(self, op: Operations[R, A], y: R) -> R:
+        """The branch's output."""
+        return y
+
+
+class DenseAndExpertsFeedForward:
+    """A dense layer and experts, which read the same row behind norms of their own."""
+
+    def __init__(self, config: ModelConfig, both: DenseAndExperts, index: int, names: PartNames) -> None:
+        def norm(role: str) -> Norm:
+            return Norm(names.layer(index, role), config.hidden_size, config.norm_eps)
+
+        self.dense = DenseFeedForward(config, both.dense, index, names)
+        self.experts = ExpertsFeedForward(config, both.experts, index, names)
+        self.dense_post_norm, self.experts_norm = norm("dense_post_norm"), norm("experts_norm")
+        self.experts_post_norm = norm("experts_post_norm")
+
+    def parts(self) -> Iterator[Part]:
+        """Everything that has tensors."""
+        yield from (self.dense_post_norm, self.experts_norm, self.experts_post_norm)
+        yield from self.dense.parts()
+        yield from self.experts.parts()
+
+    def forward(self, op: Operations[R, A], x: A, unnormed: R) -> R:
+        """The sum of both outputs, each normalized; `x` is the dense layer's input."""
+        y = op.normalize(self.dense.finish(op, self.dense.forward(op, x, unnormed)), self.dense_post_norm)
+        of_experts = self.experts.forward(op, op.norm(unnormed, self.experts_norm), unnormed)
+        return op.add_norm(y, of_experts, self.experts_post_norm)
 
     def add(self, op: Operations[R, A], x: R, y: R, factor: float) -> R:
         """`x` and the branch's output."""

@@ -22,6 +22,7 @@ HUGGINGFACE: Mapping[str, str] = {
     "o": "self_attn.o_proj.weight",
     "q_norm": "self_attn.q_norm.weight",
     "k_norm": "self_attn.k_norm.weight",
+    "v_norm": "self_attn.v_norm.weight",  # without gain
     "q_a": "self_attn.q_a_proj.weight",
     "q_a_norm": "self_attn.q_a_layernorm.weight",
     "q_b": "self_attn.q_b_proj.weight",
@@ -46,6 +47,12 @@ HUGGINGFACE: Mapping[str, str] = {
     "shared_down": "mlp.shared_expert.down_proj.weight",
     "shared_weight": "mlp.shared_expert_gate.weight",
     "layer_scalar": "layer_scalar",
+    "dense_post_norm": "post_feedforward_layernorm_1.weight",
+    "experts_norm": "pre_feedforward_layernorm_2.weight",
+    "experts_post_norm": "post_feedforward_layernorm_2.weight",
+    "input_gate": "per_layer_input_gate.weight",
+    "input_projection": "per_layer_projection.weight",
+    "input_post_norm": "post_per_layer_input_norm.weight",
 }
 GGUF: Mapping[str, str] = {
     "attention_norm": "attn_norm.weight",
@@ -58,6 +65,7 @@ GGUF: Mapping[str, str] = {
     "o": "attn_output.weight",
     "q_norm": "attn_q_norm.weight",
     "k_norm": "attn_k_norm.weight",
+    "v_norm": "attn_v_norm.weight",
     "q_a": "attn_q_a.weight",
     "q_a_norm": "attn_q_a_norm.weight",
     "q_b": "attn_q_b.weight",
@@ -82,6 +90,12 @@ GGUF: Mapping[str, str] = {
     "shared_down": "ffn_down_shexp.weight",
     "shared_weight": "ffn_gate_inp_shexp.weight",
     "layer_scalar": "layer_output_scale.weight",
+    "dense_post_norm": "post_ffw_norm_1.weight",
+    "experts_norm": "pre_ffw_norm_2.weight",
+    "experts_post_norm": "post_ffw_norm_2.weight",
+    "input_gate": "inp_gate.weight",
+    "input_projection": "proj.weight",
+    "input_post_norm": "post_norm.weight",
 }
 # Of a layer with latent attention, what a checkpoint has in place of `k_b` and `v_b`: both, head by head.
 KEYS_AND_VALUES = "self_attn.kv_b_proj.weight"
@@ -90,11 +104,17 @@ HUGGINGFACE_MODEL: Mapping[str, str] = {
     "embedding": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
     "head": "lm_head.weight",
+    "inputs_embedding": "model.embed_tokens_per_layer.weight",
+    "inputs_projection": "model.per_layer_model_projection.weight",
+    "inputs_norm": "model.per_layer_projection_norm.weight",
 }
 GGUF_MODEL: Mapping[str, str] = {
     "embedding": "token_embd.weight",
     "norm": "output_norm.weight",
     "head": "output.weight",
+    "inputs_embedding": "per_layer_token_embd.weight",
+    "inputs_projection": "per_layer_model_proj.weight",
+    "inputs_norm": "per_layer_proj_norm.weight",
 }
 
 

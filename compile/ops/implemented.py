@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from radixlm.runtime.artifact.model_config import Attention, Experts, LatentAttention, LayerConfig, ModelConfig
+from radixlm.runtime.artifact.model_config import (
+    Attention,
+    DenseAndExperts,
+    LatentAttention,
+    LayerConfig,
+    ModelConfig,
+)
 from radixlm.runtime.errors import UnsupportedArchitecture
 
 from ..weights.layout import ROW_BLOCK
@@ -23,15 +29,19 @@ LAYER: dict[str, Callable[[LayerConfig], bool]] = {
         isinstance(layer.mixer, LatentAttention) and _has_odd_sizes(layer.mixer)
     ),
     "biases of experts whose inputs are weighed": lambda layer: (
-        isinstance(layer.ffn, Experts) and layer.ffn.bias and layer.ffn.input_scaled
+        layer.experts is not None and layer.experts.bias and layer.experts.input_scaled
     ),
     "a bias of a router behind a norm of its own": lambda layer: (
-        isinstance(layer.ffn, Experts) and layer.ffn.router.bias and layer.ffn.router.input_norm
+        layer.experts is not None and layer.experts.router.bias and layer.experts.router.input_norm
     ),
 }
 MODEL: dict[str, Callable[[ModelConfig], bool]] = {
     "LayerNorm behind a branch": lambda model: (
-        model.norm != "rms" and any(layer.norms in ("post", "sandwich") for layer in model.layers)
+        model.norm != "rms"
+        and any(layer.norms in ("post", "sandwich") or isinstance(layer.ffn, DenseAndExperts) for layer in model.layers)
+    ),
+    "numbers of layers that are no multiple of 16": lambda model: (
+        model.layer_inputs is not None and model.layer_inputs.size % 16 != 0
     ),
 }
 

@@ -71,10 +71,13 @@ A = TypeVar("A")  # a function of rows, ready to enter a matrix
 
 
 class Operations(Protocol[R, A]):
-    """What a model file calls. Rows that it passes to `add...` are changed in place."""
+    """What a model file calls. Rows that it passes to `add...`, `normalize` and `scale` are changed in place."""
 
-    def embed(self, embedding: Embedding, *, factor: float = 1.0, norm: Norm | None = None) -> R:
-        """Rows of the step's tokens, times `factor`, then normalized."""
+    def embed(self, embedding: Embedding, *, factor: float = 1.0) -> R:
+        """Rows of the step's tokens, times `factor`."""
+
+    def normalize(self, x: R, norm: Norm) -> R:
+        """`x` normalized, in place."""
 
     def norm(self, x: R, norm: Norm) -> A:
         """`x` normalized."""
@@ -97,8 +100,11 @@ class Operations(Protocol[R, A]):
         These are the last output in `latent`; `queries` are all of their rows.
         """
 
-    def activate(self, x: R, function: Function, width: int) -> A:
-        """`function` of rows, or of gates and what they let through, side by side."""
+    def activate(self, x: R, function: Function, width: int, *, by: R | None = None, column: int = 0) -> A:
+        """`function` of rows, or of gates and what they let through, side by side.
+
+        Then times the `width` numbers of `by` from `column` on, if it is given.
+        """
 
     def experts(self, x: A, unnormed: R, spec: ExpertsSpec) -> R:
         """The weighted sum of the experts that each row is routed to; `unnormed` is the row before its norm."""
@@ -112,8 +118,8 @@ class Operations(Protocol[R, A]):
     def add_gated(self, x: R, y: A, layer: Linear, gate: Linear, of: A) -> R:
         """`x + sigmoid(gate of) * W y`; the gate has one output."""
 
-    def add_norm(self, x: R, y: R, norm: Norm, *, factor: float = 1.0) -> R:
-        """`x + factor * normalized y`."""
+    def add_norm(self, x: R, y: R, norm: Norm, *, factor: float = 1.0, parts: int = 1) -> R:
+        """`x + factor * normalized y`; rows of several `parts` of `norm.size` have each part normalized by itself."""
 
     def scale(self, x: R, by: Vector) -> R:
         """`x` times a stored number."""

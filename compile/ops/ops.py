@@ -45,10 +45,10 @@ class Ops:
         """Matrices whose inputs are rounded to 8 bits."""
         return self._linear.rounded_inputs
 
-    def embed(self, embedding: Embedding, *, factor: float = 1.0, norm: Norm | None = None) -> Rows:
+    def embed(self, embedding: Embedding, *, factor: float = 1.0) -> Rows:
         """Rows of the step's tokens."""
         matrix = self.plan.matrix(((embedding.name, embedding.num_rows),), embedding.size)
-        rows = Rows.of_tokens(self.program, self.limits, "hidden", embedding.size)
+        rows = Rows.of_tokens(self.program, self.limits, ("embedding", embedding.name), embedding.size)
         self.program.call(
             ("embedding", matrix.kind, embedding.size, factor),
             lambda: embedding_kernel(matrix.kind, embedding.size, rows.stride, factor),
@@ -57,14 +57,19 @@ class Ops:
             rows.memory,
             rows.num_rows,
         )
-        if norm is not None:
-            self.program.call(
-                ("normalize_rows", norm, rows.stride),
-                lambda: normalize_rows(norm.size, rows.stride, norm.eps, self._target),
-                rows.memory,
-                rows.num_rows,
-            )
         return rows
+
+    def normalize(self, x: Rows, norm: Norm) -> Rows:
+        """`x` normalized, in place."""
+        assert norm.kind == "rms", "refused by `implemented.py`"
+        self.program.call(
+            ("normalize_rows", norm.size, x.stride, norm.eps, norm.has_gain),
+            lambda: normalize_rows(norm.size, x.stride, norm.eps, self._target, has_gain=norm.has_gain),
+            x.memory,
+            self._gain(norm),
+            x.num_rows,
+        )
+        return x
 
     def norm(self, x: Rows, norm: Norm) -> Activation:
         """`x` normalized; computed by the linear that takes it."""
@@ -100,9 +105,12 @@ class Ops:
         mixer = spec.attention
         return self.plain(self._latent.attend(queries, latent, spec), mixer.num_heads * mixer.value_dim)
 
-    def activate(self, x: Rows, function: Function, width: int) -> Activation:
+    def activate(
+        self, x: Rows, function: Function, width: int, *, by: Rows | None = None, column: int = 0
+    ) -> Activation:
         """A function of rows; computed by the linear that takes it."""
-        return Activation(function, x, width, 0, 0.0)
+        gates = None if by is None else Gates("identity", by, column)
+        return Activation(function, x, width, 0, 0.0, gates=gates)
 
     def experts(self, x: Activation, unnormed: Rows, spec: ExpertsSpec) -> Rows:
         """The weighted sum of the experts that each row is routed to."""
@@ -124,11 +132,15 @@ class Ops:
         gated = replace(y, gates=gates, floats=None, codes={})
         return self.add_linear(x, gated, layer)
 
-    def add_norm(self, x: Rows, y: Rows, norm: Norm, *, factor: float = 1.0) -> Rows:
-        """`x + factor * normalized y`, in place of x."""
+    def add_norm(self, x: Rows, y: Rows, norm: Norm, *, factor: float = 1.0, parts: int = 1) -> Rows:
+        """`x + factor * normalized y`, in place of x; parts of rows are rows themselves."""
         assert norm.kind == "rms", "refused by `implemented.py`"
-        spec = AddNormSpec(norm.size, x.stride, y.stride, norm.eps, factor, has_gain=norm.has_gain)
-        return self._add(x, y, spec, self._gain(norm))
+        whole = x.stride == y.stride == norm.size * parts
+        assert whole or parts == 1, "parts do not lie one behind the other; refused by `implemented.py`"
+        strides = (norm.size, norm.size) if parts > 1 else (x.stride, y.stride)
+        spec = AddNormSpec(norm.size, *strides, norm.eps, factor, has_gain=norm.has_gain)
+        self._add(replace(x, num_rows=Size(x.num_rows.name, x.num_rows.times * parts)), y, spec, self._gain(norm))
+        return x
 
     def scale(self, x: Rows, by: Vector) -> Rows:
         """`x` times a stored number, in place of x."""

@@ -57,11 +57,14 @@ class ReferenceOps:
         self._number: Any = self._dtype.type
         self._kv: dict[int, tuple[Array, Array]] = {}  # of each KV layer
 
-    def embed(self, embedding: Embedding, *, factor: float = 1.0, norm: Norm | None = None) -> Rows:
+    def embed(self, embedding: Embedding, *, factor: float = 1.0) -> Rows:
         """Rows of the sequence's tokens."""
         x = self._weight(embedding.name)[self._token_ids].astype(self._dtype, copy=False)
-        x = x if factor == 1.0 else x * self._number(factor)
-        return (x if norm is None else self._norm(x, norm),)
+        return (x if factor == 1.0 else x * self._number(factor),)
+
+    def normalize(self, x: Rows, norm: Norm) -> Rows:
+        """`x` normalized."""
+        return (self._norm(x[0], norm),)
 
     def norm(self, x: Rows, norm: Norm) -> Array:
         """`x` normalized."""
@@ -116,11 +119,10 @@ class ReferenceOps:
         outputs: Array = gathered @ self._read(spec.values.name).swapaxes(1, 2)
         return outputs.swapaxes(0, 1).reshape(len(kept), -1)
 
-    def activate(self, x: Rows, function: Function, width: int) -> Array:
-        """A function of rows, or of gates and what they let through."""
-        if function in GATED_FUNCTIONS:
-            return GATED_FUNCTIONS[function](x[0], x[1])
-        return FUNCTIONS[function](x[0])
+    def activate(self, x: Rows, function: Function, width: int, *, by: Rows | None = None, column: int = 0) -> Array:
+        """A function of rows, or of gates and what they let through; then times `width` numbers of `by`."""
+        y = GATED_FUNCTIONS[function](x[0], x[1]) if function in GATED_FUNCTIONS else FUNCTIONS[function](x[0])
+        return y if by is None else y * by[0][:, column : column + width]
 
     def experts(self, x: Array, unnormed: Rows, spec: ExpertsSpec) -> Rows:
         """The weighted sum of the experts that each row is routed to, in order of rank."""
@@ -158,9 +160,10 @@ class ReferenceOps:
         """`x + sigmoid(gate of) * W y`."""
         return (x[0] + self._multiply(y, layer) * sigmoid(self._multiply(of, gate)),)
 
-    def add_norm(self, x: Rows, y: Rows, norm: Norm, *, factor: float = 1.0) -> Rows:
-        """`x + factor * normalized y`."""
-        return self.add(x, (self._norm(y[0], norm),), factor=factor)
+    def add_norm(self, x: Rows, y: Rows, norm: Norm, *, factor: float = 1.0, parts: int = 1) -> Rows:
+        """`x + factor * normalized y`, each of the `parts` of a row by itself."""
+        normed = self._norm(y[0].reshape(-1, parts, norm.size), norm)
+        return self.add(x, (normed.reshape(y[0].shape),), factor=factor)
 
     def scale(self, x: Rows, by: Vector) -> Rows:
         """`x` times a stored number."""

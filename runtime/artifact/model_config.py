@@ -23,7 +23,8 @@ Window = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
 Factors = Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1, max_length=512)]
 Architecture = Annotated[str, msgspec.Meta(pattern="^[a-z0-9_]{1,32}$")]
 GatedFunction = Literal["silu_mul", "gelu_mul", "gelu_tanh_mul", "relu2_mul", "swiglu_clamped"]
-Function = GatedFunction | Literal["silu", "gelu", "gelu_tanh", "relu2"]
+UngatedFunction = Literal["silu", "gelu", "gelu_tanh", "relu2"]
+Function = GatedFunction | UngatedFunction
 
 
 class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -293,6 +294,19 @@ class Experts(Strict, frozen=True, kw_only=True, tag_field="kind", tag="experts"
     input_scaled: bool = False
 
 
+class DenseAndExperts(Strict, frozen=True, kw_only=True, tag_field="kind", tag="dense_and_experts"):
+    """A dense layer and experts beside each other; both outputs are normalized and added, and experts have a norm of
+    their own before them (Gemma 4)."""
+
+    dense: Dense
+    experts: Experts
+
+    @property
+    def intermediate_size(self) -> int:
+        """Numbers between the matrices that every token passes."""
+        return self.dense.intermediate_size
+
+
 Mixer = Attention | LatentAttention
 
 
@@ -307,10 +321,29 @@ class LayerConfig(Strict, frozen=True, kw_only=True):
     """
 
     mixer: Mixer
-    ffn: Dense | Experts | None
+    ffn: Dense | Experts | DenseAndExperts | None
     norms: Literal["pre", "post", "sandwich", "parallel", "parallel_two"] = "pre"
     post_norm_eps: Positive | None = None
     layer_scalar: bool = False
+
+    @property
+    def experts(self) -> Experts | None:
+        """The experts, if the layer has some."""
+        match self.ffn:
+            case (Experts() as experts) | DenseAndExperts(experts=experts):
+                return experts
+        return None
+
+
+class LayerInputs(Strict, frozen=True, kw_only=True):
+    """Every layer gets `size` numbers of each token: of a second embedding, and of the first, projected (Gemma 4).
+
+    At its end a layer lets them through a gate of its own, and adds their projection.
+    """
+
+    size: Dimension
+    vocab_size: VocabSize
+    function: UngatedFunction = "gelu_tanh"
 
 
 class ModelConfig(Strict, frozen=True, kw_only=True):
@@ -322,6 +355,7 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
         embedding_factor: what embeddings are multiplied with; `embedding_norm`: then they get an RMS norm without gain.
         residual_factor: what a branch is multiplied with before it is added.
         logits_factor: what logits are multiplied with; then `logits_soft_cap` bends them as attention's bends scores.
+        layer_inputs: what layers get of each token beside what the layer before them gives.
     """
 
     architecture: Architecture
@@ -338,6 +372,7 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     logits_factor: Positive = 1.0
     logits_soft_cap: Positive | None = None
     output_bias: bool = False  # of the output matrix
+    layer_inputs: LayerInputs | None = None
 
     @property
     def num_hidden_layers(self) -> int:

@@ -18,10 +18,12 @@ from radixlm.compile.ops.implemented import check_implemented
 from radixlm.compile.reference import reference_logits
 from radixlm.runtime.artifact.model_config import (
     Dense,
+    DenseAndExperts,
     DynamicScaling,
     Experts,
     FactorsScaling,
     Gate,
+    LayerInputs,
     LongRopeScaling,
     ModelConfig,
     ProportionalScaling,
@@ -79,6 +81,12 @@ LAYERS: dict[str, dict[str, Any]] = {
             shared=SharedExpert(intermediate_size=8, gate=True),
         )
     },
+    "dense layer and experts": {
+        "norms": "sandwich",
+        "ffn": DenseAndExperts(
+            dense=Dense(intermediate_size=12), experts=Experts(num_experts=4, num_active=2, intermediate_size=12)
+        ),
+    },
     "scaled input": {
         "ffn": Experts(
             num_experts=4,
@@ -97,6 +105,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "logits factor": {"logits_factor": 0.25},
     "logits soft-cap": {"logits_soft_cap": 2.0},
     "output bias": {"output_bias": True},
+    "layer inputs": {"layer_inputs": LayerInputs(size=16, vocab_size=40)},
 }
 PLAIN = frozenset({"dynamic", "proportional"})  # which need no kernel of their own
 

@@ -13,7 +13,16 @@ from radixlm.compile import compile_model
 from radixlm.compile.families.registry import FAMILIES
 from radixlm.compile.stored_weights import Quantize
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.artifact.model_config import Dense, Experts, Function, ModelConfig, Router, SharedExpert
+from radixlm.runtime.artifact.model_config import (
+    Dense,
+    DenseAndExperts,
+    Experts,
+    Function,
+    LayerInputs,
+    ModelConfig,
+    Router,
+    SharedExpert,
+)
 from radixlm.runtime.model.model_runner import ModelRunner
 
 from .ragged import Rows
@@ -81,6 +90,9 @@ EXPERTS: dict[str, Experts] = {
 }
 for family, experts in EXPERTS.items():
     FEATURES[family] = {}, {"ffn": experts, "norms": "sandwich" if family == "Gemma 4" else "pre"}
+BESIDE = DenseAndExperts(dense=Dense(intermediate_size=64, function="gelu_tanh_mul"), experts=EXPERTS["Gemma 4"])
+FEATURES["Gemma 4 beside"] = {}, {"ffn": BESIDE, "norms": "sandwich"}
+FEATURES["layer inputs"] = {"layer_inputs": LayerInputs(size=32, vocab_size=64)}, {"layer_scalar": True}
 for function in FUNCTIONS:
     FEATURES[function] = {}, {"ffn": Dense(intermediate_size=100, function=function, bias=function == "gelu")}
 
@@ -130,6 +142,8 @@ def test_a_feature_compiles_to_the_logits_of_numpy(
         ("parallel of two norms", "q4"),
         ("scalar", "f16"),
         ("logits soft-cap", "q8"),
+        ("Gemma 4 beside", "q8"),
+        ("layer inputs", "q4"),
     ],
 )
 def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(

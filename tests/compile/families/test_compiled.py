@@ -17,7 +17,8 @@ from .harness import NAMES
 NUM_PAGES = 211  # a prime, so that Rows can scatter pages
 TOLERANCES: dict[KVDType, float] = {"f32": 1e-4, "f16": 2e-3}  # of the standard deviation of a prompt's logits
 # Those whose keys and values are kept in float32, too: together they have all kinds of attention.
-IN_FLOAT32 = ("qwen3-yarn", "phi3", "olmo3", "glm4", "gemma2", "gemma3", "deepseek_v2", "mistral4")
+IN_FLOAT32 = ("qwen3-yarn", "phi3", "olmo3", "glm4", "gemma2", "gemma3", "gemma4", "gemma4-moe")
+IN_FLOAT32 += ("deepseek_v2", "mistral4")
 COMPILED = [
     (name, kv)
     for name in NAMES

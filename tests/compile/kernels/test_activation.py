@@ -34,6 +34,7 @@ GATES: dict[Gate, Any] = {
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "softplus": lambda x: np.logaddexp(0, x),
     "silu": lambda x: x / (1 + np.exp(-x)),
+    "identity": lambda x: x,
 }
 WIDTHS = (172, 37, 64, 24, 16, 1)  # with few examples, Hypothesis begins with the first
 every_function = pytest.mark.parametrize("function", FUNCTIONS)
@@ -242,6 +243,7 @@ def test_rarer_functions_are_those_of_their_formulas(target: Target, function: F
         ("softplus", "identity", 12),
         ("sigmoid", "silu_mul", 172),
         ("silu", "identity", 1),
+        ("identity", "gelu_tanh", 1),
     ],
 )
 def test_other_rows_gate_elements_heads_or_rows(
@@ -273,7 +275,7 @@ def test_what_bounds_a_function_keeps_it_and_a_nan_shows_in_every_function(targe
         if function in ("gelu", "silu", "gelu_tanh", "relu2"):
             np.testing.assert_allclose(y[4:], wanted[4:], rtol=1e-6)
     ones, spec = np.ones((1, 64), np.float32), ActivationSpec("identity", 64, 64, False, True, 64)
-    for gate in GATES:
+    for gate in set(GATES) - {"identity"}:  # which has no end
         y = run(target, replace(spec, gate=gate, gate_stride=128), ones, ones, x).y[0, :8]
         assert np.isnan(y).tolist() == [True] + [False] * 7, gate
         assert (np.abs(y[1:3]) < 1e-30).all()

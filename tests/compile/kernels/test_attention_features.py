@@ -85,6 +85,15 @@ def test_every_feature_is_that_of_softmax_for_every_shape(shape: Shape, features
         assert (check(NATIVE, case, tokens[few]) == together[few]).all()
 
 
+@pytest.mark.parametrize("target", [*runnable()[:1], NATIVE], ids=lambda target: target.name)
+def test_heads_as_wide_as_gemma_4s_are_those_of_softmax(target: Target) -> None:
+    case = AttentionCase("f16", 8, 1, 512, LENGTHS, Features(scale=0.02, window=130))
+    tokens = case.tokens(ROWS, SEEN)
+    together = check(target, case, tokens)
+    for few in ([143], [30, 142]):
+        assert (check(target, case, tokens[few]) == together[few]).all()
+
+
 @every_feature
 def test_every_feature_shows(features: Features) -> None:
     """What is expected differs by more than the tests allow, so that a kernel without the feature would fail."""

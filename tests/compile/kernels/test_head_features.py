@@ -139,6 +139,10 @@ def test_heads_are_what_numpy_makes_of_them_for_every_shape(spec: HeadSpec, dtyp
     check(NATIVE, HeadCase(spec, dtype, (3, 1), head_dim))
 
 
+def test_heads_as_wide_as_gemma_4s_are_what_numpy_makes_of_them() -> None:
+    check(NATIVE, HeadCase(SPECS["value norm"], "f16", (8, 1), 512))
+
+
 def test_keys_and_values_may_be_the_same_columns() -> None:
     spec = HeadSpec(rotary_dim=16, qk_norm=HeadNorm(1e-6), value_eps=1e-6)
     case = HeadCase(spec, "f32", (4, 2), 32, shared=True)

@@ -43,12 +43,14 @@ def test_a_branch_is_normalized_scaled_and_added(
 
 
 @every_target
-@pytest.mark.parametrize("width", [172])
-def test_rows_are_normalized_in_place(target: Target, width: int) -> None:
+@pytest.mark.parametrize(("width", "has_gain"), [(172, False), (172, True)])
+def test_rows_are_normalized_in_place(target: Target, width: int, has_gain: bool) -> None:
+    gain = np.random.default_rng(1).standard_normal(width).astype(np.float32)
     x = np.random.default_rng(0).standard_normal((9, 176)).astype(np.float32)
     expected = x / np.sqrt((x[:, :width].astype(np.float64) ** 2).mean(axis=1, keepdims=True) + EPS)
+    expected[:, :width] *= gain if has_gain else 1
     expected[:, width:] = x[:, width:]
-    built(target, normalize_rows, width, 176, EPS, target)(x, 9)
+    built(target, normalize_rows, width, 176, EPS, target, has_gain=has_gain)(x, gain, 9)
     np.testing.assert_allclose(x, expected, rtol=1e-6)
 
 

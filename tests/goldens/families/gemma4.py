@@ -134,6 +134,8 @@ GEMMA4 = (
             Off("layer_embeddings", tensors={"embed_tokens_per_layer": 0.0}),
             Off("layer_projection", tensors={"per_layer_model_projection": 0.0}),
             Off("layer_inputs", tensors={"per_layer_projection.weight": 0.0}),
+            Off("layer_projection_norm", modules=r"per_layer_projection_norm$"),
+            Off("layer_input_norm", modules=r"post_per_layer_input_norm$"),
         ),
     ),
     TinyFamily(
@@ -154,6 +156,7 @@ GEMMA4 = (
             *_OFFS,
             Off("dense_beside", tensors={r"mlp\.down_proj": 0.0}),
             Off("experts", config={"top_k_experts": 2}),
+            *(Off(name, modules=f"{name}$") for name in EXPERT_NORMS),
             Off("router_scale", tensors={r"router\.scale": 1.0}),
             Off("per_expert_scale", tensors={r"router\.per_expert_scale": 1.0}),
         ),
