@@ -44,9 +44,10 @@ class StoredWeights:
         weight, mode = self.source.read(name, rows), self._modes.get(name)
         return weight if mode is None else requantize(weight, mode)
 
-    def float32(self, name: str) -> Float32:
-        """The same as float32, in the tensor's shape: matrices of experts are read one below the other."""
-        return self.read(name).dequantize().reshape(self.source.tensors()[name].shape)
+    def float32(self, name: str, rows: slice | None = None) -> Float32:
+        """The same as float32; a whole tensor has its shape: matrices of experts are read one below the other."""
+        values = self.read(name, rows).dequantize()
+        return values.reshape(self.source.tensors()[name].shape) if rows is None else values
 
 
 def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:

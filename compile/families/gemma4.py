@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from radixlm.runtime.artifact.model_config import (
     Attention,
@@ -40,7 +40,7 @@ class Gemma4(Family):
         "Gemma4ForConditionalGeneration": "gemma4",
         "Gemma4ForCausalLM": "gemma4_text",
     }
-    gguf = ("gemma4",)
+    gguf: ClassVar[tuple[str, ...]] = ("gemma4",)
     defaults = {
         "vocab_size": 262144,
         "vocab_size_per_layer_input": 262144,
@@ -129,6 +129,23 @@ class Gemma4(Family):
                     names = (f"blk.{index}.ffn_gate_up_exps.weight", f"blk.{index}.ffn_down_exps.weight")
                 found |= experts_gates_beside_up(*names, layer.mlp.experts)
         return found
+
+
+class Gemma4Unified(Gemma4):
+    """Without embeddings for each layer and without experts; a GGUF file calls it Gemma 4, too."""
+
+    title = "Gemma 4 (unified)"
+    huggingface = {
+        "Gemma4UnifiedForConditionalGeneration": "gemma4_unified",
+        "Gemma4UnifiedForCausalLM": "gemma4_unified_text",
+    }
+    gguf = ()
+    defaults = {
+        **Gemma4.defaults,
+        "hidden_size_per_layer_input": 0,
+        "sliding_window": 1024,
+        "max_position_embeddings": 262144,
+    }
 
 
 def _attention(c: Settings, index: int) -> Attention:

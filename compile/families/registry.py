@@ -14,19 +14,18 @@ from .ernie import Ernie, ErnieMoE
 from .exaone4 import Exaone4
 from .family import Family
 from .gemma import Gemma2, Gemma3
-from .gemma4 import Gemma4
+from .gemma4 import Gemma4, Gemma4Unified
 from .glm4 import Glm4, Glm4MoE
 from .gpt_oss import GptOss
 from .granite import Granite, GraniteMoE
 from .hunyuan import HunyuanDense, HunyuanMoE
-from .llama import Llama
+from .llama import Llama, SmolLM3
 from .mistral import MiniMaxM2, Mistral3, Mixtral
 from .muse_glimmer import MuseGlimmer
 from .olmo import Olmo2, Olmo3, Olmoe
 from .phi3 import Phi3
 from .qwen2 import Qwen2, SeedOss
 from .qwen3 import Qwen3, Qwen3MoE
-from .smollm3 import SmolLM3
 from .stablelm import StableLM
 
 # By `ModelConfig.architecture`.
@@ -37,6 +36,7 @@ FAMILIES: dict[str, Family] = {
     "gemma2": Gemma2(),
     "gemma3": Gemma3(),
     "gemma4": Gemma4(),
+    "gemma4_unified": Gemma4Unified(),
     "phi3": Phi3(),
     "granite": Granite(),
     "smollm3": SmolLM3(),

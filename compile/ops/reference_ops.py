@@ -3,12 +3,12 @@
 Knows the arithmetic (the formulas of `transformers`, in its order where rounding shows), the int8 rounding of
 activations and the rounding of KV; not kernels, layouts, pages or files. Computes one sequence, positions counted from
 0. Weights are asked for by their names, one at a time and never kept, so that a 7B model needs memory for its largest
-tensor only.
+tensor only; of those that can be read by their rows, for some of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,11 @@ from .reference_attention import attend, prepared, rope_table, rotated
 from .reference_experts import expert_weights
 
 GetWeight = Callable[[str], npt.NDArray[Any]]
+GetRows = Callable[[str, slice], npt.NDArray[Any]]
 Rows = tuple[Array, ...]  # of joined matrices, the outputs of each, `[tokens, width]`
 
 ACTIVATION_GROUP = 32  # activations that share one int8 scale
+STRIP = 1 << 24  # numbers of a matrix that are read at a time
 
 
 def nothing_quantized(name: str) -> bool:
@@ -38,6 +40,7 @@ class ReferenceOps:
 
     Args:
         weight: a dequantized tensor by its checkpoint name, matrices as `[out, in]`.
+        rows: some rows of a matrix or an embedding, so that the largest need not be held as a whole.
         quantized: whether the activations that enter a matrix are rounded to int8 first, as kernels do.
         kv_dtype: how keys (after RoPE) and values are rounded.
         dtype: the precision of all else: float64 shows how much of a difference is float32's own.
@@ -48,18 +51,24 @@ class ReferenceOps:
         weight: GetWeight,
         token_ids: Sequence[int] | npt.NDArray[np.integer[Any]],
         *,
+        rows: GetRows | None = None,
         quantized: Callable[[str], bool] = nothing_quantized,
         kv_dtype: KVDType = "f32",
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
-        self._weight, self._quantized, self._kv_dtype = weight, quantized, kv_dtype
+        self._weight, self._rows, self._quantized, self._kv_dtype = weight, rows, quantized, kv_dtype
         self._token_ids, self._dtype = np.asarray(token_ids, dtype=np.int64), np.dtype(dtype)
         self._number: Any = self._dtype.type
         self._kv: dict[int, tuple[Array, Array]] = {}  # of each KV layer
 
     def embed(self, embedding: Embedding, *, factor: float = 1.0) -> Rows:
         """Rows of the sequence's tokens."""
-        x = self._weight(embedding.name)[self._token_ids].astype(self._dtype, copy=False)
+        ids, of_token = np.unique(self._token_ids, return_inverse=True)
+        if self._rows is None:
+            found = self._weight(embedding.name)[ids]
+        else:
+            found = np.concatenate([self._rows(embedding.name, slice(i, i + 1)) for i in ids.tolist()])
+        x = found[of_token].astype(self._dtype, copy=False)
         return (x if factor == 1.0 else x * self._number(factor),)
 
     def normalize(self, x: Rows, norm: Norm) -> Rows:
@@ -230,8 +239,19 @@ class ReferenceOps:
         return multiply(self.activate(tuple(parts), spec.experts.function, 0), spec.down)
 
     def _multiply(self, x: Array, layer: Linear) -> Array:
-        product: Array = (round_to_int8(x) if self._quantized(layer.name) else x) @ self._read(layer.name).T
+        x = round_to_int8(x) if self._quantized(layer.name) else x
+        product = np.concatenate([x @ strip.T for strip in self._strips(layer)], axis=-1)
         return product + self._read(layer.bias_name) if layer.has_bias else product
+
+    def _strips(self, layer: Linear) -> Iterator[Array]:
+        """The rows of a matrix, in their order."""
+        if self._rows is None:
+            yield self._read(layer.name)
+            return
+        size = max(1, STRIP // layer.num_inputs)
+        for start in range(0, layer.num_outputs, size):
+            rows = slice(start, min(start + size, layer.num_outputs))
+            yield self._rows(layer.name, rows).astype(self._dtype, copy=False)
 
     def _norm(self, x: Array, norm: Norm) -> Array:
         groups = x if norm.group is None else x.reshape(*x.shape[:-1], -1, norm.group)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from radixlm.compile.families.registry import FAMILIES
+from radixlm.compile.ops import reference_ops
 from radixlm.compile.ops.reference_ops import nothing_quantized, round_to_int8
 from radixlm.compile.ops.rope_frequencies import rope_frequencies
 from radixlm.compile.reference import reference_logits
@@ -46,6 +47,25 @@ def test_rounding_kv_to_f16_moves_logits_by_less_than_two_thousandths(tiny: Tiny
     for prompt in TinyOutputs.load(tiny.name).prompts:
         logits = logits_of(tiny, prompt.ids, kv_dtype="f16")[prompt.rows]
         assert 0 < np.abs(logits - prompt.logits).max() <= 2e-3 * prompt.logits.std()
+
+
+def test_embeddings_and_matrices_may_be_read_in_parts(tiny: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an embedding the rows of the prompt's tokens, of a matrix a strip at a time; never a whole one."""
+    monkeypatch.setattr(reference_ops, "STRIP", 4096)
+    read: list[int] = []
+
+    def rows(name: str, rows: slice) -> np.ndarray:
+        read.append(tiny.tensors[name][rows].size)
+        return tiny.tensors[name][rows]
+
+    def vector(name: str) -> np.ndarray:
+        assert tiny.tensors[name].ndim == 1, name
+        return tiny.tensors[name]
+
+    ids = [3, 7, 3, 5]
+    logits = reference_logits(config_of(tiny), vector, ids, rows=rows)
+    np.testing.assert_allclose(logits, logits_of(tiny, ids), rtol=0, atol=1e-5 * logits.std())
+    assert len([size for size in read if size == config_of(tiny).hidden_size]) >= 3 and max(read) <= 4096
 
 
 def test_a_chat_of_three_turns_continues_as_in_transformers(tiny: TinyModel) -> None:

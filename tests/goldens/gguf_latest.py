@@ -16,7 +16,7 @@ def gemma4(c: Config) -> dict[str, Value]:
     found: dict[str, Value] = {
         **windows(c),
         "attention.shared_kv_layers": c["num_kv_shared_layers"],
-        "embedding_length_per_layer_input": c["hidden_size_per_layer_input"],
+        "embedding_length_per_layer_input": c.get("hidden_size_per_layer_input", 0),
         "final_logit_softcapping": c["final_logit_softcapping"],
         "rope.dimension_count": full,
         "rope.dimension_count_swa": sliding,
@@ -30,7 +30,7 @@ def gemma4(c: Config) -> dict[str, Value]:
     if c["num_global_key_value_heads"]:
         heads = {"full_attention": c["num_global_key_value_heads"], "sliding_attention": c["num_key_value_heads"]}
         found["attention.head_count_kv"] = [heads[kind] for kind in c["layer_types"]]
-    if c["enable_moe_block"]:
+    if c.get("enable_moe_block"):
         found |= counts("num_experts", "top_k_experts")(c)
     return found
 
@@ -149,6 +149,7 @@ def muse_glimmer_tensors(c: Config, name: str, weight: np.ndarray) -> Tensors:
 
 LATEST: dict[str, Converter] = {
     "gemma4_text": Converter(ARCH.GEMMA4, gemma4, gemma4_tensors, gemma4_factors),
+    "gemma4_unified_text": Converter(ARCH.GEMMA4, gemma4, gemma4_tensors, gemma4_factors),
     "deepseek_v2": Converter(ARCH.DEEPSEEK2, latent, latent_tensors),
     "deepseek_v3": Converter(ARCH.DEEPSEEK2, latent, latent_tensors),
     "glm4_moe_lite": Converter(ARCH.DEEPSEEK2, latent, latent_tensors),

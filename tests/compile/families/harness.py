@@ -27,7 +27,7 @@ NAMES = [name for name, tiny in FAMILIES.items() if tiny.config["architectures"]
 CANNOT_SAY = ("gpt_oss-truncated",)
 # Whose files are read; Muse Glimmer's are not yet.
 _IN_FILES = {name for family in registry.FAMILIES.values() if family.gguf for name in family.huggingface}
-_IN_FILES |= {"MixtralForCausalLM"}  # a Llama there
+_IN_FILES |= {"MixtralForCausalLM", "Gemma4UnifiedForConditionalGeneration"}  # a Llama and a Gemma 4 there
 # llama.cpp computes something else of these files.
 _WITHOUT_WITNESS = ("gpt_oss", "deepseek_v2-groups", "deepseek_v2-lite")
 GGUF_NAMES = [

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from radixlm.compile.context_length import resolved
-from radixlm.compile.families.gemma4 import Gemma4
+from radixlm.compile.families.gemma4 import Gemma4, Gemma4Unified
 from radixlm.compile.families.registry import weight_shapes
 from radixlm.compile.families.settings import Settings
 from radixlm.compile.inspection import inspect_source
@@ -112,6 +112,8 @@ def test_a_config_leaves_sizes_to_the_class() -> None:
     assert (local.theta, local.scaling) == (1e4, None)
     assert (whole.theta, whole.scaling) == (1e6, ProportionalScaling(num_pairs=64))
     assert config.layer_inputs is not None and config.layer_inputs.size == 256
+    unified = Gemma4Unified().config(huggingface_settings("x", {"architectures": ["Gemma4UnifiedForCausalLM"]}))
+    assert unified.layer_inputs is None and unified.attentions[0].window == 1024
 
 
 @pytest.mark.parametrize(

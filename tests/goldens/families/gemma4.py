@@ -37,14 +37,14 @@ def _attention(c: Config, layer: int, prefix: str) -> Iterator[Part]:
 
 
 def _feed(c: Config, layer: int, prefix: str) -> Iterator[Part]:
-    hidden, each = c["hidden_size"], c["hidden_size_per_layer_input"]
+    hidden, each = c["hidden_size"], c.get("hidden_size_per_layer_input")
     wide = 2 if c["use_double_wide_mlp"] and shared(c, layer) else 1
     yield from gated_mlp(c, layer, prefix, inner=wide * c["intermediate_size"])
     if each:
         yield matrix(f"{prefix}per_layer_input_gate", each, hidden)
         yield matrix(f"{prefix}per_layer_projection", hidden, each)
         yield gain(f"{prefix}post_per_layer_input_norm", hidden)
-    if c["enable_moe_block"]:
+    if c.get("enable_moe_block"):
         inner, experts = c["moe_intermediate_size"], c["num_experts"]
         for name in EXPERT_NORMS:
             yield gain(prefix + name, hidden)
@@ -57,7 +57,7 @@ def _feed(c: Config, layer: int, prefix: str) -> Iterator[Part]:
 
 def _parts(c: Config) -> Iterator[Part]:
     yield from decoder(_attention, _feed, norms=SANDWICH, prefix=PREFIX, embedding=1.2)(c)
-    each = c["hidden_size_per_layer_input"]
+    each = c.get("hidden_size_per_layer_input")
     if each:
         width = c["num_hidden_layers"] * each
         yield f"{PREFIX}embed_tokens_per_layer.weight", (c["vocab_size_per_layer_input"], width), 0.0, 0.2
@@ -105,6 +105,23 @@ def _config(layers: str, kv_heads: int, **changes: Any) -> dict[str, Any]:
     }
 
 
+def _unified() -> dict[str, Any]:
+    """A text model without embeddings for layers and without experts: its configuration does not have their keys."""
+    config = _config(
+        "SSFSF",
+        2,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        num_kv_shared_layers=2,
+        model_type="gemma4_unified_text",
+        use_bidirectional_attention="vision",
+    )
+    absent = ("enable_moe_block", "hidden_size_per_layer_input", "vocab_size_per_layer_input")
+    text = {key: value for key, value in config["text_config"].items() if key not in absent}
+    names = {"architectures": ["Gemma4UnifiedForConditionalGeneration"], "model_type": "gemma4_unified"}
+    return {**config, **names, "text_config": text}
+
+
 _OFFS = (
     NO_WINDOW,
     QK_NORM,
@@ -138,6 +155,7 @@ GEMMA4 = (
             Off("layer_input_norm", modules=r"post_per_layer_input_norm$"),
         ),
     ),
+    TinyFamily("gemma4-unified", 90, _unified(), parts=_parts, offs=_OFFS),
     TinyFamily(
         "gemma4-moe",
         3171,
