@@ -38,6 +38,8 @@ def layer_rows(model: ModelConfig) -> Iterator[tuple[str, str]]:
     shared = sum(each.shared_kv is not None for each in model.attentions)
     if shared:
         yield "shared", f"{shared} layers read the keys and values of others"
+    if model.layer_inputs is not None:
+        yield "layer inputs", f"{model.layer_inputs.size} numbers of each token for each layer"
     yield "vocabulary", f"{model.vocab_size:,}"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from radixlm.cli.tables import layer_rows
 from radixlm.compile.context_length import resolved
 from radixlm.compile.families.gemma4 import Gemma4, Gemma4Unified
 from radixlm.compile.families.registry import weight_shapes
@@ -191,3 +192,11 @@ def test_inspection_counts_experts_beside_a_dense_layer(checkpoint: Callable[[st
     assert found.refusal is None and found.family == "Gemma 4"
     experts = found.model.layers[0].experts
     assert isinstance(experts, Experts) and (experts.num_experts, experts.num_active) == (8, 3)
+    assert dict(layer_rows(found.model))["experts"] == "3 of 8 a token, in 3 layers"
+
+
+def test_a_table_says_what_layers_get_and_share() -> None:
+    rows = dict(layer_rows(config_of()))
+    assert rows["heads"] == "4 of 32, 1 for keys and values; 4 of 64, 1 for keys and values"
+    assert rows["shared"] == "2 layers read the keys and values of others"
+    assert rows["layer inputs"] == "32 numbers of each token for each layer"
