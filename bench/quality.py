@@ -1,18 +1,18 @@
-"""How far SmolLM2's distributions are from transformers' on 1,196 positions, beside llama.cpp's distance.
+"""How far models' distributions are from transformers' on a thousand positions, beside llama.cpp's distance.
 
-    python -m bench.quality [--kv-dtypes f16 int8]
+    python -m bench.quality [--models smollm2 gemma3 qwen2]
 
-SmolLM2 is compiled with each of these dtypes of keys and values. Needs the development dependencies; the golden file is
-tests/goldens/smollm2.npz, made by the script beside it.
+SmolLM2 is compiled with keys and values in f16 and in int8; Gemma 3 270M and Qwen2.5-Coder-0.5B, which are fetched from
+PyPI once (745 MB), in f16. Needs the development dependencies. The goldens are in tests/goldens, beside the scripts
+that made them; SmolLM2's has whole distributions, the others what KL is estimated from.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 from radixlm.compile import compile_model
@@ -22,59 +22,75 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.model.model_runner import ModelRunner
 
+from tests.goldens.real_kl import RealGolden
+from tests.goldens.smollm2_kl import Comparison, SmolLM2Golden, compare
+from tests.real_models import GEMMA_3_270M, QWEN_2_5_CODER, real_model
+
 from .options import read_options
 from .report.page import publish
 
-GOLDENS = Path(__file__).resolve().parent.parent / "tests" / "goldens" / "smollm2_kl.py"
 CHUNK = 64  # positions with logits in one forward
+MODELS: dict[str, tuple[KVDType, ...]] = {"smollm2": ("f16", "int8"), "gemma3": ("f16",), "qwen2": ("f16",)}
+FILES = {"gemma3": GEMMA_3_270M, "qwen2": QWEN_2_5_CODER}
 
 
 def main() -> None:
     """Compile, run, compare, print, write `results/quality.json`."""
-    options = read_options(__doc__, kv_dtypes=("f16", "int8"))
-    publish("quality", {"rows": [measure(dtype) for dtype in options.kv_dtypes]})
+    options = read_options(__doc__, models=tuple(MODELS))
+    publish("quality", {"rows": [measure(model, dtype) for model in options.models for dtype in MODELS[model]]})
 
 
-def measure(kv_dtype: KVDType) -> dict[str, object]:
+def measure(model: str, kv_dtype: KVDType) -> dict[str, Any]:
     """Means over all positions, and the bounds of 95 % of paired bootstraps of the ratio to llama.cpp's distance."""
-    golden = _goldens().SmolLM2Golden.load()
-    with tempfile.TemporaryDirectory() as directory, open_source("smollm2") as source:
-        embedding = source.read("model.embed_tokens.weight").dequantize()
-        path = compile_model("smollm2", Path(directory) / "smollm2.radixlm", kv_dtype=kv_dtype).path
-        longest = max(len(passage.ids) for passage in golden.passages)
-        runner = ModelRunner(Artifact.open(path), num_pages=-(-longest // PAGE_SIZE))
-        parts = [_goldens().compare(passage, _logits(runner, passage.ids), embedding) for passage in golden.passages]
-    compared = _goldens().Comparison.joined(parts)
+    source = "smollm2" if model == "smollm2" else str(real_model(FILES[model]))
+    with tempfile.TemporaryDirectory() as directory:
+        path = compile_model(source, Path(directory) / f"{model}.radixlm", kv_dtype=kv_dtype).path
+        compared = _smollm2(path) if model == "smollm2" else _real(model, path)
     return {
+        "model": model if model == "smollm2" else Path(source).stem,
         "kv_dtype": kv_dtype,
         "positions": len(compared.kl),
         "mean_kl_nats": float(compared.kl.mean()),
         "top1_agreement": float(compared.agrees.mean()),
         "llama_cpp_mean_kl_nats": float(compared.llama_cpp_kl.mean()),
-        "ratio": [float(x) for x in (compared.bootstrap.low, compared.bootstrap.ratio, compared.bootstrap.high)],
+        "llama_cpp_top1_agreement": float(compared.llama_cpp_agrees.mean()),
+        "ratio": [compared.bootstrap.low, compared.bootstrap.ratio, compared.bootstrap.high],
     }
 
 
-def _goldens() -> ModuleType:
-    if "smollm2_kl" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("smollm2_kl", GOLDENS)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["smollm2_kl"] = module
-        spec.loader.exec_module(module)
-    return sys.modules["smollm2_kl"]
+def _smollm2(path: Path) -> Comparison:
+    golden = SmolLM2Golden.load()
+    with open_source("smollm2") as source:
+        embedding = source.read("model.embed_tokens.weight").dequantize()
+    runner = _runner(path, max(len(passage.ids) for passage in golden.passages))
+    parts = []
+    for passage in golden.passages:
+        logits = np.concatenate(list(_logits(runner, passage.ids)))
+        parts.append(compare(passage, logits, embedding))
+    return Comparison.joined(parts)
 
 
-def _logits(runner: ModelRunner, token_ids: list[int]) -> np.ndarray:
+def _real(model: str, path: Path) -> Comparison:
+    golden = RealGolden.load(model)
+    runner = _runner(path, max(len(prompt.ids) for prompt in golden.prompts))
+    return Comparison.joined(
+        [part for prompt in golden.prompts for part in prompt.compare(_logits(runner, prompt.ids.tolist()))]
+    )
+
+
+def _runner(path: Path, num_tokens: int) -> ModelRunner:
+    return ModelRunner(Artifact.open(path), num_pages=-(-num_tokens // PAGE_SIZE))
+
+
+def _logits(runner: ModelRunner, token_ids: list[int]) -> Iterator[np.ndarray]:
+    """Logits of all positions, chunk after chunk: float32 `[n, vocab]`."""
     pages = np.arange(-(-len(token_ids) // PAGE_SIZE), dtype=np.int32)[None]
-    logits = []
     for start in range(0, len(token_ids), CHUNK):
         positions = np.arange(start, min(start + CHUNK, len(token_ids)), dtype=np.int32)
         rows = positions - np.int32(start)
         ids = np.array(token_ids[start : start + CHUNK], np.int32)
         batch = Batch(ids, positions, positions, np.zeros_like(rows), pages, positions + np.int32(1), rows)
-        logits.append(runner.forward(batch).copy())
-    return np.concatenate(logits)
+        yield runner.forward(batch).copy()
 
 
 if __name__ == "__main__":

@@ -290,7 +290,10 @@ class Prompts:
                 f"model {self._name} answers completions, and no conversations: {self._template_fault}"
             )
         if self.chat_template is None:
-            raise InvalidRequest(f"model {self._name} has no chat template; use generate, or compile a chat model")
+            raise InvalidRequest(
+                f"model {self._name} has no chat template: it answers completions (/v1/completions, generate), and no "
+                "conversations; ask for those, or serve a model that was tuned for chat"
+            )
         return self.chat_template.render(told, tools=known, kwargs=kwargs)
 
 

@@ -14,11 +14,14 @@ bias, whatever q is. q's own sum goes over the whole vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import numpy as np
+
+from .smollm2_kl import Comparison
 
 HERE = Path(__file__).resolve().parent
 NUM_LIKELY = 24  # ids of each position that count by themselves
@@ -52,8 +55,15 @@ class RealPrompt:
     llama_cpp_kl: np.ndarray  # float32 [R], KL(transformers || llama.cpp) in nats, over the whole vocabulary
     llama_cpp_agrees: np.ndarray  # bool [R], whether both choose the same next token
 
-    def compare(self, logits: np.ndarray, first: int = 0) -> Comparison:
-        """Compare `logits` `[n, vocab]` of compared positions, counted from `first`."""
+    def compare(self, logits: Iterable[np.ndarray]) -> Iterator[Comparison]:
+        """Compare logits of all positions, `[n, vocab]` after `[n, vocab]`: those of all at once are a gigabyte."""
+        start = len(self.likely) - len(self.ids)  # counted from the first that is compared
+        for chunk in logits:
+            if start + len(chunk) > 0:
+                yield self._compare(chunk[max(-start, 0) :], max(start, 0))
+            start += len(chunk)
+
+    def _compare(self, logits: np.ndarray, first: int) -> Comparison:
         rows = slice(first, first + len(logits))
         likely, log_probs = self.likely[rows], self.log_probs[rows].astype(np.float64)
         found = np.take_along_axis(logits, likely, axis=1) - _log_sum(logits)[:, None]
@@ -63,21 +73,6 @@ class RealPrompt:
             llama_cpp_kl=self.llama_cpp_kl[rows].astype(np.float64),
             llama_cpp_agrees=self.llama_cpp_agrees[rows],
         )
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Per position of one or more prompts."""
-
-    kl: np.ndarray  # float64 [R], KL(transformers || ours) in nats, estimated
-    agrees: np.ndarray  # bool [R], both choose the same next token
-    llama_cpp_kl: np.ndarray  # float64 [R]
-    llama_cpp_agrees: np.ndarray  # bool [R]
-
-    @classmethod
-    def joined(cls, parts: list[Comparison]) -> Self:
-        names = ("kl", "agrees", "llama_cpp_kl", "llama_cpp_agrees")
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 def estimated_kl(log_probs: np.ndarray, found: np.ndarray) -> np.ndarray:

@@ -47,7 +47,8 @@ class SmolLM2Golden:
     def load(cls) -> Self:
         with np.load(FILE) as file:
             arrays = dict(file)
-        passages, chats = [], []
+        passages: list[Passage] = []
+        chats: list[list[ChatTurn]] = []
         while f"passage_{len(passages)}" in arrays:
             i = len(passages)
             known = (arrays[f"{name}_{i}"] for name in ("hidden", "log_probs", "llama_cpp_kl", "llama_cpp_agrees"))
@@ -74,13 +75,12 @@ class Comparison:
     kl: np.ndarray  # float64 [T], KL(transformers || ours) in nats, over the whole vocabulary
     agrees: np.ndarray  # bool [T], both choose the same next token
     llama_cpp_kl: np.ndarray  # float64 [T]
+    llama_cpp_agrees: np.ndarray  # bool [T]
 
     @classmethod
-    def joined(cls, parts: list[Comparison]) -> Comparison:
-        kl, agrees, llama_cpp_kl = (
-            np.concatenate([getattr(part, name) for part in parts]) for name in ("kl", "agrees", "llama_cpp_kl")
-        )
-        return cls(kl, agrees, llama_cpp_kl)
+    def joined(cls, parts: list[Comparison]) -> Self:
+        names = ("kl", "agrees", "llama_cpp_kl", "llama_cpp_agrees")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     @cached_property
     def bootstrap(self) -> Bootstrap:
@@ -100,7 +100,8 @@ def compare(passage: Passage, logits: np.ndarray, embedding: np.ndarray) -> Comp
         ours = _log_softmax(logits[part])
         kl.append((np.exp(reference) * (reference - ours)).sum(axis=-1))
         agrees.append(reference.argmax(axis=-1) == ours.argmax(axis=-1))
-    return Comparison(np.concatenate(kl), np.concatenate(agrees), passage.llama_cpp_kl.astype(np.float64))
+    llama_cpp_kl = passage.llama_cpp_kl.astype(np.float64)
+    return Comparison(np.concatenate(kl), np.concatenate(agrees), llama_cpp_kl, passage.llama_cpp_agrees)
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def bootstrap_ratio(
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
 def _check(passage: Passage, start: int, reference: np.ndarray) -> None:

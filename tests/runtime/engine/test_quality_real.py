@@ -14,7 +14,8 @@ from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.model.model_runner import ModelRunner
 
 from ...compile.ragged import Rows
-from ...goldens.real_kl import Comparison, RealGolden, RealPrompt, estimated_kl
+from ...goldens.real_kl import RealGolden, estimated_kl
+from ...goldens.smollm2_kl import Comparison
 
 NUM_PAGES = 97  # a prime, so that Rows can scatter pages; 1,500 tokens take 94
 CHUNK = 64  # positions computed at a time, all with logits
@@ -33,21 +34,19 @@ def comparison(request: pytest.FixtureRequest) -> Comparison:
 def compared(artifact: Path, golden: RealGolden) -> Comparison:
     runner = ModelRunner(Artifact.open(artifact), num_pages=NUM_PAGES)
     try:
-        return Comparison.joined([part for prompt in golden.prompts for part in parts(runner, prompt)])
+        return Comparison.joined(
+            [part for prompt in golden.prompts for part in prompt.compare(teacher_forced(runner, prompt.ids.tolist()))]
+        )
     finally:
         runner.close()
 
 
-def parts(runner: ModelRunner, prompt: RealPrompt) -> Iterator[Comparison]:
-    """A prompt fed as it is, compared chunk by chunk: all logits at once are a gigabyte."""
+def teacher_forced(runner: ModelRunner, token_ids: list[int]) -> Iterator[np.ndarray]:
+    """Logits of all positions, chunk after chunk."""
     rows = Rows(runner, NUM_PAGES)
-    number = rows.add(prompt.ids.tolist())
-    first = len(prompt.ids) - len(prompt.likely)
-    for start in range(0, len(prompt.ids), CHUNK):
-        stop = min(start + CHUNK, len(prompt.ids))
-        logits = rows.step({number: stop - start})[number]
-        if stop > first:
-            yield prompt.compare(logits[max(first - start, 0) :], max(start - first, 0))
+    number = rows.add(token_ids)
+    for start in range(0, len(token_ids), CHUNK):
+        yield rows.step({number: min(CHUNK, len(token_ids) - start)})[number]
 
 
 @pytest.mark.parametrize("name", NAMES)
