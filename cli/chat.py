@@ -56,11 +56,17 @@ def command(model: str, system: str, **options: Any) -> None:
     radixlm chat model.Q4_K_M.gguf < questions.txt
     radixlm chat smollm2.radixlm --system "You are a pirate." --temperature 0.7
     """
+    from radixlm.runtime.errors import InvalidRequest
+
     from .conversation import Conversation
 
     artifact = take(CompileOptions, options).artifact_of(model)
     sampling_wishes = take(SamplingOptions, options)
     with take(EngineOptions, options).open(artifact) as engine:
+        if engine.prompts.chat_template is None:
+            raise InvalidRequest(
+                f'{model} takes no conversations; continue a text: radixlm generate {model} "Once upon"'
+            )
         interactive = sys.stdin is not None and sys.stdin.isatty()
         piped = None if interactive else _piped_lines()
         defaults = dataclasses.replace(engine.default_params, max_tokens=MAX_TOKENS)

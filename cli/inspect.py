@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .options import CompileOptions, compile_options
-from .tables import layer_rows, print_rows, size, token_bytes
+from .tables import conversations, layer_rows, print_rows, size, token_bytes
 
 if TYPE_CHECKING:
     from radixlm.runtime.artifact.manifest import Manifest
@@ -93,11 +93,14 @@ def appended_suffix(manifest: Manifest) -> str:
 
 def _rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Names and values of the table, in reading order."""
+    from radixlm.runtime.artifact import CHAT_TEMPLATE
+
     model, kv, target = manifest.model, manifest.kv, manifest.target
     yield "name", manifest.name
     yield "source", f"{manifest.source.format} {manifest.source.name}"
     yield "architecture", model.architecture
     yield from layer_rows(model)
+    yield "conversations", conversations(CHAT_TEMPLATE in manifest.files)
     yield "appended suffix", appended_suffix(manifest)
     yield "context", f"{manifest.context_length:,} tokens"
     yield "quantization", manifest.quantization.mode

@@ -43,6 +43,11 @@ def layer_rows(model: ModelConfig) -> Iterator[tuple[str, str]]:
     yield "vocabulary", f"{model.vocab_size:,}"
 
 
+def conversations(has_template: bool) -> str:
+    """Whether a model takes chats."""
+    return "yes" if has_template else "no: it has no chat template, and answers completions"
+
+
 def size(num_bytes: int) -> str:
     """
     >>> size(98_362_432), size(512)

@@ -52,6 +52,7 @@ class Inspection:
     file_token_bytes: int | None = None
     artifact_token_bytes: int | None = None
     tokenizer: str | None = None
+    has_chat_template: bool | None = None
 
 
 def inspect_source(source: str | Path, *, quantize: Quantize = "keep", kv_dtype: KVDType = "f16") -> Inspection:
@@ -90,6 +91,7 @@ def _of_source(label: str, source: Source, quantize: Quantize, kv_dtype: KVDType
         file_token_bytes=source_token_bytes(source),
         artifact_token_bytes=artifact_token_bytes(weights),
         tokenizer=_tokenizer(source.tokenizer_json),
+        has_chat_template=source.chat_template is not None,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import ClassVar, Self
 
 import pytest
@@ -53,6 +53,7 @@ class FakeEngine:
     """Remembers how it was opened and asked; replies from a script that tests change."""
 
     words: ClassVar[list[str | None]] = ["Hello", " there"]
+    chat_template: ClassVar[object] = "a template"
     opened: ClassVar[list[Mapping[str, object]]]
     asked: ClassVar[list[tuple[object, SamplingParams]]]
 
@@ -61,6 +62,7 @@ class FakeEngine:
             raise ArtifactNotFound(f"there is no artifact at {model}; make one with: radixlm compile")
         self.opened.append(options)
         self.default_params = SamplingParams(temperature=0.2)
+        self.prompts = SimpleNamespace(chat_template=self.chat_template)
 
     def stream(self, prompt: object, params: SamplingParams) -> FakeStream:
         self.asked.append((prompt, params))

@@ -58,6 +58,15 @@ def test_blank_lines_are_no_conversation(runner: CliRunner, engine: type[FakeEng
     assert result.output.startswith(f"> {chat.DEMO_QUESTIONS[0]}")
 
 
+def test_a_model_without_a_template_says_so_before_it_is_asked(
+    runner: CliRunner, engine: type[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "chat_template", None)
+    result = runner.invoke(cli, ["chat", "x.radixlm"])
+    assert (result.exit_code, result.output.count("\n"), engine.asked) == (2, 1, [])
+    assert "x.radixlm takes no conversations; continue a text: radixlm generate x.radixlm" in result.output
+
+
 def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEngine]) -> None:
     options = ["--system", "", "--temperature", "0.7", "--stop", "a", "--stop", "b", "--kv-cache-gb", "0.5"]
     kept = ["--store", "kept", "--store-gb", "2.5", "--kv-budget", "0.25"]
@@ -135,7 +144,7 @@ def test_reset_and_errors_leave_a_conversation_that_goes_on(
 
 
 ENDLESS = """
-import itertools, time
+import itertools, time, types
 import radixlm.runtime.engine.engine as engine_module
 from radixlm.runtime.engine.completion import CacheMatch, Completion, Delta, Timings, Usage
 from radixlm.runtime.engine.sampling_params import SamplingParams
@@ -156,6 +165,7 @@ class Stream:
 
 class Engine:
     default_params = SamplingParams()
+    prompts = types.SimpleNamespace(chat_template="a template")
     def __init__(self, *_, **__): pass
     def __enter__(self): return self
     def __exit__(self, *_): print("closed")

@@ -40,6 +40,19 @@ def test_the_table_says_whether_it_can_be_compiled(runner: CliRunner, tiny_sourc
     assert "times the file's" in rows["read per decoded token"]
 
 
+@pytest.mark.parametrize(("drops", "says"), [((), "yes"), (("chat_template",), "no: it has no chat template")])
+def test_the_table_says_whether_it_takes_conversations(
+    runner: CliRunner, tiny_source: Path, tmp_path: Path, drops: tuple[str, ...], says: str
+) -> None:
+    source = Path(shutil.copytree(tiny_source, tmp_path / "source"))
+    settings = json.loads((source / "tokenizer_config.json").read_text("utf-8"))
+    kept = {name: value for name, value in settings.items() if name not in drops}
+    (source / "tokenizer_config.json").write_text(json.dumps(kept), "utf-8")
+    result = runner.invoke(cli, ["inspect", str(source)])
+    [row] = [line for line in result.output.splitlines() if line.startswith("conversations ")]
+    assert row.split("  ", 1)[1].strip().startswith(says)
+
+
 def test_an_artifact_says_the_same_of_what_a_token_reads(
     runner: CliRunner, tiny_source: Path, tiny_artifact: Path
 ) -> None:
