@@ -11,6 +11,10 @@ import pytest
 from msgspec.structs import replace
 from radixlm.compile import compile_model
 from radixlm.compile.families.registry import FAMILIES
+from radixlm.compile.ops import functions
+from radixlm.compile.ops.reference_ops import ReferenceOps
+from radixlm.compile.reference import evaluate
+from radixlm.compile.sources.huggingface import HuggingFaceSource
 from radixlm.compile.stored_weights import Quantize
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.model_config import (
@@ -23,9 +27,13 @@ from radixlm.runtime.artifact.model_config import (
     Router,
     SharedExpert,
 )
+from radixlm.runtime.errors import VerificationFailed
 from radixlm.runtime.model.model_runner import ModelRunner
 
+from .conftest import TinyModel
 from .ragged import Rows
+
+Weights = dict[str, np.ndarray]
 
 FEATURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the model, and of its layers
     "post": ({}, {"norms": "post"}),
@@ -100,7 +108,7 @@ for function in FUNCTIONS:
 def compiled_with(
     name: str, make_tiny: Callable[..., Any], write: Callable[..., Path], patch: pytest.MonkeyPatch
 ) -> Path:
-    """A source of a random Llama that has the feature."""
+    """A source of a random Llama that has the feature; with experts, of weights that are `conditioned`."""
     of_model, of_layer = FEATURES[name]
     family = type(FAMILIES["llama"])
     original = family.config
@@ -110,17 +118,25 @@ def compiled_with(
         return replace(plain, layers=tuple(replace(layer, **of_layer) for layer in plain.layers), **of_model)
 
     patch.setattr(family, "config", config)
-    return write(make_tiny())
+    tiny = make_tiny()
+    return write(conditioned(tiny) if name in EXPERTS else tiny)
 
 
-# With this random router and these weights one token of 20 is 2e-4 off in float32, and 0.4 where inputs are rounded: it
-# is not known why. The golden of gpt-oss is met, with the same bits in all chunks (families/test_compiled.py).
-NOT_EXPLAINED = pytest.mark.xfail(strict=True, reason="one token of 20 is far off, and it is not known why")
+def conditioned(tiny: TinyModel) -> TinyModel:
+    """The model with matrices that keep the deviation of their input, but those of gates, which shall reach limits.
+
+    With all deviations 1, router logits reach 23, and attention is at one token or another: NumPy itself then moves a
+    token of gpt-oss's layer by 2.5e-4 where embeddings change by 1e-7 (in float64 by 1.1e-4), and by 0.37 where inputs
+    are rounded and embeddings change by 1e-4, because other experts are chosen. With these it is 1.1e-6 and 1.5e-6.
+    """
+    for name, weight in tiny.weights.items():
+        if weight.ndim > 1 and "embed_tokens" not in name and not name.endswith("bias"):
+            enters = ".experts." in name and "down_proj" not in name
+            tiny.weights[name] = weight * np.float32((3.5 if enters else 1.0) * weight.shape[-1] ** -0.5)
+    return tiny
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=NOT_EXPLAINED if name == "gpt-oss" else ()) for name in FEATURES]
-)
+@pytest.mark.parametrize("name", FEATURES)
 def test_a_feature_compiles_to_the_logits_of_numpy(
     name: str,
     make_tiny: Callable[..., Any],
@@ -130,13 +146,77 @@ def test_a_feature_compiles_to_the_logits_of_numpy(
 ) -> None:
     source = compiled_with(name, make_tiny, write_huggingface, monkeypatch)
     report = compile_model(source, tmp_path / "feature.radixlm", quantize="f32", kv_dtype="f32")
-    assert report.verification.worst_difference < 1e-4
+    assert report.verification.worst_difference < (1e-5 if name in EXPERTS else 1e-4)
+
+
+def without_biases(part: str) -> Callable[[ModelConfig, Weights], tuple[ModelConfig, Weights]]:
+    """Zeros for what ends in `part`."""
+    return lambda config, weights: (
+        config,
+        {name: weight * (not name.endswith(part)) for name, weight in weights.items()},
+    )
+
+
+def with_router(**changes: Any) -> Callable[[ModelConfig, Weights], tuple[ModelConfig, Weights]]:
+    """Another router."""
+
+    def changed(config: ModelConfig, weights: Weights) -> tuple[ModelConfig, Weights]:
+        router = replace(EXPERTS["gpt-oss"].router, **changes)
+        layers = (replace(layer, ffn=replace(layer.ffn, router=router)) for layer in config.layers)  # type: ignore[type-var]
+        return replace(config, layers=tuple(layers)), weights
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    "without",
+    [
+        pytest.param(without_biases("mlp.gate.bias"), id="bias of the router"),
+        pytest.param(without_biases("gate_proj.bias"), id="biases of gates"),
+        pytest.param(without_biases("up_proj.bias"), id="biases of up"),
+        pytest.param(without_biases("down_proj.bias"), id="biases of down"),
+        pytest.param(with_router(scores="softmax", renormalise=False), id="softmax of those chosen"),
+        pytest.param(with_router(scores="sigmoid_of_chosen"), id="softmax"),
+        pytest.param(None, id="limit of gates"),
+    ],
+)
+def test_every_token_of_gpt_oss_shows_each_feature(
+    without: Callable[[ModelConfig, Weights], tuple[ModelConfig, Weights]] | None,
+    make_tiny: Callable[..., Any],
+    write_huggingface: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By thousands of times what kernels may be off."""
+    source = HuggingFaceSource(compiled_with("gpt-oss", make_tiny, write_huggingface, monkeypatch))
+    weights = {name: source.read_float32(name) for name in source.tensors()}
+    ids = np.random.default_rng(0).integers(0, source.config.vocab_size, 20)
+
+    def logits(config: ModelConfig, weights: Weights) -> np.ndarray:
+        return evaluate(config, ReferenceOps(weights.__getitem__, ids))
+
+    expected = logits(source.config, weights)
+    if without is None:
+        monkeypatch.setattr(functions, "_CLAMP", 1e4)
+    found = logits(*(without(source.config, weights) if without else (source.config, weights)))
+    assert (np.sqrt(np.square(found - expected).mean(axis=-1)) / expected.std(axis=-1)).min() > 0.03
+
+
+def test_a_kernel_without_the_limit_of_gates_is_found(
+    make_tiny: Callable[..., Any],
+    write_huggingface: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = compiled_with("gpt-oss", make_tiny, write_huggingface, monkeypatch)
+    monkeypatch.setattr(functions, "_CLAMP", 1e4)
+    with pytest.raises(VerificationFailed, match="differ from the NumPy evaluation"):
+        compile_model(source, tmp_path / "feature.radixlm", quantize="f32", kv_dtype="f32")
 
 
 @pytest.mark.parametrize(
     ("name", "quantize"),
     [
-        *(pytest.param(name, "q8", marks=NOT_EXPLAINED if name == "gpt-oss" else ()) for name in EXPERTS),
+        *((name, "q8") for name in EXPERTS),
         ("Qwen3-MoE", "q4"),
         ("sandwich", "q8"),
         ("parallel of two norms", "q4"),
@@ -156,7 +236,7 @@ def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(
 ) -> None:
     source = compiled_with(name, make_tiny, write_huggingface, monkeypatch)
     report = compile_model(source, tmp_path / "feature.radixlm", quantize=quantize)
-    assert report.verification.worst_difference < 0.2
+    assert report.verification.worst_difference < (0.1 if name in EXPERTS else 0.2)
     runner = ModelRunner(Artifact.open(report.path), num_pages=32)
     prompts = [np.random.default_rng(i).integers(0, 29, 41).tolist() for i in range(3)]
     whole = Rows(runner, 32)
