@@ -20,6 +20,7 @@ from .gpt_oss import GptOss
 from .granite import Granite, GraniteMoE
 from .hunyuan import HunyuanDense, HunyuanMoE
 from .llama import Llama, SmolLM3
+from .llama4 import Llama4
 from .mistral import MiniMaxM2, Mistral3, Mixtral
 from .muse_glimmer import MuseGlimmer
 from .olmo import Olmo2, Olmo3, Olmoe
@@ -64,6 +65,7 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe_lite": Glm4MoELite(),
     "deepseek_v3": DeepSeekV3(),  # the last of those that are `deepseek2` in GGUF: its files are read as this one
     "mistral4": Mistral4(),
+    "llama4": Llama4(),
 }
 
 _NEAR = 0.65  # of letters in common

@@ -69,7 +69,7 @@ class ExpertOps:
     def _route(self, logits: Rows, spec: ExpertsSpec) -> tuple[Place, Place]:
         """Where the experts of each token are written, and their weights."""
         experts, router = spec.experts, spec.experts.router
-        of_chosen = router.scores == "softmax_of_chosen"
+        of_chosen = router.scores in ("softmax_of_chosen", "sigmoid_of_chosen")
         kernel_spec = RouterSpec(
             experts.num_experts,
             experts.num_active,

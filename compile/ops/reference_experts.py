@@ -16,18 +16,16 @@ def expert_weights(
 ) -> tuple[Int64Array, Array]:
     """The experts of each row and their weights, both `[rows, num_active]`, best first; of ties the lower id first."""
     router, num_active = experts.router, experts.num_active
-    scores = sigmoid(logits) if router.scores == "sigmoid" else _softmax(logits)
-    ranking = logits if router.scores == "softmax_of_chosen" else scores
-    if selection_bias is not None:
-        ranking = ranking + selection_bias
+    of_chosen = router.scores in ("softmax_of_chosen", "sigmoid_of_chosen")
+    scores = logits if of_chosen else sigmoid(logits) if router.scores == "sigmoid" else _softmax(logits)
+    ranking = scores if selection_bias is None else scores + selection_bias
     chosen = _best(_in_best_groups(ranking, router), num_active)
-    if router.scores == "softmax_of_chosen":
-        weights = _softmax(np.take_along_axis(logits, chosen, -1))
-    else:
-        weights = np.take_along_axis(scores, chosen, -1)
-        if router.renormalise:
-            total = np.maximum(weights.sum(axis=-1, keepdims=True), weights.dtype.type(router.least_sum))
-            weights = weights / total
+    weights = np.take_along_axis(scores, chosen, -1)
+    if of_chosen:
+        weights = _softmax(weights) if router.scores == "softmax_of_chosen" else sigmoid(weights)
+    elif router.renormalise:
+        total = np.maximum(weights.sum(axis=-1, keepdims=True), weights.dtype.type(router.least_sum))
+        weights = weights / total
     weights = weights * weights.dtype.type(router.scale)
     return chosen, weights if expert_scale is None else weights * expert_scale[chosen]
 

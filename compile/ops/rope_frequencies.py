@@ -66,11 +66,15 @@ def _stretch(frequencies: Float32Array, rope: Rope) -> npt.NDArray[Any]:
 
 
 def _stretch_llama3(frequencies: Float32Array, scaling: Llama3Scaling) -> npt.NDArray[Any]:
-    """Divide slow frequencies by `factor`, keep fast ones, blend between (`_compute_llama3_parameters`)."""
+    """Divide slow frequencies by `factor`, keep fast ones, blend between (`_compute_llama3_parameters`).
+
+    There is nothing between where both limits are one (Llama 4 Scout).
+    """
     original = scaling.original_max_position_embeddings
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     wavelengths = np.float32(2 * np.pi) / frequencies
-    fast = np.clip((original / wavelengths - np.float32(low)) / np.float32(high - low), 0, 1)
+    beyond = original / wavelengths - np.float32(low)
+    fast = np.clip(beyond / np.float32(high - low), 0, 1) if high > low else (beyond >= 0).astype(np.float32)
     return (1 - fast) * (frequencies / np.float32(scaling.factor)) + fast * frequencies
 
 

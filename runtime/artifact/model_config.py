@@ -252,7 +252,7 @@ class Router(Strict, frozen=True, kw_only=True):
     """Which experts get a token, and with which weights.
 
     Attributes:
-        scores: softmax or sigmoid of all logits, or softmax of those that were chosen.
+        scores: softmax or sigmoid of all logits, or of those that were chosen, by their logits.
         bias: the linear has one; `selection_bias`: one is added to scores to choose, and not to weigh.
         num_groups: experts are chosen from the best `num_active_groups` groups of so many, by the sum of a group's two
             best scores, or by its best.
@@ -261,7 +261,7 @@ class Router(Strict, frozen=True, kw_only=True):
         input_norm: logits are of the layer's input, normalised without gain, times a vector, over the root of its size.
     """
 
-    scores: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
+    scores: Literal["softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_chosen"] = "softmax"
     bias: bool = False
     selection_bias: bool = False
     num_groups: Count = 1

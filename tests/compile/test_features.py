@@ -85,7 +85,7 @@ EXPERTS: dict[str, Experts] = {
         num_active=1,
         intermediate_size=64,
         input_scaled=True,
-        router=Router(scores="sigmoid", renormalise=False),
+        router=Router(scores="sigmoid_of_chosen"),
         shared=SharedExpert(intermediate_size=64),
     ),
     "Gemma 4": Experts(

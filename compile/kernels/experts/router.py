@@ -18,7 +18,7 @@ from ...codegen.targets import Target
 from ...codegen.vector import LANES, Expr, const, exp, lanes, splat
 from ...weights.layout import round_up
 
-Scores = Literal["softmax", "sigmoid", "sqrt_softplus", "softmax_of_chosen"]
+Scores = Literal["softmax", "sigmoid", "sqrt_softplus", "softmax_of_chosen", "sigmoid_of_chosen"]
 GroupScore = Literal["max", "top2"]
 _NONE = float("-inf")
 
@@ -28,7 +28,7 @@ class RouterSpec:
     """How scores become `top_k` experts and their weights.
 
     Attributes:
-        scores: a function of all logits, or the softmax of those that are chosen (by their logits).
+        scores: a function of all logits, or of those that are chosen (by their logits).
         has_bias: numbers are added to scores for the choice, and not to weights (DeepSeek-V3).
         num_groups: of neighbouring experts; only the best `top_groups` of them are chosen from.
         group_score: what makes a group good: its best expert, or the sum of its best two.
@@ -103,7 +103,9 @@ class _Row:
             weights[first + rank] = self.scores[T.Cast("int64", best[0])]
             total[0] = total[0] + weights[first + rank]
         if spec.scores == "softmax_of_chosen":
-            self._softmax_of_chosen(experts, weights, total)
+            self._softmax_of_chosen(weights, total)
+        elif spec.scores == "sigmoid_of_chosen":
+            self._sigmoid_of_chosen(weights)
         with serial(spec.top_k) as rank:
             weight = weights[first + rank]
             if spec.renormalize or spec.scores == "softmax_of_chosen":
@@ -124,7 +126,7 @@ class _Row:
             self.scores[e] = self.logits[start + e]
         if spec.scores == "softmax":
             self._softmax()
-        elif spec.scores != "softmax_of_chosen":
+        elif spec.scores in ("sigmoid", "sqrt_softplus"):
             function = sigmoid if spec.scores == "sigmoid" else softplus
             with serial(self.vectors) as v:
                 value = function(self.scores[lanes(v * LANES)], self.has_fma)
@@ -147,7 +149,7 @@ class _Row:
         with serial(self.vectors) as v:
             self.scores[lanes(v * LANES)] = self.scores[lanes(v * LANES)] / splat(largest[0])
 
-    def _softmax_of_chosen(self, experts: Memory, weights: Memory, total: Memory) -> None:
+    def _softmax_of_chosen(self, weights: Memory, total: Memory) -> None:
         """Replace the logits of those that are chosen by powers of e, of which the first is the largest."""
         first, largest = self.m * self.spec.top_k, registers(1, "float32")
         largest[0] = weights[first]
@@ -157,6 +159,14 @@ class _Row:
             power[lanes(0)] = exp(splat(weights[first + rank] - largest[0]), self.has_fma)
             weights[first + rank] = power[0]
             total[0] = total[0] + power[0]
+
+    def _sigmoid_of_chosen(self, weights: Memory) -> None:
+        """Replace the logits of those that are chosen: near 1 the sigmoids of others would be equal."""
+        first = self.m * self.spec.top_k
+        with serial(self.spec.top_k) as rank:
+            score = registers(LANES, "float32")
+            score[lanes(0)] = sigmoid(splat(weights[first + rank]), self.has_fma)
+            weights[first + rank] = score[0]
 
     def _keep_groups(self) -> None:
         """Take the experts of all but the best groups out of the choice."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,20 @@ import numpy as np
 import pytest
 from radixlm.compile.families.registry import FAMILIES
 from radixlm.compile.families.settings import Settings
+from radixlm.compile.ops.rope_frequencies import rope_frequencies
 from radixlm.compile.sources.huggingface import HuggingFaceSource
 from radixlm.compile.sources.huggingface_config import huggingface_settings
-from radixlm.runtime.artifact.model_config import LinearScaling, ModelConfig
+from radixlm.runtime.artifact.model_config import (
+    Dense,
+    Experts,
+    LinearScaling,
+    ModelConfig,
+    QKNorm,
+    Rope,
+    SharedExpert,
+    Temperature,
+)
+from radixlm.runtime.errors import UnsupportedArchitecture
 from safetensors.numpy import save_file
 
 from ...goldens import families
@@ -111,3 +123,66 @@ def test_granite_of_gguf_may_have_no_positions() -> None:
     for said, has_rope in ((None, True), (True, True), (False, False)):
         config = gguf_config("granite", num_hidden_layers=1, **{"rope.scaling.finetuned": said})
         assert (config.attentions[0].rope is not None) == has_rope
+
+
+def scout(**changes: Any) -> dict[str, Any]:
+    """As meta-llama/Llama-4-Scout-17B-16E-Instruct has it, in six layers."""
+    rope = {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0, "rope_type": "llama3"}
+    text = {
+        "attention_chunk_size": 8192,
+        "hidden_size": 5120,
+        "interleave_moe_layer_step": 1,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "max_position_embeddings": 10485760,
+        "model_type": "llama4_text",
+        "no_rope_layers": [],
+        "num_attention_heads": 40,
+        "num_experts_per_tok": 1,
+        "num_hidden_layers": 6,
+        "num_key_value_heads": 8,
+        "num_local_experts": 16,
+        "rope_scaling": {**rope, "original_max_position_embeddings": 8192},
+        "vocab_size": 202048,
+        **changes,
+    }
+    return {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "text_config": text}
+
+
+def test_llama_4_leaves_layers_temperatures_and_norms_to_the_class() -> None:
+    config = config_of(scout())
+    assert config.max_position_embeddings == 1 << 22
+    with_rope, without = config.attentions[2:4]
+    assert (with_rope.chunk, with_rope.qk_norm, with_rope.temperature) == (
+        8192,
+        QKNorm(has_gain=False, after_rope=True),
+        None,
+    )
+    assert (without.rope, without.chunk, without.qk_norm) == (None, None, None)
+    assert without.temperature == Temperature(beta=0.1, original_length=8192, shift=1)
+    assert [attention.rope is None for attention in config.attentions] == [False] * 3 + [True] + [False] * 2
+    (experts,) = {layer.ffn for layer in config.layers}
+    assert isinstance(experts, Experts) and (experts.num_experts, experts.intermediate_size) == (16, 8192)
+    assert experts.input_scaled and experts.shared == SharedExpert(intermediate_size=8192)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # there is nothing between frequencies that are kept and those that are not
+        kept = rope_frequencies(config.ropes[0]) == rope_frequencies(Rope(theta=5e5, rotary_dim=128))
+    assert kept.tolist() == [True] * 35 + [False] * 29
+
+
+def test_maverick_has_experts_in_every_other_layer_and_no_norms() -> None:
+    config = config_of(scout(interleave_moe_layer_step=2, use_qk_norm=False, num_local_experts=128))
+    assert [isinstance(layer.ffn, Experts) for layer in config.layers] == [False, True] * 3
+    assert config.layers[0].ffn == Dense(intermediate_size=16384)
+    assert not any(attention.qk_norm for attention in config.attentions)
+    listed = config_of(scout(moe_layers=[0, 5]))
+    assert [isinstance(layer.ffn, Experts) for layer in listed.layers] == [True, *[False] * 4, True]
+    values = {"num_hidden_layers": 1, "moe_intermediate_size": 64}
+    for count, has_norm in ((16, True), (128, False)):  # a GGUF file does not say it
+        found = gguf_config("llama4", num_local_experts=count, num_experts_per_tok=1, **values)
+        assert (found.attentions[0].qk_norm is not None) == has_norm
+
+
+def test_a_llama_4_without_chunks_in_gguf_is_refused() -> None:
+    with pytest.raises(UnsupportedArchitecture, match="without chunks is not supported"):
+        gguf_config("llama4", num_hidden_layers=1, num_local_experts=4, **{"attention.sliding_window": 0})

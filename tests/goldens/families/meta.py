@@ -47,7 +47,7 @@ def _llama4(name: str, seed: int, chunk: int, floor: int, offs: tuple[Off, ...],
         parts=decoder(attention(), _llama4_feed),
         offs=(
             Off("no_rope", config={"no_rope_layers": [1, 1, 1, 1]}),
-            Off("qk_norm", modules=r"qk_norm$"),
+            Off("qk_norm", modules=r"self_attn\.(qk_norm|[qk]_norm)$"),
             Off("shared_expert", tensors={r"shared_expert\.down_proj": 0.0}),
             Off("experts", tensors={r"experts\.down_proj": 0.0}),
             *offs,

@@ -20,7 +20,8 @@ SPECS = {
     "ERNIE": RouterSpec(40, 6, 48, has_bias=True, renormalize=True, least_sum=0.5),
     "Gemma 4": RouterSpec(16, 3, 16, renormalize=True, has_expert_scale=True),
     "Laguna": RouterSpec(24, 3, 32, "sqrt_softplus", has_bias=True, renormalize=True),
-    "Llama 4": RouterSpec(16, 1, 16, "sigmoid"),
+    "MiniMax M2": RouterSpec(16, 2, 16, "sigmoid", renormalize=True),
+    "Llama 4": RouterSpec(16, 1, 16, "sigmoid_of_chosen"),
     "as many as there are": RouterSpec(3, 3, 16, "softmax_of_chosen"),
 }
 
@@ -34,6 +35,7 @@ def obvious(spec: RouterSpec, row: np.ndarray, bias: np.ndarray, scale: np.ndarr
         "sigmoid": 1 / (1 + np.exp(-logits)),
         "sqrt_softplus": np.sqrt(np.logaddexp(0, logits)),
         "softmax_of_chosen": logits,
+        "sigmoid_of_chosen": logits,
     }[spec.scores]
     choice = scores + bias if spec.has_bias else scores.copy()
     groups = np.sort(choice.reshape(spec.num_groups, -1), axis=1)[:, ::-1]
@@ -44,6 +46,8 @@ def obvious(spec: RouterSpec, row: np.ndarray, bias: np.ndarray, scale: np.ndarr
     weights = scores[chosen]
     if spec.scores == "softmax_of_chosen":
         weights = np.exp(weights - weights.max()) / np.exp(weights - weights.max()).sum()
+    if spec.scores == "sigmoid_of_chosen":
+        weights = 1 / (1 + np.exp(-weights))
     if spec.renormalize:
         weights = weights / max(weights.sum(), spec.least_sum)
     return chosen, weights * spec.scale * (scale[chosen] if spec.has_expert_scale else 1)
@@ -74,6 +78,14 @@ def test_experts_and_weights_are_those_of_the_obvious_router(target: Target, nam
         np.testing.assert_allclose(weights[m], expected, rtol=3e-6)
         alone = run(target, spec, logits[m : m + 1], bias, scale)
         assert (alone[0][0] == experts[m]).all() and (alone[1][0] == weights[m]).all()
+
+
+def test_scores_that_are_equal_in_float32_do_not_hide_the_larger_logit() -> None:
+    spec = SPECS["Llama 4"]
+    logits = np.full((1, spec.logits_stride), 20.0, np.float32)
+    logits[0, 11] = 30.0
+    experts, weights = run(runnable()[0], spec, logits, *np.zeros((2, spec.num_experts), np.float32))
+    assert (experts.tolist(), weights.tolist()) == ([[11]], [[1.0]])
 
 
 @pytest.mark.parametrize("name", SPECS)

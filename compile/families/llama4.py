@@ -1,0 +1,113 @@
+"""Llama 4 (Meta, 2025), its text: layers that see chunks take turns with layers without positions, and have experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from radixlm.runtime.artifact.model_config import (
+    Attention,
+    LayerConfig,
+    ModelConfig,
+    QKNorm,
+    Router,
+    SharedExpert,
+    Temperature,
+)
+from radixlm.runtime.errors import CorruptSource, UnsupportedArchitecture
+
+from ..layers.decoder import Decoder
+from ..layers.feed_forward import ExpertsFeedForward
+from .family import Family, Format, Views, experts_gates_beside_up
+from .settings import Settings
+
+_MOST_POSITIONS = 1 << 22  # as manifests have them
+_PARTS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+
+
+class Llama4(Family):
+    """Neighbours rotate. An expert's score multiplies its input; every token passes a shared expert, too.
+
+    A checkpoint keeps the experts of a layer as two stacks, whose rows are inputs. A GGUF file has no keys for chunks,
+    temperatures and layers without positions, which are those of the released models there.
+    """
+
+    title = "Llama 4 (text)"
+    huggingface = {"Llama4ForCausalLM": "llama4_text", "Llama4ForConditionalGeneration": "llama4"}
+    gguf = ("llama4",)
+    defaults = {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "head_dim": 128}
+    names = {
+        "router": "feed_forward.router.weight",
+        **{role: f"feed_forward.{part}.weight" for role, part in _PARTS.items()},
+        **{f"expert_{role}": f"feed_forward.experts.{part}.weight" for role, part in _PARTS.items()},
+        **{f"shared_{role}": f"feed_forward.shared_expert.{part}.weight" for role, part in _PARTS.items()},
+    }
+    ignored = tuple(
+        f"{before}{part}.*" for before in ("", "model.") for part in ("vision_model", "multi_modal_projector")
+    )
+    transposed = ("*.experts.gate_up_proj", "*.experts.down_proj")
+    neighbouring_pairs = ("huggingface", "gguf")
+
+    def config(self, c: Settings) -> ModelConfig:
+        """Scout says 10,485,760 positions; the most that are compiled are 4,194,304."""
+        length = min(c.number("max_position_embeddings"), _MOST_POSITIONS)
+        return c.model(lambda index: self.layer(c, index), max_position_embeddings=length)
+
+    def layer(self, c: Settings, index: int) -> LayerConfig:
+        """Every `interleave_moe_layer_step`th layer has experts, unless `moe_layers` lists them."""
+        of_experts = c("moe_layers")
+        has_experts = not (index + 1) % _step(c) if of_experts is None else index in of_experts
+        if not has_experts:
+            return LayerConfig(
+                mixer=_attention(c, index),
+                ffn=c.dense(intermediate_size=c("intermediate_size_mlp", c("intermediate_size"))),
+            )
+        size = c.number("moe_intermediate_size", c("intermediate_size"))
+        experts = c.experts(
+            intermediate_size=size,
+            num_active=c.number("num_experts_per_tok", 1),
+            router=Router(scores="sigmoid_of_chosen"),
+            shared=SharedExpert(intermediate_size=size),
+            input_scaled=True,
+        )
+        return LayerConfig(mixer=_attention(c, index), ffn=experts)
+
+    def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
+        """Of each expert, the rows of gates, and then those of `up`."""
+        found: dict[str, Views] = {}
+        for index, layer in enumerate(decoder.layers):
+            if format_ == "huggingface" and isinstance(layer.mlp, ExpertsFeedForward):
+                stem = f"model.layers.{index}.feed_forward.experts."
+                found |= experts_gates_beside_up(f"{stem}gate_up_proj.weight", f"{stem}down_proj.weight", layer.mlp)
+        return found
+
+
+def _step(c: Settings) -> int:
+    step = c.number("interleave_moe_layer_step", 1)
+    if step < 1:
+        raise CorruptSource(f"{c.label}: interleave_moe_layer_step is {step}, must be 1 or more")
+    return int(step)
+
+
+def _attention(c: Settings, index: int) -> Attention:
+    """Heads are normalized behind the rotation; queries without positions get a temperature that grows with them."""
+    if c("attention.sliding_window") == 0:
+        raise UnsupportedArchitecture(f"{c.label}: a llama4 without chunks is not supported; take another model")
+    has_rope = bool((index + 1) % c.number("no_rope_layer_interval", 4))
+    if c("no_rope_layers"):
+        has_rope = bool(c.of_layer("no_rope_layers", index))
+    types = c("layer_types")
+    sees_chunk = types[index] == "chunked_attention" if types else has_rope
+    # llama.cpp knows by the number of experts that Maverick has no such norms
+    has_norm = c("use_qk_norm", not (c.format == "gguf" and c("num_local_experts") == 128))
+    temperature = None
+    if not has_rope and c("attn_temperature_tuning", True):
+        beta, length = c.number("attn_scale", 0.1), c.number("floor_scale", 8192)
+        temperature = Temperature(beta=beta, original_length=length, shift=1)
+    return c.attention(
+        rope=c.rope() if has_rope else None,
+        chunk=c.number("attention_chunk_size", 8192) if sees_chunk else None,
+        qk_norm=QKNorm(has_gain=False, after_rope=True) if has_rope and has_norm else None,
+        temperature=temperature,
+        bias=c.has_bias("attn_q", otherwise=bool(c("attention_bias"))),
+        output_bias=c.has_bias("attn_output", otherwise=bool(c("attention_bias"))),
+    )
