@@ -209,13 +209,9 @@ class Settings:
         if "function" not in changes:
             fields["function"] = self.function()
         fields |= changes
-        if any(fields[key] is None for key in fields):
-            missing = next(key for key in fields if fields[key] is None)
+        missing = next((key for key in ("num_experts", "num_active", "intermediate_size") if fields[key] is None), None)
+        if missing is not None:
             raise CorruptSource(f"{self.label}: {missing} of experts is not given; the configuration cannot be right")
-        if fields["num_active"] > fields["num_experts"]:
-            raise CorruptSource(
-                f"{self.label}: a token cannot have {fields['num_active']} of {fields['num_experts']} experts"
-            )
         return Experts(**fields)
 
     def model(self, layer: Callable[[int], LayerConfig], **changes: Any) -> ModelConfig:
@@ -243,6 +239,9 @@ class Settings:
             raise CorruptSource(message) from error
         for attention in dict.fromkeys(config.attentions):
             _check_heads(self.label, attention)
+        for ffn in dict.fromkeys(each.ffn for each in config.layers):
+            if isinstance(ffn, Experts):
+                _check_experts(self.label, ffn)
         return config
 
 
@@ -257,3 +256,14 @@ def _check_heads(label: str, attention: Mixer) -> None:
         raise CorruptSource(
             f"{label}: {attention.rope.rotary_dim} values of a head of {attention.head_dim} cannot be rotated"
         )
+
+
+def _check_experts(label: str, experts: Experts) -> None:
+    count, active, router = experts.num_experts, experts.num_active, experts.router
+    if count % router.num_groups or router.num_active_groups > router.num_groups:
+        raise CorruptSource(
+            f"{label}: a token cannot have {router.num_active_groups} of {router.num_groups} groups of {count} experts"
+        )
+    reach = count // router.num_groups * router.num_active_groups
+    if active > reach:
+        raise CorruptSource(f"{label}: a token cannot have {active} of {reach} experts")

@@ -98,7 +98,8 @@ class ModelTensors:
         views = self._views[name]
         for view in views:
             if view.name not in self._infos:
-                which = name if len(views) == 1 else f"{view.name}, a part of {name},"
+                is_part = len(views) > 1 or not view.is_whole
+                which = f"{view.name}, a part of {name}," if is_part else name
                 raise CorruptSource(f"{self._label}: {which} is missing; the file is incomplete, fetch it again")
         infos = [self._infos[view.name] for view in views]
         found = self._shape(views, infos)
