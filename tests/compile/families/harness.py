@@ -25,7 +25,7 @@ _CLASSES = {name for family in registry.FAMILIES.values() for name in family.hug
 NAMES = [name for name, tiny in FAMILIES.items() if tiny.config["architectures"][0] in _CLASSES]  # type: ignore[index]
 # A file of gpt-oss cannot say whether YaRN's limits are rounded: they are not, whatever llama.cpp does.
 CANNOT_SAY = ("gpt_oss-truncated",)
-# Whose files are read; Muse Glimmer's are not yet.
+# Whose files are read.
 _IN_FILES = {name for family in registry.FAMILIES.values() if family.gguf for name in family.huggingface}
 _IN_FILES |= {"MixtralForCausalLM", "Gemma4UnifiedForConditionalGeneration"}  # a Llama and a Gemma 4 there
 # llama.cpp computes something else of these files.
