@@ -20,9 +20,8 @@ from .gpt_oss import GptOss
 from .granite import Granite, GraniteMoE
 from .hunyuan import HunyuanDense, HunyuanMoE
 from .llama import Llama, SmolLM3
-from .llama4 import Llama4
+from .meta import Llama4, MuseGlimmer
 from .mistral import MiniMaxM2, Mistral3, Mixtral
-from .muse_glimmer import MuseGlimmer
 from .olmo import Olmo2, Olmo3, Olmoe
 from .phi3 import Phi3
 from .qwen2 import Qwen2, SeedOss
