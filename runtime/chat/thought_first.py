@@ -22,7 +22,8 @@ class ThoughtTokens:
     """A format in a model's tokens.
 
     Args:
-        begin_ids: the tokens that begin a thought.
+        begin_ids: the tokens that begin a thought; none where each part of a reply has a header.
+        first_ids: the tokens that begin the first header; none where parts have none.
         gap: the white space between a thought and its answer, as the template writes it.
         white_ids: the tokens of all pieces of it that are one.
         end_ids: the tokens that end a reply.
@@ -31,6 +32,7 @@ class ThoughtTokens:
 
     format: ThoughtFormat
     begin_ids: Sequence[int]
+    first_ids: Sequence[int]
     gap: str
     white_ids: Mapping[str, int]
     end_ids: frozenset[int]
@@ -51,7 +53,8 @@ class ThoughtFirst:
         self._splitter = splitter_of(tokens.format, prompt)
         self._spell = tokens.decoder()
         self._inner: TokenConstraint | None = source.start()  # None: the reply can only be a thought
-        self._is_inside = self._splitter.is_thinking
+        self._is_inside = self._splitter.may_think
+        self._is_first = True
         self._begin = [] if self._is_inside else list(tokens.begin_ids)  # what is left of them, while they come
         self._gap = ""  # likewise, of the white space
         self._thinking_mask: Int32Array | None = None
@@ -66,6 +69,8 @@ class ThoughtFirst:
         """Which tokens may come next; see `TokenConstraint`."""
         size = self._tokens.vocab_size
         if self._is_inside:
+            if self._is_first and self._tokens.first_ids:
+                return mask_of(np.isin(np.arange(size), self._tokens.first_ids))
             if self._thinking_mask is None:
                 self._thinking_mask = mask_of(~np.isin(np.arange(size), list(self._tokens.end_ids)))
             return self._thinking_mask
@@ -81,6 +86,7 @@ class ThoughtFirst:
 
     def accept(self, token_id: int) -> None:
         """Go on by a token of the reply; see `TokenConstraint`."""
+        self._is_first = False
         if self._is_inside:
             self._think(token_id)
         elif self._gap:
@@ -108,7 +114,7 @@ class ThoughtFirst:
     def _think(self, token_id: int) -> None:
         text = self._spell(token_id)
         said = self._splitter.push(text)
-        if self._splitter.is_thinking:
+        if self._splitter.may_think:
             return
         self._is_inside = False
         white = text[len(text.rstrip()) :]

@@ -39,6 +39,11 @@ class ThoughtSplitter(Protocol):
         """Whether the text that comes next belongs to the answer, for certain."""
         ...
 
+    @property
+    def may_think(self) -> bool:
+        """Whether a thought goes on, or a header, which may begin one."""
+        ...
+
     def push(self, text: str) -> Said:
         """Take the next text of the reply, and return what is certain."""
         ...
@@ -76,6 +81,10 @@ class _TaggedThought:
     @property
     def is_answering(self) -> bool:
         return self._read == self._read_answer
+
+    @property
+    def may_think(self) -> bool:
+        return self.is_thinking
 
     def push(self, text: str) -> Said:
         self._held += text
@@ -160,6 +169,10 @@ class _HeadedParts:
     @property
     def is_answering(self) -> bool:
         return not self._is_in_header and not self.is_thinking
+
+    @property
+    def may_think(self) -> bool:
+        return not self.is_answering
 
     def push(self, text: str) -> Said:
         self._held += text

@@ -56,23 +56,24 @@ class Thoughts:
     ) -> TokenConstraint:
         """A constraint that holds the reply to a prompt behind its thought.
 
-        Where each part of a reply has a header, a constraint holds for all of the reply, so that it has no thought.
+        Where each part of a reply has a header, it holds the first part that is no thought.
 
         Args:
             end_ids: the tokens that end a reply.
             decoder: makes a function that spells a reply token by token.
         """
-        if self.format is None or self.format.header_end is not None:
+        if self.format is None:
             return constraint.start()
-        begin = self.format.begin.strip()
-        added = {token.text: token.id for token in self._tokenizer.profile.added_tokens}
-        gap = "" if self.format.is_loose else self.format.end[len(self.format.end.rstrip()) :]
+        is_headed = self.format.header_end is not None
+        headers = (self.format.begin, self.format.bare) if is_headed else ()
+        gap = "" if self.format.is_loose or is_headed else self.format.end[len(self.format.end.rstrip()) :]
         white_ids = self._white_ids(gap)
         if not all(character in white_ids for character in gap):
             gap = ""  # it cannot be written piece by piece
         tokens = ThoughtTokens(
             self.format,
-            [added[begin]] if begin in added else self._tokenizer.encode_inside(begin),
+            () if is_headed else self._ids(self.format.begin.strip()),
+            [self._ids(header)[0] for header in headers if header],
             gap,
             white_ids,
             end_ids,
@@ -80,6 +81,10 @@ class Thoughts:
             decoder,
         )
         return ThoughtFirst(tokens, prompt, constraint)
+
+    def _ids(self, text: str) -> list[int]:
+        """The ids of a text that the format writes."""
+        return self._tokenizer.encode(text, add_bos=False, parse_special=True)
 
     def _white_ids(self, gap: str) -> dict[str, int]:
         """The tokens that a text of white space may be cut in."""

@@ -157,6 +157,20 @@ def test_a_schema_holds_the_answer_behind_a_thought_that_the_prompt_opened(opene
     assert json.loads(required["message"]["tool_calls"][0]["function"]["arguments"]) == {"city": "Oslo", "days": 3}
 
 
+def test_a_schema_holds_the_answer_where_parts_have_headers() -> None:
+    says = '<|channel|>analysis<|message|>Hm "}{".<|end|><|im_start|>assistant<|channel|>final<|message|>{"b": 1}'
+    with Scripted.serving(HEADED) as model:
+        choice = model.reply(says, tools=None, response_format=JSON)
+        assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ('Hm "}{".', '{"b": 1}')
+        bare = model.reply('<|channel|>final<|message|>{"b": 1}', tools=None, response_format=JSON)["message"]
+        assert bare["content"] == '{"b": 1}' and "reasoning_content" not in bare
+        called = model.reply(says.replace('{"b": 1}', model.format.text_of([OSLO])), tool_choice="required")
+        assert called["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+        assert called["message"]["reasoning_content"] == 'Hm "}{".'
+        free = model.reply(says.replace('{"b": 1}', "Yes."))["message"]
+        assert (free["reasoning_content"], free["content"]) == ('Hm "}{".', "Yes.")
+
+
 def test_a_stop_string_ends_the_answer_and_not_the_thought(hybrid: Scripted) -> None:
     message = hybrid.reply("<think>\nYes or no\n</think>\n\nYes or no", tools=None, stop=" or")["message"]
     assert (message["reasoning_content"], message["content"]) == ("Yes or no", "Yes")
