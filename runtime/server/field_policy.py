@@ -135,7 +135,7 @@ def judge(path: str, value: object, known: Iterable[str]) -> Verdict:
     if name.startswith(_NEVER_IGNORED):
         message = f"unknown field `{path}`; what is about the cache is never ignored: send a name in /openapi.json"
         raise HTTPError(400, message, param=path)
-    names = known if parent else [*known, *REFUSED]
+    names = sorted(known) if parent else [*sorted(known), *REFUSED]
     near = next((each for each in names if is_near(name, each)), None)
     if near is not None:
         raise HTTPError(400, f"unknown field `{path}`; did you mean `{near}`?", param=path)

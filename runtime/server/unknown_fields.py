@@ -6,7 +6,8 @@ Knows types of msgspec and values of JSON, not what any field means.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, reduce
 from typing import Any, TypeVar
 
 import msgspec
@@ -44,46 +45,70 @@ def decode_body(body: bytes | bytearray, type: type[T], *, is_strict: bool) -> t
 
 def _without_unknown(body: bytes | bytearray, type: type[Any], ignored: IgnoredFields) -> bytes:
     """The same JSON without them: decoding it again costs less than to look at each value of every body in Python."""
-    pruning = _Pruning(ignored)
     try:
-        return msgspec.json.encode(pruning.pruned(decode_json(body, object), inspect.type_info(type), ""))
+        value = decode_json(body, object)
+        _Pruning(ignored).prune(value, _shape_of(type), "")  # type: ignore[arg-type]  # as if a class had no hash
+        return msgspec.json.encode(value)
     except RecursionError as error:
         raise msgspec.DecodeError("its arrays and objects are nested too deep") from error
 
 
+@dataclass(frozen=True)
+class _Object:
+    """An object's fields, and the shapes of those in which there are others."""
+
+    fields: frozenset[str]
+    shapes: Mapping[str, _Shape]
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Where objects with known fields stand in a value.
+
+    Args:
+        objects: what the value is, if it is one, by its tag, which `tag_field` has; None: it needs none.
+        items: what an array holds; None: no such objects.
+        values: what an object with any fields holds; None: likewise.
+    """
+
+    objects: Mapping[object, _Object]
+    tag_field: str | None = None
+    items: _Shape | None = None
+    values: _Shape | None = None
+
+
 class _Pruning:
-    """Copies a value without what its type does not have; a field that many objects have is judged once a value."""
+    """Takes out of a value what its type does not have."""
 
     def __init__(self, ignored: IgnoredFields) -> None:
         self._ignored = ignored
 
-    def pruned(self, value: Any, type: inspect.Type, path: str) -> Any:
-        """The value of a type, which stands at `path`."""
-        while isinstance(type, inspect.Metadata):
-            type = type.type
-        if isinstance(type, inspect.UnionType):
-            type = _chosen(type, value)
-        match type:
-            case inspect.StructType(cls=struct) if isinstance(value, dict) and type.forbid_unknown_fields:
-                return self._pruned_object(value, struct, path)
-            case inspect.ListType(item_type=item) if isinstance(value, list) and _has_objects(item):
-                return [self.pruned(each, item, path) for each in value]
-            case inspect.DictType(value_type=item) if isinstance(value, dict) and _has_objects(item):
-                return {name: self.pruned(each, item, path) for name, each in value.items()}
-        return value
+    def prune(self, value: Any, shape: _Shape, path: str) -> None:
+        """Prune a value of a shape, which stands at `path`."""
+        if isinstance(value, list):
+            if shape.items is not None:
+                for each in value:
+                    self.prune(each, shape.items, path)
+        elif isinstance(value, dict):
+            tag = None if shape.tag_field is None else value.get(shape.tag_field)
+            known = shape.objects.get(tag if isinstance(tag, str) else None)
+            if known is not None:
+                self._prune_object(value, known, path)
+            elif shape.values is not None:
+                for each in value.values():
+                    self.prune(each, shape.values, path)
 
-    def _pruned_object(self, value: dict[str, Any], struct: type[object], path: str) -> dict[str, Any]:
-        known, kept = _fields_of(struct), {}  # type: ignore[arg-type]  # mypy takes the class for its values
-        for name, each in value.items():
-            place = f"{path}.{name}" if path else name
-            if name in known:
-                below = known[name]
-                kept[name] = each if below is None else self.pruned(each, below, place)
-            elif place not in self._ignored.unknown:
-                self._ignore(place, each, known)
-        return kept
+    def _prune_object(self, value: dict[str, Any], known: _Object, path: str) -> None:
+        if not value.keys() <= known.fields:
+            for name in [name for name in value if name not in known.fields]:
+                self._ignore(f"{path}.{name}" if path else name, value.pop(name), known.fields)
+        for name, shape in known.shapes.items():
+            if name in value:
+                self.prune(value[name], shape, f"{path}.{name}" if path else name)
 
-    def _ignore(self, place: str, value: object, known: Mapping[str, object]) -> None:
+    def _ignore(self, place: str, value: object, known: frozenset[str]) -> None:
+        if place in self._ignored.unknown:
+            return
         verdict = judge(place, value, known)
         if verdict == "harmless":
             self._ignored.harmless.add(place)
@@ -94,34 +119,38 @@ class _Pruning:
                 raise HTTPError(400, message)
 
 
-@cache
-def _fields_of(struct: type[object]) -> Mapping[str, inspect.Type | None]:
-    """An object's fields, as JSON has them, with the types of those that may hold objects; None: they hold none."""
-    info = inspect.type_info(struct)
-    assert isinstance(info, inspect.StructType)
-    fields = {each.encode_name: each.type if _has_objects(each.type) else None for each in info.fields}
-    return fields if info.tag_field is None else {**fields, info.tag_field: None}
+@cache  # to ask msgspec takes 30 ms
+def _shape_of(type: Any) -> _Shape:
+    return _shape(inspect.type_info(type)) or _Shape({})
 
 
-def _chosen(union: inspect.UnionType, value: object) -> inspect.Type:
-    """The member that a value is of, as far as it can be told: objects are told apart by their tags."""
-    members = [each.type if isinstance(each, inspect.Metadata) else each for each in union.types]
-    if isinstance(value, list):
-        return next((each for each in members if isinstance(each, inspect.ListType)), union)
-    if not isinstance(value, dict):
-        return union
-    structs = [each for each in members if isinstance(each, inspect.StructType)]
-    if len(structs) > 1:
-        tagged = (each for each in structs if each.tag_field and value.get(each.tag_field) == each.tag)
-        return next(tagged, union)
-    return next((each for each in members if isinstance(each, inspect.StructType | inspect.DictType)), union)
-
-
-def _has_objects(type: inspect.Type) -> bool:
-    """Whether objects with known fields may stand in a value of a type."""
+def _shape(type: inspect.Type) -> _Shape | None:
+    """The shape of a type; None: no object in it has known fields."""
+    while isinstance(type, inspect.Metadata):
+        type = type.type
     match type:
-        case inspect.Metadata(type=inner) | inspect.ListType(item_type=inner) | inspect.DictType(value_type=inner):
-            return _has_objects(inner)
         case inspect.UnionType(types=members):
-            return any(map(_has_objects, members))
-    return isinstance(type, inspect.StructType)
+            shapes = [shape for member in members if (shape := _shape(member)) is not None]
+            return None if not shapes else reduce(_either, shapes)
+        case inspect.ListType(item_type=item):
+            shape = _shape(item)
+            return None if shape is None else _Shape({}, items=shape)
+        case inspect.DictType(value_type=item):
+            shape = _shape(item)
+            return None if shape is None else _Shape({}, values=shape)
+        case inspect.StructType() if type.forbid_unknown_fields:
+            fields = {each.encode_name: _shape(each.type) for each in type.fields}
+            names = frozenset(fields) | ({type.tag_field} if type.tag_field else frozenset())
+            known = _Object(names, {name: shape for name, shape in fields.items() if shape is not None})
+            return _Shape({type.tag if type.tag_field else None: known}, type.tag_field)
+    return None
+
+
+def _either(left: _Shape, right: _Shape) -> _Shape:
+    """The shape of a value that has one of two."""
+    return _Shape(
+        {**left.objects, **right.objects},
+        left.tag_field or right.tag_field,
+        left.items or right.items,
+        left.values or right.values,
+    )

@@ -82,6 +82,8 @@ def test_without_keys_on_the_server_what_clients_send_as_one_is_nothing(client: 
         {"authorization": "Bearer sk-one-more"},
         {"authorization": "Basic sk-one"},
         {"authorization": "sk-one"},
+        {"x-api-key": "sk-on"},
+        {"x-api-key": "Bearer sk-one"},
         {"api-key": "sk-one"},
         {b"authorization": b"Bearer \xff\xfe"},
     ],
@@ -99,7 +101,8 @@ def test_without_a_known_key_every_path_but_health_and_the_page_is_401(engine: F
             continue
         assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer"), (method, path)
         if method != "HEAD":
-            assert response.json()["error"]["code"] == "invalid_api_key"
+            error, is_of_messages = response.json()["error"], path.startswith("/v1/messages")
+            assert error["type"] == "authentication_error" if is_of_messages else error["code"] == "invalid_api_key"
             assert "sk-one" not in response.text
     assert engine.namespaces_asked == engine.namespaces_cleared == []
 

@@ -60,6 +60,7 @@ def test_a_key_reuses_its_own_and_no_others(client: TestClient) -> None:
         ("chat/completions", {"messages": TALK}, "prompt_tokens_details"),
         ("completions", {"prompt": TALK[1]["content"]}, "prompt_tokens_details"),
         ("responses", {"input": TALK[1]["content"]}, "input_tokens_details"),
+        ("messages", {"messages": TALK}, "prompt_tokens_details"),
     ],
 )
 def test_a_request_whose_match_is_off_neither_sees_nor_changes_its_own_namespace(

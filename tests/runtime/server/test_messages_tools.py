@@ -251,6 +251,24 @@ def test_a_prefix_is_found_whichever_dialect_computed_it(hermes: Scripted) -> No
     assert message["usage"]["cache_read_input_tokens"] >= num_prompt(message) - 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_has_no_room_is_left_out_where_that_is_asked_for_and_told(hermes: Scripted, stream: bool) -> None:
+    long = "a word and a word " * 40
+    history: list[Any] = []
+    for turn in range(9):
+        call = {"type": "tool_use", "id": f"t{turn}", "name": "now", "input": {}}
+        answer = {"type": "tool_result", "tool_use_id": f"t{turn}", "content": long}
+        history += [{"role": "user", "content": f"{turn} {long}"}, {"role": "assistant", "content": [call]}]
+        history += [{"role": "user", "content": [answer]}, {"role": "assistant", "content": "Noon."}]
+    history.append(USER)
+    assert ask(hermes, "Yes.", history).status_code == 400
+    fields = {"truncation": "middle", "max_tokens": 20, "system": "Be brief."}
+    told = joined(events(hermes, "Yes.", history, **fields)) if stream else reply(hermes, "Yes.", history, **fields)
+    dropped = told["truncation"]["dropped_messages"]
+    assert dropped == list(range(len(dropped))) and len(dropped) % 4 == 0 and 0 < len(dropped) < len(history)
+    assert told["truncation"]["num_dropped_tokens"] > 1000 and num_prompt(told) < 1024
+
+
 def test_what_is_off_is_neither_read_nor_kept(hermes: Scripted) -> None:
     for _ in range(2):
         usage = reply(hermes, "Yes.", cache_match="off")["usage"]

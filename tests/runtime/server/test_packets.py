@@ -124,6 +124,6 @@ def test_events_that_are_there_at_once_leave_together_before_others_are_waited_f
         await asyncio.sleep(10)
 
     reply = Reply()
-    scope = {"type": "http", "state": {}}
+    scope = {"type": "http", "path": "/", "state": {}}
     asyncio.run(EventStream(reply.words(), reply, encode=msgspec.json.encode, done=b"done")(scope, receive, send))
     assert sent == [b"", b'{"word":"a"}{"word":"b"}', b'{"word":"c"}done']

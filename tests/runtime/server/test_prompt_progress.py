@@ -108,3 +108,24 @@ def test_the_name_of_a_request_reaches_the_engine(server: RealServer, caplog: py
     asked = server.client.post(server.url + PATHS[0], json=body_of(PATHS[0]), headers={"x-request-id": "mine-1"})
     assert (asked.status_code, asked.headers["x-request-id"]) == (500, "mine-1")
     assert any("mine-1" in record.getMessage() for record in caplog.records if record.name != "radixlm.requests")
+
+
+def test_anthropics_stream_begins_with_what_was_found_and_pings_while_the_rest_is_computed(server: RealServer) -> None:
+    body = body_of("chat") | {"stream": True, "return_progress": True}
+    del body["ignore_eos"]
+    for num_cached in (0, None):
+        text = server.client.post(server.url + "/v1/messages", json=body).text
+        sent = [json.loads(line.removeprefix("data: ")) for line in text.split("\n") if line.startswith("data: ")]
+        usage = sent[0]["message"]["usage"]
+        total = usage["cache_read_input_tokens"] + usage["cache_creation_input_tokens"]
+        found = total - 1 if num_cached is None else num_cached
+        assert (sent[0]["type"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (
+            "message_start",
+            found,
+            0,
+        )
+        pings = [event["prompt_progress"]["processed"] for event in sent if event["type"] == "ping"]
+        assert pings == ([*range(16, total, 16), total] if num_cached == 0 else [total])
+        kinds = [event["type"] for event in sent]
+        assert kinds[: 1 + len(pings)] == ["message_start", *["ping"] * len(pings)]
+        assert sent[-2]["usage"]["cache_read_input_tokens"] == found

@@ -86,7 +86,7 @@ def test_ids_have_a_text(client: TestClient) -> None:
         ("/tokenize", {}),
         ("/tokenize", {"prompt": "a", "messages": TALK}),
         ("/tokenize", {"prompt": ["a"]}),
-        ("/tokenize", {"prompt": "a", "text": "a"}),
+        ("/tokenize", {"prompt": "a", "cache_salt": "a"}),
         ("/detokenize", {}),
         ("/detokenize", {"tokens": "a"}),
         ("/detokenize", {"tokens": [-1]}),
