@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import click
 import uvicorn
-from radixlm.runtime.artifact import CHAT_TEMPLATE, read_manifest
+from radixlm.runtime.artifact import read_manifest
 from radixlm.runtime.errors import RadixLMError
 from radixlm.runtime.server import Loading, create_app
 from radixlm.runtime.server.http.http_protocol import HTTPProtocol
@@ -60,7 +60,7 @@ class Serving:
             ValueError: the address cannot be listened on.
             Exception: raised by `open_engine`.
         """
-        manifest = read_manifest(self.artifact)  # what is no artifact is never listened for
+        read_manifest(self.artifact)  # what is no artifact is never listened for
         with _listen(self.host, self.port) as listener:  # first: an address in use is known before the model is loaded
             host = f"[{self.host}]" if ":" in self.host else self.host
             url = f"http://{host}:{listener.getsockname()[1]}"
@@ -79,8 +79,9 @@ class Serving:
                     is_strict=self.is_strict,
                     hosts=local_hosts(self.host) if is_loopback and not self.api_keys else (),
                 )
-                told = "" if CHAT_TEMPLATE in manifest.files else "; conversations: " + conversations(False)
-                self._say(f"serving {self.artifact} at {url}/v1{told}")
+                self._say(f"serving {self.artifact} at {url}/v1")
+                if engine.prompts.chat_template is None:
+                    self._say(f"conversations: {conversations(False)}")
                 warm_up(engine)
 
             def stop() -> None:
