@@ -5,7 +5,7 @@ llama.cpp calls all but Mistral's `deepseek2`; what of the four a file is, its s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from msgspec.structs import replace
@@ -21,10 +21,7 @@ from radixlm.runtime.errors import UnsupportedArchitecture
 
 from ..layers.decoder import Decoder
 from ..layers.feed_forward import ExpertsFeedForward
-from ..layers.latent_attention import LatentSelfAttention
-from ..layers.part_names import KEYS_AND_VALUES
 from ..ops.rope_frequencies import MAGNITUDE, yarn_magnitude
-from ..weights.view import View
 from .family import Family, Format, Views, experts_gates_beside_up
 from .mistral import Mistral3, temperature
 from .settings import Settings
@@ -80,10 +77,6 @@ class DeepSeekV3(Family):
         _expect(c, "scoring_func", "sigmoid")
         _expect(c, "topk_method", "noaux_tc")
         return _router(c, scores="sigmoid", selection_bias=True)
-
-    def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """A checkpoint has the rows of a head's keys and of its values in turn."""
-        return dict(_values_of(decoder)) if format_ == "huggingface" else {}
 
 
 class DeepSeekV2(DeepSeekV3):
@@ -162,7 +155,7 @@ class Mistral4(DeepSeekV3):
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
         """Each expert's rows of gates, and then those of `up`."""
-        found = dict(super().fused(decoder, format_))
+        found: dict[str, Views] = {}
         for index, layer in enumerate(decoder.layers):
             if isinstance(layer.mlp, ExpertsFeedForward):
                 stem, end = f"model.layers.{index}.mlp.experts.", ("gate_up_proj", "down_proj")
@@ -173,16 +166,12 @@ class Mistral4(DeepSeekV3):
 
 
 def latent_attention(c: Settings) -> LatentAttention:
-    """The attention that all of them have. Raises UnsupportedArchitecture for older GGUF files."""
-    if "blk.0.attn_kv_b.weight" in c.stored:
-        raise UnsupportedArchitecture(
-            f"{c.label}: attn_kv_b makes keys and values in one, as llama.cpp wrote it before April 2025; "
-            "take a newer file, which has attn_k_b and attn_v_b"
-        )
+    """The attention that all of them have. Older GGUF files have sizes of heads under the usual keys."""
     rope = _rope(c)
-    plain = c("qk_nope_head_dim")
+    plain, value_dim = c("qk_nope_head_dim"), c("v_head_dim")
     if c.format == "gguf":
-        plain = c.number("attention.key_length_mla") - rope.rotary_dim
+        plain = c.number("attention.key_length_mla", c("head_dim")) - rope.rotary_dim
+        value_dim = c("attention.value_length_mla", c("attention.value_length"))
     size = plain + rope.rotary_dim
     scaling, scale = rope.scaling, size**-0.5 if size > 0 else 1.0
     if isinstance(scaling, YarnScaling) and scaling.mscale_all_dim:
@@ -192,7 +181,7 @@ def latent_attention(c: Settings) -> LatentAttention:
         num_heads=c.number("num_attention_heads"),
         latent_dim=c.number("kv_lora_rank"),
         plain_dim=plain,
-        value_dim=c.number("v_head_dim"),
+        value_dim=value_dim,
         scale=scale,
         rope=rope,
         query_dim=c("q_lora_rank"),
@@ -238,13 +227,3 @@ def _has_sigmoid(c: Settings) -> bool:
 def _expect(c: Settings, key: str, only: str) -> None:
     if c(key, only) != only:
         raise UnsupportedArchitecture(f"{c.label}: {key} {c(key)!r} is not supported for {c.architecture}, only {only}")
-
-
-def _values_of(decoder: Decoder) -> Iterator[tuple[str, Views]]:
-    for index, layer in enumerate(decoder.layers):
-        assert isinstance(layer.self_attn, LatentSelfAttention)
-        attention = layer.self_attn.attention
-        keys, both = attention.plain_dim, attention.plain_dim + attention.value_dim
-        stored = f"model.layers.{index}.{KEYS_AND_VALUES}"
-        starts = range(0, attention.num_heads * both, both)
-        yield layer.self_attn.spec.values.name, tuple(View(stored, start + keys, start + both) for start in starts)

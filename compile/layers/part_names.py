@@ -97,8 +97,11 @@ GGUF: Mapping[str, str] = {
     "input_projection": "proj.weight",
     "input_post_norm": "post_norm.weight",
 }
-# Of a layer with latent attention, what a checkpoint has in place of `k_b` and `v_b`: both, head by head.
-KEYS_AND_VALUES = "self_attn.kv_b_proj.weight"
+# Of a layer with latent attention, what a file may have in place of `k_b` and `v_b`: both, head by head.
+KEYS_AND_VALUES: Mapping[str, str] = {
+    "huggingface": "model.layers.{}.self_attn.kv_b_proj.weight",
+    "gguf": "blk.{}.attn_kv_b.weight",  # as llama.cpp's converter wrote it before April 2025
+}
 # Of the whole model.
 HUGGINGFACE_MODEL: Mapping[str, str] = {
     "embedding": "model.embed_tokens.weight",

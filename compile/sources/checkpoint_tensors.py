@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from math import prod
@@ -10,12 +10,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from radixlm.runtime.errors import CorruptSource
 
 from ..families.family import PREFIXES
-from ..layers.part_names import HUGGINGFACE, KEYS_AND_VALUES
-from ..weights.layout import GROUP
-from ..weights.quantization import Float32, Weight, requantize
+from ..weights.quantization import Float32, Weight
 from ..weights.view import Rows
 from .quantized.tensors import KINDS, Array, Index, PlainTensor, Tensor
 from .source import TensorInfo
@@ -68,60 +65,6 @@ def reshaped(tensors: Mapping[str, Tensor], transposed: Iterable[str], flat: Ite
         else:
             found[name] = tensor
     return found
-
-
-def with_heads_keys(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """With what makes keys of latent vectors as a stack of its own, head by head and turned.
-
-    `shapes` are those of the model's tensors, by its names. Raises CorruptSource where rows cannot be shared by heads.
-    """
-    found = dict(tensors)
-    for name, tensor in tensors.items():
-        own = name.removesuffix(KEYS_AND_VALUES) + HUGGINGFACE["k_b"]
-        if name.endswith(KEYS_AND_VALUES) and own in shapes:
-            heads, latent, plain = shapes[own]
-            num_rows = tensor.info.shape[0]
-            if tensor.info.shape[1:] != (latent,) or num_rows % heads or num_rows // heads < plain:
-                raise CorruptSource(
-                    f"{name} has shape {list(tensor.info.shape)}, the configuration asks for {heads} heads with keys "
-                    f"of {plain} numbers, and {latent} columns"
-                )
-            found[own] = _HeadsKeys(tensor, heads, plain)
-    return found
-
-
-@dataclass(frozen=True)
-class _HeadsKeys:
-    """The keys' rows of `whole` `[heads * (plain + value), latent]` as `[heads, latent, plain]`."""
-
-    whole: Tensor
-    num_heads: int
-    plain: int
-
-    @property
-    def info(self) -> TensorInfo:
-        return TensorInfo((self.num_heads, self.whole.info.shape[1], self.plain), self.whole.info.type)
-
-    def read(self, rows: slice | None = None) -> Weight:
-        """Numbers as they are stored; codes are rounded again, for their groups lie across."""
-        if self.whole.info.type in KINDS:
-            kind = KINDS[self.whole.info.type]
-            return Weight(kind, self._turned(rows, lambda stored: self.whole.read(stored).codes))
-        return requantize(self.read_float32(rows), "f16" if self.plain % GROUP else "q8")
-
-    def read_float32(self, rows: slice | None = None) -> Float32:
-        """Of heads one below the other."""
-        return self._turned(rows, self.whole.read_float32)
-
-    def _turned(self, rows: slice | None, read: Callable[[slice], NDArray[Any]]) -> NDArray[Any]:
-        stored, latent = self.whole.info.shape
-        start, stop, _ = (rows or slice(None)).indices(self.num_heads * latent)
-        parts = []
-        for head in range(start // latent, -(-stop // latent)):
-            first = head * (stored // self.num_heads)
-            inside = slice(max(start - head * latent, 0), min(stop - head * latent, latent))
-            parts.append(read(slice(first, first + self.plain)).T[inside])
-        return np.ascontiguousarray(np.concatenate(parts))
 
 
 @dataclass(frozen=True)

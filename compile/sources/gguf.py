@@ -41,9 +41,8 @@ class GGUFSource:
         self.config = FAMILIES[settings.architecture].config(settings)
         stored = GGUFTensors(self._file)
         self._tensors = ModelTensors(str(path), self.config, "gguf", stored, ROPE_FACTORS)
-        for name in self._tensors.infos():
-            for view in self._tensors.views(name):
-                stored.check_type(view.name)
+        for name in sorted(self._tensors.used):
+            stored.check_type(name)
         vocabulary = vocabulary_from_gguf(metadata)
         if len(vocabulary.tokens) > self.config.vocab_size:
             raise CorruptSource(

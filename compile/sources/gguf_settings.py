@@ -31,7 +31,6 @@ _KEYS: Mapping[str, str] = {  # config.json's key -> GGUF's, behind the architec
     "kv_lora_rank": "attention.kv_lora_rank",
     "q_lora_rank": "attention.q_lora_rank",
     "qk_rope_head_dim": "rope.dimension_count",
-    "v_head_dim": "attention.value_length_mla",
     "sliding_window": "attention.sliding_window",
     "sliding_window_pattern": "attention.sliding_window_pattern",
     "attn_logit_softcapping": "attn_logit_softcapping",

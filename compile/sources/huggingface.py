@@ -20,7 +20,7 @@ from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 from ..families.registry import FAMILIES, weight_shapes
 from ..weights.quantization import Float32, Weight
 from .checkpoint import checked
-from .checkpoint_tensors import CheckpointTensors, reshaped, with_heads_keys, with_usual_names
+from .checkpoint_tensors import CheckpointTensors, reshaped, with_usual_names
 from .huggingface_config import huggingface_settings
 from .huggingface_tokenizer import HuggingFaceTokenizer
 from .model_files import open_files
@@ -44,8 +44,7 @@ class HuggingFaceSource:
         stored = tensors(str(path), self._arrays, files.format_for(self._arrays))
         family = FAMILIES[settings.architecture]
         usual = reshaped(with_usual_names(stored), family.transposed, family.flat)
-        separated = with_heads_keys(_separated(usual, self.config), weight_shapes(self.config))
-        named = _without_idle_biases(separated, self.config)
+        named = _without_idle_biases(_separated(usual, self.config), self.config)
         ignored = ("lm_head.*",) if self.config.tie_word_embeddings else ()
         self._tensors = ModelTensors(str(path), self.config, "huggingface", CheckpointTensors(named), ignored)
         self._check_types(path, named)
@@ -79,8 +78,7 @@ class HuggingFaceSource:
         self.close()
 
     def _check_types(self, path: Path, named: Mapping[str, Tensor]) -> None:
-        names = {view.name for name in self._tensors.infos() for view in self._tensors.views(name)}
-        for name, tensor in ((name, named[name]) for name in sorted(names)):
+        for name, tensor in ((name, named[name]) for name in sorted(self._tensors.used)):
             if isinstance(tensor, PlainTensor) and tensor.info.type not in KINDS:
                 raise UnsupportedTensor(
                     f"{path}: {name} is stored as {tensor.info.type}, supported are {', '.join(KINDS)}; "

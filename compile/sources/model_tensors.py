@@ -5,19 +5,25 @@ Knows views and shapes; a file format offers `StoredTensors`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from radixlm.runtime.artifact.model_config import ModelConfig
 from radixlm.runtime.errors import CorruptSource, UnsupportedArchitecture, UnsupportedTensor
 
 from ..families.family import Format, Views
 from ..families.registry import FAMILIES
+from ..layers.decoder import Decoder
+from ..layers.latent_attention import LatentSelfAttention
+from ..layers.part_names import KEYS_AND_VALUES
 from ..weights.kinds import F32
-from ..weights.quantization import Float32, Weight, joined
+from ..weights.layout import GROUP
+from ..weights.quantization import Float32, Weight, joined, requantize
 from ..weights.view import Piece, Rows, View, pieces
 from .source import TensorInfo
 
@@ -41,7 +47,8 @@ class StoredTensors(Protocol):
 class ModelTensors:
     """Every tensor of the model of `config`, and no other, by its name in a Hugging Face checkpoint.
 
-    `ignored` are patterns of stored names that are no part of the model, whatever the family says.
+    `ignored` are patterns of stored names that are no part of the model, whatever the family says. `used` are the names
+    of the stored tensors that are a part.
 
     Raises:
         CorruptSource: a tensor is missing, or has another shape than the configuration asks for.
@@ -53,11 +60,14 @@ class ModelTensors:
     ) -> None:
         family = FAMILIES[config.architecture]
         decoder = family.decoder(config)
-        self._label, self._stored, self._infos = label, stored, stored.infos()
         self._views = family.views(decoder, format_)
+        apart = _heads_apart(label, stored, decoder, self._views, format_)
+        self._stored: StoredTensors = _HeadsApart(stored, apart)
+        self._label, self._infos = label, self._stored.infos()
         shapes = {name: shape for part in decoder.parts() for name, shape in part.tensors.items()}
         self._tensors = {name: self._checked(name, shape) for name, shape in shapes.items()}
         used = {view.name for name in shapes for view in self._views[name]}
+        self.used = {apart[name].joined if name in apart else name for name in used}
         for name in self._infos:
             is_ignored = family.ignores(name, config) or any(fnmatch(name, pattern) for pattern in ignored)
             if name not in used and not is_ignored:
@@ -69,10 +79,6 @@ class ModelTensors:
     def infos(self) -> Mapping[str, TensorInfo]:
         """Shapes are the model's, types the file's."""
         return self._tensors
-
-    def views(self, name: str) -> Views:
-        """Where a tensor is stored."""
-        return self._views[name]
 
     def read(self, name: str, rows: slice | None = None) -> Weight:
         """A tensor, or the rows `[start, stop)` of one."""
@@ -121,6 +127,109 @@ class ModelTensors:
             return infos[0].shape
         rows = sum(view.num_rows(_num_rows(info.shape)) for view, info in zip(views, infos, strict=True))
         return (rows,) if len(infos[0].shape) == 1 else (rows, infos[0].shape[-1])
+
+
+@dataclass(frozen=True)
+class _HeadsPart:
+    """Rows `[start, stop)` of each head's `num_rows` in the tensor `joined`, as a stack; perhaps turned."""
+
+    joined: str
+    num_heads: int
+    num_rows: int
+    start: int
+    stop: int
+    is_turned: bool
+
+    def shape(self, width: int) -> tuple[int, ...]:
+        """The stack's, where rows of `joined` are so wide."""
+        size = self.stop - self.start
+        return (self.num_heads, *((width, size) if self.is_turned else (size, width)))
+
+    def stored_rows(self, rows: Rows) -> Rows:
+        """Where rows of a stack that is not turned are."""
+        head, row = np.divmod(np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows, self._size)
+        return head * self.num_rows + self.start + row
+
+    def turned(self, rows: Rows, width: int, read: Callable[[Rows], NDArray[Any]]) -> NDArray[Any]:
+        """Rows of a stack that is: columns of a head's rows."""
+        index = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        parts = []
+        for head in range(int(index.min()) // width, int(index.max()) // width + 1):
+            first = head * self.num_rows
+            columns = index[index // width == head] - head * width
+            parts.append(read(slice(first + self.start, first + self.stop)).T[columns])
+        return np.ascontiguousarray(np.concatenate(parts))
+
+    @property
+    def _size(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class _HeadsApart:
+    """`stored`, and the stacks of heads that it keeps as parts of one tensor, by the names that others give them."""
+
+    stored: StoredTensors
+    parts: Mapping[str, _HeadsPart]
+
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """The stacks in place of what they are parts of."""
+        infos = self.stored.infos()
+        joined = {part.joined for part in self.parts.values()}
+        found = {name: info for name, info in infos.items() if name not in joined}
+        for name, part in self.parts.items():
+            info = infos[part.joined]
+            found[name] = TensorInfo(part.shape(info.shape[-1]), info.type)
+        return found
+
+    def read(self, name: str, rows: Rows) -> Weight:
+        """See `StoredTensors`. Codes of what is turned are rounded again, for their groups lie across."""
+        part = self.parts.get(name)
+        if part is None:
+            return self.stored.read(name, rows)
+        if not part.is_turned:
+            return self.stored.read(part.joined, part.stored_rows(rows))
+        first = self.stored.read(part.joined, slice(0, 1))
+        if first.kind.is_quantized:
+            size = part.stop - part.start
+            return requantize(self.read_float32(name, rows), "f16" if size % GROUP else "q8")
+        width = first.shape[-1]
+        return Weight(first.kind, part.turned(rows, width, lambda stored: self.stored.read(part.joined, stored).codes))
+
+    def read_float32(self, name: str, rows: Rows) -> Float32:
+        """See `StoredTensors`."""
+        part = self.parts.get(name)
+        if part is None:
+            return self.stored.read_float32(name, rows)
+        if not part.is_turned:
+            return self.stored.read_float32(part.joined, part.stored_rows(rows))
+        width = self.stored.infos()[part.joined].shape[-1]
+        return part.turned(rows, width, lambda stored: self.stored.read_float32(part.joined, stored))
+
+
+def _heads_apart(
+    label: str, stored: StoredTensors, decoder: Decoder, views: Mapping[str, Views], format_: Format
+) -> dict[str, _HeadsPart]:
+    """What makes keys and values of latent vectors, where a file has both in one, by the names that others have.
+
+    Raises CorruptSource for its shape.
+    """
+    found: dict[str, _HeadsPart] = {}
+    infos = stored.infos()
+    for index, layer in enumerate(decoder.layers):
+        joined = KEYS_AND_VALUES[format_].format(index)
+        if not isinstance(layer.self_attn, LatentSelfAttention) or joined not in infos:
+            continue
+        keys, values = layer.self_attn.spec.keys, layer.self_attn.spec.values
+        heads, plain, both = keys.num_heads, keys.num_inputs, keys.num_inputs + values.num_outputs
+        expected = (heads * both, keys.num_outputs)
+        if infos[joined].shape != expected:
+            raise CorruptSource(
+                f"{label}: {joined} has shape {list(infos[joined].shape)}, the configuration asks for {list(expected)}"
+            )
+        found[views[keys.name][0].name] = _HeadsPart(joined, heads, both, 0, plain, is_turned=True)
+        found[views[values.name][0].name] = _HeadsPart(joined, heads, both, plain, both, is_turned=False)
+    return found
 
 
 def _num_rows(shape: tuple[int, ...]) -> int:

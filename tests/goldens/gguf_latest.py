@@ -97,6 +97,19 @@ def latent_tensors(c: Config, name: str, weight: np.ndarray) -> Tensors:
         yield from selection_bias(c, name, weight)
 
 
+def older_latent(c: Config) -> dict[str, Value]:
+    """As before April 2025: as many KV heads as heads, which have keys and values of their own."""
+    found = latent(c)
+    plain, rotated = c["qk_nope_head_dim"], c["qk_rope_head_dim"]
+    for name in ("key", "value"):
+        del found[f"attention.{name}_length_mla"]
+    return found | {
+        "attention.head_count_kv": c["num_attention_heads"],
+        "attention.key_length": plain + rotated,
+        "attention.value_length": c["v_head_dim"],
+    }
+
+
 def mistral4(c: Config) -> dict[str, Value]:
     rope = c["rope_parameters"]
     return {
@@ -147,6 +160,7 @@ def muse_glimmer_tensors(c: Config, name: str, weight: np.ndarray) -> Tensors:
             yield f"=blk.{name.split('.')[2]}.attn_{kind}_norm.weight", np.full(head_dim(c), factor, np.float32)
 
 
+OLDER_LATENT = Converter(ARCH.DEEPSEEK2, older_latent, selection_bias)
 LATEST: dict[str, Converter] = {
     "gemma4_text": Converter(ARCH.GEMMA4, gemma4, gemma4_tensors, gemma4_factors),
     "gemma4_unified_text": Converter(ARCH.GEMMA4, gemma4, gemma4_tensors, gemma4_factors),

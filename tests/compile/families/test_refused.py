@@ -40,9 +40,13 @@ def refusal(source: Path, output: Path) -> str:
         ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob is not supported for deepseek_v2"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported for deepseek_v2"),
         ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported for deepseek_v3"),
-        ("deepseek_v3", {"kv_lora_rank": 48}, "kv_b_proj.weight has shape [256, 64], the configuration asks for 4"),
+        (
+            "deepseek_v3",
+            {"kv_lora_rank": 48},
+            "has shape [256, 64], the configuration asks for [256, 48]",
+        ),
         ("deepseek_v3", {"qk_rope_head_dim": 24}, "has shape [192, 64], the configuration asks for [224, 64]"),
-        ("mistral4", {"v_head_dim": 40}, "v_b_proj.weight has shape"),
+        ("mistral4", {"v_head_dim": 40}, "has shape [256, 64], the configuration asks for [288, 64]"),
         ("olmo2", {"architectures": ["Olmo9ForCausalLM"]}, "OLMo 2"),
     ],
 )
