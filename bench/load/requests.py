@@ -194,7 +194,7 @@ class Stream:
             ("not JSON", 400, lambda: self._call(path, rng.randbytes(40).replace(b"{", b"") + b"\xff")),
             ("not UTF-8", 400, lambda: self._call(path, b'{"prompt": "\xc3\x28"}')),
             ("wrong type", 400, lambda: self._call(chat, {"messages": messages})),
-            ("field", 400, lambda: self._call(path, good | {"no_such_field": 1})),
+            ("field", 400, lambda: self._call(path, good | {"temprature": 1})),
             ("no key", 401, lambda: Call("POST", path, json.dumps(good).encode())),
             ("wrong key", 401, lambda: Call("POST", path, json.dumps(good).encode(), {"authorization": "Bearer no"})),
         )
