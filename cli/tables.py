@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from radixlm.runtime.artifact.model_config import ModelConfig
+    from radixlm.runtime.artifact.model_config import Mixer, ModelConfig
 
 
 def print_rows(rows: Iterable[tuple[str, str]]) -> None:
@@ -23,8 +23,7 @@ def print_rows(rows: Iterable[tuple[str, str]]) -> None:
 def layer_rows(model: ModelConfig) -> Iterator[tuple[str, str]]:
     """What a model's layers are: sizes, heads, and what only some models have."""
     yield "layers", f"{model.num_hidden_layers} of {model.hidden_size}, feed-forward {model.intermediate_size}"
-    shapes = dict.fromkeys((each.num_heads, each.head_dim, each.num_kv_heads) for each in model.attentions)
-    yield "heads", "; ".join(f"{heads} of {size}, {kv_heads} for keys and values" for heads, size, kv_heads in shapes)
+    yield "heads", "; ".join(dict.fromkeys(map(_heads, model.attentions)))
     windows = Counter(each.window for each in model.attentions if each.window is not None)
     if windows:
         yield "windows", "; ".join(f"{count} layers see {window:,} tokens" for window, count in windows.items())
@@ -46,6 +45,14 @@ def layer_rows(model: ModelConfig) -> Iterator[tuple[str, str]]:
 def conversations(has_template: bool) -> str:
     """Whether a model takes chats."""
     return "yes" if has_template else "no: it has no chat template, and answers completions"
+
+
+def _heads(mixer: Mixer) -> str:
+    from radixlm.runtime.artifact.model_config import LatentAttention
+
+    if isinstance(mixer, LatentAttention):
+        return f"{mixer.num_heads} of {mixer.query_size}, one latent row of {mixer.head_dim} for all"
+    return f"{mixer.num_heads} of {mixer.head_dim}, {mixer.num_kv_heads} for keys and values"
 
 
 def size(num_bytes: int) -> str:

@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from radixlm.cli.tables import layer_rows
 from radixlm.compile import compile_model
 from radixlm.compile.ops.implemented import check_implemented
 from radixlm.compile.sources.gguf import GGUFSource
@@ -17,7 +18,7 @@ from radixlm.compile.sources.huggingface import HuggingFaceSource
 from radixlm.compile.sources.source import Source
 from radixlm.runtime import Engine, SamplingParams
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.artifact.manifest import KVDType
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType
 from radixlm.runtime.artifact.model_config import LatentAttention
 from radixlm.runtime.errors import UnsupportedArchitecture
 from radixlm.runtime.model.model_runner import ModelRunner
@@ -52,11 +53,15 @@ def test_integer_matrices_of_heads_give_each_token_bits_of_its_own(
     runner.close()
 
 
-def test_a_page_holds_a_row_once_and_an_engine_shares_it(artifact_of: Callable[[str, KVDType], Artifact]) -> None:
+def test_a_page_holds_a_row_once_and_engines_share_it(
+    artifact_of: Callable[[str, KVDType], Artifact], tmp_path: Path
+) -> None:
     artifact = artifact_of("deepseek_v2", "f16")
     kv, mixer = artifact.manifest.kv, artifact.manifest.model.layers[0].mixer
     assert isinstance(mixer, LatentAttention)
     assert kv.page_bytes == 16 * 2 * len(kv.layers) * (mixer.latent_dim + mixer.rope.rotary_dim)
+    heads = dict(layer_rows(artifact.manifest.model))["heads"]
+    assert heads == "4 of 48, one latent row of 80 for all"
     greedy = SamplingParams(temperature=0.0, max_tokens=8)
     prompt = TinyOutputs.load("deepseek_v2").prompts[2].ids
     with Engine(artifact, kv_cache_bytes=1 << 22) as engine:
@@ -66,6 +71,10 @@ def test_a_page_holds_a_row_once_and_an_engine_shares_it(artifact_of: Callable[[
     assert (cold.usage.cached_tokens, warm.usage.cached_tokens) == (0, len(prompt) - 1)
     assert parted.usage.cached_tokens == 40
     assert warm.token_ids == cold.token_ids
+    for num_stored in (0, len(prompt) // PAGE_SIZE * PAGE_SIZE):  # on disk, from one engine to the next
+        with Engine(artifact, kv_cache_bytes=1 << 22, store=tmp_path, store_bytes=1 << 24) as engine:
+            stored = engine.generate(prompt, greedy)
+        assert (stored.usage.cached_tokens, stored.token_ids) == (num_stored, cold.token_ids)
     with Engine(artifact, kv_cache_bytes=1 << 22) as engine:
         assert engine.generate(prompt[:40] + prompt[50:], greedy).token_ids == parted.token_ids
 
