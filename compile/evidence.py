@@ -67,9 +67,11 @@ FORMATS = (
     FormatEvidence("safetensors", "F32, F16, BF16, in one file or shards", "the goldens of transformers"),
     FormatEvidence("GPTQ", "2, 3, 4 and 8 bits, version 1 and 2, act-order", "the format's formula"),
     FormatEvidence("AWQ", "gemm", "the format's formula"),
-    FormatEvidence("compressed-tensors", "pack-, int- and float-quantized", "the format's formula"),
-    FormatEvidence("FP8", "a scale for each matrix, row or block", "the format's formula"),
-    FormatEvidence("MXFP4", "gpt-oss's blocks", "the format's formula"),
+    FormatEvidence(
+        "compressed-tensors", "pack-, int- and float-quantized, MXFP4, MXFP8, NVFP4", "the format's formula"
+    ),
+    FormatEvidence("FP8", "a scale for each matrix, row or block; fbgemm", "the format's formula"),
+    FormatEvidence("MXFP4", "gpt-oss's blocks", "a golden of transformers"),
     FormatEvidence("ModelOpt", "FP8, NVFP4", "the format's formula"),
     FormatEvidence("MLX", "groups with scales and biases", "the format's formula"),
     FormatEvidence("MLC", "q0 and q4 conversions", "the format's formula"),

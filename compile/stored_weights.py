@@ -41,7 +41,11 @@ class StoredWeights:
 
     def read(self, name: str, rows: slice | None = None) -> Weight:
         """The numbers that the artifact holds for a tensor, or for the rows `[start, stop)` of a matrix."""
-        weight, mode = self.source.read(name, rows), self._modes.get(name)
+        mode = self._modes.get(name)
+        if mode in ("f16", "f32"):  # not through what `Source.read` may round to
+            values = self.source.read_float32(name, rows)
+            return requantize(values.reshape(-1, values.shape[-1]), mode)
+        weight = self.source.read(name, rows)
         return weight if mode is None else requantize(weight, mode)
 
     def float32(self, name: str, rows: slice | None = None) -> Float32:

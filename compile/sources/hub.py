@@ -25,6 +25,8 @@ FILES = (
     "tokenizer_config.json",
     "chat_template.jinja",
     "quantize_config.json",
+    "quant_config.json",
+    "hf_quant_config.json",
     "mlc-chat-config.json",
     "tensor-cache.json",
     "ndarray-cache.json",

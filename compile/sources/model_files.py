@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 from radixlm.runtime.errors import CorruptSource, SourceNotFound
 
 from .quantized.mlc import MLC
-from .quantized.registry import find_format
+from .quantized.registry import BESIDE, find_format
 from .quantized.tensors import Array, Format
 from .safetensors_file import SafetensorsFile
 from .tensor_cache import INDEXES, cached_arrays
@@ -80,7 +80,7 @@ class HuggingFaceFiles:
         return [(file.header, file.size) for file in self._files]
 
     def format_for(self, arrays: Mapping[str, Array]) -> Format | None:
-        beside = read_json(self._path / "quantize_config.json", optional=True)
+        beside = {name: read_json(self._path / name, optional=True) for name in BESIDE}
         return find_format(str(self._path), self.config, beside, arrays)
 
     def close(self) -> None:

@@ -80,6 +80,22 @@ def test_a_quantization_that_is_not_read(settings: object, said: str, source: Pa
 
 
 @pytest.mark.parametrize(
+    ("file", "settings", "said"),
+    [
+        ("quantize_config.json", {"bits": 5, "group_size": 32}, "bits of the quantization is 5"),
+        ("quant_config.json", {"w_bit": 4, "q_group_size": 128, "version": "GEMV"}, "AWQ's layout gemv is not read"),
+        ("quant_config.json", {"w_bit": 3, "q_group_size": 128, "version": "GEMM"}, "bits of the quantization is 3"),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "W4A8"}}, "ModelOpt's quant_algo 'W4A8' is not read"),
+    ],
+)
+def test_a_quantization_that_is_not_read_in_a_file_of_its_own(
+    file: str, settings: object, said: str, source: Path, output: Path
+) -> None:
+    (source / file).write_text(json.dumps(settings))
+    assert said in _refuses_to_compile(source, output)
+
+
+@pytest.mark.parametrize(
     ("group", "changes", "said"),
     [
         (48, {}, "64 inputs cannot be cut into groups of 48"),

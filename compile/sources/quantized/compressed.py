@@ -3,7 +3,8 @@
 `pack-quantized`: `weight_packed` int32 `[N, K * bits / 32]` holds `q + 2^(bits - 1)`, `weight_scale` `[N, K / group]`,
 `weight_zero_point` int32 packed down columns, `weight_g_idx` the group of each input. `int-quantized`: `weight` and
 `weight_zero_point` int8. `float-quantized`: as `fp8.py`. `nvfp4-` and `mxfp4-pack-quantized`: as `fp4.py`, and
-`weight_global_scale` divides. A weight is `(q - zero) * scale` (`dequantize` in quantization/lifecycle/forward.py).
+`weight_global_scale` divides. `mxfp8-quantized`: `weight` E4M3, `weight_scale` the exponent of each 32, plus 127. A
+weight is `(q - zero) * scale` (`dequantize` in quantization/lifecycle/forward.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
@@ -21,7 +23,7 @@ from .bits import num_words, unpacked, whole_spans
 from .fp4 import fp4_tensor
 from .fp8 import fp8_tensor
 from .grouped import Grouped, order_of_groups
-from .tensors import FLOATS, WORDS, Array, GroupedTensor, Tensor, group_of, part
+from .tensors import FLOATS, WORDS, Array, GroupedTensor, Index, Tensor, group_of, part
 
 FORMATS = (
     "pack-quantized",
@@ -31,8 +33,10 @@ FORMATS = (
     "mixed-precision",
     "nvfp4-pack-quantized",
     "mxfp4-pack-quantized",
+    "mxfp8-quantized",
 )
 _BITS = (2, 4, 8)
+_MXFP8_GROUP = 32
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,8 @@ class CompressedTensors:
         weight = part(name, parts, ".weight")
         if weight.dtype == "I8":
             return self._bytes(name, parts)
+        if scales.dtype == "U8":
+            return fp8_tensor(name, weight, _Exponents(scales), (1, _MXFP8_GROUP))
         return fp8_tensor(name, weight, scales, (128, 128))
 
     def _packed(self, name: str, parts: Mapping[str, Array]) -> GroupedTensor:
@@ -139,6 +145,24 @@ class CompressedTensors:
             return Grouped(255, codes, of_rows(scales, rows), zeros)
 
         return GroupedTensor(name, TensorInfo(weight.shape, "CT_8"), decode)
+
+
+@dataclass(frozen=True)
+class _Exponents:
+    """Bytes that are powers of two."""
+
+    array: Array
+
+    @property
+    def dtype(self) -> str:
+        return "F8_E8M0"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    def __getitem__(self, index: Index) -> NDArray[Any]:
+        return np.ascontiguousarray(self.array[index]).view(ml_dtypes.float8_e8m0fnu)
 
 
 def _group(name: str, num_inputs: int, scales: Array) -> int:

@@ -28,7 +28,7 @@ class FP8:
 
     marker: str = ".weight_scale_inv"
     block: tuple[int, int] = (128, 128)
-    unused: tuple[str, ...] = (".input_scale", ".activation_scale", ".k_scale", ".v_scale")
+    unused: tuple[str, ...] = (".input_scale", ".input_scale_ub", ".activation_scale", ".k_scale", ".v_scale")
 
     @property
     def endings(self) -> tuple[str, ...]:

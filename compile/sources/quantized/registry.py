@@ -15,21 +15,24 @@ from .gptq import GPTQ
 from .mlx import MLX
 from .tensors import Format, number
 
+# Files beside config.json in which tools put the settings, where that has none.
+BESIDE = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 SUPPORTED = "gptq, awq (gemm), compressed-tensors, fp8, mxfp4, modelopt (FP8, NVFP4), MLX and MLC"
 
 Json = Mapping[str, Any]
 
 
-def find_format(label: str, config: Json, beside: Json, names: Iterable[str]) -> Format | None:
-    """The format that `config` (config.json) or `beside` (quantize_config.json) describes; None for plain floats.
+def find_format(label: str, config: Json, beside: Mapping[str, Json], names: Iterable[str]) -> Format | None:
+    """The format that `config` (config.json) or a file `beside` it describes; None for plain floats.
 
-    `names` are those of the arrays. Raises UnsupportedTensor for a method, a layout or a size that is not read.
+    `beside` has what each of `BESIDE` holds, {} where it is not there. `names` are those of the arrays. Raises
+    UnsupportedTensor for a method, a layout or a size that is not read.
     """
     settings = config.get("quantization_config")
     if settings is None and isinstance(config.get("quantization"), Mapping):
         settings = config["quantization"]
     if settings is None:
-        return GPTQ.of(label, beside) if beside else None
+        return _beside(label, beside)
     if not isinstance(settings, Mapping):
         raise UnsupportedTensor(f"{label}: a quantization of {settings!r} is not read; read are {SUPPORTED}")
     method = settings.get("quant_method")
@@ -57,6 +60,18 @@ def find_format(label: str, config: Json, beside: Json, names: Iterable[str]) ->
         f"{label}: weights quantized by {method} are not read; read are {SUPPORTED}; "
         "take such a checkpoint, the original model, or a GGUF file"
     )
+
+
+def _beside(label: str, beside: Mapping[str, Json]) -> Format | None:
+    """AutoGPTQ's settings, AutoAWQ's old ones under names of their own, or ModelOpt's: the first that are there."""
+    gptq, awq, modelopt = (beside.get(name) or {} for name in BESIDE)
+    if gptq:
+        return GPTQ.of(label, gptq)
+    if awq:
+        own = {"bits": "w_bit", "group_size": "q_group_size"}
+        return AWQ.of(label, {**awq, **{key: awq[name] for key, name in own.items() if name in awq}})
+    quantization = modelopt.get("quantization")
+    return _modelopt(label, quantization) if isinstance(quantization, Mapping) else None
 
 
 def _fp8(label: str, settings: Json, names: Iterable[str]) -> FP8:

@@ -170,6 +170,21 @@ def test_llama_4_leaves_layers_temperatures_and_norms_to_the_class() -> None:
     assert kept.tolist() == [True] * 35 + [False] * 29
 
 
+def test_the_language_model_of_a_llama_4_that_sees_is_read(tmp_path: Path) -> None:
+    """Under the names of meta-llama/Llama-4-Scout-17B-16E-Instruct."""
+    tiny = families.FAMILIES["llama4"]
+    tiny.write(tmp_path)
+    tensors = {f"language_model.{name}": tensor for name, tensor in tiny.tensors.items()}
+    seeing = {
+        name: np.zeros((2, 2), np.float32)
+        for name in ("vision_model.class_embedding", "multi_modal_projector.linear_1.weight")
+    }
+    save_file(tensors | seeing, tmp_path / "model.safetensors")
+    nested = {"architectures": ["Llama4ForConditionalGeneration"], "text_config": dict(tiny.config)}
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    assert distance(HuggingFaceSource(tmp_path), "llama4") <= TOLERANCE
+
+
 def test_maverick_has_experts_in_every_other_layer_and_no_norms() -> None:
     config = config_of(scout(interleave_moe_layer_step=2, use_qk_norm=False, num_local_experts=128))
     assert [isinstance(layer.ffn, Experts) for layer in config.layers] == [False, True] * 3

@@ -78,6 +78,41 @@ def fp8(rng: Rng, shape: tuple[int, int]) -> tuple[Arrays, np.ndarray]:
     return {".weight": codes, ".weight_scale_inv": scale}, codes.astype(np.float32) * np.float32(shape[1] ** -0.5)
 
 
+def fbgemm(rng: Rng, shape: tuple[int, int]) -> tuple[Arrays, np.ndarray]:
+    codes = rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn)
+    scale = (rng.uniform(1, 2, (shape[0], 1)) * shape[1] ** -0.5).astype(np.float32)
+    return {".weight": codes, ".weight_scale": scale}, codes.astype(np.float32) * scale
+
+
+def modelopt_fp8(rng: Rng, shape: tuple[int, int]) -> tuple[Arrays, np.ndarray]:
+    codes, scale = rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn), np.float32(shape[1] ** -0.5)
+    arrays = {".weight": codes, ".weight_scale": np.array(scale), ".input_scale": np.array(np.float32(0.5))}
+    return arrays, codes.astype(np.float32) * scale
+
+
+def mxfp8(rng: Rng, shape: tuple[int, int]) -> tuple[Arrays, np.ndarray]:
+    codes = rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn)
+    exponents = rng.integers(122, 126, (shape[0], shape[1] // GROUP))
+    powers = np.exp2(exponents - 127.0).astype(np.float32).repeat(GROUP, axis=1)
+    return {".weight": codes, ".weight_scale": exponents.astype(np.uint8)}, codes.astype(np.float32) * powers
+
+
+_FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def modelopt_nvfp4(rng: Rng, shape: tuple[int, int]) -> tuple[Arrays, np.ndarray]:
+    codes = rng.integers(0, 16, shape).astype(np.uint8)
+    scales = rng.uniform(100, 400, (shape[0], shape[1] // 16)).astype(ml_dtypes.float8_e4m3fn)
+    factor = np.float32(shape[1] ** -0.5 / 1000)
+    arrays = {
+        ".weight": codes[:, ::2] | codes[:, 1::2] << 4,
+        ".weight_scale": scales,
+        ".weight_scale_2": np.array(factor),
+        ".input_scale": np.array(np.float32(0.5)),
+    }
+    return arrays, _FP4[codes] * scales.astype(np.float32).repeat(16, axis=1) * factor
+
+
 def mlc(rng: Rng, shape: tuple[int, int]) -> tuple[Arrays, np.ndarray]:
     codes, scales = drawn(rng, shape, 4)
     codes = codes.clip(0, 14)
@@ -100,6 +135,20 @@ FORMATS: dict[str, tuple[Quantize, Mapping[str, Any]]] = {
     ),
     "mlx": (mlx, {"bits": 4, "group_size": GROUP}),
     "fp8": (fp8, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+    "fbgemm fp8": (
+        fbgemm,
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
+    ),
+    "modelopt fp8": (modelopt_fp8, {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}),
+    "modelopt nvfp4": (modelopt_nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}),
+    "mxfp8": (
+        mxfp8,
+        {
+            "quant_method": "compressed-tensors",
+            "format": "mxfp8-quantized",
+            "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "group_size": 32}}},
+        },
+    ),
 }
 UNQUANTIZED = ("embed_tokens", "lm_head", "norm")
 

@@ -13,13 +13,16 @@ import pytest
 from radixlm.compile import compile_model
 from radixlm.compile.sources import open_source
 from radixlm.compile.sources.safetensors_file import SafetensorsFile
+from radixlm.compile.stored_weights import StoredWeights
 from radixlm.runtime.artifact.manifest import SamplingDefaults
-from radixlm.runtime.errors import UnsupportedArchitecture
+from radixlm.runtime.errors import SourceError, UnsupportedArchitecture
 
 from ..conftest import write_safetensors
 from .checkpoints import FORMATS, write_checkpoint, write_mlc
 
 Make = Callable[..., Any]
+# What storing costs at most, relative to the numbers: 8-bit floats become integers, scales times a factor float16.
+ROUNDED = {"fp8": 0.01, "nvfp4": 5e-4}
 
 
 @pytest.mark.parametrize("format_", list(FORMATS))
@@ -32,12 +35,12 @@ def test_a_checkpoint_opens_and_compiles(
     with open_source(path) as source:
         assert source.tensors().keys() == tiny.weights.keys()
         for name, numbers in expected.items():
-            np.testing.assert_array_equal(source.read_float32(name), numbers)
+            np.testing.assert_allclose(source.read_float32(name), numbers, rtol=1e-6 if "nvfp4" in format_ else 0)
     report = compile_model(path, tmp_path / "tiny.radixlm")  # compared with NumPy
     kinds = report.manifest.quantization.kinds
-    exact = [info.relative_error for info in kinds.values()]
-    assert max(exact) < (0.01 if format_ == "fp8" else 1e-6)
-    assert (max(exact) > 0) == (format_ == "fp8")
+    error = max(info.relative_error for info in kinds.values())
+    largest = next((error for part, error in ROUNDED.items() if part in format_), 0.0)
+    assert (error > 0) == (largest > 0) and error <= largest
 
 
 def test_sorted_inputs_compile_at_every_precision(make_tiny: Make, write_huggingface: Make, tmp_path: Path) -> None:
@@ -47,6 +50,53 @@ def test_sorted_inputs_compile_at_every_precision(make_tiny: Make, write_hugging
     for quantize in ("q8", "f32"):
         report = compile_model(path, tmp_path / f"{quantize}.radixlm", quantize=quantize)
         assert report.verification.median_difference < report.verification.tolerance
+
+
+@pytest.mark.parametrize(
+    ("format_", "file", "settings"),
+    [
+        ("awq", "quant_config.json", {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}),
+        (
+            "modelopt fp8",
+            "hf_quant_config.json",
+            {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}},
+        ),
+        ("modelopt nvfp4", "hf_quant_config.json", {"producer": {}, "quantization": {"quant_algo": "NVFP4"}}),
+    ],
+)
+def test_settings_in_a_file_of_their_own(
+    format_: str, file: str, settings: dict[str, Any], make_tiny: Make, write_huggingface: Make
+) -> None:
+    tiny = make_tiny()
+    path = write_huggingface(tiny)
+    expected = write_checkpoint(path, tiny, format_)
+    config = json.loads((path / "config.json").read_text())
+    del config["quantization_config"]
+    (path / "config.json").write_text(json.dumps(config))
+    (path / file).write_text(json.dumps(settings))
+    name = "model.layers.1.mlp.down_proj.weight"
+    np.testing.assert_allclose(open_source(path).read_float32(name), expected[name], rtol=1e-6)
+    (path / file).unlink()
+    with pytest.raises(SourceError):  # without the file they are tensors of nothing
+        open_source(path)
+
+
+def test_8_bit_floats_are_widened_without_a_detour_over_integers(
+    make_tiny: Make, write_huggingface: Make, tmp_path: Path
+) -> None:
+    tiny = make_tiny(num_hidden_layers=1)
+    path = write_huggingface(tiny)
+    expected = write_checkpoint(path, tiny, "fp8")
+    name = "model.layers.0.mlp.down_proj.weight"
+    with open_source(path) as source:
+        np.testing.assert_array_equal(StoredWeights(source, "f32").float32(name), expected[name])
+        np.testing.assert_array_equal(
+            StoredWeights(source, "f16").float32(name), expected[name].astype(np.float16).astype(np.float32)
+        )
+        np.testing.assert_array_equal(StoredWeights(source, "f32").read(name, slice(3, 9)).codes, expected[name][3:9])
+        assert np.abs(StoredWeights(source, "keep").float32(name) - expected[name]).max() > 1e-4
+    report = compile_model(path, tmp_path / "tiny.radixlm", quantize="f32")
+    assert report.manifest.quantization.kinds["f32"].relative_error == 0
 
 
 def test_settings_beside_the_configuration_are_gptqs(make_tiny: Make, write_huggingface: Make) -> None:
