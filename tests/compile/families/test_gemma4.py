@@ -146,6 +146,11 @@ def test_what_sees_and_hears_and_unused_matrices_are_left_out(tmp_path: Path) ->
             HuggingFaceSource(tmp_path)
 
 
+@pytest.mark.parametrize("part", ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"])
+def test_unused_matrices_of_a_gguf_file_are_left_out(part: str) -> None:
+    assert [Gemma4().ignores(f"blk.{index}.{part}", config_of()) for index in range(5)] == [False] * 3 + [True] * 2
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "error", "message"),
     [

@@ -19,6 +19,7 @@ from radixlm.runtime.model.batch import Batch, PageCopy
 from radixlm.runtime.model.model_runner import ModelRunner
 from radixlm.tokenizer_fix import Tokenizer
 
+from ...goldens.families import FAMILIES
 from ...goldens.tiny_models import TINY_MODELS
 
 NUM_PAGES = 64
@@ -114,7 +115,25 @@ def tiny_f32_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_model(source, folder / "tiny.radixlm", quantize="keep", kv_dtype="f32").path
 
 
-@pytest.fixture(scope="module", params=["smollm2", "tiny", "tiny_int8", "tiny_f32", "smollm2_int8"])
+@pytest.fixture(scope="module")
+def gemma4_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Layers of two shapes, of which some read the KV of others, windows, and embeddings for each layer."""
+    folder = tmp_path_factory.mktemp("law-gemma4")
+    return compile_model(FAMILIES["gemma4"].write(folder / "source"), folder / "tiny.radixlm", quantize="q4").path
+
+
+@pytest.fixture(scope="module")
+def gemma4_moe_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Experts beside a dense layer, values that are keys, and KV in int8."""
+    folder = tmp_path_factory.mktemp("law-gemma4-moe")
+    source = FAMILIES["gemma4-moe"].write(folder / "source")
+    return compile_model(source, folder / "tiny.radixlm", quantize="q8", kv_dtype="int8").path
+
+
+_TINY = ["tiny", "tiny_int8", "tiny_f32", "gemma4", "gemma4_moe"]
+
+
+@pytest.fixture(scope="module", params=["smollm2", *_TINY, "smollm2_int8"])
 def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     artifact = Artifact.open(request.getfixturevalue(f"{request.param}_artifact"))
     runner = ModelRunner(artifact, num_pages=NUM_PAGES)
