@@ -177,7 +177,7 @@ def test_many_at_once(server: ServeProcess) -> None:
         ({"n": 10**9}, openai.BadRequestError, None, ...),
         ({"logprobs": True, "top_logprobs": 10**6}, openai.BadRequestError, None, ...),
         ({"max_tokens": -1}, openai.BadRequestError, None, ...),
-        ({"extra_body": {"no_such_field": 1}}, openai.BadRequestError, None, "no_such_field"),
+        ({"extra_body": {"temprature": 1}}, openai.BadRequestError, None, "temprature"),
         (
             {"messages": [{"role": "user", "content": "word " * 9000}]},
             openai.BadRequestError,
