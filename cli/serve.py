@@ -118,6 +118,13 @@ class _KeyOption(click.Option):
     "[default: as many as the artifact takes]",
 )
 @click.option(
+    "--idle-work/--no-idle-work",
+    default=True,
+    show_default=True,
+    help="While there is nothing else to do, compute what a conversation's next prompt begins with, where the chat "
+    "template drops a reply's thought; on free memory alone.",
+)
+@click.option(
     "--prefill-ms",
     type=click.FloatRange(min=0),
     default=DEFAULT_PREFILL_MS,
@@ -181,6 +188,7 @@ def command(
     strict: bool,
     context_length: int | None,
     max_num_batched_tokens: int | None,
+    idle_work: bool,
     prefill_ms: float,
     admission: AdmissionPolicy,
     log_format: str,
@@ -241,6 +249,7 @@ def command(
         max_queue=max_queue,
         context_length=context_length,
         max_num_batched_tokens=max_num_batched_tokens,
+        idle_work=idle_work,
         prefill_ms=prefill_ms,
         admission=admission,
         kv_log=log_kv,

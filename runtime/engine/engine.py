@@ -272,7 +272,10 @@ class Engine:
             seam_of=options.seam_of,
             context_length=self.context_length,
         )
-        return self._request(prepared, params, options, self.prompts.render_reply, is_chat=True)
+        next_ids = partial(
+            self.prompts.next_turn, messages, options.tools, options.template_kwargs, seam_of=options.seam_of
+        )
+        return self._request(prepared, params, options, self.prompts.render_reply, next_ids, is_chat=True)
 
     def _request(
         self,
@@ -280,6 +283,7 @@ class Engine:
         params: SamplingParams | None,
         options: RequestOptions,
         render_reply: Callable[[str], str] | None = None,
+        next_ids: Callable[[str], Sequence[int]] | None = None,
         *,
         is_chat: bool = False,
     ) -> Request:
@@ -291,6 +295,7 @@ class Engine:
             prompts=self.prompts,
             limits=self._core.limits,
             render_reply=render_reply,
+            next_ids=next_ids,
             is_chat=is_chat,
             clock=self._options.clock,
         )

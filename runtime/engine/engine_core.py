@@ -18,6 +18,7 @@ from ..cache.sequence import num_pages_for
 from ..errors import InvalidParameter
 from ..model.batch import Forward
 from ..prefix.disk_tier import DiskTier
+from ..prefix.expected_prompts import ExpectedPrompts
 from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows
 from ..prefix.prefix_loader import Wanted
 from .completion import PrefillProgress, RequestOutput
@@ -42,9 +43,10 @@ class EngineCore:
         clock: seconds; only differences count.
         tier: what keeps pages on disk, if anything does; a request that it loads for waits outside of the scheduler.
         queue: what the tier has run between two steps; by default one that nothing else knows.
+        expected: is told what prompts may come, and computed by whoever knows that there is time.
 
     Attributes:
-        tier, queue: see above.
+        tier, queue, expected: see above.
         on_progress: gets a request's id and how far its prompt is, within steps; must not raise.
 
     Raises:
@@ -61,6 +63,7 @@ class EngineCore:
         clock: Callable[[], float],
         tier: DiskTier | None = None,
         queue: WorkQueue | None = None,
+        expected: ExpectedPrompts | None = None,
     ) -> None:
         num_needed = num_pages_for(limits.context_length) + 1
         if num_needed > cache.pool.num_pages:
@@ -77,7 +80,8 @@ class EngineCore:
         self.tier, self.queue = tier, WorkQueue(clock=clock) if queue is None else queue
         self._loading: dict[str, Request] = {}  # by id, those that wait for the disk
         self._scheduler = Scheduler(cache, policy or SchedulerPolicy(), context_length=limits.context_length)
-        self._ends = RequestEnds(self._scheduler, cache, tier, self.counters, clock=clock)
+        self.expected = expected
+        self._ends = RequestEnds(self._scheduler, cache, tier, self.counters, expected, clock=clock)
 
     @property
     def has_work(self) -> bool:
@@ -124,6 +128,8 @@ class EngineCore:
         """Forget a namespace in memory and on disk; the second comes when nothing of it is on disk any more."""
         cleared = CacheCleared.of(self._cache, namespace)
         self._scheduler.drop_loaded_rows(namespace)
+        if self.expected is not None:
+            self.expected.forget(namespace)
         if self.tier is not None:
             num_discarded, done = self.tier.discard(namespace)
             return replace(cleared, num_discarded_pages=num_discarded), done
@@ -204,6 +210,8 @@ class EngineCore:
         self._loading.clear()
         if self.tier is not None:
             self.tier.start_over()
+        if self.expected is not None:
+            self.expected.forget()
         self._cache.start_over()
         self.check()
 

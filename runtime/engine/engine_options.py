@@ -46,6 +46,7 @@ class EngineKeywords(TypedDict, total=False):
     strip_suffix: SuffixPolicy
     template_kwargs: Mapping[str, object] | None
     cache_ttl_s: float | None
+    idle_work: bool
     store: str | Path | PageStore | None
     store_bytes: int
     kv_budget: float | None
@@ -80,6 +81,8 @@ class EngineOptions:
             reply begins with that space, and is sent without it.
         template_kwargs: variables of the chat template, such as `enable_thinking`, unless a request sets them itself.
         cache_ttl_s: cached prefixes that no request uses for so many seconds are dropped; None: only to make room.
+        idle_work: compute what a conversation's next prompt begins with, while nothing else is to be done, where the
+            chat template renders a reply otherwise than it was generated, as without its thought; on free pages alone.
         store: a directory for what memory has no room for, and for the next process; None: no disk is used. A prefix
             on disk is loaded where that is quicker than computing it, and is the same to the last bit. Or a store
             that was opened for this artifact, which the engine closes.
@@ -108,6 +111,7 @@ class EngineOptions:
     strip_suffix: SuffixPolicy = "text"
     template_kwargs: Mapping[str, object] | None = None
     cache_ttl_s: float | None = None
+    idle_work: bool = True
     store: str | Path | PageStore | None = None
     store_bytes: int = DEFAULT_STORE_BYTES
     kv_budget: float | None = None

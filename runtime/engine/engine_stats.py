@@ -40,6 +40,7 @@ class EngineStats:
     context_length: int = 0  # tokens of prompt and reply together
     context_notice: str | None = None  # why that is less than the model's, unless it was asked for
     num_computed_tokens: int = 0  # that went through the model: of prompts, and generated
+    num_idle_tokens: int = 0  # likewise, of prompts that were expected, while there was nothing else to do
     num_evicted_pages: int = 0
     num_failed_steps: int = 0
     num_failed_steps_in_a_row: int = 0  # up to now
@@ -85,6 +86,7 @@ class EngineStats:
             num_cached_tokens=counters.num_cached_tokens,
             num_generated_tokens=counters.num_generated_tokens,
             num_computed_tokens=counters.num_computed_tokens,
+            num_idle_tokens=0 if core.expected is None else core.expected.num_tokens,
             num_evicted_pages=cache.tree.num_evicted_pages,
             num_failed_steps=counters.num_failed_steps,
             num_failed_steps_in_a_row=counters.num_failed_steps_in_a_row,

@@ -19,6 +19,7 @@ from ..errors import InvalidParameter
 from ..kv_log.log import KVLog
 from ..model.batch import PageIO, Runner
 from ..prefix.disk_tier import DiskTier
+from ..prefix.expected_prompts import ExpectedPrompts
 from ..prefix.prefill_measure import measure_prefill
 from ..prefix.stored_prefill import StoredPrefill
 from ..pruning.pruning import choose_rows, score
@@ -100,7 +101,19 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
                 sizes = {"context_length": size.context_length, "max_num_tokens": policy.max_num_batched_tokens}
                 measures = measure_prefill(scored or runner, cache, tier.rates, **sizes, clock=clock)
                 measuring = _keep_measured(measures, tier, known)
-        core = EngineCore(scored or runner, cache, limits, policy=policy, clock=clock, tier=tier, queue=queue)
+        expected: ExpectedPrompts | None = None
+        if options.idle_work:
+            expected = ExpectedPrompts(
+                scored or runner,
+                cache,
+                tier,
+                context_length=size.context_length,
+                max_num_tokens=policy.max_num_batched_tokens,
+                clock=clock,
+            )
+        core = EngineCore(
+            scored or runner, cache, limits, policy=policy, clock=clock, tier=tier, queue=queue, expected=expected
+        )
         drops = [
             cache.drop_unused,
             *([] if tier is None else [tier.drop_unused]),
@@ -110,7 +123,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         idle = None if measuring is None else IdleWork(measuring, clock=clock)
         namespaces = CacheNamespaces(ModelIdentity.of(manifest), None if store is None else store.secret)
         close = opened.pop_all().close
-    upkeep = None if expiry is None and idle is None else Upkeep(expiry, idle)
+    upkeep = Upkeep(expiry, idle, expected)
     loop = EngineLoop(core, clock=clock, on_exit=close, upkeep=upkeep, max_num_requests=options.max_num_requests)
     return Opened(prompts, core, loop, namespaces, size.notice)
 

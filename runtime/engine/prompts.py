@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer, TokenizerError, TokenizerProfile, TooManyTokens
@@ -21,6 +22,7 @@ from ..chat.space_first import SpaceTokens
 from ..chat.system_messages import SystemMessages
 from ..chat.thoughts import Thoughts
 from ..chat.token_constraint import ConstraintSource, TokenConstraint
+from ..chat.tool_calls import ToolCallReader
 from ..chat.tool_format import PLAIN, Tool, ToolFormat, format_of
 from ..chat.tool_messages import for_template
 from ..chat.user_turns import UserTurns
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 SuffixPolicy = Literal["text", "always", "never"]
 """Which prompts are fed without the token of a lone space at their end: chats and texts; token ids, too; or none."""
+
+_ANYTHING = ("A", "b")  # that a user may say: what prompts with one and the other begin with, all begin with
 
 
 class Prompts:
@@ -154,6 +158,34 @@ class Prompts:
                 max_tokens=context_length,
                 strips_suffix=self._strip_suffix != "never",
             )
+
+    def next_turn(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        template_kwargs: Mapping[str, object] | None,
+        reply: str,
+        *,
+        seam_of: bytes | None = None,
+    ) -> tuple[int, ...]:
+        """The ids that a conversation begins with which goes on from a reply, whatever the user says next.
+
+        None of it where the reply calls tools, for then the user does not speak next. The reply's thought is not said
+        again.
+
+        Raises:
+            InvalidRequest: as `render`.
+        """
+        reader = ToolCallReader(self.tool_format, [tool.name for tool in tools], is_content=not tools)
+        reader.push(reply)
+        if reader.num_calls:
+            return ()
+        said: list[Message] = [*messages, {"role": "assistant", "content": reply}]
+        one, other = (
+            self.chat([*said, {"role": "user", "content": text}], tools, template_kwargs, seam_of=seam_of).ids
+            for text in _ANYTHING
+        )
+        return tuple(left for left, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
     def render(
         self,

@@ -5,6 +5,7 @@ The token list and the KV belong to its `Sequence`. Knows nothing of other reque
 
 from __future__ import annotations
 
+import collections.abc
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,6 +17,7 @@ from ..cache.reply_alias import ReplyAlias
 from ..cache.sequence import Sequence
 from ..cache.why_not_more import WhyNotMore
 from ..errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter
+from ..prefix.expected_prompts import ExpectedPrompt
 from .completion import CacheMatch, Completion, Delta, PrefillProgress, PrefixReuse, Timings
 from .prompts import Prompts
 from .reply import Reply
@@ -68,6 +70,7 @@ class RequestSpec:
     arrived_at: float = 0.0  # seconds on the engine's clock
     spelled: Callable[[], SpelledPrompt] | None = None  # what the prompt spells, if it may be matched by text
     render_reply: Callable[[str], str] | None = None  # how a reply stands in later prompts, if that is known
+    expects: Callable[[str], ExpectedPrompt] | None = None  # the prompt that comes after a reply, if that is known
     explain: Callable[[WhyNotMore], WhyNotMore] = lambda why: why  # adds the texts of its ids
 
     @property
@@ -112,6 +115,7 @@ class Request:
         prompts: Prompts,
         limits: RequestLimits,
         render_reply: Callable[[str], str] | None,
+        next_ids: Callable[[str], collections.abc.Sequence[int]] | None,
         is_chat: bool,
         clock: Callable[[], float],
     ) -> Self:
@@ -125,8 +129,13 @@ class Request:
         by_text = options.cache_match == "text"
         spelled = cache(lambda: prompts.tokenizer.spelled(prompt.ids)) if by_text else None
         render_reply = render_reply if by_text else None
+        expects: Callable[[str], ExpectedPrompt] | None = None
+        if next_ids is not None:
+            spell = prompts.tokenizer.spelled if by_text else None
+            expects = lambda text: ExpectedPrompt(options.namespace, lambda: next_ids(text), spell)  # noqa: E731
         return cls(
-            RequestSpec(request_id, prompt, params, options, clock(), spelled, render_reply, prompts.explain), reply
+            RequestSpec(request_id, prompt, params, options, clock(), spelled, render_reply, expects, prompts.explain),
+            reply,
         )
 
     def __repr__(self) -> str:
@@ -218,6 +227,13 @@ class Request:
             return None
         ids, text = tuple(reply.ids_without_end), reply.text
         return ReplyAlias.of(ids, text, render_reply(text)) if self._spells(ids, text) else None
+
+    def next_prompt(self) -> ExpectedPrompt | None:
+        """What the prompt that goes on from the finished reply begins with; None: nothing is known of it."""
+        expects = self.spec.expects
+        if expects is None or self.namespace is None or self.reuse.pruning is not None:
+            return None
+        return expects(self.reply.text)
 
     def cache_use(self, now: float) -> CacheUse:
         """What it found cached, and where its keys and values end: between two steps, before its sequence is closed."""

@@ -12,6 +12,7 @@ from ..cache.kv_transaction import KVTransaction
 from ..cache.prefix_cache import PrefixCache
 from ..errors import EngineError, InvalidRequest, OutOfPages, RadixLMError, StepFailed
 from ..prefix.disk_tier import DiskTier
+from ..prefix.expected_prompts import ExpectedPrompts
 from .completion import Delta, RequestOutput
 from .counters import CoreCounters
 from .request import Request
@@ -33,11 +34,12 @@ class RequestEnds:
         cache: PrefixCache,
         tier: DiskTier | None,
         counters: CoreCounters,
+        expected: ExpectedPrompts | None,
         *,
         clock: Callable[[], float],
     ) -> None:
         self._scheduler, self._cache, self._tier, self._counters = scheduler, cache, tier, counters
-        self._clock = clock
+        self._expected, self._clock = expected, clock
 
     def finish(self, request: Request, delta: Delta) -> RequestOutput:
         """End a request whose last delta this is; what it computed stays cached."""
@@ -53,6 +55,8 @@ class RequestEnds:
         self._abandon(request)
         was_admitted = request.sequence is not None
         reason, total_s = completion.finish_reason, completion.timings.total_s
+        if self._expected is not None and reason != "cancelled" and (prompt := request.next_prompt()) is not None:
+            self._expected.add(prompt)
         self._counters.count_finished(completion.usage, reason, total_s, was_admitted=was_admitted)
         return RequestOutput(request.request_id, delta, completion)
 

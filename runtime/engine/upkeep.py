@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import InvalidParameter
+from ..prefix.expected_prompts import ExpectedPrompts
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -20,14 +21,17 @@ QUIET_S = 1.0  # without any work, before the first piece: the first request aft
 
 @dataclass(frozen=True)
 class Upkeep:
-    """Runs `expiry` at any time, and `idle` only while there is nothing else to do."""
+    """Runs `expiry` at any time, and `expected` and `idle` only while there is nothing else to do."""
 
     expiry: CacheExpiry | None = None
     idle: IdleWork | None = None
+    expected: ExpectedPrompts | None = None
 
     @property
     def wait_s(self) -> float | None:
         """Seconds until something is due; None: nothing will be."""
+        if self.expected is not None and self.expected.has_work:
+            return 0.0
         waits = [part.wait_s for part in (self.expiry, self.idle) if part is not None]
         return min((wait_s for wait_s in waits if wait_s is not None), default=None)
 
@@ -38,6 +42,12 @@ class Upkeep:
                 self.expiry.run()
         except Exception:  # what is kept too long harms no request
             _LOGGER.exception("dropping what was not used for long failed")
+        try:
+            if self.expected is not None and is_idle and self.expected.has_work:
+                self.expected.run()
+                return
+        except Exception:  # it is computed when it comes
+            _LOGGER.exception("computing what the next prompt begins with failed")
         try:
             if self.idle is not None and is_idle:
                 self.idle.run()

@@ -97,6 +97,8 @@ class Metrics(Collector):
         yield _counter("prefix_query_tokens", "Tokens of prompts that were looked up in the cache.", queried)
         yield _counter("prefix_hit_tokens", "Tokens of prompts that the cache had.", hits, "kind", "tier")
         yield _counter("computed_tokens", "Tokens that went through the model.", computed)
+        idle = {(): stats.num_idle_tokens}
+        yield _counter("idle_tokens", "Tokens of expected prompts, computed while there was nothing else to do.", idle)
         yield _counter("generated_tokens", "Tokens of replies.", {(): stats.num_generated_tokens})
 
     def _pages(self, stats: EngineStats) -> Iterator[Metric]:

@@ -92,6 +92,7 @@ def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEn
             "context_length": None,
             "max_num_batched_tokens": None,
             "prefill_ms": 50.0,
+            "idle_work": True,
             "admission": "optimistic",
             "kv_log": None,
             "kv_log_bytes": None,

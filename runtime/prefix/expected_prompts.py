@@ -1,0 +1,147 @@
+"""Compute, while nothing else is to be done, the beginnings that the next prompts will have.
+
+A chat template renders a reply as history otherwise than it was generated: without its thought, for one. What the next
+prompt begins with is known when the reply ends, and is computed then, exactly, so that the next turn finds it. Knows
+the model, pages and ids, not requests or texts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from radixlm.tokenizer_fix import SpelledPrompt
+
+from ..artifact.manifest import PAGE_SIZE
+from ..cache.kv_transaction import make_batch
+from ..cache.prefix_cache import PrefixCache
+from ..cache.prefix_match import PrefixMatch
+from ..cache.sequence import num_pages_for
+from ..model.batch import Forward
+from .disk_tier import DiskTier
+from .rates import LinearRate
+
+_LOGGER = logging.getLogger(__name__)
+
+MAX_EXPECTED = 64  # prompts: the oldest are forgotten first
+PIECE_S = 0.05  # so long does a request that comes meanwhile wait, about
+_FIRST_TOKENS = 2 * PAGE_SIZE  # of a piece, before any was measured
+
+
+@dataclass(frozen=True)
+class ExpectedPrompt:
+    """A prompt that may come.
+
+    Attributes:
+        namespace: whose it is.
+        ids: makes the token ids that it begins with, which may take a while; none: nothing can be said of it.
+        spell: what ids spell, where it may be matched by text; None: by ids alone.
+    """
+
+    namespace: bytes
+    ids: Callable[[], Sequence[int]]
+    spell: Callable[[Sequence[int]], SpelledPrompt] | None = None
+
+
+class ExpectedPrompts:
+    """Computes what is expected, the newest first, on pages that are free: nothing is evicted for it.
+
+    Args:
+        context_length: tokens that a prompt may have.
+        max_num_tokens: of one piece.
+        clock: seconds; only differences count.
+
+    Attributes:
+        num_tokens: that were computed so far.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        cache: PrefixCache,
+        tier: DiskTier | None,
+        *,
+        context_length: int,
+        max_num_tokens: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.num_tokens = 0
+        self._forward, self._cache, self._tier, self._clock = forward, cache, tier, clock
+        self._context_length, self._max_num_tokens = context_length, max_num_tokens
+        self._rate = LinearRate()
+        self._waiting: deque[ExpectedPrompt] = deque(maxlen=MAX_EXPECTED)
+        self._begun: tuple[ExpectedPrompt, tuple[int, ...], int] | None = None  # and tokens that it pays to compute
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `run` has anything to do."""
+        return bool(self._waiting) or self._begun is not None
+
+    def add(self, expected: ExpectedPrompt) -> None:
+        """Expect a prompt."""
+        self._waiting.append(expected)
+
+    def forget(self, namespace: bytes | None = None) -> None:
+        """Expect nothing of a namespace, or nothing at all, any more."""
+        kept = [each for each in self._waiting if namespace is not None and each.namespace != namespace]
+        self._waiting = deque(kept, maxlen=MAX_EXPECTED)
+        if self._begun is not None and namespace in (None, self._begun[0].namespace):
+            self._begun = None
+
+    def run(self) -> None:
+        """Do a piece: find out what a prompt begins with, or compute some tokens of it. What raises is dropped."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            expected = self._waiting.pop()
+            ids = tuple(expected.ids())
+            # less than a page is not worth a step: all prompts go on behind the reply with a few tokens
+            self._begun = (expected, ids, PAGE_SIZE + 1) if 1 < len(ids) < self._context_length else None
+        elif self._computes(*begun):
+            self._begun = (*begun[:2], 2)  # a match never has the last token
+
+    def _computes(self, expected: ExpectedPrompt, ids: tuple[int, ...], least: int) -> bool:
+        """Compute a piece, if `least` tokens are missing; whether there is more."""
+        spell = expected.spell
+        match = self._cache.match(
+            ids, namespace=expected.namespace, spelled=None if spell is None else lambda: spell(ids)
+        )
+        num_missing = len(match.prompt_ids) - match.num_tokens
+        if num_missing < least or len(match.prompt_ids) >= self._context_length:
+            return False
+        stop = match.num_tokens + min(num_missing, self._num_tokens_at(match.num_tokens))
+        if stop < len(match.prompt_ids):
+            stop -= stop % PAGE_SIZE
+        num_needed = num_pages_for(stop) - match.num_tokens // PAGE_SIZE
+        if num_needed > self._cache.pool.num_free:
+            return False
+        self._compute(match, stop)
+        return stop < len(match.prompt_ids)
+
+    def _compute(self, match: PrefixMatch, stop: int) -> None:
+        num_tokens, begun = stop - match.num_tokens, self._clock()
+        sequence = self._cache.open(match, context_length=self._context_length)
+        is_computed = False
+        try:
+            with self._cache.begin() as step:
+                reservation = step.reserve(sequence, num_tokens)
+                if step.copies:
+                    self._forward.copy_rows(step.copies)
+                self._forward.forward(make_batch([reservation], [False]))
+                step.commit()
+            if self._tier is not None and stop == len(match.prompt_ids):
+                self._tier.save_computed(sequence)
+            is_computed = True
+        finally:
+            self._cache.close(sequence, keep=is_computed)
+        self.num_tokens += num_tokens
+        seconds = self._clock() - begun
+        if seconds > 0.0:
+            self._rate.observe((match.num_tokens + stop) / 2, seconds / num_tokens, float(num_tokens))
+
+    def _num_tokens_at(self, position: int) -> int:
+        """Tokens of the next piece, so that it takes `PIECE_S`; at least a page, from which the next can go on."""
+        each_s = self._rate.seconds(float(position))
+        wanted = int(PIECE_S / each_s) if each_s else _FIRST_TOKENS
+        return min(max(wanted, 2 * PAGE_SIZE), max(self._max_num_tokens, 1))

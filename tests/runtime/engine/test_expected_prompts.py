@@ -1,0 +1,242 @@
+"""What the next prompt begins with is computed while nothing else is to be done, on free pages, and is exact."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.engine.engine import Engine
+from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.model.scripted_runner import ScriptedRunner
+from radixlm.runtime.prefix.expected_prompts import MAX_EXPECTED, ExpectedPrompt, ExpectedPrompts
+
+from ..fake_artifact import fake_artifact
+from ..fake_model import CONTEXT_LENGTH, Bench, alone
+from ..server.scripted import END_OF_TURN, TOKENIZER, VOCAB_SIZE
+from ..thought_templates import HYBRID, OPENED
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
+EXPECTED = tuple(range(3, 33)) + tuple(range(5, 35))  # 60 ids
+
+
+def expectations(bench: Bench) -> ExpectedPrompts:
+    return ExpectedPrompts(
+        bench.model,
+        bench.cache,
+        None,
+        context_length=CONTEXT_LENGTH,
+        max_num_tokens=24,
+        clock=lambda: bench.now,
+    )
+
+
+def run(bench: Bench, expected: ExpectedPrompts, most: int = 100) -> int:
+    """The pieces that it took."""
+    for number in range(most):
+        if not expected.has_work:
+            return number
+        expected.run()
+        bench.core.check()
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.parametrize("num_known", [0, 7, 16, 35])
+def test_a_prompt_that_was_expected_is_found_and_its_reply_is_the_same(num_known: int) -> None:
+    bench = Bench(num_pages=24)
+    if num_known:
+        bench.add("before", EXPECTED[:num_known], GREEDY)
+        bench.run()
+    expected = expectations(bench)
+    expected.add(ExpectedPrompt(b"", lambda: EXPECTED))
+    assert run(bench, expected) > 2
+    assert len(EXPECTED) - num_known <= expected.num_tokens <= len(EXPECTED)
+    ids = (*EXPECTED, 7, 8)
+    request = bench.add("next", ids, GREEDY)
+    bench.run()
+    assert request.reuse.num_tokens == len(EXPECTED)
+    assert bench.tokens("next") == alone(ids, GREEDY)
+
+
+def test_what_is_cached_is_not_computed_again_and_less_than_a_page_is_not_worth_a_step() -> None:
+    bench = Bench(num_pages=24)
+    bench.add("before", EXPECTED[: len(EXPECTED) - PAGE_SIZE], GREEDY)
+    bench.run()
+    computed = bench.model.num_tokens
+    expected = expectations(bench)
+    expected.add(ExpectedPrompt(b"", lambda: EXPECTED[:-1]))
+    run(bench, expected)
+    assert (bench.model.num_tokens, expected.num_tokens) == (computed, 0)
+
+
+def test_nothing_is_evicted_for_what_may_come() -> None:
+    bench = Bench(num_pages=7)
+    kept = tuple(range(20, 36)) * 5
+    bench.add("kept", kept, SamplingParams(temperature=0.0, max_tokens=1))
+    bench.run()
+    assert bench.cache.pool.num_free < 3
+    expected = expectations(bench)
+    expected.add(ExpectedPrompt(b"", lambda: EXPECTED))
+    run(bench, expected)
+    assert expected.num_tokens <= 32
+    assert bench.cache.match((*kept, 1)).num_tokens == len(kept)
+
+
+def test_a_request_that_comes_between_two_pieces_is_computed_and_the_rest_after_it() -> None:
+    bench = Bench(num_pages=24)
+    expected = expectations(bench)
+    expected.add(ExpectedPrompt(b"", lambda: EXPECTED))
+    expected.run()
+    expected.run()
+    num_tokens = expected.num_tokens
+    assert 0 < num_tokens < len(EXPECTED)
+    ids = (*EXPECTED, 9)
+    request = bench.add("next", ids, GREEDY)
+    bench.run()
+    assert request.reuse.num_tokens == num_tokens and bench.tokens("next") == alone(ids, GREEDY)
+    run(bench, expected)
+    assert expected.num_tokens == num_tokens, "the request has computed the rest"
+
+
+def test_a_namespace_that_is_forgotten_expects_nothing() -> None:
+    bench = Bench(num_pages=24)
+    expected = expectations(bench)
+    for namespace in (b"a", b"b"):
+        expected.add(ExpectedPrompt(namespace, lambda: EXPECTED))
+    expected.run()  # the newest has begun
+    expected.forget(b"b")
+    assert expected.has_work
+    run(bench, expected)
+    assert bench.cache.match((*EXPECTED, 1), namespace=b"a").num_tokens == len(EXPECTED)
+    assert bench.cache.match((*EXPECTED, 1), namespace=b"b").num_tokens == 0
+
+
+def test_only_so_many_are_remembered_and_what_fails_is_dropped() -> None:
+    bench = Bench(num_pages=24)
+    expected = expectations(bench)
+    made: list[int] = []
+
+    def fail(number: int) -> tuple[int, ...]:
+        made.append(number)
+        raise ValueError("no such text")
+
+    for number in range(MAX_EXPECTED + 5):
+        expected.add(ExpectedPrompt(b"", lambda number=number: fail(number)))  # type: ignore[misc]
+    while expected.has_work:
+        with pytest.raises(ValueError, match="no such text"):
+            expected.run()
+    assert made == list(range(MAX_EXPECTED + 4, 4, -1)), "the newest first"
+
+
+def test_a_forward_that_fails_leaves_nothing_behind() -> None:
+    bench = Bench(num_pages=24)
+    expected = expectations(bench)
+    expected.add(ExpectedPrompt(b"", lambda: EXPECTED))
+    expected.run()
+
+    def fail(batch: Any) -> None:
+        raise RuntimeError("broken")
+
+    bench.model.before = fail
+    with pytest.raises(RuntimeError):
+        expected.run()
+    bench.core.check()
+    assert not expected.has_work and bench.cache.match((*EXPECTED, 1)).num_tokens == 0
+
+
+PLAIN = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+THOUGHT = "Let me think about this for a while, as long as it takes, and then for a little longer. " * 2
+ANSWER = "The capital of Norway is Oslo, which lies at the end of a fjord, and was once called Christiania. " * 2
+FIRST = {"role": "user", "content": "What is the capital of Norway?"}
+SECOND = {"role": "user", "content": "And of Sweden?"}
+
+
+@pytest.fixture
+def engine_of() -> Iterator[Callable[..., tuple[Engine, ScriptedRunner]]]:
+    engines: list[Engine] = []
+
+    def make(template: str, **options: Any) -> tuple[Engine, ScriptedRunner]:
+        runner = ScriptedRunner(VOCAB_SIZE)
+        artifact = fake_artifact(
+            TOKENIZER, template, vocab_size=VOCAB_SIZE, bos_token_id=1, eos_token_id=END_OF_TURN, context_length=1024
+        )
+        engines.append(Engine(artifact, max_num_seqs=8, open_runner=lambda _, __, ___: runner, **options))  # type: ignore[arg-type]
+        return engines[-1], runner
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def settle(engine: Engine) -> int:
+    """Wait until nothing is done; the tokens that were computed without a request."""
+    before = -1
+    for _ in range(200):
+        time.sleep(0.05)
+        stats = engine.stats()
+        if stats.num_idle_tokens == before and not stats.num_running:
+            break
+        before = stats.num_idle_tokens
+    engine.check()
+    return engine.stats().num_idle_tokens
+
+
+def say(engine: Engine, runner: ScriptedRunner, text: str) -> None:
+    runner.script.clear()
+    runner.script.extend([*engine.encode(text, add_bos=False), END_OF_TURN])
+
+
+@pytest.mark.parametrize("idle_work", [True, False])
+def test_the_turn_after_a_thought_that_the_template_drops_finds_the_answer(engine_of: Any, idle_work: bool) -> None:
+    engine, runner = engine_of(OPENED, idle_work=idle_work)
+    params = SamplingParams(temperature=0.0, max_tokens=200)
+    say(engine, runner, f"{THOUGHT}\n</think>{ANSWER}")
+    first = engine.chat([FIRST], params)
+    assert first.thought.strip() == THOUGHT.strip() and first.text == ANSWER
+    num_idle = settle(engine)
+    say(engine, runner, "Stockholm.")
+    history = [FIRST, {"role": "assistant", "content": ANSWER}, SECOND]
+    second = engine.chat(history, params)
+    num_new = second.usage.prompt_tokens - second.usage.cached_tokens
+    num_answer = len(engine.encode(ANSWER, add_bos=False))
+    if idle_work:
+        assert num_answer <= num_idle < num_answer + 20
+        assert num_new < 15, "the question, and no more"
+    else:
+        assert num_idle == 0 and num_new > num_answer
+
+
+def test_a_thought_that_stays_needs_no_work_for_a_client_that_returns_it(engine_of: Any) -> None:
+    engine, runner = engine_of(HYBRID)
+    params = SamplingParams(temperature=0.0, max_tokens=200)
+    say(engine, runner, f"<think>\n{THOUGHT.strip()}\n</think>\n\n{ANSWER}")
+    first = engine.chat([FIRST], params)
+    settle(engine)
+    history = [FIRST, {"role": "assistant", "content": first.text, "reasoning_content": first.thought}, SECOND]
+    second = engine.chat(history, params)
+    assert second.usage.prompt_tokens - second.usage.cached_tokens < 20, "the question, and no more"
+
+
+@pytest.mark.parametrize("said", [{"cache_match": "off"}, {"template_kwargs": {"enable_thinking": False}}])
+def test_nothing_is_done_for_who_wants_nothing_kept_or_said_what_will_be_found(engine_of: Any, said: Any) -> None:
+    engine, runner = engine_of(PLAIN)
+    say(engine, runner, ANSWER)
+    engine.chat([FIRST], SamplingParams(temperature=0.0, max_tokens=200), **said)
+    assert settle(engine) == 0
+
+
+def test_a_reply_that_calls_a_tool_is_not_gone_on_from_by_the_user(engine_of: Any) -> None:
+    from radixlm.runtime.chat.tool_format import Tool
+
+    engine, _ = engine_of(HYBRID)
+    tool = Tool("now", {"type": "object", "properties": {}})
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    assert engine.prompts.next_turn([FIRST], [tool], None, call) == ()
+    ids = engine.prompts.next_turn([FIRST], [tool], None, ANSWER)
+    assert engine.decode(ids).endswith("<|im_start|>user\n")
