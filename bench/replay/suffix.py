@@ -69,7 +69,12 @@ class Talk(Closable):
     def __init__(self, artifact: Path, way: Way) -> None:
         self._way = way
         self._engine = Engine(
-            artifact, kv_cache_bytes=KV_BYTES, max_num_seqs=1, match=way.match, open_runner=self._open_runner
+            artifact,
+            kv_cache_bytes=KV_BYTES,
+            max_num_seqs=1,
+            match=way.match,
+            idle_work=False,
+            open_runner=self._open_runner,
         )
         self._end_id = self._engine.manifest.tokenizer.eos_token_ids[0]
 
