@@ -133,7 +133,11 @@ class StepPlan:
     """
 
     def __init__(
-        self, step: KVTransaction, max_num_tokens: int, stops: Mapping[str, int] | None, time: PromptTime | None
+        self,
+        step: KVTransaction,
+        max_num_tokens: int,
+        stops: Mapping[str, int] | None = None,
+        time: PromptTime | None = None,
     ) -> None:
         """An empty plan; a request that has a position in `stops` before it computes no further than that, and prompts
         take no longer than `time`."""
