@@ -25,9 +25,10 @@ test: $(VENV)/.test
 	$(BIN)/pytest -n auto --dist loadfile tests/compile tests/cli
 	$(BIN)/pytest -n 2 --dist loadfile --ignore=tests/compile --ignore=tests/cli
 
-# What takes too long for each run, or fetches much: Qwen2.5-Coder-0.5B against transformers. Two minutes, and 491 MB once.
+# What takes too long for each run, or fetches much: families that have nothing of their own, compiled, and
+# Qwen2.5-Coder-0.5B against transformers. Five minutes, and 491 MB once.
 test-long: $(VENV)/.test
-	$(BIN)/pytest -m long
+	$(BIN)/pytest -n 2 --dist loadfile -m long
 
 # The page in a real browser: Debian's chromium, never a downloaded one. A minute, and once more to install it.
 test-browser: $(ARTIFACT)/manifest.json .venv-browser/.suite
