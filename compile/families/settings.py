@@ -239,9 +239,9 @@ class Settings:
             raise CorruptSource(message) from error
         for attention in dict.fromkeys(config.attentions):
             _check_heads(self.label, attention)
-        for ffn in dict.fromkeys(each.ffn for each in config.layers):
-            if isinstance(ffn, Experts):
-                _check_experts(self.label, ffn)
+        for experts in dict.fromkeys(each.experts for each in config.layers):
+            if experts is not None:
+                _check_experts(self.label, experts)
         return config
 
 
