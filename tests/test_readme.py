@@ -91,4 +91,4 @@ def _options(name: str) -> Iterator[str]:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     for parameter in command.get_params(click.Context(command)):
-        yield from parameter.opts
+        yield from (*parameter.opts, *parameter.secondary_opts)

@@ -27,7 +27,7 @@ _LOGGER = logging.getLogger(__name__)
 
 MAX_EXPECTED = 64  # prompts: the oldest are forgotten first
 PIECE_S = 0.05  # so long does a request that comes meanwhile wait, about
-_FIRST_TOKENS = 2 * PAGE_SIZE  # of a piece, before any was measured
+_FIRST_TOKENS = PAGE_SIZE  # of a piece, before any was measured
 
 
 @dataclass(frozen=True)
@@ -144,4 +144,4 @@ class ExpectedPrompts:
         """Tokens of the next piece, so that it takes `PIECE_S`; at least a page, from which the next can go on."""
         each_s = self._rate.seconds(float(position))
         wanted = int(PIECE_S / each_s) if each_s else _FIRST_TOKENS
-        return min(max(wanted, 2 * PAGE_SIZE), max(self._max_num_tokens, 1))
+        return min(max(wanted, PAGE_SIZE), max(self._max_num_tokens, PAGE_SIZE))

@@ -153,7 +153,7 @@ def test_why_not_more_has_text_of_both_sides_and_knows_the_same_text_in_other_id
 
 def test_what_no_request_uses_grows_too_old(artifact: FakeArtifact) -> None:
     now = [1000.0]
-    with open_engine(artifact, cache_ttl_s=60.0, clock=lambda: now[0]) as engine:
+    with open_engine(artifact, cache_ttl_s=60.0, clock=lambda: now[0], idle_work=False) as engine:
         engine.chat(MESSAGES, drawn(1))
         now[0] += 59.0
         assert engine.cache_tree().num_runs > 0

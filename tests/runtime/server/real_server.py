@@ -110,7 +110,8 @@ def real_engine(*, num_pages: int = 100, context_length: int = 256, **options: A
 
     artifact = open_fake_artifact(context_length)
     kv_cache_bytes = num_pages * artifact.manifest.kv.page_bytes
-    options = {"max_num_seqs": 8, "kv_cache_bytes": kv_cache_bytes, **options}
+    # without idle work: a fault is to meet a request
+    options = {"max_num_seqs": 8, "kv_cache_bytes": kv_cache_bytes, "idle_work": False, **options}
     return Engine(artifact, open_runner=open_runner, **options), models[0]
 
 
