@@ -35,6 +35,7 @@ from .ragged import Rows
 
 Weights = dict[str, np.ndarray]
 
+LONG = pytest.mark.long  # for `make test-long`: what another here has, too
 FEATURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the model, and of its layers
     "post": ({}, {"norms": "post"}),
     "sandwich": ({"residual_factor": 0.5}, {"norms": "sandwich", "post_norm_eps": 0.5}),
@@ -136,7 +137,7 @@ def conditioned(tiny: TinyModel) -> TinyModel:
     return tiny
 
 
-@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LONG if name in FUNCTIONS[1:] else []) for name in FEATURES])
 def test_a_feature_compiles_to_the_logits_of_numpy(
     name: str,
     make_tiny: Callable[..., Any],
@@ -216,12 +217,12 @@ def test_a_kernel_without_the_limit_of_gates_is_found(
 @pytest.mark.parametrize(
     ("name", "quantize"),
     [
-        *((name, "q8") for name in EXPERTS),
+        *(pytest.param(name, "q8", marks=[] if name in ("gpt-oss", "DeepSeek-V3") else LONG) for name in EXPERTS),
         ("Qwen3-MoE", "q4"),
-        ("sandwich", "q8"),
+        pytest.param("sandwich", "q8", marks=LONG),
         ("parallel of two norms", "q4"),
         ("scalar", "f16"),
-        ("logits soft-cap", "q8"),
+        pytest.param("logits soft-cap", "q8", marks=LONG),
         ("Gemma 4 beside", "q8"),
         ("layer inputs", "q4"),
     ],
