@@ -141,7 +141,7 @@ class EngineLoop:
     def _serve(self) -> None:
         while self._wait_for_work():
             if self._upkeep is not None:
-                self._upkeep.run(is_idle=not (len(self.queue) or self._core.has_work or self._core.num_waiting))
+                self._upkeep.run(is_idle=self._is_idle)
             self.queue.do_all()
             if self._core.has_work:
                 for output in self._core.step():
@@ -158,9 +158,14 @@ class EngineLoop:
             self.queue.wait(self._timeout_s)
         return not self.queue.is_closed
 
+    @property
+    def _is_idle(self) -> bool:
+        """Whether there is no request, nor anything else to do but what can wait."""
+        return not (len(self.queue) or self._core.has_work or self._core.num_waiting)
+
     def _timeout_s(self) -> float | None:
         """Seconds until there is something to do in any case."""
-        waits = (self._core.wait_s, None if self._upkeep is None else self._upkeep.wait_s)
+        waits = (self._core.wait_s, None if self._upkeep is None else self._upkeep.wait_s(is_idle=self._is_idle))
         return min((wait_s for wait_s in waits if wait_s is not None), default=None)
 
     def _add(self, request: Request, listener: Listener) -> None:

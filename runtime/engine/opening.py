@@ -106,7 +106,6 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
             expected = ExpectedPrompts(
                 scored or runner,
                 cache,
-                tier,
                 context_length=size.context_length,
                 max_num_tokens=policy.max_num_batched_tokens,
                 clock=clock,

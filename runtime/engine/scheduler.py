@@ -216,7 +216,7 @@ class Scheduler:
             return None
         has_others = num_prefilling + self.num_waiting > 1
         seconds = self._pace.prompts_s(num_streams=num_decoding, has_others=has_others)
-        return None if seconds is None else PromptTime(self._pace, seconds)
+        return PromptTime(self._pace, seconds)
 
     def _arrival(self, request: Request) -> int:
         return self._arrivals[request.request_id]

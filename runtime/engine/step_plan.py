@@ -32,7 +32,7 @@ class ScheduledRequest(NamedTuple):
 
 ALONE_S = 0.25  # of a prompt that is alone: so long does the next request wait for the step to end
 GRACE_S = 1.0  # that prompts may take more than streams: many short prompts are computed at once, which is faster
-_LEAST = 8  # tokens of a prompt: fewer cost a step as much
+_LEAST, _FIRST = 8, 64  # tokens of a prompt: fewer cost a step as much; before anything was measured
 _KEPT = 0.75  # of how long streams took by themselves before, with each such step
 
 
@@ -41,8 +41,8 @@ class StepPace:
     """What a step may take.
 
     >>> pace = StepPace(limit_s=0.05)
-    >>> pace.prompts_s(num_streams=0, has_others=True) is None  # nothing was measured: tokens alone limit the step
-    True
+    >>> pace.num_tokens(0, pace.prompts_s(num_streams=0, has_others=True))  # nothing was measured yet
+    64
     >>> pace.observe(num_streams=0, chunks=[(0, 512)], seconds=0.256)
     >>> pace.num_tokens(0, pace.prompts_s(num_streams=0, has_others=True))
     100
@@ -57,8 +57,8 @@ class StepPace:
     _streams_s: float = 0.0  # of a step without prompts
     _debt_s: float = 0.0  # that prompts took more than streams
 
-    def prompts_s(self, *, num_streams: int, has_others: bool) -> float | None:
-        """Seconds for prompts in the next step; None: as long as its tokens take; 0: none.
+    def prompts_s(self, *, num_streams: int, has_others: bool) -> float:
+        """Seconds for prompts in the next step; 0: none.
 
         Args:
             num_streams: requests that decode in it.
@@ -66,14 +66,12 @@ class StepPace:
         """
         if num_streams and self._debt_s >= GRACE_S:
             return 0.0
-        if self._rate.seconds(0.0) is None:
-            return None
         return self.limit_s if num_streams or has_others else max(ALONE_S, self.limit_s)
 
     def num_tokens(self, position: int, seconds: float) -> int:
         """Tokens of a prompt, from `position` on, that take about so long; a few where that is fewer than pay."""
         each_s = self._rate.seconds(float(position))
-        return max(_LEAST, int(seconds / each_s + 1e-6)) if each_s else _LEAST
+        return max(_LEAST, int(seconds / each_s + 1e-6)) if each_s else _FIRST
 
     def seconds(self, position: int, num_tokens: int) -> float:
         """That so many tokens of a prompt take, from `position` on; 0 before anything was measured."""
@@ -87,7 +85,9 @@ class StepPace:
             self._streams_s = seconds if not self._streams_s else _KEPT * self._streams_s + (1 - _KEPT) * seconds
             self._debt_s = max(0.0, self._debt_s - seconds)
             return
-        if num_streams:
+        if not num_streams:
+            self._debt_s = 0.0
+        else:
             streams_s = min(self._streams_s, 0.75 * seconds)
             seconds -= streams_s
             self._debt_s = max(0.0, self._debt_s + seconds - streams_s)

@@ -27,10 +27,9 @@ class Upkeep:
     idle: IdleWork | None = None
     expected: ExpectedPrompts | None = None
 
-    @property
-    def wait_s(self) -> float | None:
+    def wait_s(self, *, is_idle: bool) -> float | None:
         """Seconds until something is due; None: nothing will be."""
-        if self.expected is not None and self.expected.has_work:
+        if is_idle and self.expected is not None and self.expected.has_work:
             return 0.0
         waits = [part.wait_s for part in (self.expiry, self.idle) if part is not None]
         return min((wait_s for wait_s in waits if wait_s is not None), default=None)

@@ -7,9 +7,9 @@ the model, pages and ids, not requests or texts.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from radixlm.tokenizer_fix import SpelledPrompt
@@ -19,11 +19,9 @@ from ..cache.kv_transaction import make_batch
 from ..cache.prefix_cache import PrefixCache
 from ..cache.prefix_match import PrefixMatch
 from ..cache.sequence import num_pages_for
+from ..errors import InvalidRequest
 from ..model.batch import Forward
-from .disk_tier import DiskTier
 from .rates import LinearRate
-
-_LOGGER = logging.getLogger(__name__)
 
 MAX_EXPECTED = 64  # prompts: the oldest are forgotten first
 PIECE_S = 0.05  # so long does a request that comes meanwhile wait, about
@@ -36,7 +34,8 @@ class ExpectedPrompt:
 
     Attributes:
         namespace: whose it is.
-        ids: makes the token ids that it begins with, which may take a while; none: nothing can be said of it.
+        ids: makes the token ids that it begins with, which may take a while; none, or an InvalidRequest: nothing can be
+            said of it.
         spell: what ids spell, where it may be matched by text; None: by ids alone.
     """
 
@@ -47,6 +46,8 @@ class ExpectedPrompt:
 
 class ExpectedPrompts:
     """Computes what is expected, the newest first, on pages that are free: nothing is evicted for it.
+
+    Nothing of it goes to disk before a request has used it: no token was sampled yet, by which wrong numbers show.
 
     Args:
         context_length: tokens that a prompt may have.
@@ -61,14 +62,13 @@ class ExpectedPrompts:
         self,
         forward: Forward,
         cache: PrefixCache,
-        tier: DiskTier | None,
         *,
         context_length: int,
         max_num_tokens: int,
         clock: Callable[[], float],
     ) -> None:
         self.num_tokens = 0
-        self._forward, self._cache, self._tier, self._clock = forward, cache, tier, clock
+        self._forward, self._cache, self._clock = forward, cache, clock
         self._context_length, self._max_num_tokens = context_length, max_num_tokens
         self._rate = LinearRate()
         self._waiting: deque[ExpectedPrompt] = deque(maxlen=MAX_EXPECTED)
@@ -94,8 +94,9 @@ class ExpectedPrompts:
         """Do a piece: find out what a prompt begins with, or compute some tokens of it. What raises is dropped."""
         begun, self._begun = self._begun, None
         if begun is None:
-            expected = self._waiting.pop()
-            ids = tuple(expected.ids())
+            expected, ids = self._waiting.pop(), tuple[int, ...]()
+            with suppress(InvalidRequest):  # the template does not let the user speak next, for one
+                ids = tuple(expected.ids())
             # less than a page is not worth a step: all prompts go on behind the reply with a few tokens
             self._begun = (expected, ids, PAGE_SIZE + 1) if 1 < len(ids) < self._context_length else None
         elif self._computes(*begun):
@@ -130,8 +131,6 @@ class ExpectedPrompts:
                     self._forward.copy_rows(step.copies)
                 self._forward.forward(make_batch([reservation], [False]))
                 step.commit()
-            if self._tier is not None and stop == len(match.prompt_ids):
-                self._tier.save_computed(sequence)
             is_computed = True
         finally:
             self._cache.close(sequence, keep=is_computed)

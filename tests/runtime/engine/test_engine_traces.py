@@ -18,6 +18,7 @@ from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import SchedulerPolicy
 from radixlm.runtime.errors import StepFailed
 from radixlm.runtime.model.batch import Batch, Float32Array
+from radixlm.runtime.prefix.expected_prompts import ExpectedPrompt, ExpectedPrompts
 
 from .. import toy_tokenizer as toy
 from ..fake_model import Bench, FakeModel, alone
@@ -67,11 +68,28 @@ def prompt_of(messages: tuple[str, ...]) -> list[int]:
 class EngineOnASmallPool(RuleBasedStateMachine):
     """One engine and its clients."""
 
-    @initialize(num_pages=st.integers(11, 18), budget=st.integers(4, 64), max_num_seqs=st.integers(1, 8))
-    def start(self, num_pages: int, budget: int, max_num_seqs: int) -> None:
-        policy = SchedulerPolicy(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+    @initialize(
+        num_pages=st.integers(11, 18),
+        budget=st.integers(4, 64),
+        max_num_seqs=st.integers(1, 8),
+        prompts_s=st.sampled_from([None, 0.01, 0.05]),
+    )
+    def start(self, num_pages: int, budget: int, max_num_seqs: int, prompts_s: float | None) -> None:
+        policy = SchedulerPolicy(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, prompts_s=prompts_s)
         self.bench = Bench(num_pages, CONTEXT_LENGTH, policy, VOCAB_SIZE, FakeModel)
-        self.bench.model.after = lambda batch, logits: say_letters(logits)
+
+        def after(batch: Batch, logits: Float32Array) -> None:
+            self.bench.now += 0.002 * len(batch.arrays.token_ids)  # so long does the step take
+            say_letters(logits)
+
+        self.bench.model.after = after
+        self.expected = ExpectedPrompts(
+            self.bench.model,
+            self.bench.cache,
+            context_length=CONTEXT_LENGTH,
+            max_num_tokens=budget,
+            clock=lambda: self.bench.now,
+        )
         self.asked: dict[str, Asked] = {}  # the plain dictionary, by request
         self.checked: set[str] = set()
         self.talks: list[tuple[bytes, tuple[str, ...]]] = [(b"", ())]  # of which clients may go on
@@ -116,6 +134,17 @@ class EngineOnASmallPool(RuleBasedStateMachine):
         for _ in range(count):
             self.bench.now += 0.05
             self.bench.step()
+
+    @rule(data=st.data(), text=TEXTS, count=st.integers(1, 6))
+    def expect(self, data: st.DataObject, text: str, count: int) -> None:
+        namespace, messages = self.talks[data.draw(st.integers(0, len(self.talks) - 1), label="talk")]
+        num_evicted = self.bench.cache.tree.num_evicted_pages
+        self.expected.add(ExpectedPrompt(namespace, lambda: prompt_of((*messages, text))))
+        for _ in range(count):
+            if self.expected.has_work:
+                self.expected.run()
+                self.bench.core.check()
+        assert self.bench.cache.tree.num_evicted_pages == num_evicted
 
     @rule()
     def run_to_the_end(self) -> None:

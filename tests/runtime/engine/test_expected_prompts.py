@@ -10,6 +10,8 @@ import pytest
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.engine.upkeep import Upkeep
+from radixlm.runtime.errors import InvalidRequest
 from radixlm.runtime.model.scripted_runner import ScriptedRunner
 from radixlm.runtime.prefix.expected_prompts import MAX_EXPECTED, ExpectedPrompt, ExpectedPrompts
 
@@ -26,7 +28,6 @@ def expectations(bench: Bench) -> ExpectedPrompts:
     return ExpectedPrompts(
         bench.model,
         bench.cache,
-        None,
         context_length=CONTEXT_LENGTH,
         max_num_tokens=24,
         clock=lambda: bench.now,
@@ -128,6 +129,25 @@ def test_only_so_many_are_remembered_and_what_fails_is_dropped() -> None:
         with pytest.raises(ValueError, match="no such text"):
             expected.run()
     assert made == list(range(MAX_EXPECTED + 4, 4, -1)), "the newest first"
+
+
+def test_a_template_that_refuses_the_next_turn_is_no_failure() -> None:
+    def refuse() -> tuple[int, ...]:
+        raise InvalidRequest("roles must alternate")
+
+    expected = expectations(Bench(num_pages=24))
+    expected.add(ExpectedPrompt(b"", refuse))
+    expected.run()
+    assert not expected.has_work
+
+
+def test_the_thread_does_not_spin_for_what_may_come_while_requests_wait_for_the_disk() -> None:
+    expected = expectations(Bench(num_pages=24))
+    expected.add(ExpectedPrompt(b"", lambda: EXPECTED))
+    upkeep = Upkeep(expected=expected)
+    assert upkeep.wait_s(is_idle=True) == 0.0 and upkeep.wait_s(is_idle=False) is None
+    upkeep.run(is_idle=False)
+    assert expected.num_tokens == 0 and expected.has_work
 
 
 def test_a_forward_that_fails_leaves_nothing_behind() -> None:

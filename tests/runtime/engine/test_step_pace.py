@@ -149,6 +149,22 @@ def test_a_prompt_that_is_alone_lets_the_next_request_in_within_a_quarter_of_a_s
     assert max(seconds for _, seconds in machine.steps[1:]) < 1.3 * ALONE_S
 
 
+def test_the_first_step_is_short_for_nobody_knows_how_slow_the_model_is() -> None:
+    machine = Machine()
+    machine.add("long", 16_000)
+    machine.step()
+    assert machine.steps[0][0] == {"long": 64}
+
+
+def test_a_stream_that_comes_after_long_prompts_owes_nothing_for_them() -> None:
+    pace = StepPace(0.05)
+    for _ in range(100):
+        pace.observe(num_streams=1, chunks=[(0, 100)], seconds=0.05)
+    assert pace.prompts_s(num_streams=1, has_others=True) == 0.0
+    pace.observe(num_streams=0, chunks=[(0, 100)], seconds=0.05)
+    assert pace.prompts_s(num_streams=1, has_others=True) == 0.05
+
+
 def test_one_slow_step_is_soon_forgotten() -> None:
     pace = StepPace(0.05)
     pace.observe(num_streams=0, chunks=[(0, 512)], seconds=0.15)
@@ -164,4 +180,4 @@ def test_one_slow_step_is_soon_forgotten() -> None:
 def test_a_clock_that_stands_still_measures_nothing() -> None:
     pace = StepPace(0.05)
     pace.observe(num_streams=0, chunks=[(0, 512)], seconds=0.0)
-    assert pace.prompts_s(num_streams=3, has_others=True) is None
+    assert pace.num_tokens(0, 0.05) == StepPace(0.05).num_tokens(0, 0.05)
