@@ -17,7 +17,7 @@ from radixlm.tokenizer_fix import PreparedPrompt
 
 from ..artifact import Artifact
 from ..cache.cache_tree import CacheCleared, CacheTree
-from ..chat.tool_format import ToolFormat
+from ..chat.tools.tool_format import ToolFormat
 from ..errors import InvalidParameter
 from .completion import Completion
 from .engine_options import EngineKeywords, EngineOptions

@@ -22,9 +22,9 @@ from ..chat.space_first import SpaceTokens
 from ..chat.system_messages import SystemMessages
 from ..chat.thoughts import Thoughts
 from ..chat.token_constraint import ConstraintSource, TokenConstraint
-from ..chat.tool_calls import ToolCallReader
-from ..chat.tool_format import PLAIN, Tool, ToolFormat, format_of
-from ..chat.tool_messages import for_template
+from ..chat.tools.tool_calls import ToolCallReader
+from ..chat.tools.tool_format import PLAIN, Tool, ToolFormat, format_of
+from ..chat.tools.tool_messages import for_template
 from ..chat.user_turns import UserTurns
 from ..errors import ContextLengthExceeded, CorruptArtifact, EmptyPrompt, InvalidParameter, InvalidRequest
 from .reply import Reply

@@ -13,7 +13,7 @@ from ..cache.prefix_match import MatchPolicy
 from ..chat.chat_template import checked_kwargs
 from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
-from ..chat.tool_format import Tool
+from ..chat.tools.tool_format import Tool
 from ..errors import InvalidParameter
 
 Prompt = str | Sequence[int]

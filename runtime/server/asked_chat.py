@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
-from ..chat.tool_use import ToolUse
+from ..chat.tools.tool_use import ToolUse
 from ..engine.request_options import RequestOptions
 from ..engine.sampling_params import SamplingParams
 from .app_state import AppState

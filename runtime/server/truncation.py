@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from ..chat.tool_format import Tool
+from ..chat.tools.tool_format import Tool
 from ..errors import ContextLengthExceeded, InvalidRequest
 
 Message = Mapping[str, object]

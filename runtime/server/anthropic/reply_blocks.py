@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ...chat.tool_calls import Arguments, CallStart, Content, Piece, ToolCallReader
+from ...chat.tools.tool_calls import Arguments, CallStart, Content, Piece, ToolCallReader
 from ...engine.completion import Delta
 from .replies import (
     BlockDelta,

@@ -12,8 +12,8 @@ import msgspec
 
 from ...cache.prefix_match import MatchPolicy
 from ...chat.grammar import Grammar
-from ...chat.tool_format import Tool
-from ...chat.tool_use import ToolUse
+from ...chat.tools.tool_format import Tool
+from ...chat.tools.tool_use import ToolUse
 from ...engine.sampling_params import SamplingParams
 from ...errors import InvalidParameter
 from ..limits import KVShare, MaxTokens, MinP, Seed, StopStrings, Temperature, TopK, TopP, require_at_most

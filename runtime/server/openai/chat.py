@@ -11,8 +11,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...chat.tool_calls import ToolCallReader
-from ...chat.tool_use import ToolUse
+from ...chat.tools.tool_calls import ToolCallReader
+from ...chat.tools.tool_use import ToolUse
 from ...engine.completion import Completion
 from ..app_state import AppState, json_response
 from ..asked_chat import AskedChat

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from ...chat.tool_use import ToolUse
+from ...chat.tools.tool_use import ToolUse
 from ..limits import require_at_most
 from .replies import ChatDelta, ChatFinishReason, FunctionCallDelta, FunctionCallReply, ReplyMessage
 from .tools import MAX_TOOLS, FunctionDefinition, NamedFunction

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol, get_args
 
 from ...cache.prefix_match import MatchKind
-from ...chat.tool_calls import Arguments, CallStart, Content, Piece, ReadReply, ToolCallReader, read_whole
+from ...chat.tools.tool_calls import Arguments, CallStart, Content, Piece, ReadReply, ToolCallReader, read_whole
 from ...engine.completion import Completion, Delta, FinishReason, TokenLogprob
 from ..cache import WhyNotMoreReply
 from .replies import (

@@ -14,8 +14,8 @@ import msgspec
 
 from ...cache.cache_namespace import MAX_LENGTH
 from ...cache.prefix_match import MatchPolicy
-from ...chat.tool_format import ToolChoice
-from ...chat.tool_use import ToolUse
+from ...chat.tools.tool_format import ToolChoice
+from ...chat.tools.tool_use import ToolUse
 from ...engine.sampling_params import SamplingParams
 from ...errors import InvalidParameter
 from ..limits import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ...chat.tool_calls import Arguments, CallStart, Content, Piece, ToolCallReader
+from ...chat.tools.tool_calls import Arguments, CallStart, Content, Piece, ToolCallReader
 from ..anthropic.reply_blocks import read_cut
 from ..request_log import new_id
 from .replies import ChatLogprob

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...chat.tool_format import Tool
-from ...chat.tool_use import ToolUse
+from ...chat.tools.tool_format import Tool
+from ...chat.tools.tool_use import ToolUse
 from ...errors import InvalidParameter
 from ..field_policy import IgnoredFields, judge
 from ..limits import require_at_most

@@ -1,6 +1,6 @@
 """The tools that a client offers a model, and how the model is to choose among them: OpenAI's fields as types.
 
-Knows fields; `chat/tool_format.py` knows how a model writes a call.
+Knows fields; `chat/tools/tool_format.py` knows how a model writes a call.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ...chat.tool_format import Tool, ToolChoice
-from ...chat.tool_use import ToolUse
+from ...chat.tools.tool_format import Tool, ToolChoice
+from ...chat.tools.tool_use import ToolUse
 from ..limits import require_at_most
 
 MAX_TOOLS = 128

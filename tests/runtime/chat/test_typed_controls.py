@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from radixlm.runtime.chat.tool_format import Tool
+from radixlm.runtime.chat.tools.tool_format import Tool
 from radixlm.runtime.engine.prompts import Prompts
 from radixlm.runtime.errors import InvalidRequest
 from radixlm.tokenizer_fix.typed_specials import BEGIN, END

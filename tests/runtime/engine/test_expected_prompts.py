@@ -252,7 +252,7 @@ def test_nothing_is_done_for_who_wants_nothing_kept_or_said_what_will_be_found(e
 
 
 def test_a_reply_that_calls_a_tool_is_not_gone_on_from_by_the_user(engine_of: Any) -> None:
-    from radixlm.runtime.chat.tool_format import Tool
+    from radixlm.runtime.chat.tools.tool_format import Tool
 
     engine, _ = engine_of(HYBRID)
     tool = Tool("now", {"type": "object", "properties": {}})

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from radixlm.runtime.chat.tool_format import ToolFormat
+from radixlm.runtime.chat.tools.tool_format import ToolFormat
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.model.scripted_runner import ScriptedRunner
 from radixlm.runtime.server import create_app

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from radixlm.runtime.chat.chat_template import ChatTemplate
-from radixlm.runtime.chat.tool_format import Tool
+from radixlm.runtime.chat.tools.tool_format import Tool
 from radixlm.runtime.errors import ContextLengthExceeded
 from radixlm.runtime.server.truncation import Truncated, cut_middle, drop_middle
 

@@ -10,13 +10,13 @@ import jsonschema
 import pytest
 from radixlm.runtime.chat.chat_template import ChatTemplate
 from radixlm.runtime.chat.grammar import Grammar
-from radixlm.runtime.chat.tool_calls import ToolCallReader, read_whole
-from radixlm.runtime.chat.tool_format import HERMES, LLAMA3, PLAIN, Tool, ToolFormat, format_of
-from radixlm.runtime.chat.tool_messages import for_template
+from radixlm.runtime.chat.tools.tool_calls import ToolCallReader, read_whole
+from radixlm.runtime.chat.tools.tool_format import HERMES, LLAMA3, PLAIN, Tool, ToolFormat, format_of
+from radixlm.runtime.chat.tools.tool_messages import for_template
 from radixlm.runtime.errors import InvalidGrammar, InvalidRequest
 
-from ..tool_templates import LLAMA, NO_TOOLS, QWEN
-from .test_grammars import Bench
+from ...tool_templates import LLAMA, NO_TOOLS, QWEN
+from ..test_grammars import Bench
 
 WEATHER = Tool(
     "get_weather",

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..errors import InvalidRequest
-from .chat_template import ChatTemplate
-from .grammar import Grammar
+from ...errors import InvalidRequest
+from ..chat_template import ChatTemplate
+from ..grammar import Grammar
 
 ToolChoice = Literal["auto", "none", "required"]
 MAX_CALLS = 64  # of one reply

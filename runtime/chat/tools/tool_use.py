@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
-from ..errors import InvalidGrammar, InvalidParameter
-from .grammar import Grammar
+from ...errors import InvalidGrammar, InvalidParameter
+from ..grammar import Grammar
 from .tool_calls import ToolCallReader
 from .tool_format import Tool, ToolChoice, ToolFormat, tool_at
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from ..errors import InvalidRequest
+from ...errors import InvalidRequest
 from .tool_format import ToolFormat
 
 Message = Mapping[str, object]

@@ -1,0 +1,1 @@
+"""How models call tools: the formats of their templates, calls written, constrained and read back."""
