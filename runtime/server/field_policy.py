@@ -5,6 +5,7 @@ One table for all dialects. Knows names and values, not bodies: `unknown_fields.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,6 +18,7 @@ MAX_HEADER_LENGTH = 2048  # characters; proxies refuse answers with headers of s
 MAX_UNKNOWN = 64  # different fields of a body; each is compared with all that are known
 MAX_EDITS = 2
 _NEVER_IGNORED = ("cache_", "kv_")  # a mistyped cache_salt must not lose its isolation in silence
+_BORDER = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")  # between the words of a name
 
 HARMLESS: Mapping[str, str] = {
     "cache_control": "prefixes are cached without being marked",
@@ -78,9 +80,17 @@ REFUSED: Mapping[str, Refused] = {
         "max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "max_tokens_to_sample",
         "num_predict", "n_predict", "stop", "stop_sequences", "stop_token_ids", "logit_bias", "presence_penalty",
         "frequency_penalty", "repetition_penalty", "response_format", "output_format", "json_schema", "grammar",
-        "ignore_eos", "suffix", "echo", "truncation",
+        "ignore_eos", "suffix", "echo", "truncation", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
+        "structured_outputs", "output_config", "text", "logprobs", "top_logprobs", "include", "return_token_ids",
+        "strip_suffix", "chat_template_kwargs", "reasoning_effort", "reasoning", "thinking", "max_tool_calls",
     )},
     **{name: Refused(_OTHER_NAME, (1,)) for name in ("n", "best_of")},
+    "parallel_tool_calls": Refused(_OTHER_NAME, (True,)),
+    "stream_options": Refused(
+        "streams say here what they always say: leave it out", ({"include_usage": True}, {"include_usage": False})
+    ),
+    "modalities": Refused("models read and write text here: leave it out", (["text"],)),
+    "extra_body": Refused("what a client puts in there belongs in the body itself: send its fields beside the others"),
     "num_ctx": Refused("the server's --context-length sets it: leave it out"),
     "chat_template": Refused("the model's own template is used: leave it out"),
     "add_generation_prompt": Refused("the reply always begins anew: leave it out", (True,)),
@@ -96,8 +106,12 @@ REFUSED: Mapping[str, Refused] = {
     "web_search_options": Refused("the server searches nothing: give the model a tool, and call it in the client"),
     "plugins": Refused("the server has none: leave it out"),
     "previous_response_id": Refused("nothing is stored: send the whole conversation"),
+    "conversation": Refused("nothing is stored: send the whole conversation"),
+    "background": Refused("nothing is stored: wait for the answer, or stream it"),
 }  # fmt: skip
-"""Fields of a body, not of what it holds, that some endpoint or another server has and this one has not."""
+"""Fields of a body, not of what it holds, that some endpoint or another server has and this one has not.
+
+No field that an endpoint acts on is ignored by another."""
 
 SHAPING = frozenset({"response_format", "structured_outputs", "text", "output_config", "tool_choice"})
 """Fields that say what an answer is to be like: no field inside of them is ignored, but for harmless ones."""
@@ -122,7 +136,10 @@ def judge(path: str, value: object, known: Iterable[str]) -> Verdict:
         ...
     radixlm.runtime.server.errors.HTTPError: unknown field `temprature`; did you mean `temperature`?
     """
+    if value is None:  # first: a body may have any number of these, and to compare names takes a while
+        return "empty"
     parent, _, name = path.rpartition(".")
+    name = _in_snake_case(name)
     if name in HARMLESS:
         return "empty" if asks_for_nothing(value) else "harmless"
     refused = REFUSED.get(name) if not parent else None
@@ -139,7 +156,7 @@ def judge(path: str, value: object, known: Iterable[str]) -> Verdict:
     near = next((each for each in names if is_near(name, each)), None)
     if near is not None:
         raise HTTPError(400, f"unknown field `{path}`; did you mean `{near}`?", param=path)
-    return "empty" if value is None else "unknown"
+    return "unknown"
 
 
 @dataclass
@@ -153,6 +170,23 @@ class IgnoredFields:
     def names(self) -> set[str]:
         """All of them."""
         return self.harmless | self.unknown
+
+    def ignore(self, path: str, value: object, known: Iterable[str]) -> None:
+        """Note a field that is left out, and that is not among the `known` ones of its object.
+
+        Raises:
+            HTTPError: 400, `judge` refuses it, or there are too many that are unknown.
+        """
+        if path in self.unknown:
+            return
+        verdict = judge(path, value, known)
+        if verdict == "harmless":
+            self.harmless.add(path)
+        elif verdict == "unknown":
+            self.unknown.add(path)
+            if len(self.unknown) > MAX_UNKNOWN:
+                message = f"the body has more than {MAX_UNKNOWN} unknown fields; send those that /openapi.json has"
+                raise HTTPError(400, message)
 
 
 def asks_for_nothing(value: object) -> bool:
@@ -174,6 +208,15 @@ def is_near(name: str, other: str) -> bool:
         for at, theirs in enumerate(other, start=1):
             before, row[at] = row[at], min(row[at] + 1, row[at - 1] + 1, before + (letter != theirs))
     return row[-1] <= MAX_EDITS
+
+
+def _in_snake_case(name: str) -> str:
+    """A name as fields are written here.
+
+    >>> [_in_snake_case(name) for name in ("cacheSalt", "cache-salt", "CACHE_SALT")]
+    ['cache_salt', 'cache_salt', 'cache_salt']
+    """
+    return _BORDER.sub("_", name).lower()
 
 
 def ignored_header(names: Iterable[str]) -> str:

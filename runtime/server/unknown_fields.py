@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
-from .errors import HTTPError
-from .field_policy import HARMLESS, MAX_UNKNOWN, IgnoredFields, asks_for_nothing, judge
+from .field_policy import HARMLESS, IgnoredFields, asks_for_nothing
 from .http.request_body import decode_json
 
 T = TypeVar("T")
@@ -101,22 +100,10 @@ class _Pruning:
     def _prune_object(self, value: dict[str, Any], known: _Object, path: str) -> None:
         if not value.keys() <= known.fields:
             for name in [name for name in value if name not in known.fields]:
-                self._ignore(f"{path}.{name}" if path else name, value.pop(name), known.fields)
+                self._ignored.ignore(f"{path}.{name}" if path else name, value.pop(name), known.fields)
         for name, shape in known.shapes.items():
             if name in value:
                 self.prune(value[name], shape, f"{path}.{name}" if path else name)
-
-    def _ignore(self, place: str, value: object, known: frozenset[str]) -> None:
-        if place in self._ignored.unknown:
-            return
-        verdict = judge(place, value, known)
-        if verdict == "harmless":
-            self._ignored.harmless.add(place)
-        elif verdict == "unknown":
-            self._ignored.unknown.add(place)
-            if len(self._ignored.unknown) > MAX_UNKNOWN:
-                message = f"the body has more than {MAX_UNKNOWN} unknown fields; send those that /openapi.json has"
-                raise HTTPError(400, message)
 
 
 @cache  # to ask msgspec takes 30 ms

@@ -6,20 +6,21 @@ the model is not told of them, and the answer's header names them. Knows shapes,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from ...chat.tools.tool_format import Tool
 from ...chat.tools.tool_use import ToolUse
 from ...errors import InvalidParameter
-from ..field_policy import IgnoredFields, judge
+from ..field_policy import IgnoredFields
 from ..limits import require_at_most
 from .tools import MAX_TOOLS, FunctionDefinition, FunctionName
 
+T = TypeVar("T")
 RawTool = dict[str, Any]
 RawChoice = Literal["auto", "none", "required"] | dict[str, Any]
 _INPUT: dict[str, Any] = {
@@ -63,13 +64,6 @@ class NamespaceTools(msgspec.Struct, forbid_unknown_fields=True):
     description: str | None = None
 
 
-_KINDS: Mapping[str, type[FunctionOfResponses] | type[CustomTool] | type[NamespaceTools]] = {
-    "function": FunctionOfResponses,
-    "custom": CustomTool,
-    "namespace": NamespaceTools,
-}
-
-
 @dataclass(frozen=True)
 class OfferedTool:
     """A tool by the name that the client knows."""
@@ -93,10 +87,11 @@ def offered(raw: Sequence[RawTool] | None, ignored: IgnoredFields, *, is_strict:
         InvalidParameter: a tool has no type, or there are too many.
         HTTPError, msgspec.ValidationError: a field of one is refused.
     """
-    require_at_most("tools", raw, MAX_TOOLS)
-    places = ((f"tools[{number}]", tool) for number, tool in enumerate(raw or ()))
-    tools = [each for place, tool in places for each in _offered(tool, place, ignored, is_strict)]
-    require_at_most("tools", tools, MAX_TOOLS)
+    num_tools = sum(1 for _ in _leaves(raw or ()))  # before any is looked at: a body has room for tens of thousands
+    require_at_most("tools", range(num_tools), MAX_TOOLS)
+    tools: list[OfferedTool] = []
+    for number, tool in enumerate(raw or ()):
+        tools += _offered(tool, f"tools[{number}]", ignored, is_strict)
     return tools
 
 
@@ -118,7 +113,8 @@ def response_tool_use(tools: Sequence[OfferedTool], choice: RawChoice | None, *,
     if kind in ("function", "custom") and isinstance(name, str):
         return of("required", full_name(name, choice.get("namespace")))
     if kind == "allowed_tools" and isinstance(choice.get("tools"), list):
-        allowed = {full_name(str(each.get("name")), each.get("namespace")) for each in choice["tools"]}
+        named = [each for each in choice["tools"] if isinstance(each, dict)]
+        allowed = {full_name(str(each.get("name")), each.get("namespace")) for each in named}
         use = of("required" if choice.get("mode") == "required" else "auto")
         called = tuple(tool for tool in use.tools if tool.name in allowed)
         if called:
@@ -127,37 +123,48 @@ def response_tool_use(tools: Sequence[OfferedTool], choice: RawChoice | None, *,
     raise InvalidParameter(message, param="tool_choice")
 
 
+def _leaves(raw: Sequence[RawTool]) -> Iterator[object]:
+    """The tools, and those in namespaces, without a look at what they are."""
+    for tool in raw:
+        inner = tool.get("tools") if tool.get("type") == "namespace" else None
+        yield from inner if isinstance(inner, list) and inner else [tool]
+
+
 def _offered(raw: RawTool, place: str, ignored: IgnoredFields, is_strict: bool) -> list[OfferedTool]:
+    if raw.get("type") != "namespace":
+        return _offered_alone(raw, place, ignored, is_strict)
+    space = _converted(raw, NamespaceTools, place, ignored, is_strict)
+    return [
+        replace(each, tool=replace(each.tool, name=full_name(each.name, space.name)), namespace=space.name)
+        for at, inner in enumerate(space.tools)
+        for each in _offered_alone(inner, f"{place}.tools[{at}]", ignored, is_strict)
+    ]
+
+
+def _offered_alone(raw: RawTool, place: str, ignored: IgnoredFields, is_strict: bool) -> list[OfferedTool]:
     kind = raw.get("type")
     if not isinstance(kind, str):
         raise InvalidParameter(f'{place} has no type; send "function", "custom" or "namespace"', param=place)
-    if kind not in _KINDS:
-        ignored.harmless.add(f"tools.{kind}")
-        return []
-    match _converted(raw, _KINDS[kind], place, ignored, is_strict):
-        case FunctionOfResponses() as function:
+    match kind:
+        case "function":
+            function = _converted(raw, FunctionOfResponses, place, ignored, is_strict)
             return [OfferedTool(function.tool(), f"{place}.parameters", function.name)]
-        case CustomTool() as custom:
+        case "custom":
+            custom = _converted(raw, CustomTool, place, ignored, is_strict)
             return [OfferedTool(custom.tool(), place, custom.name, is_custom=True)]
-        case NamespaceTools() as space:
-            return [
-                replace(each, tool=replace(each.tool, name=full_name(each.name, space.name)), namespace=space.name)
-                for at, inner in enumerate(space.tools)
-                for each in _offered(inner, f"{place}.tools[{at}]", ignored, is_strict)
-            ]
-    raise AssertionError(kind)
+        case "namespace":
+            message = f"{place} is a namespace in a namespace; send its tools in one of their own"
+            raise InvalidParameter(message, param=place)
+    ignored.harmless.add(f"tools.{kind}")
+    return []
 
 
-def _converted(raw: RawTool, kind: type[Any], place: str, ignored: IgnoredFields, is_strict: bool) -> Any:
+def _converted(raw: RawTool, kind: type[T], place: str, ignored: IgnoredFields, is_strict: bool) -> T:
     """A tool as its type, without the fields that this does not have."""
-    known = kind.__struct_fields__
+    known: tuple[str, ...] = kind.__struct_fields__  # type: ignore[attr-defined]  # a struct
     if not is_strict:
-        for name, value in raw.items():
-            if name in known:
-                continue
-            verdict = judge(f"tools.{name}", value, known)
-            if verdict != "empty":
-                (ignored.harmless if verdict == "harmless" else ignored.unknown).add(f"tools.{name}")
+        for name in raw.keys() - set(known):
+            ignored.ignore(f"tools.{name}", raw[name], known)
         raw = {name: value for name, value in raw.items() if name in known}
     try:
         return msgspec.convert(raw, kind)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from radixlm.runtime.server.openai import response_tools
 
 from ..thought_templates import HYBRID
 from .scripted import OSLO, USER, WEATHER, Scripted
@@ -155,6 +156,21 @@ def test_a_tool_in_a_namespace_has_its_own_name_and_the_namespace(codex: Codex) 
     assert (call["type"], call["namespace"], call["name"]) == ("function_call", "mcp", "look")
 
 
+def test_any_number_of_tools_in_namespaces_is_refused_before_one_is_looked_at(
+    codex: Codex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60,000 of them held the event loop for a second and a half."""
+    monkeypatch.setattr(response_tools, "_converted", lambda *_: pytest.fail("one was looked at"))
+    tools = [{**FUNCTION, "name": f"look_{number}"} for number in range(43)]
+    response = codex.post("", tools=[{**SPACE, "tools": tools}, {**SPACE, "tools": [*tools, *tools]}])
+    assert response.status_code == 400 and "129 entries" in response.json()["error"]["message"]
+
+
+def test_unknown_fields_of_a_tool_are_bounded_as_those_of_a_body(codex: Codex) -> None:
+    response = codex.post("", tools=[FUNCTION | {f"mine_{number}": 1 for number in range(65)}])
+    assert response.status_code == 400 and "more than 64 unknown fields" in response.json()["error"]["message"]
+
+
 def test_tools_that_cannot_be_run_here_are_named_as_ignored(codex: Codex) -> None:
     others = [{"type": "image_generation", "quality": "low"}, {"type": "mcp", "server_label": "a", "headers": {}}]
     response = codex.post("Hi.", tools=[*TOOLS, *others])
@@ -245,6 +261,9 @@ def test_logprobs_are_those_of_the_words_whole_and_streamed(codex: Codex) -> Non
     ("body", "words"),
     [
         ({"tools": [FUNCTION, FUNCTION]}, "twice"),
+        ({"tools": [{**SPACE, "tools": [SPACE]}]}, "tools[0].tools[0] is a namespace in a namespace"),
+        ({"tool_choice": {"type": "allowed_tools", "tools": ["get_weather"]}}, "tool_choice is"),
+        ({"tool_choice": {"type": "allowed_tools", "tools": [{"name": {}, "namespace": []}]}}, "tool_choice is"),
         ({"tools": [{**FUNCTION, "parameters": {"type": "string"}}]}, "tools[0].parameters"),
         ({"tools": [{**SPACE, "tools": [{"type": "function"}]}]}, "tools[0].tools[0]"),
         ({"tools": [{**FUNCTION, "name": "a b"}]}, "tools[0]"),
