@@ -4,8 +4,9 @@
 
 One token greedily, of a prompt that is cached but for its last token. In every round each way asks in turn, alone and
 eight at once; a figure is the median of all requests of all rounds. The engine's own time is that of a caller of
-`Engine.generate` in another process. `--openai` names a Python that has the `openai` package: after `make test-clients`
-that is `.venv-clients/bin/python`.
+`Engine.generate` in another process. `models` asks for nothing but the list of models, which is what the client, the
+connection and the web framework cost. `--openai` names a Python that has the `openai` package: after
+`make test-clients` that is `.venv-clients/bin/python`.
 """
 
 from __future__ import annotations
@@ -63,10 +64,11 @@ def ways(port: int, engine: Worker, count: int) -> dict[str, Callable[[], list[f
         asked[f"{name}, new connection"] = lambda body=body: newly_opened(  # type: ignore[misc]
             port, "POST", "/v1/completions", body, count
         )
+    asked["models, 8 at once"] = lambda: together(port, "GET", "/v1/models", "", count)
     asked["engine, 8 at once"] = lambda: engine.call("together", clients=NUM_TOGETHER, count=count)
     for name, stream in (("whole, 8 at once", False), ("stream, 8 at once", True)):
         body = json.dumps(_WHOLE | {"stream": stream})
-        asked[name] = lambda body=body: together(port, body, count)  # type: ignore[misc]
+        asked[name] = lambda body=body: together(port, "POST", "/v1/completions", body, count)  # type: ignore[misc]
     return asked
 
 
@@ -89,20 +91,20 @@ def newly_opened(port: int, method: str, path: str, body: str | None, count: int
     return [seconds_of(ask) for _ in range(count)]
 
 
-def together(port: int, body: str, count: int) -> list[float]:
+def together(port: int, method: str, path: str, body: str, count: int) -> list[float]:
     """Seconds of each request of `NUM_TOGETHER` clients that ask `count` times each, all at once.
 
     They share a thread and a client that costs little: eight threads of `http.client` take some 6 ms of the processors
     that the server is measured on.
     """
-    call = Call("POST", "/v1/completions", body.encode(), {**_HEADERS, "host": "localhost"})
+    call = Call(method, path, body.encode(), {**_HEADERS, "host": "localhost"})
 
     async def client() -> list[float]:
         connection, seconds = Connection(port), []
         for _ in range(count + 1):
             start = time.perf_counter()
             head = await connection.ask(call)
-            _check("8 at once", head.status, await connection.body(head))
+            _check(f"{method} {path}", head.status, await connection.body(head))
             seconds.append(time.perf_counter() - start)
         connection.drop()
         return seconds[1:]  # the first opened the connection
