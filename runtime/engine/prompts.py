@@ -22,8 +22,9 @@ from ..chat.space_first import SpaceTokens
 from ..chat.system_messages import SystemMessages
 from ..chat.thoughts import Thoughts
 from ..chat.token_constraint import ConstraintSource, TokenConstraint
+from ..chat.tools.known_formats import PLAIN, format_of
 from ..chat.tools.tool_calls import ToolCallReader
-from ..chat.tools.tool_format import PLAIN, Tool, ToolFormat, format_of
+from ..chat.tools.tool_format import Tool, ToolFormat
 from ..chat.tools.tool_messages import for_template
 from ..chat.user_turns import UserTurns
 from ..errors import ContextLengthExceeded, CorruptArtifact, EmptyPrompt, InvalidParameter, InvalidRequest

@@ -7,9 +7,11 @@ content as soon as that is certain.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from .arguments import ArgumentsReader, Schema
+from .slots import fit
 from .tool_format import ToolFormat
 
 
@@ -76,17 +78,26 @@ class ToolCallReader:
 
     Args:
         names: of the tools that may be called.
+        schemas: of their arguments, where they are known, for formats that write values without their types.
         is_content: whether all of the reply is content, whatever it looks like.
     """
 
-    def __init__(self, format: ToolFormat, names: Sequence[str], *, is_content: bool = False) -> None:
+    def __init__(
+        self,
+        format: ToolFormat,
+        names: Sequence[str],
+        *,
+        schemas: Mapping[str, Schema] | None = None,
+        is_content: bool = False,
+    ) -> None:
         self._format = format
-        self._heads = {name: format.head(name) + "{" for name in names}  # arguments are an object
+        self._names, self._schemas = names, schemas or {}
         self._held = ""
         self._blanks = ""  # before what may be a call: the format's if it is, else the reply's
         self._read: Callable[[], list[Piece] | None] = self._read_rest if is_content else self._read_content
         self._num_calls = 0
-        self._value = _JsonValue()
+        self._call_id = ""
+        self._arguments: ArgumentsReader | None = None  # of the last call
 
     @property
     def num_calls(self) -> int:
@@ -96,7 +107,7 @@ class ToolCallReader:
     @property
     def has_whole_calls(self) -> bool:
         """True if there are calls, and the arguments of the last one are complete."""
-        return self._num_calls > 0 and self._value.is_whole
+        return self._arguments is not None and self._arguments.is_whole
 
     def push(self, text: str) -> list[Piece]:
         """Take the next text of the reply, and return the pieces that are certain."""
@@ -109,6 +120,9 @@ class ToolCallReader:
     def finish(self) -> list[Piece]:
         """The text that was held back, at the end of the reply. A call that was cut before its arguments is no call."""
         held, self._held = self._held, ""
+        if self._read == self._read_arguments and self._arguments is not None:
+            rest = self._arguments.finish(held)
+            return [Arguments(self._num_calls - 1, rest)] if rest else []
         is_said = self._read in (self._read_content, self._read_rest)
         return [Content(held)] if held and is_said else []
 
@@ -128,36 +142,49 @@ class ToolCallReader:
         return self._release(num_safe, self._read_content) if num_safe else None
 
     def _read_head(self) -> list[Piece] | None:
-        for name, head in self._heads.items():
-            if self._held.startswith(head):
-                self._held, self._blanks = self._held[len(head) - 1 :], ""
-                self._read, self._value = self._read_arguments, _JsonValue()
-                self._num_calls += 1
-                return [CallStart(self._num_calls - 1, f"call_{uuid.uuid4().hex[:24]}", name)]
-        if any(head.startswith(self._held) for head in self._heads.values()):
+        may_be = False
+        lead = self._format.open if self._num_calls == 0 else ""
+        for name in self._names:
+            head = lead + self._format.begin + name + self._format.middle
+            found = fit(self._held, head + self._format.arguments.opener)
+            if found is not None and found.is_whole:
+                return self._begin_call(name, found.length - len(self._format.arguments.opener), found.call_id)
+            may_be = may_be or found is not None
+        if may_be:
             return None
         self._held, self._blanks = self._blanks + self._held, ""
         self._read = self._read_rest  # it only looked like a call
         return []
 
+    def _begin_call(self, name: str, head_length: int, call_id: str) -> list[Piece]:
+        self._held, self._blanks = self._held[head_length:], ""
+        self._arguments = self._format.arguments.reader(self._schemas.get(name, {}), self._format.end)
+        self._read = self._read_arguments
+        self._num_calls += 1
+        digits = uuid.uuid4().hex[: 24 - len(call_id)] + call_id
+        return [CallStart(self._num_calls - 1, f"call_{digits}", name)]
+
     def _read_arguments(self) -> list[Piece] | None:
-        if not self._held:
+        if not self._held or self._arguments is None:
             return None
-        num_characters = self._value.push(self._held)
-        text, self._held = self._held[:num_characters], self._held[num_characters:]
-        if self._value.is_whole:
+        text, num_characters = self._arguments.push(self._held)
+        self._held = self._held[num_characters:]
+        if self._arguments.is_whole:
             self._read = self._read_tail
+        elif not num_characters:
+            return None
         return [Arguments(self._num_calls - 1, text)] if text else []
 
     def _read_tail(self) -> list[Piece] | None:
-        tail = self._format.tail
-        if len(self._held) < len(tail) and tail.startswith(self._held):
+        found = fit(self._held, self._format.end)
+        if found is not None and not found.is_whole:
             return None
-        self._held = self._held.removeprefix(tail)
-        self._read = self._read_next
+        self._held = self._held[0 if found is None else found.length :]
+        self._read = self._read_close if self._format.close else self._read_next
         return []
 
     def _read_next(self) -> list[Piece] | None:
+        """What follows a call that nothing closes."""
         rest = self._held.lstrip()
         if rest.startswith(self._format.trigger):
             self._held, self._read = rest, self._read_head
@@ -165,6 +192,20 @@ class ToolCallReader:
         if self._format.trigger.startswith(rest):
             return None
         self._held, self._read = rest, self._read_rest
+        return []
+
+    def _read_close(self) -> list[Piece] | None:
+        """What follows a call of those that are closed together."""
+        rest, close = self._held.lstrip(), self._format.close.strip()
+        again = ((self._format.separator or "") + self._format.begin).lstrip()
+        if rest.startswith(close):
+            self._held, self._read = rest.removeprefix(close).lstrip(), self._read_rest
+        elif again and rest.startswith(again):
+            self._held, self._read = rest[len(again) - len(self._format.begin) :], self._read_head
+        elif close.startswith(rest) or again.startswith(rest):
+            return None
+        else:
+            self._held, self._read = rest, self._read_rest
         return []
 
     def _read_rest(self) -> list[Piece] | None:
@@ -186,37 +227,6 @@ def read_whole(text: str, reader: ToolCallReader) -> ReadReply:
     for piece in [*reader.push(text), *reader.finish()]:
         reply.add(piece)
     return reply
-
-
-class _JsonValue:
-    """Finds the end of a JSON object that comes in pieces."""
-
-    def __init__(self) -> None:
-        self.is_whole = False
-        self._depth = 0
-        self._in_string = False
-        self._is_escaped = False
-
-    def push(self, text: str) -> int:
-        """How many characters of `text` belong to it."""
-        for at, char in enumerate(text):
-            if self._in_string:
-                if self._is_escaped:
-                    self._is_escaped = False
-                elif char == "\\":
-                    self._is_escaped = True
-                elif char == '"':
-                    self._in_string = False
-            elif char == '"':
-                self._in_string = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    self.is_whole = True
-                    return at + 1
-        return len(text)
 
 
 def _overlap(text: str, trigger: str) -> int:

@@ -1,27 +1,26 @@
-"""How a model writes the call of a tool, recognised by its chat template.
+"""How a model writes the call of a tool.
 
-A format is a few literal texts around the arguments. Knows texts and grammars, not requests; `tool_calls.py` reads
-replies back.
+A format is a few literal texts around names and arguments; `arguments.py` has the ways to write these,
+`known_formats.py` the formats of models. Knows texts and grammars, not requests; `tool_calls.py` reads replies back.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...errors import InvalidRequest
-from ..chat_template import ChatTemplate
 from ..grammar import Grammar
+from .arguments import JSON, ArgumentStyle
+from .lark import AS_TEMPLATES_WRITE, Specials, escaped, quoted, with_options
+from .slots import cut_at_slots, filled
 
 ToolChoice = Literal["auto", "none", "required"]
 MAX_CALLS = 64  # of one reply
 
-# The white space that templates write when they render a call of an earlier turn: a call that is made in it stands in
-# the next prompt as it was said, and its KV is reused.
-_AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_NO_ID = "a" * 9
+_BARE = ("{", "[")  # what other replies begin with, too
 
 
 @dataclass(frozen=True)
@@ -43,41 +42,58 @@ class Tool:
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """The texts around a call's arguments, which are a JSON object::
+    """The texts of a reply that calls tools::
 
-        begin {"name": "get_weather", "<arguments_key>": {"city": "Paris"}} end
+        open  begin NAME middle ARGUMENTS end  separator  begin NAME middle ARGUMENTS end  close
+
+    Hermes' `begin` is `<tool_call>\\n{"name": "`, its `middle` is `", "arguments": `, and its `end` `}\\n</tool_call>`.
+    `middle` and `end` may have slots, which are letters and digits: `{index}`, the number of the call from 0, and
+    `{id}`, which the model thinks of.
 
     Args:
         trigger: the beginning of a call. No other text of a reply contains it; if it is `{`, none begins with it.
         separator: between two calls; None: a reply has one call at most.
         is_native: the template renders tools and calls itself.
+        specials: the special tokens of the model that the format writes.
     """
 
     begin: str
-    arguments_key: str
+    middle: str
     end: str
     trigger: str
     separator: str | None
+    arguments: ArgumentStyle = JSON
+    open: str = ""
+    close: str = ""
     is_native: bool = True
-
-    def head(self, name: str) -> str:
-        """All of a call before its arguments."""
-        return f'{self.begin}{{"name": {json.dumps(name)}, "{self.arguments_key}": '
+    specials: Specials = ()
 
     @property
-    def tail(self) -> str:
-        """All of a call behind its arguments."""
-        return "}" + self.end
+    def texts(self) -> str:
+        """All that the format writes: special tokens in it are text of the reply."""
+        return self.open + self.begin + self.middle + self.arguments.texts + self.end + self.close
 
     @property
     def is_tagged(self) -> bool:
         """True if text may stand before a call, because no text looks like one."""
-        return self.trigger != "{"
+        return self.trigger not in _BARE
 
-    def text_of(self, calls: Sequence[tuple[str, str]]) -> str:
+    def head(self, name: str, index: int = 0, call_id: str = _NO_ID) -> str:
+        """All of a call before its arguments."""
+        return (self.open if index == 0 else "") + self.begin + name + filled(self.middle, index, call_id)
+
+    def tail(self, index: int = 0, call_id: str = _NO_ID) -> str:
+        """All of a call behind its arguments."""
+        return filled(self.end, index, call_id)
+
+    def text_of(self, calls: Sequence[tuple[str, str]], ids: Sequence[str] = ()) -> str:
         """Calls, each a name and its arguments as JSON, as the model would write them."""
-        texts = [self.head(name) + arguments + self.tail for name, arguments in calls]
-        return ("\n" if self.separator is None else self.separator).join(texts)
+        texts = []
+        for index, (name, arguments) in enumerate(calls):
+            call_id = ids[index] if ids else _NO_ID
+            head, tail = self.head(name, index, call_id), self.tail(index, call_id)
+            texts.append(head + self.arguments.written(arguments) + tail)
+        return ("\n" if self.separator is None else self.separator).join(texts) + self.close
 
     def grammar(
         self, tools: Sequence[Tool], choice: ToolChoice, *, is_parallel: bool = True, content: Grammar | None = None
@@ -91,30 +107,49 @@ class ToolFormat:
         Raises:
             InvalidGrammar: `content` is not a JSON object, or all of them together are too long.
         """
-        rules: list[str] = []
         text = self._content_rules(content)
         if choice == "none":
             if content is not None or not self.is_tagged:
                 return content
-            return Grammar("lark", f"start: TEXT?\nTEXT: /(.|\\n)+/ & ~/(.|\\n)*{_escaped(self.trigger)}(.|\\n)*/\n")
-        bodies = " | ".join(f"call_{number}" for number in range(len(tools)))
-        more = ""
-        if is_parallel and self.separator is not None:
-            more = f"({_quoted(self.separator + self.trigger)} call){{0,{MAX_CALLS - 1}}}"
-        first = _quoted(self.trigger)
+            return Grammar("lark", f"start: TEXT?\nTEXT: {self._no_trigger()}\n")
+        first = quoted(self.trigger, self.specials)
         if choice == "auto":
-            rules.append("start: calls | content")
+            rules = ["start: calls | content"]
             if self.is_tagged and content is None:
+                rules.append(f"said: TEXT? {first}" if self._has_special_trigger else f"said[lazy]: TEXT {first}")
                 first = "said"
-                rules.append(f"said[lazy]: TEXT {_quoted(self.trigger)}")
             rules += text
         else:
-            rules.append("start: calls")
-        rules += [f"calls: {first} call {more}", f"call: {bodies}"]
+            rules = ["start: calls"]
+        rules.append(self._calls_rule(first, is_parallel=is_parallel))
+        rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(tools))))
         for number, tool in enumerate(tools):
-            rules.append(f"call_{number}: {self._head_rule(tool.name)} arguments_{number} {_quoted(self.tail)}")
-            rules.append(f"arguments_{number}: %json {_json_schema(tool)}")
+            end = self._slotted(self.end)
+            rules.append(f"call_{number}: {self._head_rule(tool.name)} arguments_{number} {end}".rstrip())
+            rules += self.arguments.rules(
+                f"arguments_{number}", tool.parameters, is_strict=tool.is_strict, specials=self.specials
+            )
         return Grammar("lark", "\n".join(rules) + "\n")
+
+    @property
+    def _has_special_trigger(self) -> bool:
+        return self.trigger in dict(self.specials)
+
+    def _no_trigger(self) -> str:
+        """A regular expression for text that begins no call."""
+        if self._has_special_trigger:
+            return "/(.|\\n)+/"  # it has no special tokens at all
+        return f"/(.|\\n)+/ & ~/(.|\\n)*{escaped(self.trigger)}(.|\\n)*/"
+
+    def _calls_rule(self, first: str, *, is_parallel: bool) -> str:
+        """All calls of a reply, the first of which begins with what the rule `first` has."""
+        opening = self._quoted(self.open.removeprefix(self.trigger))
+        again = "" if self.open else self.trigger
+        more = ""
+        if is_parallel and self.separator is not None:
+            between = self._quoted(self.separator + again)
+            more = f"({between} call){{0,{MAX_CALLS - 1}}}".replace("( ", "(")
+        return " ".join(part for part in ("calls:", first, opening, "call", more, self._quoted(self.close)) if part)
 
     def _head_rule(self, name: str) -> str:
         """The text between the trigger and the arguments, cut as the library cuts JSON.
@@ -122,76 +157,36 @@ class ToolFormat:
         The library takes the longest lexeme. If the head were one, a reply that begins with `{"name": ` could only be a
         call.
         """
-        opening = f"{self.begin}{{".removeprefix(self.trigger)
-        lexemes = [opening, '"name"', ": ", json.dumps(name), ", ", json.dumps(self.arguments_key), ": "]
-        return " ".join(_quoted(lexeme) for lexeme in lexemes if lexeme)
+        begin = self.begin if self.open else self.begin.removeprefix(self.trigger)
+        if self.arguments is not JSON:
+            return self._slotted(begin + name + self.middle)
+        text = begin + name + self.middle
+        pieces = re.findall(r'"[^"]*"|[^"]+', text)
+        return " ".join(self._slotted(piece) for piece in pieces)
+
+    def _slotted(self, text: str) -> str:
+        rules = [(self._quoted(piece), f"/{slot}/" if slot else "") for piece, slot in cut_at_slots(text)]
+        return " ".join(rule for pair in rules for rule in pair if rule)
+
+    def _quoted(self, text: str) -> str:
+        return quoted(text, self.specials)
 
     def _content_rules(self, content: Grammar | None) -> list[str]:
         if content is not None:
             # Where a call begins as JSON does, white space that JSON may have behind its `{` would be allowed in the
             # call as well, and it would not be recognised.
-            schema = _with_options(content.schema(), is_strict=content.is_strict, **_AS_TEMPLATES_WRITE)
+            schema = with_options(content.schema(), is_strict=content.is_strict, **AS_TEMPLATES_WRITE)
             return [f"content: %json {schema}"]
         if self.is_tagged:
-            return ["content: TEXT", "TEXT: /(.|\\n)*/"]
-        return ["content: TEXT?", "TEXT: /[^{](.|\\n)*/"]
-
-
-HERMES = ToolFormat("<tool_call>\n", "arguments", "\n</tool_call>", "<tool_call>", "\n")
-"""Hermes 2 Pro's and Qwen's."""
-
-LLAMA3 = ToolFormat("", "parameters", "", "{", None)
-"""Llama 3.1's JSON, of which a reply has one."""
-
-PLAIN = ToolFormat("", "arguments", "", "{", "\n", is_native=False)
-"""Ours, for templates without tools, or with a format that is unknown here."""
-
-
-def format_of(template: ChatTemplate) -> ToolFormat:
-    """The format of the model with this chat template: the one that the template renders earlier calls in.
-
-    >>> format_of(ChatTemplate("{% for message in messages %}{{ message.content }}{% endfor %}")) is PLAIN
-    True
-    """
-    function = {"name": "xyzzy", "arguments": {"plugh": 1}}
-    messages: list[Mapping[str, object]] = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "", "tool_calls": [{"id": "b", "type": "function", "function": function}]},
-        {"role": "tool", "tool_call_id": "b", "name": "xyzzy", "content": "c"},
-    ]
-    tool = Tool("quux", {"type": "object", "properties": {}}, description="d")
-    try:
-        rendered = template.render(messages, tools=[tool.for_template()])
-    except InvalidRequest:
-        return PLAIN
-    knows_tools = tool.name in rendered
-    for format in (HERMES, LLAMA3):
-        if knows_tools and format.text_of([("xyzzy", '{"plugh": 1}')]) in rendered:
-            return format
-    return PLAIN
+            return (
+                ["content: TEXT?", "TEXT: /(.|\\n)+/"]
+                if self._has_special_trigger
+                else ["content: TEXT", "TEXT: /(.|\\n)*/"]
+            )
+        return ["content: TEXT?", f"TEXT: /[^{escaped(self.trigger)}](.|\\n)*/"]
 
 
 def tool_at(grammar: Grammar, line: int) -> int | None:
     """The place of the tool that a line of `ToolFormat.grammar` describes, from 0; None if it describes none."""
-    found = re.match(r"arguments_(\d+): ", grammar.text.split("\n")[line - 1])
+    found = re.match(r"arguments_(\d+)(_\w+)?(\[lazy\])?: ", grammar.text.split("\n")[line - 1])
     return None if found is None else int(found[1])
-
-
-def _json_schema(tool: Tool) -> str:
-    """The schema of a tool's arguments, which are always an object."""
-    return _with_options({"type": "object", **tool.parameters}, is_strict=tool.is_strict, **_AS_TEMPLATES_WRITE)
-
-
-def _with_options(schema: dict[str, Any], *, is_strict: bool, **options: object) -> str:
-    options |= {"lenient": not is_strict, "coerce_one_of": not is_strict}
-    return json.dumps(schema | {"x-guidance": options}, separators=(",", ":"))
-
-
-def _quoted(text: str) -> str:
-    """A text in Lark."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _escaped(text: str) -> str:
-    """A text in a regular expression in Lark."""
-    return "".join(char if char.isalnum() or char in "_<> " else f"\\{char}" for char in text)

@@ -102,7 +102,7 @@ def _with_instructions(messages: list[Message], tools: Sequence[Message], format
     if not tools:
         return messages
     functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    call = format.head("NAME") + "ARGUMENTS" + format.tail
+    call = format.head("NAME") + "ARGUMENTS" + format.tail()
     instructions = _INSTRUCTIONS.format(functions=functions, call=call)
     if messages and messages[0].get("role") == "system":
         first = messages[0]

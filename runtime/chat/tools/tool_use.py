@@ -103,4 +103,7 @@ class ToolUse:
 
     def reader(self, format: ToolFormat) -> ToolCallReader | None:
         """Finds the calls in a reply; None where none can be."""
-        return ToolCallReader(format, [tool.name for tool in self.callable]) if self.callable else None
+        if not self.callable:
+            return None
+        schemas = {tool.name: tool.parameters for tool in self.callable}
+        return ToolCallReader(format, list(schemas), schemas=schemas)

@@ -14,7 +14,7 @@ import pytest
 from radixlm.runtime.artifact.manifest import SamplingDefaults
 from radixlm.runtime.cache.cache_namespace import CacheScope
 from radixlm.runtime.cache.cache_tree import CacheCleared
-from radixlm.runtime.chat.tools.tool_format import PLAIN
+from radixlm.runtime.chat.tools.known_formats import PLAIN
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.errors import (

@@ -9,8 +9,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 from radixlm.runtime.chat.grammar import Grammar
+from radixlm.runtime.chat.tools.known_formats import PLAIN
 from radixlm.runtime.chat.tools.tool_calls import ToolCallReader, read_whole
-from radixlm.runtime.chat.tools.tool_format import PLAIN, Tool
+from radixlm.runtime.chat.tools.tool_format import Tool
 from radixlm.runtime.engine.engine import Engine, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)

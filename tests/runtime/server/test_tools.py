@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from radixlm.runtime.chat.tools.tool_format import HERMES, LLAMA3, PLAIN
+from radixlm.runtime.chat.tools.known_formats import HERMES, LLAMA3, PLAIN
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient

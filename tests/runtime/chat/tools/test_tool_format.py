@@ -10,8 +10,9 @@ import jsonschema
 import pytest
 from radixlm.runtime.chat.chat_template import ChatTemplate
 from radixlm.runtime.chat.grammar import Grammar
+from radixlm.runtime.chat.tools.known_formats import HERMES, LLAMA3, PLAIN, format_of
 from radixlm.runtime.chat.tools.tool_calls import ToolCallReader, read_whole
-from radixlm.runtime.chat.tools.tool_format import HERMES, LLAMA3, PLAIN, Tool, ToolFormat, format_of
+from radixlm.runtime.chat.tools.tool_format import Tool, ToolFormat
 from radixlm.runtime.chat.tools.tool_messages import for_template
 from radixlm.runtime.errors import InvalidGrammar, InvalidRequest
 
