@@ -31,7 +31,7 @@ class ScheduledRequest(NamedTuple):
 
 
 ALONE_S = 0.25  # of a prompt that is alone: so long does the next request wait for the step to end
-GRACE_S = 1.0  # that prompts may take more than streams: many short prompts are computed at once, which is faster
+GRACE_S = 3.0  # that prompts may take more than streams: many short prompts are computed at once, which is faster
 _LEAST, _FIRST = 8, 64  # tokens of a prompt: fewer cost a step as much; before anything was measured
 _KEPT = 0.75  # of how long streams took by themselves before, with each such step
 
@@ -48,7 +48,7 @@ class StepPace:
     100
 
     Attributes:
-        limit_s: seconds of prompts in a step while others wait or stream. Where prompts have taken a second more than
+        limit_s: seconds of prompts in a step while others wait or stream. Where prompts have taken `GRACE_S` more than
             streams, there are steps without prompts, so that streams keep half of their speed.
     """
 
