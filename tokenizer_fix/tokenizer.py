@@ -185,6 +185,7 @@ class Tokenizer:
         has_marks: bool = False,
         max_tokens: int | None = None,
         strips_suffix: bool = True,
+        remembers: bool = True,
     ) -> PreparedPrompt:
         """A chat as its template rendered it: special tokens parsed, bos not doubled, suffix stripped.
 
@@ -193,6 +194,7 @@ class Tokenizer:
                 ids are the same.
             has_marks: `mark_typed` marked some of it.
             strips_suffix: False feeds the suffix, too.
+            remembers: whether later texts may go on from this one.
 
         Raises:
             InvalidText: the text has lone surrogates, or what is marked cannot be encoded as text.
@@ -203,7 +205,7 @@ class Tokenizer:
             self._encoder.require_within(rendered, max_tokens)
             ids, num_known = self._encoder.with_bos(self._typed.encode(marked, max_tokens=max_tokens)), 0
         else:
-            encoding = self._encoder.ids_from_seam(rendered, seam_of, max_tokens=max_tokens)
+            encoding = self._encoder.ids_from_seam(rendered, seam_of, max_tokens=max_tokens, remembers=remembers)
             ids, num_known = encoding.ids, encoding.num_known
         end = strip_suffix if strips_suffix else keep_suffix
         return end(ids, rendered, self.profile.suffix_ids, num_known=num_known)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -103,12 +104,16 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
                 measuring = _keep_measured(measures, tier, known)
         expected: ExpectedPrompts | None = None
         if options.idle_work:
+            aside = ThreadPoolExecutor(1, thread_name_prefix="radixlm-expected")
+            opened.callback(aside.shutdown, cancel_futures=True)
             expected = ExpectedPrompts(
                 scored or runner,
                 cache,
                 context_length=size.context_length,
                 max_num_tokens=policy.max_num_batched_tokens,
                 clock=clock,
+                aside=aside.submit,
+                post=queue.post,
             )
         core = EngineCore(
             scored or runner, cache, limits, policy=policy, clock=clock, tier=tier, queue=queue, expected=expected
@@ -116,6 +121,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         drops = [
             cache.drop_unused,
             *([] if tier is None else [tier.drop_unused]),
+            *([] if expected is None else [expected.forget_unused]),
             prompts.tokenizer.forget_unused_texts,
         ]
         expiry = None if options.cache_ttl_s is None else CacheExpiry(options.cache_ttl_s, clock=clock, drops=drops)

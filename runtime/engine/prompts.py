@@ -137,8 +137,9 @@ class Prompts:
         *,
         seam_of: bytes | None = None,
         context_length: int | None = None,
+        remembers: bool = True,
     ) -> PreparedPrompt:
-        """A conversation and the generation prompt.
+        """A conversation and the generation prompt, which later ones may go on from if it `remembers` it.
 
         Raises:
             ContextLengthExceeded: as `completion`.
@@ -158,6 +159,7 @@ class Prompts:
                 has_marks=has_marks,
                 max_tokens=context_length,
                 strips_suffix=self._strip_suffix != "never",
+                remembers=remembers,
             )
 
     def next_turn(
@@ -183,7 +185,9 @@ class Prompts:
             return ()
         said: list[Message] = [*messages, {"role": "assistant", "content": reply}]
         one, other = (
-            self.chat([*said, {"role": "user", "content": text}], tools, template_kwargs, seam_of=seam_of).ids
+            self.chat(
+                [*said, {"role": "user", "content": text}], tools, template_kwargs, seam_of=seam_of, remembers=False
+            ).ids
             for text in _ANYTHING
         )
         return tuple(left for left, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -1,15 +1,16 @@
 """Compute, while nothing else is to be done, the beginnings that the next prompts will have.
 
 A chat template renders a reply as history otherwise than it was generated: without its thought, for one. What the next
-prompt begins with is known when the reply ends, and is computed then, exactly, so that the next turn finds it. Knows
-the model, pages and ids, not requests or texts.
+prompt begins with is known when the reply ends, and is computed then, exactly, so that the next turn finds it. Its ids
+are made in a thread of their own: to render and encode a long conversation takes half a second, in which no request
+that comes could be answered. Knows the model, pages and ids, not requests or texts.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from radixlm.tokenizer_fix import SpelledPrompt
@@ -23,9 +24,14 @@ from ..errors import InvalidRequest
 from ..model.batch import Forward
 from .rates import LinearRate
 
+_LOGGER = logging.getLogger(__name__)
+
 MAX_EXPECTED = 64  # prompts: the oldest are forgotten first
 PIECE_S = 0.05  # so long does a request that comes meanwhile wait, about
 _FIRST_TOKENS = PAGE_SIZE  # of a piece, before any was measured
+
+Hand = Callable[[Callable[[], None]], object]
+"""Has something done somewhere else: in another thread, or between two steps."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +40,8 @@ class ExpectedPrompt:
 
     Attributes:
         namespace: whose it is.
-        ids: makes the token ids that it begins with, which may take a while; none, or an InvalidRequest: nothing can be
-            said of it.
+        ids: makes the token ids that it begins with, in any thread; none, or an InvalidRequest: nothing can be said of
+            it.
         spell: what ids spell, where it may be matched by text; None: by ids alone.
     """
 
@@ -53,6 +59,8 @@ class ExpectedPrompts:
         context_length: tokens that a prompt may have.
         max_num_tokens: of one piece.
         clock: seconds; only differences count.
+        aside: runs what makes ids, where it delays no step.
+        post: runs what comes of that between two steps.
 
     Attributes:
         num_tokens: that were computed so far.
@@ -66,41 +74,73 @@ class ExpectedPrompts:
         context_length: int,
         max_num_tokens: int,
         clock: Callable[[], float],
+        aside: Hand,
+        post: Hand,
     ) -> None:
         self.num_tokens = 0
+        self._aside, self._post = aside, post
         self._forward, self._cache, self._clock = forward, cache, clock
         self._context_length, self._max_num_tokens = context_length, max_num_tokens
         self._rate = LinearRate()
-        self._waiting: deque[ExpectedPrompt] = deque(maxlen=MAX_EXPECTED)
+        self._waiting: deque[_Waiting] = deque(maxlen=MAX_EXPECTED)
+        self._asked: ExpectedPrompt | None = None  # its ids are being made
         self._begun: tuple[ExpectedPrompt, tuple[int, ...], int] | None = None  # and tokens that it pays to compute
 
     @property
     def has_work(self) -> bool:
         """Whether `run` has anything to do."""
-        return bool(self._waiting) or self._begun is not None
+        return self._begun is not None or (bool(self._waiting) and self._asked is None)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is expected any more that was not computed or dropped."""
+        return self._begun is None and self._asked is None and not self._waiting
 
     def add(self, expected: ExpectedPrompt) -> None:
         """Expect a prompt."""
-        self._waiting.append(expected)
+        self._waiting.append(_Waiting(expected, self._clock()))
 
     def forget(self, namespace: bytes | None = None) -> None:
         """Expect nothing of a namespace, or nothing at all, any more."""
-        kept = [each for each in self._waiting if namespace is not None and each.namespace != namespace]
-        self._waiting = deque(kept, maxlen=MAX_EXPECTED)
+        self._keep(lambda waiting: namespace is not None and waiting.expected.namespace != namespace)
+        if self._asked is not None and namespace in (None, self._asked.namespace):
+            self._asked = None
         if self._begun is not None and namespace in (None, self._begun[0].namespace):
             self._begun = None
 
+    def forget_unused(self, since: float) -> None:
+        """Forget what is expected since longer, on the clock: there was never time for it."""
+        self._keep(lambda waiting: waiting.since >= since)
+
     def run(self) -> None:
-        """Do a piece: find out what a prompt begins with, or compute some tokens of it. What raises is dropped."""
+        """Do a piece: have ids made, or compute some tokens. What raises is dropped."""
         begun, self._begun = self._begun, None
         if begun is None:
-            expected, ids = self._waiting.pop(), tuple[int, ...]()
-            with suppress(InvalidRequest):  # the template does not let the user speak next, for one
-                ids = tuple(expected.ids())
-            # less than a page is not worth a step: all prompts go on behind the reply with a few tokens
-            self._begun = (expected, ids, PAGE_SIZE + 1) if 1 < len(ids) < self._context_length else None
+            asked = self._asked = self._waiting.pop().expected
+            self._aside(lambda: self._ask(asked))
         elif self._computes(*begun):
             self._begun = (*begun[:2], 2)  # a match never has the last token
+
+    def _keep(self, is_kept: Callable[[_Waiting], bool]) -> None:
+        self._waiting = deque(filter(is_kept, self._waiting), maxlen=MAX_EXPECTED)
+
+    def _ask(self, expected: ExpectedPrompt) -> None:
+        """Find out what it begins with, in any thread."""
+        ids = tuple[int, ...]()
+        try:
+            ids = tuple(expected.ids())
+        except InvalidRequest:
+            pass  # the template does not let the user speak next, for one
+        except Exception:  # it is computed when it comes
+            _LOGGER.exception("finding out what the next prompt begins with failed")
+        self._post(lambda: self._begin(expected, ids))
+
+    def _begin(self, expected: ExpectedPrompt, ids: tuple[int, ...]) -> None:
+        if self._asked is not expected:
+            return  # it was forgotten meanwhile
+        self._asked = None
+        # less than a page is not worth a step: all prompts go on behind the reply with a few tokens
+        self._begun = (expected, ids, PAGE_SIZE + 1) if 1 < len(ids) < self._context_length else None
 
     def _computes(self, expected: ExpectedPrompt, ids: tuple[int, ...], least: int) -> bool:
         """Compute a piece, if `least` tokens are missing; whether there is more."""
@@ -144,3 +184,9 @@ class ExpectedPrompts:
         each_s = self._rate.seconds(float(position))
         wanted = int(PIECE_S / each_s) if each_s else _FIRST_TOKENS
         return min(max(wanted, PAGE_SIZE), max(self._max_num_tokens, PAGE_SIZE))
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    expected: ExpectedPrompt
+    since: float  # seconds on the clock

@@ -89,6 +89,8 @@ class EngineOnASmallPool(RuleBasedStateMachine):
             context_length=CONTEXT_LENGTH,
             max_num_tokens=budget,
             clock=lambda: self.bench.now,
+            aside=lambda work: work(),
+            post=lambda work: work(),
         )
         self.asked: dict[str, Asked] = {}  # the plain dictionary, by request
         self.checked: set[str] = set()

@@ -24,13 +24,19 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
 EXPECTED = tuple(range(3, 33)) + tuple(range(5, 35))  # 60 ids
 
 
-def expectations(bench: Bench) -> ExpectedPrompts:
+def at_once(work: Callable[[], None]) -> None:
+    work()
+
+
+def expectations(bench: Bench, *, aside: Callable[[Callable[[], None]], object] = at_once) -> ExpectedPrompts:
     return ExpectedPrompts(
         bench.model,
         bench.cache,
         context_length=CONTEXT_LENGTH,
         max_num_tokens=24,
         clock=lambda: bench.now,
+        aside=aside,
+        post=at_once,
     )
 
 
@@ -126,9 +132,45 @@ def test_only_so_many_are_remembered_and_what_fails_is_dropped() -> None:
     for number in range(MAX_EXPECTED + 5):
         expected.add(ExpectedPrompt(b"", lambda number=number: fail(number)))  # type: ignore[misc]
     while expected.has_work:
-        with pytest.raises(ValueError, match="no such text"):
-            expected.run()
+        expected.run()
     assert made == list(range(MAX_EXPECTED + 4, 4, -1)), "the newest first"
+
+
+def test_while_ids_are_made_the_engines_thread_has_nothing_to_do_for_them() -> None:
+    bench, elsewhere = Bench(num_pages=24), list[Callable[[], None]]()
+    expected = expectations(bench, aside=elsewhere.append)
+    expected.add(ExpectedPrompt(b"", lambda: EXPECTED))
+    expected.add(ExpectedPrompt(b"", lambda: EXPECTED[:40]))
+    expected.run()
+    assert not expected.has_work and expected.num_tokens == 0
+    elsewhere.pop()()
+    run(bench, expected)
+    assert expected.num_tokens == 40, "the newest; the other one is being made"
+    elsewhere.pop()()
+    run(bench, expected)
+    assert expected.num_tokens == len(EXPECTED)
+
+
+@pytest.mark.parametrize("namespace", [b"a", None])
+def test_what_is_forgotten_while_its_ids_are_made_is_not_computed(namespace: bytes | None) -> None:
+    bench, elsewhere = Bench(num_pages=24), list[Callable[[], None]]()
+    expected = expectations(bench, aside=elsewhere.append)
+    expected.add(ExpectedPrompt(b"a", lambda: EXPECTED))
+    expected.run()
+    expected.forget(namespace)
+    elsewhere.pop()()
+    assert not expected.has_work
+
+
+def test_what_there_was_no_time_for_is_forgotten_like_all_that_is_unused() -> None:
+    bench = Bench(num_pages=24)
+    expected = expectations(bench)
+    expected.add(ExpectedPrompt(b"", lambda: EXPECTED))
+    bench.now += 5
+    expected.add(ExpectedPrompt(b"", lambda: EXPECTED[:40]))
+    expected.forget_unused(bench.now - 1)
+    run(bench, expected)
+    assert expected.num_tokens == 40
 
 
 def test_a_template_that_refuses_the_next_turn_is_no_failure() -> None:
@@ -196,13 +238,11 @@ def engine_of() -> Iterator[Callable[..., tuple[Engine, ScriptedRunner]]]:
 
 def settle(engine: Engine) -> int:
     """Wait until nothing is done; the tokens that were computed without a request."""
-    before = -1
     for _ in range(200):
-        time.sleep(0.05)
-        stats = engine.stats()
-        if stats.num_idle_tokens == before and not stats.num_running:
+        expected = engine._core.expected
+        if expected is None or engine._loop.call(lambda _: expected.is_done):
             break
-        before = stats.num_idle_tokens
+        time.sleep(0.05)
     engine.check()
     return engine.stats().num_idle_tokens
 
@@ -249,6 +289,18 @@ def test_nothing_is_done_for_who_wants_nothing_kept_or_said_what_will_be_found(e
     say(engine, runner, ANSWER)
     engine.chat([FIRST], SamplingParams(temperature=0.0, max_tokens=200), **said)
     assert settle(engine) == 0
+
+
+def test_a_conversation_that_was_cleared_is_not_remembered_by_what_was_expected(engine_of: Any) -> None:
+    """What is made beside the engine's thread may come to its end after the text was forgotten."""
+    engine, runner = engine_of(HYBRID)
+    say(engine, runner, ANSWER)
+    engine.chat([FIRST], SamplingParams(temperature=0.0, max_tokens=200))
+    settle(engine)
+    engine.clear_cache()
+    history = [{"role": "user", "content": ANSWER * 4}]
+    engine.prompts.next_turn(history, (), None, ANSWER, seam_of=b"")
+    assert engine.prompts.chat([*history, {"role": "assistant", "content": ANSWER}, SECOND], seam_of=b"").num_known == 0
 
 
 def test_a_reply_that_calls_a_tool_is_not_gone_on_from_by_the_user(engine_of: Any) -> None:
