@@ -5,7 +5,7 @@ Knows the tokens of a format's tags, not what the constraint is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,8 @@ class ThoughtTokens:
         first_ids: the tokens that begin the first header; none where parts have none.
         gap: the white space between a thought and its answer, as the template writes it.
         white_ids: the tokens of all pieces of it that are one.
+        last_tag: what stands right before the answer, but for white space.
+        spilling: the tokens that write what is left of `last_tag`, and words behind it; by what is left.
         end_ids: the tokens that end a reply.
         decoder: makes a function that spells a reply token by token.
     """
@@ -35,6 +37,8 @@ class ThoughtTokens:
     first_ids: Sequence[int]
     gap: str
     white_ids: Mapping[str, int]
+    last_tag: str
+    spilling: Mapping[str, Sequence[int]]
     end_ids: frozenset[int]
     vocab_size: int
     decoder: Callable[[], Callable[[int], str]]
@@ -42,6 +46,9 @@ class ThoughtTokens:
 
 class ThoughtFirst:
     """Lets a thought be as it is, but for the end of the reply in it, and holds what follows to a constraint.
+
+    Where tags are ordinary text, a token may have a tag's end and the answer's beginning, which no constraint could be
+    held to: it may not come.
 
     Args:
         prompt: which may have begun the thought.
@@ -57,7 +64,8 @@ class ThoughtFirst:
         self._is_first = True
         self._begin = [] if self._is_inside else list(tokens.begin_ids)  # what is left of them, while they come
         self._gap = ""  # likewise, of the white space
-        self._thinking_mask: Int32Array | None = None
+        self._written = ""  # of the thought, the end: as much of it as may begin a tag
+        self._thinking_masks: dict[tuple[str, ...], Int32Array] = {}  # by what may be left of the last tag
 
     @property
     def is_finished(self) -> bool:
@@ -71,9 +79,7 @@ class ThoughtFirst:
         if self._is_inside:
             if self._is_first and self._tokens.first_ids:
                 return mask_of(np.isin(np.arange(size), self._tokens.first_ids))
-            if self._thinking_mask is None:
-                self._thinking_mask = mask_of(~np.isin(np.arange(size), list(self._tokens.end_ids)))
-            return self._thinking_mask
+            return self._thinking_mask()
         if self._gap:
             white_ids = [token_id for text, token_id in self._tokens.white_ids.items() if self._gap.startswith(text)]
             return mask_of(np.isin(np.arange(size), white_ids))
@@ -98,6 +104,16 @@ class ThoughtFirst:
             assert self._inner is not None, "the mask allows no other token"
             self._inner.accept(token_id)
 
+    def _thinking_mask(self) -> Int32Array:
+        """Any token but the ends of a reply, and those that spill from a thought into the answer."""
+        tag = self._tokens.last_tag
+        lefts = (tag[size:] for size in range(len(tag)) if self._written.endswith(tag[:size]))
+        key = tuple(left for left in lefts if left in self._tokens.spilling)
+        if key not in self._thinking_masks:
+            unwanted = [*self._tokens.end_ids, *(each for left in key for each in self._tokens.spilling[left])]
+            self._thinking_masks[key] = mask_of(~np.isin(np.arange(self._tokens.vocab_size), unwanted))
+        return self._thinking_masks[key]
+
     def _begin_thought(self, token_id: int) -> None:
         """Go on by a token that may begin a thought, or what the constraint allows."""
         self._begin.pop(0)
@@ -113,6 +129,7 @@ class ThoughtFirst:
 
     def _think(self, token_id: int) -> None:
         text = self._spell(token_id)
+        self._written = (self._written + text)[-len(self._tokens.last_tag) :]
         said = self._splitter.push(text)
         if self._splitter.may_think:
             return
@@ -120,8 +137,26 @@ class ThoughtFirst:
         white = text[len(text.rstrip()) :]
         self._gap = self._tokens.gap.removeprefix(white) if self._tokens.gap.startswith(white) else ""
         answer = (said.answer + self._splitter.finish().answer).strip()
-        if answer:
+        if answer:  # of tokens that spell a part of a character, which are not looked through
             raise ConstraintFailed(
                 f"a token ends the thought and begins the answer with {answer!r:.40}, which its grammar cannot be held "
                 "to; ask again, or switch thoughts off"
             )
+
+
+def spilling_ids(tag: str, pieces: Iterable[bytes]) -> dict[str, list[int]]:
+    """The tokens that write what is left of a tag, and words behind it; by what is left, of which one is all of it.
+
+    >>> spilling_ids("</t>", [b"</t>", b">", b">\\n", b'>"', b"a</t>b"])
+    {'>': [3], '</t>': [4]}
+    """
+    found: dict[str, list[int]] = {}
+    lefts = [tag[size:].encode() for size in range(len(tag))]
+    for token_id, piece in enumerate(pieces):
+        if lefts[-1] not in piece[:-1]:
+            continue
+        for left in lefts:
+            at = piece.find(left) if left is lefts[0] else 0 if piece.startswith(left) else -1
+            if at >= 0 and piece[at + len(left) :].strip():
+                found.setdefault(left.decode(), []).append(token_id)
+    return found

@@ -5,13 +5,13 @@ Knows a template's format and a tokenizer; not requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 from radixlm.tokenizer_fix import Tokenizer
 
 from .chat_template import ChatTemplate
-from .thought_first import ThoughtFirst, ThoughtTokens
+from .thought_first import ThoughtFirst, ThoughtTokens, spilling_ids
 from .thought_format import Message, ThoughtFormat, thoughts_of, without_thoughts
 from .thought_splitter import ThoughtSplitter, splitter_of
 from .token_constraint import ConstraintSource, TokenConstraint
@@ -76,11 +76,24 @@ class Thoughts:
             [self._ids(header)[0] for header in headers if header],
             gap,
             white_ids,
+            self._last_tag,
+            self._spilling,
             end_ids,
             self._vocab_size,
             decoder,
         )
         return ThoughtFirst(tokens, prompt, constraint)
+
+    @property
+    def _last_tag(self) -> str:
+        """What stands right before an answer behind a thought, but for white space."""
+        assert self.format is not None
+        return self.format.header_end or self.format.end.strip()
+
+    @cached_property
+    def _spilling(self) -> Mapping[str, Sequence[int]]:
+        """The tokens that end a thought and begin the answer."""
+        return spilling_ids(self._last_tag, map(self._tokenizer.token_bytes, range(self._vocab_size)))
 
     def _ids(self, text: str) -> list[int]:
         """The ids of a text that the format writes."""

@@ -239,8 +239,7 @@ def engine_of() -> Iterator[Callable[..., tuple[Engine, ScriptedRunner]]]:
 def settle(engine: Engine) -> int:
     """Wait until nothing is done; the tokens that were computed without a request."""
     for _ in range(200):
-        expected = engine._core.expected
-        if expected is None or engine._loop.call(lambda _: expected.is_done):
+        if engine._loop.call(lambda core: core.expected is None or core.expected.is_done):
             break
         time.sleep(0.05)
     engine.check()

@@ -10,7 +10,7 @@ import pytest
 
 from ..thought_templates import HEADED, HYBRID, OPENED, SPECIAL
 from ..tool_templates import QWEN
-from .scripted import OSLO, USER, Scripted, events
+from .scripted import END_OF_TURN, OSLO, USER, VOCAB_SIZE, Scripted, events
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}}\n</tool_call>'
 JSON = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object", "required": ["b"]}}}
@@ -155,6 +155,23 @@ def test_a_schema_holds_the_answer_behind_a_thought_that_the_prompt_opened(opene
     assert (message["reasoning_content"], message["content"]) == ('Hm "}{".', '{"b": 1}')
     required = opened.reply(f"Hm.</think>{opened.format.text_of([OSLO])}", tool_choice="required")
     assert json.loads(required["message"]["tool_calls"][0]["function"]["arguments"]) == {"city": "Oslo", "days": 3}
+
+
+@pytest.mark.parametrize("template", [HYBRID, OPENED])
+@pytest.mark.parametrize("joint", ['>"', ">.", "></"])
+def test_no_token_ends_a_thought_and_begins_the_answer_that_a_schema_holds(template: str, joint: str) -> None:
+    """It was a 400, drawn by the model, where the tags are ordinary text."""
+    begin = "<think>\n" if template is HYBRID else ""
+    with Scripted.serving(template) as model:
+        tokenizer = model.engine.tokenizer
+        [spilling] = [i for i in range(VOCAB_SIZE) if tokenizer.token_bytes(i) == joint.encode()]
+        ids = [*model.engine.encode(f"{begin}Hm.\n</think", add_bos=False), spilling]
+        model.runner.script.extend([*ids, *model.engine.encode('>\n\n{"b": 1}', add_bos=False), END_OF_TURN])
+        body = {"messages": [USER], "temperature": 0.0, "max_tokens": 60, "response_format": JSON}
+        response = model.client.post("/v1/chat/completions", json=body)
+        assert response.status_code == 200, response.text
+        message = response.json()["choices"][0]["message"]
+        assert message["reasoning_content"].startswith("Hm.") and message["content"].startswith("{")
 
 
 def test_a_schema_holds_the_answer_where_parts_have_headers() -> None:
