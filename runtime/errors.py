@@ -211,6 +211,10 @@ class StoreMismatch(StoreError):
     """Pages of another model, or of another version of radixlm."""
 
 
+class StoreOff(StoreError):
+    """The disk failed or hangs: what is on it stays there, until a process opens it again."""
+
+
 # The engine itself.
 
 

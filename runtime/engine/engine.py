@@ -204,6 +204,7 @@ class Engine:
 
         Raises:
             EngineError: the engine is closed, or died.
+            StoreOff: memory has forgotten them, and the disk, which failed or hangs, may still have some.
         """
         self.tokenizer.forget_texts(namespace)
         cleared, done = self._loop.call(lambda core: core.forget(namespace))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..errors import StoreOff
 from ..model.batch import UInt8Array
 from ..store.store_state import PutResult
 from .disk_reader import HANG_S, EngineThread
@@ -55,6 +56,7 @@ class DiskWriter:
         self._num_unfinished = 0  # changes of which `wrote` was not told yet; the engine's thread's own
         self._wake = threading.Condition()  # guards all below
         self._changes: deque[_Change] = deque()
+        self._current: _Change | None = None  # is being made, and its future has no result
         self._num_bytes = 0
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="radixlm-store-writer", daemon=True)
@@ -83,14 +85,17 @@ class DiskWriter:
         return self._add(_Change(lambda store: store.put(taken, pages), pages.nbytes, taken))
 
     def submit(self, work: Callable[[PageStore], PutResult]) -> Future[None]:
-        """Change the store in another way, after what is queued; the future's result comes when that is done."""
+        """Change the store in another way, after what is queued; the future's result comes when that is done.
+
+        It raises StoreOff if that cannot be done any more, or the store says so.
+        """
         change = _Change(work)
         if not self._add(change):
-            change.done.set_result(None)
+            change.done.set_exception(_closed())
         return change.done
 
     def discard(self, namespace: bytes) -> Future[None]:
-        """Take a namespace off the disk, after what is queued."""
+        """Take a namespace off the disk, after what is queued; the future raises StoreOff if it may still be there."""
         return self.submit(lambda store: PutResult((), tuple(store.discard(namespace))))
 
     def drop(self, keys: Sequence[bytes]) -> Future[None]:
@@ -110,8 +115,12 @@ class DiskWriter:
             changes = list(self._changes)
             self._changes.clear()
         for change in changes:
-            change.done.set_result(None)
+            change.done.set_exception(_closed())
         self._thread.join(HANG_S)
+        with self._wake:
+            hanging, self._current = self._current, None
+        if hanging is not None:
+            hanging.done.set_exception(_closed())
         return not self._thread.is_alive()
 
     def _add(self, change: _Change) -> bool:
@@ -127,27 +136,38 @@ class DiskWriter:
 
     def _run(self) -> None:
         while (change := self._next()) is not None:
+            result, failure = PutResult((), ()), None
             try:
                 result = change.work(self._store)
+            except StoreOff as error:
+                failure = error
             except Exception:  # the store handles what disks do; this is a mistake of ours
                 _LOGGER.exception("writing to the store failed")
-                result = PutResult((), ())
             with self._wake:
                 self._num_bytes -= change.num_bytes
+                is_awaited, self._current = self._current is not None, None
             self._queue.post(partial(self._finish, change.heads, result))
-            change.done.set_result(None)
+            if is_awaited and failure is not None:
+                change.done.set_exception(failure)
+            elif is_awaited:
+                change.done.set_result(None)
             del change  # or its pages would stay until the next one
 
     def _next(self) -> _Change | None:
         with self._wake:
             while not self._changes and not self._is_closing:
                 self._wake.wait()
-            return self._changes.popleft() if self._changes else None
+            self._current = self._changes.popleft() if self._changes else None
+            return self._current
 
     def _finish(self, heads: tuple[PageKey, ...], result: PutResult) -> None:
         """In the engine's thread."""
         self._num_unfinished -= 1
         self._wrote(heads, result)
+
+
+def _closed() -> StoreOff:
+    return StoreOff("the store was closed before its disk was done; open it again, and ask again")
 
 
 def remaining_s(deadline: float) -> float:

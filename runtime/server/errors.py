@@ -24,6 +24,7 @@ from ..errors import (
     InvalidParameter,
     InvalidRequest,
     RadixLMError,
+    StoreOff,
 )
 from .anthropic.error_replies import MessagesErrorReply, error_reply, is_of_messages
 
@@ -82,6 +83,8 @@ def describe(error: Exception) -> tuple[int, ErrorReply]:
             return 429, ErrorReply(ErrorBody(str(error), "requests", code="rate_limit_exceeded"))  # OpenAI's words
         case EngineClosed():
             return 503, _reply(503, str(error))
+        case StoreOff():
+            return 503, _reply(503, str(error), code="store_off")
         case EngineDied():
             return 500, _reply(500, str(error), code="engine_died")
         case EngineError():

@@ -22,7 +22,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import StoreCorrupt
+from ..errors import StoreCorrupt, StoreOff
 from .alias_record import StoredAlias
 from .catalogue import verify
 from .chunk_cache import ChunkCache
@@ -198,9 +198,19 @@ class PageStore:
             return list(self._change(partial(self._writer.drop, set(keys))).evicted)
 
     def discard(self, namespace: bytes) -> list[bytes]:
-        """Take out all pages of a namespace, and overwrite them on disk; their keys. By the thread that puts."""
+        """Take out all pages of a namespace, and overwrite them on disk; their keys. By the thread that puts.
+
+        Raises:
+            StoreOff: the store is off, and some of them may still be there.
+        """
         with self._state.erasing():
-            return list(self._change(partial(self._writer.discard, namespace)).evicted)
+            discarded = list(self._change(partial(self._writer.discard, namespace)).evicted)
+        if self._state.off_because is not None:
+            raise StoreOff(
+                f"the store in {self.directory} is off ({self._state.off_because}): pages may still be on disk; "
+                "restart when the disk is well, and clear them again"
+            )
+        return discarded
 
     def gc(self) -> GCReport:
         """Give the room of records back that are not there any more. By the thread that puts."""

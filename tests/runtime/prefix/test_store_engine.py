@@ -7,15 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.cache.cache_namespace import CacheScope
 from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
-from radixlm.runtime.errors import InvalidParameter, StoreError
+from radixlm.runtime.errors import InvalidParameter, StoreError, StoreOff
 from radixlm.runtime.prefix import disk_reader, disk_writer
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.store import PageStore
+from radixlm.runtime.store.record_writer import RecordWriter
 
 from ..eager_loads import load_always
 
@@ -161,6 +163,61 @@ def test_closing_does_not_wait_for_a_disk_that_hangs_and_says_so(
         closing.join(30)
         assert not closing.is_alive()
         assert "does not answer; it stays in use until this process ends" in caplog.text
+    finally:
+        may_go_on.set()
+
+
+def test_what_a_disk_that_failed_still_has_is_not_said_to_be_cleared(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cleared namespace was said to be off the disk, and was found again by the next process."""
+    engine = open_engine()
+    engine.generate(PROMPT, PARAMS)
+    engine = open_engine()
+    with monkeypatch.context() as broken:
+
+        def fail(*arguments: object) -> object:
+            raise OSError(5, "Input/output error")
+
+        broken.setattr(RecordWriter, "discard", fail)
+        with pytest.raises(StoreOff, match="may still be on disk"):
+            engine.clear_cache()
+    assert engine.generate(PROMPT, PARAMS).usage.cached_tokens == 0
+    with pytest.raises(StoreOff):
+        engine.clear_cache()
+    assert open_engine().clear_cache().num_discarded_pages > 0
+
+
+def test_clearing_ends_when_the_engine_is_closed_over_a_disk_that_hangs(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_engine().generate(PROMPT, PARAMS)
+    engine, began, may_go_on = open_engine(), threading.Event(), threading.Event()
+    discard, ends = PageStore.discard, list[BaseException | None]()
+
+    def hang(*arguments: Any) -> object:
+        began.set()
+        assert may_go_on.wait(60)
+        return discard(*arguments)
+
+    def clear() -> None:
+        try:
+            engine.clear_cache()
+        except StoreOff as error:
+            ends.append(error)
+
+    monkeypatch.setattr(PageStore, "discard", hang)
+    monkeypatch.setattr(disk_writer, "HANG_S", 0.01)
+    monkeypatch.setattr(DiskTier.close, "__defaults__", (0.01,))
+    threads = [threading.Thread(target=clear) for _ in range(2)]  # one is at work, one waits
+    try:
+        for thread in threads:
+            thread.start()
+        assert began.wait(60)
+        engine.close()
+        for thread in threads:
+            thread.join(30)
+        assert len(ends) == 2
     finally:
         may_go_on.set()
 

@@ -70,6 +70,8 @@ def test_a_store_that_failed_is_said_to_be_off_and_the_server_goes_on(tmp_path: 
         tiers = details(server)["cached_tokens_by_tier"]
         assert isinstance(tiers, dict) and "disk" not in tiers  # the template's first tokens are in memory
         assert read(server)["store_up",] == 0
+        cleared = server.client.delete(f"{server.url}/v1/cache")  # what is on disk may still be there
+        assert cleared.status_code == 503 and cleared.json()["error"]["code"] == "store_off"
 
 
 LONG = [{"role": "system", "content": "once there was a tree, and in the tree there was a bird " * 4}]
