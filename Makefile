@@ -12,7 +12,7 @@ COMPILER := $(shell find compile tokenizer_fix -name '*.py') runtime/artifact/ma
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-long test-browser test-clients test-ray bench bench-cache bench-peers bench-ladder bench-growth bench-replay bench-load bench-store bench-partial bench-quality goldens lock clean
+.PHONY: run test test-long test-browser test-clients test-agents test-ray bench bench-cache bench-peers bench-ladder bench-growth bench-replay bench-load bench-store bench-partial bench-quality goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -39,6 +39,15 @@ test-browser: $(ARTIFACT)/manifest.json .venv-browser/.suite
 test-clients: $(ARTIFACT)/manifest.json .venv-clients/.suite .cache/npm-clients/.suite
 	sh .ci/debian.sh promtool=prometheus
 	$(SERVED) NODE_PATH=$(abspath .cache/npm-clients/node_modules) .venv-clients/bin/pytest --confcutdir=tests/clients tests/clients
+
+# Coding agents, each doing a task whose replies are known, and what that computed. A minute, and once two more and
+# 600 MB to install them. Without npm, which Debian's packages bring, there are none.
+AGENTS := .cache/npm-agents
+test-agents: $(VENV)/.run .venv-agents/.suite
+	@if sh .ci/debian.sh node=nodejs npm=npm; then $(MAKE) --no-print-directory $(AGENTS)/.suite && \
+		$(SERVED) RADIXLM_NPM_AGENTS=$(abspath $(AGENTS)) \
+		.venv-agents/bin/pytest --confcutdir=tests/agents tests/agents; \
+	else echo "test-agents is left out: there is no npm to install coding agents with"; fi
 
 # Two engines behind Ray Serve, with models that cost nothing. Two minutes, and once one more to install it.
 test-ray: .venv-ray/.suite
@@ -160,7 +169,7 @@ $(VENV)/.test: requirements-dev.lock $(VENV)/.run
 	@sh .ci/llama_cpp.sh $(@D) $(BIN)/python
 	@touch $@
 
-.cache/npm-clients/.suite: tests/clients/npm/package.json tests/clients/npm/package-lock.json
+.cache/npm-%/.suite: tests/%/npm/package.json tests/%/npm/package-lock.json
 	@sh .ci/debian.sh node=nodejs npm=npm
 	@mkdir -p $(dir $@)
 	@cp $^ $(dir $@)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Pins the newest versions that pyproject.toml allows: requirements.lock to run, requirements-dev.lock to test,
-# requirements-bench.lock to measure, requirements-browser.lock and requirements-clients.lock for the suites that only talk
-# to a server, requirements-ray.lock for the one of several engines behind Ray Serve.
+# requirements-bench.lock to measure, those of browser, clients, agents and aider for the suites that only talk to a server,
+# requirements-ray.lock for the one of several engines behind Ray Serve.
 set -eu
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -28,12 +28,12 @@ for extra in ("dev", "bench"):
     (scratch / f"{extra}.in").write_text("\n".join(wanted))
 extras = pyproject["project"]["optional-dependencies"]
 (scratch / "ray.in").write_text("\n".join(["-r run", *extras["ray"], "pytest>=8.3"]))
-for extra in ("browser", "clients"):
+for extra in ("browser", "clients", "agents", "aider"):
     (scratch / f"{extra}.in").write_text("\n".join(pyproject["project"]["optional-dependencies"][extra]))
 PYTHON
 
-for name in run dev bench browser clients ray; do resolve "$name"; done
-for suite in browser clients; do
+for name in run dev bench browser clients agents aider ray; do resolve "$name"; done
+for suite in browser clients agents aider; do
     {
         echo "# What the suite tests/$suite needs, without radixlm. Made by \`make lock\`."
         cat "$scratch/$suite"

@@ -13,7 +13,10 @@ from types import FrameType
 
 import click
 
-COMMANDS = ("compile", "chat", "generate", "serve", "inspect", "models", "explain-cache", "store", "replay-kv")
+COMMANDS = (
+    *("compile", "chat", "generate", "serve", "agent", "inspect"),
+    *("models", "explain-cache", "store", "replay-kv"),
+)
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 EXIT_TERMINATED = 143  # 128 + SIGTERM

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from radixlm.runtime import Engine
     from radixlm.runtime.engine.step_plan import AdmissionPolicy
     from radixlm.runtime.server.truncation import Truncation
 
@@ -196,6 +198,7 @@ def command(
     log_kv: Path | None,
     log_kv_mb: float | None,
     shutdown_timeout: float,
+    opened: Callable[[Engine], None] | None = None,
     **options: Any,
 ) -> None:
     """Serve MODEL to OpenAI's and Anthropic's clients: /v1/chat/completions, /v1/responses, /v1/messages, and others.
@@ -255,4 +258,4 @@ def command(
         kv_log=log_kv,
         kv_log_bytes=int((log_kv_mb or DEFAULT_LOG_KV_MB) * 1e6),
     )
-    serving.run(open_engine)
+    serving.run(open_engine, opened)

@@ -52,13 +52,16 @@ class Serving:
     logs_prompts: bool
     grace_s: float  # for running replies, once the server is told to stop
 
-    def run(self, open_engine: Callable[[], Engine]) -> None:
+    def run(self, open_engine: Callable[[], Engine], opened: Callable[[Engine], None] | None = None) -> None:
         """Listen at once, open the engine beside that, and serve it until the process is told to stop.
+
+        Args:
+            opened: called once, when the engine is served; what it raises ends the server.
 
         Raises:
             ArtifactError: there is no artifact; the server has not listened then.
             ValueError: the address cannot be listened on.
-            Exception: raised by `open_engine`.
+            Exception: raised by `open_engine` or `opened`.
         """
         read_manifest(self.artifact)  # what is no artifact is never listened for
         with _listen(self.host, self.port) as listener:  # first: an address in use is known before the model is loaded
@@ -82,6 +85,8 @@ class Serving:
                 self._say(f"serving {self.artifact} at {url}/v1")
                 if engine.prompts.chat_template is None:
                     self._say(f"conversations: {conversations(False)}")
+                if opened is not None:
+                    opened(engine)
                 warm_up(engine)
 
             def stop() -> None:

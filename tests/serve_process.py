@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,17 +24,27 @@ STOPS_WITHIN_S = 30.0
 class ServeProcess:
     """A server on a free port of loopback; a context manager that is ready when it is entered, and stops it.
 
-    `url` is the server's address without a path, `log` what it has said.
+    `url` is the server's address without a path, `log` what it has said. `command` is run in place of `radixlm serve`
+    with the artifact, `environment` is added to this process's own.
     """
 
-    def __init__(self, *options: str, log: Path, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        *options: str,
+        log: Path,
+        api_key: str | None = None,
+        command: Sequence[str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.url = ""
         self._log_path = log
         self._api_key = api_key
-        command = [os.environ["RADIXLM"], "serve", os.environ["RADIXLM_ARTIFACT"], "--port", "0", *options]
+        if command is None:
+            command = [os.environ["RADIXLM"], "serve", os.environ["RADIXLM_ARTIFACT"], "--port", "0"]
         self._connection: http.client.HTTPConnection | None = None  # kept open, as SDKs do
         with log.open("wb") as file:
-            self._process = subprocess.Popen(command, stdout=file, stderr=file)
+            environ = {**os.environ, **(environment or {})}
+            self._process = subprocess.Popen([*command, *options], stdout=file, stderr=file, env=environ)
 
     @property
     def log(self) -> str:

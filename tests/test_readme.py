@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from radixlm.cli.agent.clients import CLIENTS
 from radixlm.cli.main import COMMANDS, cli
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,7 +58,8 @@ def test_the_readme_says_what_its_talk_reuses(row: str, options: list[str], smol
 
 def test_every_option_that_the_readme_names_exists() -> None:
     options = {name for command in COMMANDS for name in _options(command)}
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", ALL)) <= options
+    of_agents = {word for client in CLIENTS.values() for word in client.run.split() if word.startswith("--")}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", ALL)) <= options | of_agents
 
 
 def test_every_make_target_that_the_readme_names_exists() -> None:

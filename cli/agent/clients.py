@@ -1,0 +1,163 @@
+"""What a coding agent must be told to ask this server: a file of its own, its text, and how the agent is run with it.
+
+A table; knows neither the file system nor how a model is served. The text holds no setting of the user's: each of these
+agents reads such a file beside the user's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+NO_KEY = "none"  # sent where the server asks for no key, for agents that refuse to send none
+_COMPACT_SHARE = 0.85  # of the context, behind which Codex shortens a conversation
+_WAIT_S = 3600  # for an answer: 20,000 tokens may take minutes
+
+
+@dataclass(frozen=True)
+class Served:
+    """The server as an agent sees it.
+
+    Args:
+        url: without a path, `http://127.0.0.1:8000`.
+        model: its name for clients.
+        context_length: tokens of prompt and reply together.
+    """
+
+    url: str
+    model: str
+    context_length: int
+    api_key: str | None = None
+
+    def values(self) -> dict[str, str]:
+        """What templates name, as JSON, which TOML and YAML read likewise."""
+        values: dict[str, object] = {
+            "url": self.url,
+            "openai_url": f"{self.url}/v1",
+            "model": self.model,
+            "qualified_model": f"radixlm/{self.model}",
+            "aider_model": f"openai/{self.model}",
+            "api_key": self.api_key or NO_KEY,
+            "context_length": self.context_length,
+            "context_length_text": str(self.context_length),
+            "compact_at": int(self.context_length * _COMPACT_SHARE),
+            "max_output": max(1, self.context_length // 4),
+            "wait_s": _WAIT_S,
+            "wait_ms": _WAIT_S * 1000,
+            "wait_ms_text": str(_WAIT_S * 1000),
+        }
+        return {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
+
+
+@dataclass(frozen=True)
+class Client:
+    """One agent.
+
+    Args:
+        home_variable: names the folder of the agent's files in the environment, if it is set.
+        home: that folder otherwise, below the user's.
+        file: the file's path in there.
+        template: the file's text, whose names are those of `Served.values`.
+        run: what is typed; `{file}` is the file's path.
+    """
+
+    name: str
+    home_variable: str
+    home: str
+    file: str
+    template: str
+    run: str
+
+    def path(self, environment: Mapping[str, str], user_home: Path) -> Path:
+        """Where the file belongs.
+
+        >>> CLIENTS["codex"].path({"CODEX_HOME": "/codex"}, Path("/home/me"))
+        PosixPath('/codex/radixlm.config.toml')
+        """
+        home = environment.get(self.home_variable)
+        return (Path(home) if home else user_home / self.home) / self.file
+
+    def text(self, served: Served) -> str:
+        """The whole file."""
+        return Template(self.template).substitute(served.values())
+
+
+_CODEX = """\
+model = $model
+model_provider = "radixlm"
+model_context_window = $context_length
+model_auto_compact_token_limit = $compact_at
+check_for_update_on_startup = false
+
+[analytics]
+enabled = false
+
+[model_providers.radixlm]
+name = "radixlm"
+base_url = $openai_url
+wire_api = "responses"
+experimental_bearer_token = $api_key
+stream_idle_timeout_ms = $wait_ms
+"""
+
+_OPENCODE = """\
+{
+  "$$schema": "https://opencode.ai/config.json",
+  "model": $qualified_model,
+  "small_model": $qualified_model,
+  "autoupdate": false,
+  "share": "disabled",
+  "provider": {
+    "radixlm": {
+      "npm": "@ai-sdk/openai-compatible",
+      "name": "radixlm",
+      "options": {"baseURL": $openai_url, "apiKey": $api_key, "timeout": $wait_ms},
+      "models": {$model: {"name": $model, "limit": {"context": $context_length, "output": $max_output}}}
+    }
+  }
+}
+"""
+
+_CLAUDE = """\
+{
+  "env": {
+    "ANTHROPIC_BASE_URL": $url,
+    "ANTHROPIC_AUTH_TOKEN": $api_key,
+    "ANTHROPIC_MODEL": $model,
+    "ANTHROPIC_DEFAULT_HAIKU_MODEL": $model,
+    "CLAUDE_CODE_MAX_CONTEXT_TOKENS": $context_length_text,
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "API_TIMEOUT_MS": $wait_ms_text
+  }
+}
+"""
+
+_AIDER = """\
+model: $aider_model
+openai-api-base: $openai_url
+openai-api-key: $api_key
+timeout: $wait_s
+show-model-warnings: false
+check-update: false
+analytics-disable: true
+"""
+
+CLIENTS = {
+    client.name: client
+    for client in (
+        Client("codex", "CODEX_HOME", ".codex", "radixlm.config.toml", _CODEX, "codex --profile radixlm"),
+        Client(
+            "opencode",
+            "XDG_CONFIG_HOME",
+            ".config",
+            "opencode/radixlm.json",
+            _OPENCODE,
+            "OPENCODE_CONFIG={file} opencode",
+        ),
+        Client("claude", "CLAUDE_CONFIG_DIR", ".claude", "radixlm.json", _CLAUDE, "claude --settings {file}"),
+        Client("aider", "", ".", ".aider.radixlm.yml", _AIDER, "aider --config {file}"),
+    )
+}

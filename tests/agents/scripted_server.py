@@ -1,0 +1,131 @@
+"""`radixlm` whose model recites: `python -m tests.agents.scripted_server SCRIPT REQUESTS serve fake.radixlm ...`.
+
+The command, its engine, its cache and its server are the real ones, and so are tokenizer and chat template; the model
+is `RecitingModel`. SCRIPT is a JSON file::
+
+    {"task": "a text that only the conversations of the script have",
+     "tool": "the name of a tool that their requests bring",
+     "turns": ["the first reply", "the second", ...],
+     "otherwise": "what all other requests are told"}
+
+A line of JSON is added to REQUESTS for each request that asked the model: how many tokens its prompt has, how many of
+them were cached, how many had to be computed at least, what was said, and what the model was handed so far.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from radixlm.cli import serving
+from radixlm.cli.main import main
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.engine import opening
+from radixlm.runtime.engine.completion import Completion
+from radixlm.runtime.engine.engine_options import EngineOptions
+from radixlm.runtime.server.request_log import RequestRecord
+from radixlm.tokenizer_fix import Tokenizer
+
+from ..runtime.fake_artifact import FakeArtifact, fake_artifact
+from ..runtime.tool_templates import QWEN
+from .least_possible import EarlierTexts
+from .reciting_model import RecitingModel
+
+TOKENIZER = Path(__file__).resolve().parents[1] / "data" / "tokenizers" / "smollm2.json.gz"
+VOCAB_SIZE, START_OF_TURN, END_OF_TURN = 49152, 1, 2
+CONTEXT_LENGTH = 65536  # Claude Code's first prompt has 30,000 tokens and more
+STEP_TOKENS = 512
+OPENS_REPLY = "<|im_start|>assistant\n"
+
+
+class Server:
+    """What stands in for the model, and what is noted of each request."""
+
+    def __init__(self, script: Path, requests: Path) -> None:
+        self._script, self._requests = json.loads(script.read_text(encoding="utf-8")), requests
+        self._earlier: dict[bytes | None, EarlierTexts] = defaultdict(EarlierTexts)
+        self._model: RecitingModel | None = None
+        self.artifact = _artifact()
+        self._tokenizer = Tokenizer(self.artifact.tokenizer_json)
+
+    def open_runner(self, artifact: object, num_pages: int, options: EngineOptions) -> RecitingModel:
+        self._model = RecitingModel(
+            num_pages,
+            VOCAB_SIZE,
+            reply_to=self._reply_to,
+            opens_reply=[START_OF_TURN, *self._tokenizer.encode("assistant\n", add_bos=False)],
+            end=END_OF_TURN,
+        )
+        return self._model
+
+    def note(self, record: RequestRecord, path: str) -> None:
+        for completion in record.completions:
+            prompt = self._bytes(completion.prompt_token_ids)
+            earlier = self._earlier[record.namespace]
+            noted = _described(completion) | {"path": path, "least": earlier.least(prompt)}
+            earlier.add([*prompt, *self._bytes(completion.token_ids)])
+            noted |= {"prompt": b"".join(prompt).decode(), "model_rows": self._model and self._model.num_rows}
+            with self._requests.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(noted) + "\n")
+
+    def _reply_to(self, prompt_ids: tuple[int, ...]) -> Sequence[int]:
+        script = self._script
+        prompt = b"".join(self._bytes(prompt_ids)).decode(errors="replace")
+        is_scripted = script["task"] in prompt and f'"name": "{script["tool"]}"' in prompt.partition("</tools>")[0]
+        turn = prompt.count(OPENS_REPLY) - 1
+        said = script["turns"][turn] if is_scripted and turn < len(script["turns"]) else script["otherwise"]
+        return self._tokenizer.encode(said, add_bos=False)
+
+    def _bytes(self, ids: Sequence[int]) -> list[bytes]:
+        return [self._tokenizer.token_bytes(token_id) for token_id in ids]
+
+
+def _described(completion: Completion) -> dict[str, Any]:
+    usage, why = completion.usage, completion.cache_match.why_not_more
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "finish_reason": completion.finish_reason,
+        "said": completion.text,
+        "why_not_more": str(why),
+    }
+
+
+def _artifact() -> FakeArtifact:
+    artifact = fake_artifact(
+        gzip.decompress(TOKENIZER.read_bytes()).decode(),
+        QWEN,
+        vocab_size=VOCAB_SIZE,
+        bos_token_id=1,
+        eos_token_id=END_OF_TURN,
+        context_length=CONTEXT_LENGTH,
+    )
+    module = msgspec.structs.replace(artifact.manifest.module, max_num_tokens=STEP_TOKENS)
+    return replace(artifact, manifest=msgspec.structs.replace(artifact.manifest, module=module))
+
+
+def _patch(server: Server) -> None:
+    fields = RequestRecord.fields
+
+    def noted(record: RequestRecord, scope: Any) -> dict[str, Any]:
+        server.note(record, scope["path"])
+        return fields(record, scope)
+
+    RequestRecord.fields = noted  # type: ignore[method-assign]
+    Artifact.open = staticmethod(lambda path: server.artifact)  # type: ignore[assignment,method-assign]
+    serving.read_manifest = lambda path: server.artifact.manifest  # type: ignore[assignment]
+    opening._open_runner = server.open_runner  # type: ignore[assignment]
+
+
+if __name__ == "__main__":
+    script, requests = sys.argv.pop(1), sys.argv.pop(1)
+    _patch(Server(Path(script), Path(requests)))
+    main()

@@ -1,0 +1,144 @@
+"""Codex, opencode and Claude Code, as `radixlm agent --write` configures them in a HOME with nothing else in it.
+
+Each does a task of ten steps. Its model says what a script says; tools, files, prompts and cache are real.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from .task import DONE, SHOWN, STEPS, TASK, Call, Step, check_done, script
+from .workplace import Workplace, check_tokens, free_port
+
+
+@dataclass(frozen=True)
+class Agent:
+    """How a client is tried.
+
+    Args:
+        tool: one of those that its requests bring.
+        path: the endpoint that it asks.
+        command: what is run, given the folder of npm's packages, in place of the client's name.
+        arguments: what it needs to work unattended, before the task.
+        environment: what keeps it from asking for what it could do without.
+        asks: hosts that it asks all the same; nothing in this suite answers for them.
+        call_of: what its model calls for a step in a repository.
+    """
+
+    name: str
+    tool: str
+    path: str
+    command: Callable[[Path], list[str]]
+    arguments: tuple[str, ...]
+    call_of: Callable[[Step, Path], Call]
+    environment: dict[str, str] = field(default_factory=dict)
+    asks: frozenset[str] = frozenset()
+
+
+def codex_call(step: Step, repository: Path) -> Call:
+    """Codex has a shell, in which a program applies patches."""
+    match step.kind:
+        case "run":
+            shell = step.text
+        case "read":
+            shell = f"sed -n '1,200p' {step.path}"
+        case "write":
+            lines = "".join(f"+{line}\n" for line in step.text.splitlines())
+            shell = f"apply_patch <<'EOF'\n*** Begin Patch\n*** Add File: {step.path}\n{lines}*** End Patch\nEOF"
+        case "edit":
+            hunk = f"*** Update File: {step.path}\n@@\n-{step.old}\n+{step.text}"
+            shell = f"apply_patch <<'EOF'\n*** Begin Patch\n{hunk}\n*** End Patch\nEOF"
+    return "exec_command", {"cmd": shell}
+
+
+def opencode_call(step: Step, repository: Path) -> Call:
+    path = str(repository / step.path)
+    match step.kind:
+        case "run":
+            return "bash", {"command": step.text, "description": "Look"}
+        case "read":
+            return "read", {"filePath": path}
+        case "write":
+            return "write", {"content": step.text, "filePath": path}
+        case "edit":
+            return "edit", {"filePath": path, "oldString": step.old, "newString": step.text}
+
+
+def claude_call(step: Step, repository: Path) -> Call:
+    path = str(repository / step.path)
+    match step.kind:
+        case "run":
+            return "Bash", {"command": step.text, "description": "Look"}
+        case "read":
+            return "Read", {"file_path": path}
+        case "write":
+            return "Write", {"file_path": path, "content": step.text}
+        case "edit":
+            return "Edit", {"file_path": path, "old_string": step.old, "new_string": step.text}
+
+
+AGENTS = (
+    Agent(
+        "codex",
+        tool="exec_command",
+        path="/v1/responses",
+        command=lambda npm: [str(npm / ".bin" / "codex"), "exec"],
+        arguments=(
+            "-c",
+            "features.plugins=false",
+            "--skip-git-repo-check",
+            "--dangerously-bypass-approvals-and-sandbox",
+        ),
+        call_of=codex_call,
+    ),
+    Agent(
+        "opencode",
+        tool="bash",
+        path="/v1/chat/completions",
+        command=lambda npm: [str(npm / "opencode-linux-x64" / "bin" / "opencode"), "run"],
+        arguments=(),
+        call_of=opencode_call,
+        environment={"OPENCODE_DISABLE_MODELS_FETCH": "1"},
+        asks=frozenset({"registry.npmjs.org"}),  # for the package that its plugins would need
+    ),
+    Agent(
+        "claude",
+        tool="Bash",
+        path="/v1/messages",
+        command=lambda npm: ["node", str(npm / "@anthropic-ai" / "claude-code" / "cli-wrapper.cjs")],
+        arguments=("--allowedTools", "Bash,Edit,Read,Write", "-p"),
+        call_of=claude_call,
+    ),
+)
+
+
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
+def test_it_does_its_task_and_nothing_is_computed_twice(agent: Agent, workplace: Workplace, npm: Path) -> None:
+    call_of = lambda step: agent.call_of(step, workplace.repository)  # noqa: E731
+    told = script(agent.tool, call_of)
+    with workplace.serve(told, "agent", agent.name, "fake.radixlm", "--write", "--port", str(free_port())) as server:
+        said = workplace.run(*_typed(agent, server.log, npm, workplace))
+    assert DONE in said
+    check_done(workplace.repository)
+    asked = [each for each in workplace.asked() if f'"name": "{agent.tool}"' in each.prompt]
+    assert [each.path for each in asked] == [agent.path] * (len(STEPS) + 1)
+    assert all(shown in asked[-1].prompt for shown in SHOWN), "the tools did not run"
+    check_tokens(asked, agent.name)
+    assert workplace.way_out.hosts <= agent.asks
+
+
+def _typed(agent: Agent, log: str, npm: Path, workplace: Workplace) -> tuple[list[str], dict[str, str]]:
+    """The command that `radixlm agent` has said to run, with the task; and its environment."""
+    found = re.search(r"; run: (.*)$", log, re.MULTILINE)
+    assert found, log
+    words = shlex.split(found[1])
+    at = words.index(agent.name)
+    assigned = dict(word.split("=", 1) for word in words[:at])
+    command = [*agent.command(npm), *words[at + 1 :], *agent.arguments, TASK]
+    return command, workplace.environment(**assigned, **agent.environment)

@@ -1,0 +1,179 @@
+"""`radixlm agent`: what it tells each client, what it writes, and what it keeps."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from radixlm.cli.agent.client_file import write_file
+from radixlm.cli.agent.clients import CLIENTS, NO_KEY, Client, Served
+from radixlm.cli.main import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVED = Served("http://127.0.0.1:8000", "qwen", 32768)
+ODD = Served("http://127.0.0.1:8000", 'a "model": #1\\x', 4096, api_key='k"1: é')
+
+
+def parsed(client: Client, served: Served) -> Any:
+    text = client.text(served)
+    if client.file.endswith(".toml"):
+        return tomllib.loads(text)
+    if client.file.endswith(".json"):
+        return json.loads(text)
+    # PyYAML is not among what tests need: lines of `name: value` are YAML, and their values are JSON
+    return {name: json.loads(value) for name, value in (line.split(": ", 1) for line in text.splitlines())}
+
+
+def told(name: str, served: Served) -> tuple[Any, Any, Any]:
+    """The address, the model and the key in a client's file."""
+    file = parsed(CLIENTS[name], served)
+    match name:
+        case "codex":
+            provider = file["model_providers"][file["model_provider"]]
+            return provider["base_url"], file["model"], provider["experimental_bearer_token"]
+        case "opencode":
+            options = file["provider"]["radixlm"]["options"]
+            [model] = file["provider"]["radixlm"]["models"]
+            assert file["model"] == file["small_model"] == f"radixlm/{model}"
+            return options["baseURL"], model, options["apiKey"]
+        case "claude":
+            env = file["env"]
+            return env["ANTHROPIC_BASE_URL"] + "/v1", env["ANTHROPIC_MODEL"], env["ANTHROPIC_AUTH_TOKEN"]
+        case _:
+            return file["openai-api-base"], file["model"].removeprefix("openai/"), file["openai-api-key"]
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("served", [SERVED, ODD], ids=["plain", "odd"])
+def test_a_client_is_told_address_model_and_key(name: str, served: Served) -> None:
+    assert told(name, served) == ("http://127.0.0.1:8000/v1", served.model, served.api_key or NO_KEY)
+
+
+def test_those_that_shorten_conversations_are_told_the_context() -> None:
+    codex, opencode, claude = (parsed(CLIENTS[name], SERVED) for name in ("codex", "opencode", "claude"))
+    assert codex["model_context_window"] == 32768 > codex["model_auto_compact_token_limit"]
+    assert opencode["provider"]["radixlm"]["models"]["qwen"]["limit"]["context"] == 32768
+    assert claude["env"]["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "32768"
+
+
+@pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS)
+def test_the_page_shows_what_is_printed(client: Client) -> None:
+    page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(?:toml|json|yaml)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert client.text(SERVED) in blocks
+    where = str(client.path({}, Path("~")))
+    assert f"`{where}`" in page
+    assert client.run.format(file=where) in page
+
+
+def test_a_folder_of_the_environment_goes_before_the_users() -> None:
+    claude = CLIENTS["claude"]
+    assert claude.path({"CLAUDE_CONFIG_DIR": "/c"}, Path("/me")) == Path("/c/radixlm.json")
+    assert claude.path({"CLAUDE_CONFIG_DIR": ""}, Path("/me")) == Path("/me/.claude/radixlm.json")
+
+
+def test_what_a_file_held_is_kept_and_the_same_text_is_written_once(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "radixlm.json"
+    assert write_file(path, "one") is None
+    assert path.stat().st_mode & 0o777 == 0o600, "a key may be in it"
+    assert write_file(path, "one") is None
+    backup = write_file(path, "two")
+    assert backup == path.with_name("radixlm.json.bak") and backup.read_text() == "one"
+    assert write_file(path, "three") == path.with_name("radixlm.json.bak.1")
+    assert {each.name: each.read_text() for each in path.parent.iterdir()} == {
+        "radixlm.json": "three",
+        "radixlm.json.bak": "one",
+        "radixlm.json.bak.1": "two",
+    }
+
+
+def test_a_file_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "radixlm.json").mkdir()
+    with pytest.raises(OSError, match=r"radixlm\.json"):
+        write_file(tmp_path / "radixlm.json", "text")
+    assert [each.name for each in tmp_path.iterdir()] == ["radixlm.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["vi", "a.radixlm"], "'vi' is not one of 'codex'"),
+        (["codex", "a.radixlm", "--port", "0"], "--port is 0"),
+        (["codex", "a.radixlm", "--no-store", "--store", "d"], "--no-store and --store"),
+        (["codex", "a.radixlm", "--pot", "1"], "No such option '--pot'"),
+        (["codex", "nowhere.radixlm"], "nowhere.radixlm is not an artifact"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_written(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    result = CliRunner().invoke(cli, ["agent", *arguments, "--write"])
+    assert result.exit_code == 2 and says in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def serving(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`radixlm agent` with a model that is fake, once it has told its client."""
+    environment = {**os.environ, "HOME": str(home), "PYTHONPATH": str(ROOT)}
+    environment = {name: value for name, value in environment.items() if not name.startswith(("XDG_", "CLAUDE_"))}
+    command = [sys.executable, "-m", "tests.cli.serving_process", "agent", *arguments, "--max-num-seqs", "8"]
+    process = subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def said_until(process: subprocess.Popen[str], wanted: str) -> str:
+    assert process.stderr is not None
+    said, deadline = "", time.monotonic() + 60
+    for line in process.stderr:
+        said += line
+        assert time.monotonic() < deadline, said
+        if wanted in line:
+            return said
+    raise AssertionError(said)
+
+
+def test_a_key_a_name_and_a_store_of_the_users_own(tmp_path: Path) -> None:
+    port = free_port()
+    options = ("fake.radixlm", "--port", str(port), "--api-key", "sk-1", "--api-key", "sk-2", "--model-id", "mine")
+    for _ in range(2):
+        with serving(tmp_path, "claude", *options, "--write") as process:
+            said = said_until(process, "run: claude --settings")
+    file = tmp_path / ".claude" / "radixlm.json"
+    assert f"{file} tells claude" in said and ".bak" not in said, "the second time it is the same"
+    env = json.loads(file.read_text())["env"]
+    assert env["ANTHROPIC_BASE_URL"] == f"http://127.0.0.1:{port}"
+    assert (env["ANTHROPIC_AUTH_TOKEN"], env["ANTHROPIC_MODEL"]) == ("sk-1", "mine")
+    assert (tmp_path / ".cache" / "radixlm" / "stores" / "fake" / "SECRET").is_file()
+
+
+def test_without_write_the_file_is_all_that_is_printed(tmp_path: Path) -> None:
+    with serving(tmp_path, "codex", "fake.radixlm", "--port", str(free_port()), "--no-store") as process:
+        said_until(process, "run: codex --profile radixlm")
+        process.terminate()
+        assert process.stdout is not None
+        assert tomllib.loads(process.stdout.read())["model_provider"] == "radixlm"
+    assert list(tmp_path.iterdir()) == []
