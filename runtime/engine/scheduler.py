@@ -35,8 +35,9 @@ class SchedulerPolicy:
     lets it overtake others, for a bounded time. Only the `num_candidates` oldest are looked at, so that a
     long queue costs nothing.
 
-    Prompts take about `prompts_s` seconds of a step at most while others wait or stream; the oldest has half of that,
-    and others share the rest, the shortest first. None: tokens alone limit a step.
+    Parts of prompts take about `prompts_s` seconds of a step at most while others wait or stream; the oldest has half
+    of that, and others share the rest, the shortest first. Prompts that end in the step have a quarter of a second.
+    None: tokens alone limit a step.
     """
 
     max_num_seqs: int = 64
@@ -160,7 +161,7 @@ class Scheduler:
         if time is None:
             self._advance_each(prefilling, plan)
             self._admit(plan, now)
-        elif time.left_s > 0.0:
+        elif time.has_room:
             if prefilling:
                 plan.set_half_aside()
             others = sorted(prefilling[1:], key=lambda request: request.admitted.num_uncomputed)
@@ -224,7 +225,7 @@ class Scheduler:
     def _advance_each(self, requests: list[Request], plan: StepPlan, *, num_more: int = 0) -> None:
         """Reserve the next tokens of prompts in turn; the time is for them and `num_more` others alike."""
         for place, request in enumerate(requests):
-            if request.request_id in self._running and plan.has_room:
+            if request.request_id in self._running and plan.has_room_for(request):
                 self._advance(request, plan, 1 / (len(requests) - place + num_more))
 
     def _advance(self, request: Request, plan: StepPlan, share: float = 1.0) -> None:

@@ -30,7 +30,7 @@ class ScheduledRequest(NamedTuple):
     wants_logits: bool
 
 
-ALONE_S = 0.25  # of a prompt that is alone: so long does the next request wait for the step to end
+ALONE_S = 0.25  # of a prompt that is alone, or of all that end in a step: so long does the next request wait for it
 GRACE_S = 3.0  # that prompts may take more than streams: many short prompts are computed at once, which is faster
 _LEAST, _FIRST = 8, 64  # tokens of a prompt: fewer cost a step as much; before anything was measured
 _KEPT = 0.75  # of how long streams took by themselves before, with each such step
@@ -48,8 +48,8 @@ class StepPace:
     100
 
     Attributes:
-        limit_s: seconds of prompts in a step while others wait or stream. Where prompts have taken `GRACE_S` more than
-            streams, there are steps without prompts, so that streams keep half of their speed.
+        limit_s: seconds of parts of prompts in a step while others wait or stream. Where prompts have taken `GRACE_S`
+            more than streams, there are steps without prompts, so that streams keep half of their speed.
     """
 
     limit_s: float
@@ -58,7 +58,7 @@ class StepPace:
     _debt_s: float = 0.0  # that prompts took more than streams
 
     def prompts_s(self, *, num_streams: int, has_others: bool) -> float:
-        """Seconds for prompts in the next step; 0: none.
+        """Seconds for parts of prompts in the next step; 0: no prompts.
 
         Args:
             num_streams: requests that decode in it.
@@ -102,28 +102,49 @@ class StepPace:
 
 
 class PromptTime:
-    """What is left of the seconds that a step has for prompts."""
+    """What is left of the seconds that a step has for prompts.
 
-    def __init__(self, pace: StepPace, seconds: float) -> None:
-        self._seconds, self._aside_s, self._used_s = seconds, 0.0, 0.0
+    Prompts that end in the step may take `ALONE_S` together: fifty short ones are computed in a few steps, as beside
+    one another they cost less. Parts of longer ones take `parts_s`.
+    """
+
+    def __init__(self, pace: StepPace, parts_s: float) -> None:
         self._pace = pace
+        self._parts_s, self._all_s = parts_s, max(ALONE_S, parts_s) if parts_s else 0.0
+        self._used_by_parts_s = self._used_s = self._share_aside = 0.0
 
     @property
-    def left_s(self) -> float:
-        """What may be used now; below 0 where more was."""
-        return self._seconds - self._aside_s - self._used_s
+    def has_room(self) -> bool:
+        """Whether one more prompt may begin in the step."""
+        return self._left_s > 0.0
+
+    def has_room_for(self, position: int, num_tokens: int) -> bool:
+        """Whether a part of a prompt's tokens from `position` on fits, or all of them do."""
+        return self._left_of_parts_s > 0.0 or num_tokens <= self._pace.num_tokens(position, self._left_s)
 
     def set_aside(self, share: float) -> None:
         """Let a share of all be for later."""
-        self._aside_s = share * self._seconds
+        self._share_aside = share
 
-    def num_tokens(self, position: int, share: float) -> int:
-        """Tokens from `position` on that take a share of what is left."""
-        return self._pace.num_tokens(position, share * self.left_s)
+    def num_tokens(self, position: int, num_tokens: int, share: float) -> int:
+        """How many of a prompt's `num_tokens` from `position` on take a share of what is left."""
+        if num_tokens <= self._pace.num_tokens(position, share * self._left_s):
+            return num_tokens
+        return min(num_tokens, self._pace.num_tokens(position, share * self._left_of_parts_s))
 
-    def take(self, position: int, num_tokens: int) -> None:
-        """Use the time of so many tokens."""
-        self._used_s += self._pace.seconds(position, num_tokens)
+    def take(self, position: int, num_tokens: int, *, ends: bool) -> None:
+        """Use the time of so many tokens, with which the prompt ends or not."""
+        seconds = self._pace.seconds(position, num_tokens)
+        self._used_s += seconds
+        self._used_by_parts_s += 0.0 if ends else seconds
+
+    @property
+    def _left_s(self) -> float:
+        return self._all_s * (1 - self._share_aside) - self._used_s
+
+    @property
+    def _left_of_parts_s(self) -> float:
+        return min(self._left_s, self._parts_s * (1 - self._share_aside) - self._used_by_parts_s)
 
 
 class StepPlan:
@@ -156,7 +177,14 @@ class StepPlan:
     @property
     def has_room(self) -> bool:
         """Whether tokens of prompts may still be added."""
-        return self.budget > 0 and (self._time is None or self._time.left_s > 0.0)
+        return self.budget > 0 and (self._time is None or self._time.has_room)
+
+    def has_room_for(self, request: Request) -> bool:
+        """Whether tokens of a running request's prompt may still be added."""
+        sequence = request.admitted
+        return self.has_room and (
+            self._time is None or self._time.has_room_for(sequence.num_computed, sequence.num_uncomputed)
+        )
 
     def reserve(self, request: Request, share: float = 1.0) -> bool:
         """Add as many of the request's tokens as the budget allows; False, with nothing changed, without
@@ -168,7 +196,7 @@ class StepPlan:
         sequence = request.admitted
         num_tokens = min(sequence.num_uncomputed, self.budget)
         if self._time is not None and num_tokens > 1:
-            num_tokens = min(num_tokens, self._time.num_tokens(sequence.num_computed, share))
+            num_tokens = min(num_tokens, self._time.num_tokens(sequence.num_computed, sequence.num_uncomputed, share))
         if self._stops and (stop := self._stops.get(request.request_id, 0)) > sequence.num_computed:
             num_tokens = min(num_tokens, stop - sequence.num_computed)
         try:
@@ -176,9 +204,9 @@ class StepPlan:
         except OutOfPages:
             return False
         self.budget -= num_tokens
-        if self._time is not None and num_tokens > 1:
-            self._time.take(reservation.start, num_tokens)
         wants_logits = reservation.stop == len(sequence)
+        if self._time is not None and num_tokens > 1:
+            self._time.take(reservation.start, num_tokens, ends=wants_logits)
         self._scheduled[request.request_id] = ScheduledRequest(request, reservation, wants_logits)
         return True
 

@@ -125,7 +125,32 @@ def test_many_short_prompts_are_computed_together_before_streams_have_their_half
     while len(machine.first_tokens) < 21:
         machine.step()
     prompts = [seconds for shares, seconds in machine.steps if any(count > 1 for count in shares.values())]
-    assert len(prompts) < 30 and max(prompts) < 0.05 + STREAM_S + 0.16, "the first had no measure"
+    assert len(prompts) < 12 and max(prompts) < ALONE_S + STREAM_S + 0.01
+
+
+def test_short_prompts_that_wait_beside_a_long_one_do_not_make_its_part_longer() -> None:
+    machine = Machine()
+    machine.add("long", 8_000)
+    for _ in range(3):
+        machine.step()
+    for number in range(20):
+        machine.add(f"{number}", 100)
+    while len(machine.first_tokens) < 20:
+        machine.step()
+        shares, seconds = machine.steps[-1]
+        assert shares["long"] * TOKEN_S < 0.05 + 0.001 and seconds < ALONE_S + STREAM_S + 0.01
+    assert machine.now < 3 * 20 * 100 * TOKEN_S
+
+
+def test_many_long_prompts_together_take_no_more_of_a_step_than_one() -> None:
+    machine = Machine()
+    machine.add("warm up", 512)
+    machine.step()
+    for number in range(8):
+        machine.add(f"{number}", 2_000)
+    for _ in range(40):
+        machine.step()
+    assert max(seconds for _, seconds in machine.steps[12:]) < 0.05 + STREAM_S + 8 * 8 * 2 * TOKEN_S
 
 
 def test_two_long_prompts_share_and_the_oldest_has_half() -> None:
