@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
+from typing import Any, Protocol, runtime_checkable
 
 import tokenizers
 
@@ -218,6 +219,17 @@ def any_of(texts: Set[str]) -> str:
     return f"{re.escape(start)}(?:{branches}){'?' if is_whole else ''}"
 
 
+@runtime_checkable
+class Spelled(Protocol):
+    """A mapping with a text that is written in its place."""
+
+    spelling: str
+
+    def respelled(self, value: Mapping[Any, object], change: Callable[[str], str]) -> object:
+        """Another mapping, whose text is changed as those in it were."""
+        ...
+
+
 def _texts(value: object) -> Iterator[str]:
     """Every text in lists, tuples and mappings, their keys too."""
     if isinstance(value, str):
@@ -226,6 +238,8 @@ def _texts(value: object) -> Iterator[str]:
         children = chain.from_iterable(value.items()) if isinstance(value, Mapping) else value
         for child in children:
             yield from _texts(child)
+        if isinstance(value, Mapping) and isinstance(value, Spelled):
+            yield value.spelling
 
 
 def _map_texts(value: object, change: Callable[[str], str]) -> object:
@@ -233,7 +247,8 @@ def _map_texts(value: object, change: Callable[[str], str]) -> object:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {_map_texts(key, change): _map_texts(child, change) for key, child in value.items()}
+        mapped = {_map_texts(key, change): _map_texts(child, change) for key, child in value.items()}
+        return value.respelled(mapped, change) if isinstance(value, Spelled) else mapped
     if isinstance(value, list | tuple):
         return [_map_texts(child, change) for child in value]
     return value

@@ -1,11 +1,12 @@
 """Remember how a chat template renders a reply, where that is another text than the model generated.
 
-Templates and clients trim replies, or put a space before them: then no later prompt has the reply's own text. The
-server that gave the reply knows both. Knows ids and bytes, not templates.
+Templates and clients trim replies, or put a space before them, or other white space before a call of a tool: then no
+later prompt has the reply's own text. The server that gave the reply knows both. Knows ids and bytes, not templates.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
@@ -32,17 +33,16 @@ class ReplyAlias:
     def of(cls, ids: Sequence[int], text: str, rendering: str) -> ReplyAlias | None:
         """The alias of a reply that a template renders so, up to the special token; None where that is its own text.
 
-        Only white space around the reply may differ: what it begins with is taken from the rendering, and what it ends
-        with and the rendering lacks is passed over.
+        Only white space may differ: what it begins with is taken from the rendering, and what it ends with and the
+        rendering lacks is passed over.
 
         >>> ReplyAlias.of([7, 8], "Sure.", " Sure. ")
         ReplyAlias(ids=(7, 8), rendered=b' Sure.', after=b' ')
         """
-        core, body = text.strip(), rendering.lstrip()
-        if not core or rendering.startswith(text) or not body.startswith(core):
+        end = _end_of(text, rendering)
+        if not end or rendering.startswith(text):
             return None
-        rest, own = body[len(core) :], text[len(text.rstrip()) :]
-        after = rest.removeprefix(own)
+        after = rendering[end:].removeprefix(text[len(text.rstrip()) :])
         if after.strip():
             return None
         return cls(tuple(ids), rendering[: len(rendering) - len(after)].encode(), after.encode())
@@ -117,6 +117,18 @@ class ReplyAliases:
         self._num_of_length[key[:2]] -= 1
         if not self._num_of_length[key[:2]]:
             del self._num_of_length[key[:2]]
+
+
+def _end_of(text: str, rendering: str) -> int | None:
+    """Where the rendering has said all of the text but for white space; None: it says something else."""
+    letters, done = "".join(text.split()), 0
+    for word in re.finditer(r"\S+", rendering):
+        if done == len(letters) or not letters.startswith(word[0], done):
+            break
+        done += len(word[0])
+        if done == len(letters):
+            return word.end()
+    return None
 
 
 def prompt_digest(prompt_ids: Sequence[int]) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import GeneratorType
 from typing import Any
 
@@ -22,6 +23,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from .render_budget import RenderBudget, TooCostly
+from .spelled_json import to_json
 
 # Names with a blank in them: no template can write them, and `map`, which takes names as texts, gets none of them.
 _BUDGET = "the budget"  # a variable
@@ -230,16 +232,17 @@ def _to_json(
 ) -> str:
     """JSON without the escapes of Jinja's own `tojson`, which are for HTML.
 
-    Noncharacters are never escaped: they mark what clients typed, and the marks are looked for later.
+    Noncharacters are never escaped: they mark what clients typed, and the marks are looked for later. What is spelled
+    already is written so, whatever the options.
     """
     budget = _budget(context)
     budget.spend(budget.weight(value))
     if indent is None and separators is None:
-        text = budget.text(json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys))
+        text = budget.text(to_json(value, partial(json.dumps, ensure_ascii=ensure_ascii, sort_keys=sort_keys)))
     else:
         _require_small((indent,))
         encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-        text = "".join(map(budget.text, encoder.iterencode(value)))
+        text = to_json(value, lambda value: "".join(map(budget.text, encoder.iterencode(value))))
     if not ensure_ascii:
         return text
     return _NONCHARACTER.sub(lambda found: chr(int(found["code"], 16)) if found["code"] else found[0], text)

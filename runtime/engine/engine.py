@@ -17,6 +17,7 @@ from radixlm.tokenizer_fix import PreparedPrompt
 
 from ..artifact import Artifact
 from ..cache.cache_tree import CacheCleared, CacheTree
+from ..chat.tools.tool_calls import ToolCall
 from ..chat.tools.tool_format import ToolFormat
 from ..errors import InvalidParameter
 from .completion import Completion
@@ -26,6 +27,7 @@ from .generation_stream import GenerationStream, complete_all
 from .opening import open_parts
 from .request import Request
 from .request_options import (
+    NO_OPTIONS,
     Message,
     Prompt,
     RequestKeywords,
@@ -190,6 +192,19 @@ class Engine:
         """Compiles what replies are to keep to; see `Prompts.grammars`."""
         return self.prompts.grammars
 
+    def note_call(self, call: ToolCall, options: RequestOptions = NO_OPTIONS) -> None:
+        """A client was given this call in a reply to a request with these options: it is known when it comes back,
+        however the client writes its arguments.
+        """
+        namespace = self._options.decide(options, self.manifest.model).calls_of
+        if namespace is not None:
+            self.prompts.given_calls.note(namespace, call)
+
+    def as_generated(self, messages: Sequence[Message], options: RequestOptions = NO_OPTIONS) -> Sequence[Message]:
+        """A conversation in which the calls of `note_call` have their arguments as the model wrote them."""
+        namespace = self._options.decide(options, self.manifest.model).calls_of
+        return messages if namespace is None else self.prompts.given_calls.respelled(namespace, messages)
+
     def cache_tree(self, namespace: bytes = b"") -> CacheTree:
         """What is cached for a namespace, after the step that runs.
 
@@ -207,6 +222,7 @@ class Engine:
             StoreOff: memory has forgotten them, and the disk, which failed or hangs, may still have some.
         """
         self.tokenizer.forget_texts(namespace)
+        self.prompts.given_calls.forget(namespace)
         cleared, done = self._loop.call(lambda core: core.forget(namespace))
         done.result()
         return cleared
@@ -266,6 +282,7 @@ class Engine:
             raise InvalidParameter("strip_suffix is for prompts that are no conversation", param="strip_suffix")
         self.queue.require_room()
         options = self._options.decide(options, self.manifest.model)
+        messages = self.as_generated(messages, options)
         prepared = self.prompts.chat(
             messages,
             options.tools,
@@ -276,14 +293,16 @@ class Engine:
         next_ids = partial(
             self.prompts.next_turn, messages, options.tools, options.template_kwargs, seam_of=options.seam_of
         )
-        return self._request(prepared, params, options, self.prompts.render_reply, next_ids, is_chat=True)
+        return self._request(
+            prepared, params, options, self.prompts.reply_renderer(options.tools), next_ids, is_chat=True
+        )
 
     def _request(
         self,
         prompt: PreparedPrompt,
         params: SamplingParams | None,
         options: RequestOptions,
-        render_reply: Callable[[str], str] | None = None,
+        render_reply: Callable[[str], str | None] | None = None,
         next_ids: Callable[[str], Sequence[int]] | None = None,
         *,
         is_chat: bool = False,

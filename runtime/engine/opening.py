@@ -123,6 +123,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
             *([] if tier is None else [tier.drop_unused]),
             *([] if expected is None else [expected.forget_unused]),
             prompts.tokenizer.forget_unused_texts,
+            prompts.given_calls.forget_unused,
         ]
         expiry = None if options.cache_ttl_s is None else CacheExpiry(options.cache_ttl_s, clock=clock, drops=drops)
         idle = None if measuring is None else IdleWork(measuring, clock=clock)

@@ -22,8 +22,9 @@ from ..chat.space_first import SpaceTokens
 from ..chat.system_messages import SystemMessages
 from ..chat.thoughts import Thoughts
 from ..chat.token_constraint import ConstraintSource, TokenConstraint
+from ..chat.tools.given_calls import AsGenerated, GivenCalls
 from ..chat.tools.known_formats import PLAIN, format_of
-from ..chat.tools.tool_calls import ToolCallReader
+from ..chat.tools.tool_calls import ReadReply, ToolCallReader, read_whole
 from ..chat.tools.tool_format import Tool, ToolFormat
 from ..chat.tools.tool_messages import for_template
 from ..chat.user_turns import UserTurns
@@ -54,8 +55,8 @@ class Prompts:
     Attributes:
         vocab_size: tokens that the tokenizer has and the model knows.
         chat_template: None if the artifact has none.
+        given_calls: of tools, in replies.
         thoughts: what the model thinks before it answers, and what of that stands in the prompts of later turns.
-        render_reply: how a reply stands in the prompts of later turns; None if that is not known.
 
     Raises:
         CorruptArtifact: the tokenizer cannot be used.
@@ -81,11 +82,12 @@ class Prompts:
         template = None if source is None or self._template_fault else ChatTemplate(source)
         self.tokenizer = _tokenizer(artifact, template, clock)
         self.chat_template = None if template is None else _of_model(template, artifact, self.tokenizer)
-        self.render_reply = None if self.chat_template is None else self.chat_template.reply_renderer()
+        self._render_words = None if self.chat_template is None else self.chat_template.reply_renderer()
         self.vocab_size = min(manifest.model.vocab_size, self.tokenizer.vocab_size)  # embeddings may be padded
         self._system_messages = SystemMessages(self.chat_template)
         self._user_turns = UserTurns(self.chat_template)
         self.thoughts = Thoughts(self.chat_template, self.tokenizer, self.vocab_size)
+        self.given_calls = GivenCalls(clock=clock)
         self._space_tokens = SpaceTokens(self.tokenizer, self.vocab_size)
         self._grammars: Grammars | None = None
         self._opening_grammars = threading.Lock()
@@ -162,6 +164,22 @@ class Prompts:
                 remembers=remembers,
             )
 
+    def reply_renderer(self, tools: Sequence[Tool]) -> Callable[[str], str | None]:
+        """A function that writes a reply as the prompts of later turns have it, up to the end of its turn; None if that
+        is not known.
+
+        Args:
+            tools: that the reply may call.
+        """
+
+        def render(text: str) -> str | None:
+            read = read_whole(text, self._call_reader(tools))
+            if read.calls:
+                return self._rendered_calls(read)
+            return None if self._render_words is None else self._render_words(text)
+
+        return render
+
     def next_turn(
         self,
         messages: Sequence[Message],
@@ -179,7 +197,7 @@ class Prompts:
         Raises:
             InvalidRequest: as `render`.
         """
-        reader = ToolCallReader(self.tool_format, [tool.name for tool in tools], is_content=not tools)
+        reader = self._call_reader(tools)
         reader.push(reply)
         if reader.num_calls:
             return ()
@@ -305,6 +323,25 @@ class Prompts:
         return Grammars(
             lambda: GrammarVocabulary(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids), eos_token_ids
         )
+
+    def _call_reader(self, tools: Sequence[Tool]) -> ToolCallReader:
+        schemas = {tool.name: tool.parameters for tool in tools}
+        return ToolCallReader(self.tool_format, list(schemas), schemas=schemas, is_content=not tools)
+
+    def _rendered_calls(self, reply: ReadReply) -> str | None:
+        """A reply with calls behind a short prompt, up to the token that ends its turn."""
+        functions = [{"name": call.name, "arguments": AsGenerated(call.arguments)} for call in reply.calls]
+        ids = [call.call_id for call in reply.calls]
+        calls = [{"id": id, "type": "function", "function": each} for id, each in zip(ids, functions, strict=True)]
+        asked: list[Message] = [{"role": "user", "content": _ANYTHING[0]}]
+        try:
+            prompt = self.render(asked)
+            later = self.render([*asked, {"role": "assistant", "content": reply.content, "tool_calls": calls}])
+        except InvalidRequest:  # the call was cut, for one
+            return None
+        ends = [self.tokenizer.decode([token_id], skip_special=False) for token_id in self._eos_token_ids]
+        places = [place for end in ends if (place := later.find(end, len(prompt))) >= 0]
+        return later[len(prompt) : min(places)] if later.startswith(prompt) and places else None
 
     def _told(
         self, messages: Sequence[Message], tools: Sequence[Tool], template_kwargs: Mapping[str, object] | None

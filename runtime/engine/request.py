@@ -69,7 +69,7 @@ class RequestSpec:
     options: RequestOptions = NO_OPTIONS
     arrived_at: float = 0.0  # seconds on the engine's clock
     spelled: Callable[[], SpelledPrompt] | None = None  # what the prompt spells, if it may be matched by text
-    render_reply: Callable[[str], str] | None = None  # how a reply stands in later prompts, if that is known
+    render_reply: Callable[[str], str | None] | None = None  # how a reply stands in later prompts, if that is known
     expects: Callable[[str], ExpectedPrompt] | None = None  # the prompt that comes after a reply, if that is known
     explain: Callable[[WhyNotMore], WhyNotMore] = lambda why: why  # adds the texts of its ids
 
@@ -114,7 +114,7 @@ class Request:
         *,
         prompts: Prompts,
         limits: RequestLimits,
-        render_reply: Callable[[str], str] | None,
+        render_reply: Callable[[str], str | None] | None,
         next_ids: Callable[[str], collections.abc.Sequence[int]] | None,
         is_chat: bool,
         clock: Callable[[], float],
@@ -226,7 +226,8 @@ class Request:
         if render_reply is None or reply.is_cut or reply.num_thought_tokens:
             return None
         ids, text = tuple(reply.ids_without_end), reply.text
-        return ReplyAlias.of(ids, text, render_reply(text)) if self._spells(ids, text) else None
+        rendering = render_reply(text) if self._spells(ids, text) else None
+        return None if rendering is None else ReplyAlias.of(ids, text, rendering)
 
     def next_prompt(self) -> ExpectedPrompt | None:
         """What the prompt that goes on from the finished reply begins with; None: nothing is known of it."""

@@ -99,6 +99,11 @@ class RequestOptions:
         """The namespace whose earlier encodings a prompt may go on from; None: it is encoded whole."""
         return self.namespace if self.cache_match in ("seam", "text") else None
 
+    @property
+    def calls_of(self) -> bytes | None:
+        """The namespace whose calls of tools are known when they come back; None: they are like any other text."""
+        return self.namespace if self.cache_match == "text" else None
+
     def changed(self, **keywords: Unpack[OptionKeywords]) -> RequestOptions:
         """The same options but for those given here."""
         changes: dict[str, Any] = {name: value for name, value in keywords.items() if getattr(self, name) is not value}

@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
+from ..chat.tools.tool_calls import ToolCallReader
 from ..chat.tools.tool_use import ToolUse
 from ..engine.request_options import RequestOptions
 from ..engine.sampling_params import SamplingParams
@@ -56,11 +57,16 @@ class AskedChat:
         options = self.options.changed(constraint=await self._constraint(state, request), tools=self.use.tools)
         truncated = Truncated(self.messages)
         if self.truncates:
-            truncated = await state.truncated(request, self.messages, options, max_tokens=self.params.max_tokens)
+            messages = state.engine.as_generated(self.messages, options)
+            truncated = await state.truncated(request, messages, options, max_tokens=self.params.max_tokens)
         ask = partial(state.engine.stream_chat, truncated.messages, options=options)
         wishes = params_of_choices(self.params, self.num_choices)
         choices = await state.open(request, [partial(ask, wish) for wish in wishes])
         return OpenedChat(choices, truncated)
+
+    def reader(self, state: AppState) -> ToolCallReader | None:
+        """Finds the calls in a reply, each of which is known when it comes back; None where none can be."""
+        return self.use.reader(state.engine.tool_format, partial(state.engine.note_call, options=self.options))
 
     async def _constraint(self, state: AppState, request: Request) -> ConstraintSource | None:
         with self.naming():

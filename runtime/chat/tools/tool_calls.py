@@ -80,6 +80,7 @@ class ToolCallReader:
         names: of the tools that may be called.
         schemas: of their arguments, where they are known, for formats that write values without their types.
         is_content: whether all of the reply is content, whatever it looks like.
+        note: told of each whole call, before its last piece is returned.
     """
 
     def __init__(
@@ -89,8 +90,11 @@ class ToolCallReader:
         *,
         schemas: Mapping[str, Schema] | None = None,
         is_content: bool = False,
+        note: Callable[[ToolCall], None] | None = None,
     ) -> None:
-        self._format = format
+        self._format, self._note = format, note
+        self._so_far = ReadReply()
+        self._num_noted = 0
         self._names, self._schemas = names, schemas or {}
         self._held = ""
         self._blanks = ""  # before what may be a call: the format's if it is, else the reply's
@@ -115,16 +119,26 @@ class ToolCallReader:
         pieces: list[Piece] = []
         while (found := self._read()) is not None:
             pieces += found
-        return pieces
+        return self._noted(pieces)
 
     def finish(self) -> list[Piece]:
         """The text that was held back, at the end of the reply. A call that was cut before its arguments is no call."""
         held, self._held = self._held, ""
         if self._read == self._read_arguments and self._arguments is not None:
             rest = self._arguments.finish(held)
-            return [Arguments(self._num_calls - 1, rest)] if rest else []
+            return self._noted([Arguments(self._num_calls - 1, rest)] if rest else [])
         is_said = self._read in (self._read_content, self._read_rest)
         return [Content(held)] if held and is_said else []
+
+    def _noted(self, pieces: list[Piece]) -> list[Piece]:
+        if self._note is not None:
+            for piece in pieces:
+                self._so_far.add(piece)
+            num_whole = self._num_calls - (not self.has_whole_calls)
+            for call in self._so_far.calls[self._num_noted : num_whole]:
+                self._note(call)
+                self._num_noted += 1
+        return pieces
 
     # Each reads what it can of what is held; None: it needs more.
 

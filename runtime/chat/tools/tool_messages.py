@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 
 from ...errors import InvalidRequest
+from ..spelled_json import SpelledJson, to_json
+from .given_calls import AsGenerated
 from .tool_format import ToolFormat
 
 Message = Mapping[str, object]
@@ -74,9 +76,7 @@ def _in_words(message: Message, names: Mapping[object, str], format: ToolFormat)
     calls = _calls(message)
     if not calls:
         return message
-    said = format.text_of(
-        [(call["function"]["name"], json.dumps(_arguments(call), ensure_ascii=False)) for call in calls]
-    )
+    said = format.text_of([(call["function"]["name"], to_json(_arguments(call), _json)) for call in calls])
     content = str(message.get("content") or "")
     others = {key: value for key, value in message.items() if key != "tool_calls"}
     return {**others, "content": f"{content}\n{said}" if content else said}
@@ -128,4 +128,8 @@ def _arguments(call: dict[str, dict[str, str]]) -> object:
         arguments = None
     if not isinstance(arguments, dict):
         raise InvalidRequest(f"the arguments of the call of {name!r} are {text[:60]!r}; they must be a JSON object")
-    return arguments
+    return SpelledJson(arguments, text) if isinstance(text, AsGenerated) else arguments
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

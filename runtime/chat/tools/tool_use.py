@@ -14,7 +14,7 @@ from typing import Self
 
 from ...errors import InvalidGrammar, InvalidParameter
 from ..grammar import Grammar
-from .tool_calls import ToolCallReader
+from .tool_calls import ToolCall, ToolCallReader
 from .tool_format import Tool, ToolChoice, ToolFormat, tool_at
 
 
@@ -101,9 +101,9 @@ class ToolUse:
                 raise
             raise InvalidParameter(f"tools: {error}", param="tools") from error
 
-    def reader(self, format: ToolFormat) -> ToolCallReader | None:
-        """Finds the calls in a reply; None where none can be."""
+    def reader(self, format: ToolFormat, note: Callable[[ToolCall], None] | None = None) -> ToolCallReader | None:
+        """Finds the calls in a reply, and tells `note` of them; None where none can be."""
         if not self.callable:
             return None
         schemas = {tool.name: tool.parameters for tool in self.callable}
-        return ToolCallReader(format, list(schemas), schemas=schemas)
+        return ToolCallReader(format, list(schemas), schemas=schemas, note=note)

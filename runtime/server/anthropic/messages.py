@@ -13,8 +13,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...chat.tools.tool_calls import ToolCallReader
-from ...chat.tools.tool_use import ToolUse
 from ...engine.completion import Completion, Delta, PrefillProgress
 from ..app_state import AppState, json_response
 from ..asked_chat import AskedChat, OpenedChat
@@ -106,7 +104,7 @@ class _Message:
         self._state, self._asked = state, asked
         self._tells_progress = bool(body.return_progress)
         self._is_kept = (asked.options.cache_match or state.engine.match) != "off"
-        self._blocks = ReplyBlocks(_reader(state, asked.use))
+        self._blocks = ReplyBlocks(asked.reader(state))
         self._reply = partial(MessageReply, id=new_id("msg_"), model=state.model_id, truncation=truncation)
 
     def whole(self, completion: Completion) -> MessageReply:
@@ -175,10 +173,6 @@ def _usage(num_prompt: int, num_cached: int, num_generated: int, *, is_kept: boo
         cache_read_input_tokens=num_cached,
         output_tokens=num_generated,
     )
-
-
-def _reader(state: AppState, use: ToolUse) -> ToolCallReader | None:
-    return use.reader(state.engine.tool_format)
 
 
 def _truncation(

@@ -11,8 +11,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...chat.tools.tool_calls import ToolCallReader
-from ...chat.tools.tool_use import ToolUse
 from ...engine.completion import Completion
 from ..app_state import AppState, json_response
 from ..asked_chat import AskedChat
@@ -56,31 +54,31 @@ class ChatCompletions:
             truncates=self.state.truncates(body.truncation),
         )
         opened = await asked.open(self.state, request)
-        choices, use = opened.choices, asked.use
+        choices = opened.choices
         truncation = TruncationReply.of(opened.truncated) if asked.truncates else msgspec.UNSET
         start = partial(Reply, id=new_id("chatcmpl-"), created=int(time.time()), model=self.state.model_id)
         if body.stream:
-            chunks = self._chunks(choices, start, body, use, truncation)
+            chunks = self._chunks(choices, start, body, asked, truncation)
             return EventStream(chunks, choices, keep_alive_s=self.state.keep_alive_s)
         async with choices:
             completions = await while_connected(request.receive, choices.results())
-        whole = self._whole(start, completions, use, body)
+        whole = self._whole(start, completions, asked, body)
         whole.truncation = truncation
         return json_response(whole)
 
     def _whole(
-        self, start: partial[Reply], completions: Sequence[Completion], use: ToolUse, body: ChatRequest
+        self, start: partial[Reply], completions: Sequence[Completion], asked: AskedChat, body: ChatRequest
     ) -> Reply:
         has_ids = bool(body.return_token_ids)
         return start(
             object="chat.completion",
-            choices=[self._choice(index, completion, use, body) for index, completion in enumerate(completions)],
+            choices=[self._choice(index, completion, asked, body) for index, completion in enumerate(completions)],
             usage=self._usage(completions, len(completions)),
             prompt_token_ids=completions[0].prompt_token_ids if has_ids else msgspec.UNSET,
         )
 
-    def _choice(self, index: int, completion: Completion, use: ToolUse, body: ChatRequest) -> ChatChoice:
-        reader = self._reader(use)
+    def _choice(self, index: int, completion: Completion, asked: AskedChat, body: ChatRequest) -> ChatChoice:
+        reader = asked.reader(self.state)
         message = message_of(completion, reader)
         reason = finish_reason_of(completion.finish_reason, reader)
         return ChatChoice(
@@ -97,7 +95,7 @@ class ChatCompletions:
         choices: Choices,
         start: partial[Reply],
         body: ChatRequest,
-        use: ToolUse,
+        asked: AskedChat,
         truncation: TruncationReply | msgspec.UnsetType,
     ) -> AsyncGenerator[msgspec.Struct]:
         """For each choice its role, its deltas and its finish reason; at the end the usage, if asked for."""
@@ -107,7 +105,7 @@ class ChatCompletions:
             first = chunk(choices=[ChatChunkChoice(ChatDelta(content="", role="assistant"), index=index)])
             first.truncation = msgspec.UNSET if index else truncation
             yield first
-        readers = [self._reader(use) for _ in range(body.num_choices)]
+        readers = [asked.reader(self.state) for _ in range(body.num_choices)]
         async for index, delta in choices:
             if delta.progress is not None:
                 choice = ChatChunkChoice(ChatDelta(), index=index)
@@ -131,9 +129,6 @@ class ChatCompletions:
                 yield chunk(choices=[choice], prompt_token_ids=prompt_ids)
         if body.include_usage:
             yield chunk(choices=[], usage=self._usage(await choices.results(), body.num_choices))
-
-    def _reader(self, use: ToolUse) -> ToolCallReader | None:
-        return use.reader(self.state.engine.tool_format)
 
     def _usage(self, completions: Sequence[Completion], num_choices: int) -> UsageReply:
         return usage_of(completions, num_choices, tells_cached_text=self.state.tells_cached_text)

@@ -1,0 +1,181 @@
+"""A call that comes back is found again, however the client has written its arguments.
+
+The law: the ids that are fed are those that were generated. Where the call is not the one that was given, the prompt is
+rendered from what the client sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from radixlm.runtime.chat.tools.tool_format import HERMES, LLAMA3, PLAIN
+
+from ..tool_templates import LLAMA, NO_TOOLS, QWEN
+from .scripted import USER, Scripted
+
+ARGUMENTS = '{"path": "a b.txt", "line": 1, "text": "Ünï\\n\\"x\\"", "deep": {"z": [1, 2.0, true], "a": null}}'
+TOOL = {"type": "function", "function": {"name": "edit", "parameters": {"type": "object"}}}
+MODELS = {"hermes": (QWEN, HERMES), "llama3": (LLAMA, LLAMA3), "plain": (NO_TOOLS, PLAIN)}
+Write = Callable[[str], str]
+
+
+def written(**options: Any) -> Write:
+    """Reads the arguments and writes them with other options."""
+    return lambda text: json.dumps(json.loads(text), **options)
+
+
+CLIENTS: dict[str, Write] = {
+    "as it came": str,
+    "no spaces": written(separators=(",", ":")),
+    "sorted keys": written(sort_keys=True),
+    "escaped": written(ensure_ascii=True),
+    "unescaped": written(ensure_ascii=False, indent=2),
+}
+OTHER_CALLS: dict[str, Write] = {
+    "a float": lambda text: text.replace('"line": 1', '"line": 1.0'),
+    "true": lambda text: text.replace('"line": 1', '"line": true'),
+    "a text": lambda text: text.replace('"line": 1', '"line": "1"'),
+    "an integer": lambda text: text.replace("2.0", "2"),
+    "a key twice": lambda text: text.replace("{", '{"line": 2, ', 1),
+    "a key more": lambda text: text.replace('"line": 1', '"line": 1, "more": null'),
+    "a key less": lambda text: text.replace('"line": 1, ', ""),
+    "another text": lambda text: text.replace("a b", "a  b"),
+    "another order of a list": lambda text: text.replace("[1, 2.0", "[2.0, 1"),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> Iterator[Scripted]:
+    model = Scripted(*MODELS[request.param])
+    with model.engine, model.client:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def hermes() -> Iterator[Scripted]:
+    with Scripted.serving(QWEN) as model:
+        yield model
+
+
+class Loop:
+    """A first turn that calls `edit`, and a second one with whatever the client makes of it."""
+
+    def __init__(self, model: Scripted, said: str | None = None, **body: Any) -> None:
+        model.client.delete("/v1/cache")
+        self.model, self.body = model, {"tools": [TOOL], "return_token_ids": True, **body}
+        first = model.ask(said or model.format.text_of([("edit", ARGUMENTS)]), **self.body).json()
+        choice = first["choices"][0]
+        self.message = choice["message"]
+        self.generated = [*first["prompt_token_ids"], *choice["token_ids"]]
+
+    def goes_on(self, message: Any = None, **body: Any) -> Any:
+        """The second turn."""
+        message = self.message if message is None else message
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in message["tool_calls"]]
+        return self.model.ask("Hm.", [USER, message, *results], **{**self.body, **body}).json()
+
+    def changed(self, write: Write = str, **fields: Any) -> Any:
+        """The message with its first call written otherwise, and with other fields of it."""
+        first, *others = self.message["tool_calls"]
+        function = {**first["function"], "arguments": write(first["function"]["arguments"])}
+        return {**self.message, "tool_calls": [{**first, "function": function, **fields}, *others]}
+
+    def is_found(self, second: Any) -> bool:
+        """Whether the second prompt begins with what was generated, and all of that had keys and values."""
+        cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+        is_fed = second["prompt_token_ids"][: len(self.generated)] == self.generated
+        assert is_fed == (cached >= len(self.generated) - 1)
+        return is_fed
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_the_ids_that_are_fed_are_those_that_were_generated(model: Scripted, client: str) -> None:
+    loop = Loop(model)
+    assert loop.is_found(loop.goes_on(loop.changed(CLIENTS[client])))
+
+
+@pytest.mark.parametrize("other", OTHER_CALLS)
+def test_arguments_of_another_value_or_type_are_another_call(hermes: Scripted, other: str) -> None:
+    loop = Loop(hermes)
+    changed = loop.changed(OTHER_CALLS[other])
+    assert json.loads(changed["tool_calls"][0]["function"]["arguments"])
+    assert not loop.is_found(loop.goes_on(changed))
+
+
+def test_the_call_of_another_id_name_or_namespace_is_rendered_as_it_came(hermes: Scripted) -> None:
+    loop = Loop(hermes)
+    sorted_keys = CLIENTS["sorted keys"]
+    other_name = {"name": "edit_", "arguments": sorted_keys(ARGUMENTS)}
+    for changed in (loop.changed(sorted_keys, id="call_other"), loop.changed(function=other_name)):
+        second = loop.goes_on(changed)
+        assert not loop.is_found(second)
+        as_it_came = json.dumps(json.loads(ARGUMENTS), ensure_ascii=False, sort_keys=True)
+        assert as_it_came in hermes.engine.decode(second["prompt_token_ids"])
+    assert not loop.is_found(loop.goes_on(loop.changed(sorted_keys), cache_salt="of another"))
+    assert loop.is_found(loop.goes_on(loop.changed(sorted_keys)))
+
+
+def test_other_words_around_the_call_are_another_turn(hermes: Scripted) -> None:
+    loop = Loop(hermes, "Let me see.\n" + HERMES.text_of([("edit", ARGUMENTS)]))
+    changed = loop.changed(CLIENTS["sorted keys"])
+    assert not loop.is_found(loop.goes_on({**changed, "content": "Let me look."}))
+    assert loop.is_found(loop.goes_on(changed))
+
+
+def test_all_calls_of_a_turn_are_those_that_were_given_or_none_is(hermes: Scripted) -> None:
+    loop = Loop(hermes, HERMES.text_of([("edit", ARGUMENTS), ("edit", '{"b": 1, "a": 2}')]))
+    changed = loop.changed(CLIENTS["sorted keys"])
+    first, second = changed["tool_calls"]
+    assert loop.is_found(loop.goes_on(changed))
+    wrong = {**changed, "tool_calls": [first, {**second, "id": "call_other"}]}
+    assert not loop.is_found(loop.goes_on(wrong))
+    assert not loop.is_found(loop.goes_on({**changed, "tool_calls": [second, first]}))
+    assert not loop.is_found(loop.goes_on({**changed, "tool_calls": [first]}))
+
+
+@pytest.mark.parametrize("blanks", ["\n\n", " \n", "\n\n\n"])
+def test_white_space_before_a_call_is_known_though_no_client_is_given_it(hermes: Scripted, blanks: str) -> None:
+    loop = Loop(hermes, f"Let me see.{blanks}" + HERMES.text_of([("edit", ARGUMENTS)]))
+    second = loop.goes_on(loop.changed(CLIENTS["sorted keys"]))
+    assert loop.is_found(second)
+    assert second["usage"]["prompt_tokens_details"]["cache_match"] == "alias"
+
+
+def test_an_alias_of_a_call_needs_its_words(hermes: Scripted) -> None:
+    loop = Loop(hermes, "Let me see.\n\n" + HERMES.text_of([("edit", ARGUMENTS)]))
+    assert not loop.is_found(loop.goes_on({**loop.changed(CLIENTS["sorted keys"]), "content": "Let me look."}))
+
+
+@pytest.mark.parametrize("off", [{"cache_match": "off"}, {"cache_match": "exact"}])
+def test_calls_are_known_only_where_prompts_are_matched_by_text(hermes: Scripted, off: dict[str, str]) -> None:
+    for turns in ((off, {}), ({}, off)):
+        loop = Loop(hermes, **turns[0])
+        if turns[0] == off == {"cache_match": "off"}:
+            assert len(hermes.engine.prompts.given_calls) == 0
+        changed = loop.changed(CLIENTS["sorted keys"])
+        assert not loop.is_found(loop.goes_on(changed, **{"cache_match": "text", **turns[1]}))
+
+
+def test_calls_are_forgotten_with_the_cache(hermes: Scripted) -> None:
+    loop = Loop(hermes)
+    assert len(hermes.engine.prompts.given_calls) == 1
+    hermes.client.delete("/v1/cache")
+    assert len(hermes.engine.prompts.given_calls) == 0
+    ids = loop.goes_on(loop.changed(CLIENTS["sorted keys"]))["prompt_token_ids"]
+    assert ids[: len(loop.generated)] != loop.generated
+
+
+def test_a_streamed_call_is_known_as_soon_as_its_last_piece_is_sent(hermes: Scripted) -> None:
+    hermes.client.delete("/v1/cache")
+    response = hermes.ask(HERMES.text_of([("edit", ARGUMENTS)]), tools=[TOOL], stream=True)
+    assert response.status_code == 200
+    assert len(hermes.engine.prompts.given_calls) == 1
+
+
+def test_a_call_that_was_cut_is_not_known(hermes: Scripted) -> None:
+    hermes.client.delete("/v1/cache")
+    assert hermes.reply(HERMES.text_of([("edit", ARGUMENTS)]), tools=[TOOL], max_tokens=20)["finish_reason"] == "length"
+    assert len(hermes.engine.prompts.given_calls) == 0
