@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from radixlm.runtime.chat.tools.tool_format import HERMES, LLAMA3, PLAIN
+from radixlm.runtime.chat.tools.known_formats import HERMES, LLAMA3, PLAIN
 
 from ..tool_templates import LLAMA, NO_TOOLS, QWEN
 from .scripted import USER, Scripted
@@ -179,3 +179,57 @@ def test_a_call_that_was_cut_is_not_known(hermes: Scripted) -> None:
     hermes.client.delete("/v1/cache")
     assert hermes.reply(HERMES.text_of([("edit", ARGUMENTS)]), tools=[TOOL], max_tokens=20)["finish_reason"] == "length"
     assert len(hermes.engine.prompts.given_calls) == 0
+
+
+# The other dialects. Their calls are objects, or texts of custom tools.
+
+
+def messages_loop(model: Scripted, write: Callable[[Any], Any], **fields: Any) -> tuple[int, int]:
+    """Tokens cached for the second turn over /v1/messages, and those that had keys and values."""
+    model.say("Let me see.\n\n" + HERMES.text_of([("edit", ARGUMENTS)]))
+    tool = {"name": "edit", "input_schema": {"type": "object"}}
+    body = {"model": "fake", "tools": [tool], "temperature": 0.0, "max_tokens": 300, **fields}
+    first = model.client.post("/v1/messages", json={**body, "messages": [USER]}).json()
+    words, call = first["content"]
+    model.say("Hm.")
+    said = {"role": "assistant", "content": [words, {**call, "input": write(call["input"])}]}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call["id"], "content": "done"}]}
+    second = model.client.post("/v1/messages", json={**body, "messages": [USER, said, result]}).json()
+    used = first["usage"]
+    num_prompt = sum(used[key] for key in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"))
+    return second["usage"]["cache_read_input_tokens"], num_prompt + used["output_tokens"] - 1
+
+
+def turned(arguments: dict[str, Any]) -> dict[str, Any]:
+    return dict(reversed(arguments.items()))
+
+
+def test_messages_know_their_calls(hermes: Scripted) -> None:
+    for write in (dict, turned):
+        hermes.client.delete("/v1/cache")
+        cached, held = messages_loop(hermes, write)
+        assert cached >= held
+    hermes.client.delete("/v1/cache")
+    cached, held = messages_loop(hermes, lambda arguments: {**turned(arguments), "line": 1.5})
+    assert cached < held
+
+
+@pytest.mark.parametrize("kind", ["function", "custom"])
+def test_responses_know_their_calls(hermes: Scripted, kind: str) -> None:
+    hermes.client.delete("/v1/cache")
+    tool = {"type": kind, "name": "edit"} | ({"parameters": {"type": "object"}} if kind == "function" else {})
+    arguments = ARGUMENTS if kind == "function" else json.dumps({"input": "** café"}, ensure_ascii=False)
+    body = {"tools": [tool], "temperature": 0.0, "max_output_tokens": 300}
+    hermes.say(HERMES.text_of([("edit", arguments)]))
+    first = hermes.client.post("/v1/responses", json={**body, "input": "Hi"}).json()
+    [call] = first["output"]
+    if kind == "function":
+        call = {**call, "arguments": CLIENTS["sorted keys"](call["arguments"])}
+    else:
+        assert call["input"] == "** café"
+    hermes.say("Hm.")
+    result = {"type": f"{call['type']}_output", "call_id": call["call_id"], "output": "done"}
+    items = [{"role": "user", "content": "Hi"}, call, result]
+    second = hermes.client.post("/v1/responses", json={**body, "input": items}).json()
+    held = first["usage"]["input_tokens"] + first["usage"]["output_tokens"] - 1
+    assert second["usage"]["input_tokens_details"]["cached_tokens"] >= held

@@ -10,8 +10,8 @@ import pytest
 from radixlm.runtime.chat.chat_template import ChatTemplate
 from radixlm.runtime.chat.spelled_json import SpelledJson, to_json
 from radixlm.runtime.chat.tools.given_calls import AsGenerated, GivenCalls
+from radixlm.runtime.chat.tools.known_formats import HERMES, PLAIN
 from radixlm.runtime.chat.tools.tool_calls import ToolCall
-from radixlm.runtime.chat.tools.tool_format import HERMES, PLAIN
 from radixlm.runtime.chat.tools.tool_messages import for_template
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.model.scripted_runner import ScriptedRunner
