@@ -1,20 +1,31 @@
-"""Show how far a compile is, on the error stream: a bar per stage on a terminal, else a line per stage."""
+"""Show how far a command is, on the error stream: a bar per stage on a terminal, else a line per stage."""
 
 from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import Protocol, Self, TextIO
 
-if TYPE_CHECKING:
-    from radixlm.compile import Progress
+
+class Progress(Protocol):
+    """`done` of `total` units of a stage."""
+
+    @property
+    def stage(self) -> str: ...
+
+    @property
+    def done(self) -> int: ...
+
+    @property
+    def total(self) -> int: ...
+
 
 _BAR_WIDTH = 30  # characters
 _REDRAW_S = 0.05
 
 
 class ProgressDisplay:
-    """Call it with each `Progress`; leave it as a context manager when nothing more comes.
+    """Call it with each step of a stage; leave it as a context manager when nothing more comes.
 
     >>> import sys
     >>> from types import SimpleNamespace as Progress

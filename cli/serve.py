@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DEFAULT_LOG_KV_MB = 100
 
 
-class _KeyOption(click.Option):
+class KeyOption(click.Option):
     """A repeatable option that the environment may give once. click would split the value at its spaces, and ignore an
     empty one."""
 
@@ -56,7 +56,7 @@ class _KeyOption(click.Option):
 @click.option(
     "--api-key",
     "api_keys",
-    cls=_KeyOption,
+    cls=KeyOption,
     multiple=True,
     metavar="KEY",
     envvar="RADIXLM_API_KEY",

@@ -1,7 +1,7 @@
 """Pages of keys and values on disk: found again by what they depend on, checked on every read, safe from any crash."""
 
 from .alias_record import StoredAlias
-from .bundle import ImportReport, export_bundle, import_bundle
+from .bundle import ImportReport, export_bundle, import_bundle, is_bundle
 from .files import Files, OSFiles
 from .page_key import NO_PARENT, PageKey, StoreIdentity
 from .page_store import PageStore
@@ -23,4 +23,5 @@ __all__ = [
     "VerifyReport",
     "export_bundle",
     "import_bundle",
+    "is_bundle",
 ]

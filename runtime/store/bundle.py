@@ -55,6 +55,16 @@ class ImportReport:
     num_stored: int  # of these, pages that the store has now; it may have had some of them before
 
 
+def is_bundle(path: str | Path) -> bool:
+    """Whether a file begins as a bundle does.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with Path(path).open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
+
+
 def export_bundle(source: PageSource, heads: Sequence[PageKey], path: str | Path) -> None:
     """Write pages to a file. The file gets its name when it is complete, and only its owner may read it, as with the
     files of the store.

@@ -62,6 +62,27 @@ def test_each_turn_says_what_was_cached_and_why_not_more(page: Page, server: Ser
     expect(second.locator(".usage")).to_contain_text("tok")
 
 
+def test_a_long_prompt_shows_how_far_it_is_until_the_reply_begins(page: Page) -> None:
+    page.evaluate(
+        """() => {
+            window.told = [];
+            new MutationObserver(() => {
+                const progress = document.querySelector(".turn.assistant .progress");
+                const said = document.querySelector(".turn.live .said");
+                if (progress) window.told.push([progress.textContent, said.textContent]);
+            }).observe(document.querySelector("#log"), {subtree: true, childList: true, characterData: true});
+        }"""
+    )
+    page.click("#settings summary")
+    page.fill("[name=max_tokens]", "8")
+    say(page, "One, two, three, four. " * 300)
+    told = page.evaluate("window.told")
+    counts = [int(text.split()[0]) for text, _ in told]
+    assert len(set(counts)) > 2 and counts == sorted(counts)
+    assert told[-1][0] == f"{counts[-1]} of {counts[-1]} prompt tokens" and {said for _, said in told} == {""}
+    expect(page.locator(".progress")).to_have_count(0)
+
+
 def test_stop_ends_the_request_and_the_chat_goes_on(page: Page, server: ServeProcess) -> None:
     page.click("#settings summary")
     page.fill("[name=max_tokens]", "1500")

@@ -120,6 +120,7 @@ class Reply {
     turn.classList.add("live");
     this.text = "";
     this.thought = ""; // shown until the answer begins
+    this.progress = null; // shown until the reply begins
     this.frame = 0;
     this.startedAt = performance.now();
     this.firstAt = this.lastAt = null;
@@ -131,16 +132,26 @@ class Reply {
 
   take(chunk) {
     this.usage = chunk.usage ?? this.usage;
+    if (chunk.prompt_progress) this.showProgress(chunk.prompt_progress);
     this.numDropped += chunk.truncation?.dropped_messages.length ?? 0;
     const choice = chunk.choices[0];
     this.finishReason = choice?.finish_reason ?? this.finishReason;
     const text = choice?.delta.content ?? "";
     this.thought += choice?.delta.reasoning_content ?? "";
     if (!text && !choice?.delta.reasoning_content) return;
+    this.progress?.remove();
     this.lastAt = performance.now();
     this.firstAt ??= this.lastAt;
     this.text += text;
     this.frame ||= requestAnimationFrame(() => this.draw());
+  }
+
+  // How much of a prompt that takes several steps is there.
+  showProgress({ total, cache, processed }) {
+    this.progress ??= this.turn.appendChild(make("div", "usage progress"));
+    const parts = [["hit", cache], ["computed", processed - cache], ["rest", total - processed]];
+    this.progress.replaceChildren(partsBar(parts), make("div", "", `${processed} of ${total} prompt tokens`));
+    this.onDrawn();
   }
 
   draw() {
@@ -156,6 +167,7 @@ class Reply {
 
   end() {
     cancelAnimationFrame(this.frame);
+    this.progress?.remove();
     this.draw();
     this.turn.classList.remove("live");
     if (this.numDropped) this.turn.append(make("div", "usage", `${count(this.numDropped, "earlier message")} left out: the history outgrew the context`));

@@ -1,0 +1,181 @@
+"""`radixlm warm`: computes what agents ask first, and keeps it on disk before they ask."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from ..options import DEFAULT_STORE_GB, EngineOptions, engine_options
+from ..progress import ProgressDisplay
+from ..serve import KeyOption
+from .asking import Warmed, ask
+from .bodies import Body, read_bodies
+
+if TYPE_CHECKING:
+    from radixlm.runtime import Engine
+
+_SETTLED_S = 0.2  # nothing was written for so long
+_PAGE_TOKENS = 16
+
+
+class _Stage(NamedTuple):
+    stage: str
+    done: int
+    total: int
+
+
+@click.command("warm")
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="BUNDLE|REQUESTS...")
+@click.option("--store", type=click.Path(file_okay=False), required=True, metavar="DIR", help="As of serve.")
+@click.option(
+    "--store-gb",
+    type=click.FloatRange(min=0, min_open=True),
+    help=f"What the files in --store may take, in GB; the oldest make room.  [default: {DEFAULT_STORE_GB:g}]",
+)
+@click.option(
+    "--api-key",
+    "api_keys",
+    cls=KeyOption,
+    multiple=True,
+    metavar="KEY",
+    envvar="RADIXLM_API_KEY",
+    show_envvar=True,
+    help="Of those who will ask; repeatable, for each has a cache of its own.  [default: requests have none]",
+)
+@click.option(
+    "--api-key-file",
+    "api_key_files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The same with the keys in a file, one a line; repeatable.",
+)
+@click.option("--cache-salt", help="The cache_salt of those who will ask.  [default: what the bodies say]")
+@click.option("--prompt-cache-key", help="Their prompt_cache_key.  [default: what the bodies say]")
+@click.option(
+    "--context-length", type=click.IntRange(min=1), metavar="TOKENS", help="As of serve.  [default: the model's]"
+)
+@engine_options
+def command(
+    artifact: Path,
+    sources: tuple[Path, ...],
+    store: str,
+    store_gb: float | None,
+    api_keys: tuple[str, ...],
+    api_key_files: tuple[Path, ...],
+    cache_salt: str | None,
+    prompt_cache_key: str | None,
+    context_length: int | None,
+    **options: Any,
+) -> None:
+    """Compute an agent's first prompt, its system's words and its tools, before it asks: serve --store DIR finds it.
+
+    A BUNDLE is what `store export` wrote: its pages are taken in, and nothing is computed. REQUESTS is a file of JSON
+    lines, each the body of a request for /v1/chat/completions, /v1/responses, /v1/messages or /v1/completions, known by
+    its fields, or by a "path" among them. Whole prompts are kept: those that differ later begin alike.
+
+    Only requests with the same API key, cache_salt and prompt_cache_key will find it, and only of the same artifact,
+    with the same --chat-template-kwargs. A store that a server uses is refused.
+
+    \b
+    radixlm warm smollm2.radixlm --store cache requests.jsonl
+    radixlm serve smollm2.radixlm --store cache
+    """
+    from radixlm.runtime.server.http.api_keys import checked_keys, read_keys
+    from radixlm.runtime.store import is_bundle
+
+    keys = [*checked_keys(api_keys), *(key for path in api_key_files for key in read_keys(path))]
+    bundles = [path for path in sources if is_bundle(path)]
+    bodies = [body for path in sources if path not in bundles for body in read_bodies(path)]
+    given = {"cache_salt": cache_salt, "prompt_cache_key": prompt_cache_key}
+    scope = {name: value for name, value in given.items() if value is not None}
+    opened = EngineOptions(**options, store=store, store_gb=store_gb)
+    for bundle in bundles:
+        _take_in(bundle, artifact, opened, keys or [None], scope)
+    if bodies:
+        _compute(bodies, artifact, opened, keys or [None], scope, context_length)
+
+
+def _take_in(
+    bundle: Path, artifact: Path, options: EngineOptions, keys: Sequence[str | None], scope: dict[str, str]
+) -> None:
+    from radixlm.runtime.artifact import Artifact
+    from radixlm.runtime.cache.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
+    from radixlm.runtime.store import PageStore, StoreIdentity, import_bundle
+
+    assert options.store is not None
+    manifest = Artifact.open(artifact).manifest
+    max_bytes = int((options.store_gb or DEFAULT_STORE_GB) * 1e9)
+    with PageStore.open(Path(options.store), StoreIdentity.of(manifest), max_bytes=max_bytes) as store:
+        namespaces = CacheNamespaces(ModelIdentity.of(manifest), store.secret)
+        for key in keys:
+            report = import_bundle(store, bundle, namespaces.of(CacheScope(key, **scope)), evicts=True)
+            tokens = report.num_stored * _PAGE_TOKENS
+            click.echo(f"{bundle}: {report.num_stored:,} of {report.num_pages:,} pages are kept, {tokens:,} tokens")
+
+
+def _compute(
+    bodies: Sequence[Body],
+    artifact: Path,
+    options: EngineOptions,
+    keys: Sequence[str | None],
+    scope: dict[str, str],
+    context_length: int | None,
+) -> None:
+    with options.open(artifact, idle_work=False, prefill_ms=None, context_length=context_length) as engine:
+        before = _num_stored_pages(engine)
+        warmed = [each for key in keys for each in _asked(engine, bodies, key, scope)]
+        kept = _num_stored_pages(engine, waits=True)
+    num_prompt, num_found = sum(each.num_prompt for each in warmed), sum(each.num_found for each in warmed)
+    click.echo(
+        f"{len(warmed):,} prompts of {num_prompt:,} tokens: {num_prompt - num_found:,} computed, {num_found:,} found; "
+        f"{options.store} keeps {kept * _PAGE_TOKENS:,} tokens, {(kept - before) * _PAGE_TOKENS:,} more than before"
+    )
+
+
+def _asked(engine: Engine, bodies: Sequence[Body], key: str | None, scope: dict[str, str]) -> list[Warmed]:
+    from radixlm.runtime.server import create_app
+
+    app, model_id = create_app(engine, api_keys=() if key is None else (key,)), engine.manifest.name
+    warmed = []
+    with ExitStack() as shown:
+        display = shown.enter_context(ProgressDisplay(sys.stderr))
+        for number, body in enumerate(bodies, 1):
+            stage = f"{number} of {len(bodies)}"
+
+            def told(done: int, total: int, stage: str = stage) -> None:
+                display(_Stage(stage, done, total))
+
+            try:
+                warmed.append(asyncio.run(ask(app, body.path, body.warming(model_id, scope), key, told)))
+            except ValueError as error:
+                raise ValueError(f"{body.where}: {error}") from error
+    return warmed
+
+
+def _num_stored_pages(engine: Engine, *, waits: bool = False) -> int:
+    """How many pages the store keeps; `waits` until all that was computed is written.
+
+    Raises:
+        StoreError: the store has turned itself off.
+    """
+    from radixlm.runtime.errors import StoreError
+
+    last = -1
+    while True:
+        stats = engine.stats().tier
+        assert stats is not None
+        if stats.off_because is not None:
+            raise StoreError(f"the store is off: {stats.off_because}; nothing more was kept")
+        if not waits or (stats.num_saved_pages == last and not stats.num_queued_bytes):
+            return stats.num_pages
+        last = stats.num_saved_pages
+        time.sleep(_SETTLED_S)
