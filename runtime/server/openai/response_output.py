@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from ...chat.tools.cut_arguments import read_cut
 from ...chat.tools.tool_calls import Arguments, CallStart, Content, Piece, ToolCallReader
-from ..anthropic.reply_blocks import read_cut
 from ..request_log import new_id
 from .replies import ChatLogprob
 from .response_items import sealed
