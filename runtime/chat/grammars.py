@@ -43,9 +43,16 @@ _STARTS_PER_MATCHER = 64  # copies share the states that they met; a new matcher
 
 
 class CompiledGrammar:
-    """A grammar that any number of replies can follow at a time; `Grammars.compile` makes it."""
+    """A grammar that any number of replies can follow at a time; `Grammars.compile` makes it.
 
-    def __init__(self, open_matcher: Callable[[], llguidance.LLMatcher], vocab_size: int) -> None:
+    Attributes:
+        holds_thoughts: as in `Grammar`.
+    """
+
+    def __init__(
+        self, open_matcher: Callable[[], llguidance.LLMatcher], vocab_size: int, *, holds_thoughts: bool = False
+    ) -> None:
+        self.holds_thoughts = holds_thoughts
         self._open_matcher = open_matcher
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
@@ -210,7 +217,9 @@ class Grammars:
             return self._compiled.get(grammar)
 
     def _keep(self, grammar: Grammar, tried: str) -> CompiledGrammar:
-        compiled = CompiledGrammar(lambda: self._matcher(tried), self._tokenizer.vocab_size)
+        compiled = CompiledGrammar(
+            lambda: self._matcher(tried), self._tokenizer.vocab_size, holds_thoughts=grammar.holds_thoughts
+        )
         with self._lock:
             self._compiled[grammar] = compiled
         return compiled

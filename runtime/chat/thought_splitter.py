@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from .thought_format import ThoughtFormat
 
+_RECIPIENT = " to="  # begins the first header where a reply is one call
 MAX_HEADER = 256  # characters; what goes on longer is no header
 
 
@@ -53,15 +54,26 @@ class ThoughtSplitter(Protocol):
         ...
 
 
-def splitter_of(format: ThoughtFormat, prompt: str) -> ThoughtSplitter:
+HeadIn = Callable[[str], str | None]
+
+
+def no_head(header: str) -> str | None:
+    """Of parts whose headers say no more than what they are."""
+    return None
+
+
+def splitter_of(format: ThoughtFormat, prompt: str, head_in: HeadIn = no_head) -> ThoughtSplitter:
     """A splitter for the reply to a prompt, which may have opened the thought.
+
+    Args:
+        head_in: what the answer has instead of the header of a part; None: nothing.
 
     >>> splitter = splitter_of(ThoughtFormat("<think>\\n", "\\n</think>\\n\\n"), "<|assistant|>")
     >>> [tuple(splitter.push(text)) for text in ("<th", "ink>\\nHm", ".\\n</think>\\n", "\\nYes.")]
     [('', ''), ('Hm', ''), ('.', ''), ('', 'Yes.')]
     """
     if format.header_end is not None:
-        return _HeadedParts(format, format.header_end)
+        return _HeadedParts(format, format.header_end, head_in)
     return _TaggedThought(format, prompt)
 
 
@@ -157,8 +169,8 @@ class _HeadedParts:
     The parts that begin as the format's thought does are thoughts, and all others are the answer.
     """
 
-    def __init__(self, format: ThoughtFormat, header_end: str) -> None:
-        self._header_end = header_end
+    def __init__(self, format: ThoughtFormat, header_end: str, head_in: HeadIn) -> None:
+        self._header_end, self._head_in = header_end, head_in
         self._end_tag = format.end_tag
         self._thought_header = format.begin.removesuffix(header_end)
         self._first_headers = (format.begin, format.bare)
@@ -187,7 +199,7 @@ class _HeadedParts:
     def finish(self) -> Said:
         held, self._held = self._held, ""
         if self._is_in_header:
-            return Said(answer=held) if self._is_first else Said()
+            return Said(answer=held) if self._is_first or self._head_in(held) is not None else Said()
         return Said(thought=held) if self.is_thinking else Said(answer=held)
 
     def _read(self) -> str | None:
@@ -197,8 +209,10 @@ class _HeadedParts:
     def _read_header(self) -> str | None:
         header, found, rest = self._held.partition(self._header_end)
         if found and len(header) <= MAX_HEADER and (not self._is_first or self._may_be_header()):
-            self.is_thinking = header.endswith(self._thought_header)
-            self._held = rest
+            head = self._head_in(header)
+            self.is_thinking = head is None and header.endswith(self._thought_header)
+            self._held, self._is_first, self._is_in_header = rest, False, False
+            return head or ""
         elif not found and len(self._held) <= MAX_HEADER and (not self._is_first or self._may_be_header()):
             return None
         else:  # a reply without headers
@@ -208,6 +222,8 @@ class _HeadedParts:
 
     def _may_be_header(self) -> bool:
         """Whether what is held begins as one of the headers that the format has, up to their first difference."""
+        if self._head_in is not no_head and self._held[: len(_RECIPIENT)] == _RECIPIENT[: len(self._held)]:
+            return True
         common = _num_common(*self._first_headers) or 1
         return any(_num_common(self._held, header) >= min(len(self._held), common) for header in self._first_headers)
 

@@ -13,7 +13,7 @@ from radixlm.tokenizer_fix import Tokenizer
 from .chat_template import ChatTemplate
 from .thought_first import ThoughtFirst, ThoughtTokens, spilling_ids
 from .thought_format import Message, ThoughtFormat, thoughts_of, without_thoughts
-from .thought_splitter import ThoughtSplitter, splitter_of
+from .thought_splitter import HeadIn, ThoughtSplitter, no_head, splitter_of
 from .token_constraint import ConstraintSource, TokenConstraint
 
 
@@ -42,9 +42,13 @@ class Thoughts:
         """Messages in which earlier thoughts, `reasoning_content`, have the name that the template reads."""
         return without_thoughts(messages) if self.format is None else self.format.for_template(messages)
 
-    def splitter(self, prompt: str) -> ThoughtSplitter | None:
-        """Takes the reply to a rendered prompt apart; None: all of it is the answer."""
-        return None if self.format is None else splitter_of(self.format, prompt)
+    def splitter(self, prompt: str, head_in: HeadIn = no_head) -> ThoughtSplitter | None:
+        """Takes the reply to a rendered prompt apart; None: all of it is the answer.
+
+        Args:
+            head_in: what the answer has instead of the header of a part.
+        """
+        return None if self.format is None else splitter_of(self.format, prompt, head_in)
 
     def before(
         self,

@@ -23,6 +23,7 @@ from ..chat.system_messages import SystemMessages
 from ..chat.thoughts import Thoughts
 from ..chat.token_constraint import ConstraintSource, TokenConstraint
 from ..chat.tools.given_calls import AsGenerated, GivenCalls
+from ..chat.tools.headed_format import HeadedFormat
 from ..chat.tools.known_formats import PLAIN, format_of
 from ..chat.tools.tool_calls import ReadReply, ToolCallReader, read_whole
 from ..chat.tools.tool_format import Tool, ToolFormat
@@ -95,7 +96,21 @@ class Prompts:
     @cached_property
     def tool_format(self) -> ToolFormat:
         """How the model writes that it calls a tool."""
-        return PLAIN if self.chat_template is None else format_of(self.chat_template)
+        if self.chat_template is None:
+            return PLAIN
+        format = format_of(self.chat_template)
+        ids = self.tokenizer.special_ids_in(format.texts)
+        return format.of_model({self.tokenizer.decode([each], skip_special=False): each for each in ids})
+
+    @cached_property
+    def _shown_ids(self) -> frozenset[int]:
+        """The special tokens that a decoder of replies to chats spells, so that they can be taken apart."""
+        return self.thoughts.shown_ids | {token_id for _, token_id in self.tool_format.specials}
+
+    def _head_in(self, header: str) -> str | None:
+        """The head of the call that a part of a reply makes; see `HeadedFormat`."""
+        format = self.tool_format
+        return format.head_in(header) if isinstance(format, HeadedFormat) else None
 
     def completion(
         self,
@@ -287,9 +302,9 @@ class Prompts:
             self.tokenizer.stream,
             prompt_ids=prompt.ids,
             swallow_leading_space=prompt.swallow_leading_space,
-            shown_ids=self.thoughts.shown_ids if is_chat else frozenset(),
+            shown_ids=self._shown_ids if is_chat else frozenset(),
         )
-        if constraint is not None and not is_chat:
+        if constraint is not None and (not is_chat or getattr(constraint, "holds_thoughts", False)):
             begun = constraint.start()
         elif constraint is not None:
             end_ids = params.end_ids(self._eos_token_ids)
@@ -301,7 +316,7 @@ class Prompts:
             vocab_size=self.vocab_size,
             eos_token_ids=self._eos_token_ids,
             constraint=begun,
-            thoughts=self.thoughts.splitter(text) if is_chat else None,
+            thoughts=self.thoughts.splitter(text, self._head_in) if is_chat else None,
         )
 
     def close(self) -> None:

@@ -58,3 +58,103 @@ NO_TOOLS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+def calling(calls: str) -> str:
+    """A template that tells of tools in JSON, and writes the calls of a message by a piece of Jinja."""
+    return _CALLING.replace("CALLS", calls)
+
+
+_CALLING = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- for tool in tools %}{{ (tool | tojson) + '\\n' }}{% endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content }}
+    {%- if message.tool_calls %}CALLS{% endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+"""
+_EACH = "{% for call in message.tool_calls %}{% set f = call.function %}"
+_PYTHONS = "{{ value | tojson if value is mapping or (value is sequence and value is not string) else value | string }}"
+_JSONS = "{{ value if value is string else value | tojson }}"
+_CHECKED = "{% if call.id | length != 9 %}{{ raise_exception('an id has nine letters and digits') }}{% endif %}"
+
+
+def _tagged(begin: str, middle: str, open: str, between: str, value: str, close: str, end: str) -> str:
+    items = "{% for key, value in f.arguments | items %}" + f"{open}{{{{ key }}}}{between}{value}{close}{{% endfor %}}"
+    return begin + "{{ f.name }}" + middle + items + end
+
+
+_DSML = "｜DSML｜"
+CALLS = {
+    "qwen-coder": _EACH
+    + "{{ '' if loop.first else '\n' }}"
+    + _tagged(
+        *("<tool_call>\n<function=", ">\n", "<parameter=", ">\n", _PYTHONS, "\n</parameter>\n"),
+        "</function>\n</tool_call>{% endfor %}",
+    ),
+    "seed": _EACH
+    + "{{ '' if loop.first else '\n' }}"
+    + _tagged(
+        *("<seed:tool_call>\n<function=", ">\n", "<parameter=", ">", _PYTHONS, "</parameter>\n"),
+        "</function>\n</seed:tool_call>{% endfor %}",
+    ),
+    "glm": _EACH
+    + "{{ '' if loop.first else '\n' }}"
+    + _tagged(
+        *("<tool_call>", "\n", "<arg_key>", "</arg_key>\n<arg_value>", _JSONS, "</arg_value>\n"),
+        "</tool_call>{% endfor %}",
+    ),
+    "glm-tight": _EACH
+    + _tagged(
+        *("<tool_call>", "", "<arg_key>", "</arg_key><arg_value>", _JSONS, "</arg_value>"),
+        "</tool_call>{% endfor %}",
+    ),
+    "minimax": "<minimax:tool_call>\n"
+    + _EACH
+    + _tagged('<invoke name="', '">\n', '<parameter name="', '">', _JSONS, "</parameter>\n", "</invoke>\n{% endfor %}")
+    + "</minimax:tool_call>",
+    "dsml": f"<{_DSML}function_calls>\n"
+    + _EACH
+    + _tagged(
+        *(f'<{_DSML}invoke name="', '">\n', f'<{_DSML}parameter name="'),
+        '" string="{{ (value is string) | string | lower }}">',
+        *(_JSONS, f"</{_DSML}parameter>\n", f"</{_DSML}invoke>\n{{% endfor %}}"),
+    )
+    + f"</{_DSML}function_calls>",
+    "mistral-list": "[TOOL_CALLS]["
+    + _EACH
+    + _CHECKED
+    + """{{ '' if loop.first else ', ' }}{{ '{"name": "' + f.name + '", "arguments": ' + (f.arguments | tojson) }}"""
+    + """{{ ', "id": "' + call.id + '"}' }}{% endfor %}]""",
+    "mistral": _EACH + "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}{% endfor %}",
+    "mistral-ids": _EACH
+    + _CHECKED
+    + "[TOOL_CALLS]{{ f.name }}[CALL_ID]{{ call.id }}[ARGS]{{ f.arguments | tojson }}{% endfor %}",
+    "deepseek": "<｜tool▁calls▁begin｜>"
+    + _EACH
+    + "<｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>{{ f.arguments | tojson }}<｜tool▁call▁end｜>{% endfor %}"
+    + "<｜tool▁calls▁end｜>",
+    "kimi": "<|tool_calls_section_begin|>"
+    + _EACH
+    + "<|tool_call_begin|>functions.{{ f.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>"
+    + "{{ f.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>",
+    "lfm": "<|tool_call_start|>["
+    + _EACH
+    + """{{ '' if loop.first else ', ' }}{{ f.name }}({% for key, value in f.arguments | items %}"""
+    + """{{ '' if loop.first else ', ' }}{{ key }}={{ "'" + value + "'" if value is string else """
+    + "value | tojson if value is mapping else value | string }}{% endfor %}){% endfor %}]<|tool_call_end|>",
+    "gemma": _EACH
+    + "<|tool_call>call:{{ f.name }}{{ '{' }}{% for key, value in f.arguments | dictsort %}"
+    + """{{ '' if loop.first else ',' }}{{ key }}:{{ '<|"|>' + value + '<|"|>' if value is string else """
+    + "value | tojson }}{% endfor %}{{ '}' }}<tool_call|>{% endfor %}",
+    "nemotron": "<TOOLCALL>["
+    + _EACH
+    + """{{ '' if loop.first else ', ' }}{{ '{"name": "' + f.name + '", "arguments": ' + (f.arguments | tojson) }}"""
+    + "{{ '}' }}{% endfor %}]</TOOLCALL>",
+}
+"""How families write calls, in Jinja."""

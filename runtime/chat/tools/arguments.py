@@ -30,8 +30,8 @@ class ArgumentStyle(Protocol):
         """Arguments, a JSON object, as a model writes them."""
         ...
 
-    def reader(self, schema: Schema, end: str) -> ArgumentsReader:
-        """Reads the arguments of one call, which fit a schema; `end` follows them."""
+    def reader(self, schema: Schema) -> ArgumentsReader:
+        """Reads the arguments of one call, which fit a schema."""
         ...
 
     def rules(self, name: str, schema: Schema, *, is_strict: bool, specials: Specials) -> list[str]:
@@ -71,7 +71,7 @@ class _JsonArguments:
     def written(self, arguments: str) -> str:
         return arguments
 
-    def reader(self, schema: Schema, end: str) -> ArgumentsReader:
+    def reader(self, schema: Schema) -> ArgumentsReader:
         return _JsonReader()
 
     def rules(self, name: str, schema: Schema, *, is_strict: bool, specials: Specials) -> list[str]:

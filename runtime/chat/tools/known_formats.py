@@ -11,6 +11,9 @@ from typing import Final
 
 from ...errors import InvalidRequest
 from ..chat_template import ChatTemplate
+from .headed_format import HeadedFormat
+from .literal_arguments import LiteralArguments
+from .tagged_arguments import TaggedArguments
 from .tool_format import Tool, ToolFormat
 
 HERMES: Final = ToolFormat('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "<tool_call>", "\n")
@@ -22,7 +25,113 @@ LLAMA3: Final = ToolFormat('{"name": "', '", "parameters": ', "}", "{", None)
 PLAIN: Final = ToolFormat('{"name": "', '", "arguments": ', "}", "{", "\n", is_native=False)
 """Ours, for templates without tools, or with a format that is unknown here."""
 
-KNOWN: Final = (HERMES, replace(HERMES, separator=""), LLAMA3)
+QWEN_CODER: Final = ToolFormat(
+    *("<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", "<tool_call>", "\n"),
+    TaggedArguments("<parameter=", ">\n", "\n</parameter>\n", is_python=True),
+)
+"""Qwen3-Coder's, Qwen 3.5's and Nemotron 3's."""
+
+SEED: Final = ToolFormat(
+    *("<seed:tool_call>\n<function=", ">\n", "</function>\n</seed:tool_call>", "<seed:tool_call>", "\n"),
+    TaggedArguments("<parameter=", ">", "</parameter>\n", is_python=True),
+)
+"""Seed-OSS's."""
+
+GLM: Final = ToolFormat(
+    *("<tool_call>", "\n", "</tool_call>", "<tool_call>", "\n"),
+    TaggedArguments("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+)
+"""GLM 4.5's."""
+
+GLM_TIGHT: Final = ToolFormat(
+    *("<tool_call>", "", "</tool_call>", "<tool_call>", ""),
+    TaggedArguments("<arg_key>", "</arg_key><arg_value>", "</arg_value>"),
+)
+"""GLM 4.7's."""
+
+MINIMAX: Final = ToolFormat(
+    *('<invoke name="', '">\n', "</invoke>\n", "<minimax:tool_call>", ""),
+    TaggedArguments('<parameter name="', '">', "</parameter>\n"),
+    open="<minimax:tool_call>\n",
+    close="</minimax:tool_call>",
+)
+"""MiniMax M2's."""
+
+DSML: Final = ToolFormat(
+    *('<｜DSML｜invoke name="', '">\n', "</｜DSML｜invoke>\n", "<｜DSML｜function_calls>", ""),
+    TaggedArguments('<｜DSML｜parameter name="', '" string="false">', "</｜DSML｜parameter>\n", '" string="true">'),
+    open="<｜DSML｜function_calls>\n",
+    close="</｜DSML｜function_calls>",
+)
+"""DeepSeek V3.2's."""
+
+MISTRAL_LIST: Final = ToolFormat(
+    *('{"name": "', '", "arguments": ', ', "id": "{id}"}', "[TOOL_CALLS]", ", "), open="[TOOL_CALLS][", close="]"
+)
+"""Mistral Nemo's."""
+
+MISTRAL: Final = ToolFormat("[TOOL_CALLS]", "[ARGS]", "", "[TOOL_CALLS]", "")
+"""Ministral 3's and Devstral's."""
+
+MISTRAL_IDS: Final = replace(MISTRAL, middle="[CALL_ID]{id}[ARGS]")
+"""Mistral Small 3.2's."""
+
+DEEPSEEK: Final = ToolFormat(
+    *("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁begin｜>", ""),
+    open="<｜tool▁calls▁begin｜>",
+    close="<｜tool▁calls▁end｜>",
+)
+"""DeepSeek V3.1's."""
+
+KIMI: Final = ToolFormat(
+    *("<|tool_call_begin|>functions.", ":{index}<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    *("<|tool_calls_section_begin|>", ""),
+    open="<|tool_calls_section_begin|>",
+    close="<|tool_calls_section_end|>",
+)
+"""Kimi K2's."""
+
+NEMOTRON: Final = ToolFormat(
+    *('{"name": "', '", "arguments": ', "}", "<TOOLCALL>", ", "), open="<TOOLCALL>[", close="]</TOOLCALL>"
+)
+"""Nemotron Nano 2's."""
+
+LFM: Final = ToolFormat(
+    *("", "", "", "<|tool_call_start|>", ", ", LiteralArguments("(", ")", "=", ", ")),
+    open="<|tool_call_start|>[",
+    close="]<|tool_call_end|>",
+)
+"""LFM 2.5's."""
+
+GEMMA: Final = ToolFormat(
+    *("<|tool_call>call:", "", "<tool_call|>", "<|tool_call>", ""), LiteralArguments("{", "}", ":", ",", '<|"|>')
+)
+"""Gemma 4's."""
+
+FUNCTION_GEMMA: Final = ToolFormat(
+    *("<start_function_call>call:", "", "<end_function_call>", "<start_function_call>", ""),
+    LiteralArguments("{", "}", ":", ",", "<escape>"),
+)
+"""FunctionGemma's."""
+
+HARMONY: Final = HeadedFormat(" to=functions.", "<|channel|>commentary json<|message|>", "", " to=functions.", None)
+"""gpt-oss's."""
+
+KNOWN: Final = (
+    *(HERMES, replace(HERMES, separator=""), LLAMA3),
+    *(QWEN_CODER, replace(QWEN_CODER, separator=""), SEED, GLM, GLM_TIGHT, MINIMAX, DSML),
+    *(MISTRAL_LIST, MISTRAL, MISTRAL_IDS, DEEPSEEK, KIMI, NEMOTRON),
+    *(LFM, GEMMA, FUNCTION_GEMMA, HARMONY),
+    replace(DSML, trigger="<｜DSML｜tool_calls>", open="<｜DSML｜tool_calls>\n", close="</｜DSML｜tool_calls>"),
+    replace(
+        DEEPSEEK,
+        begin="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+        middle="\n```json\n",
+        end="\n```<｜tool▁call▁end｜>",
+        separator="\n",
+    ),
+    ToolFormat("<function=", ">", "</function>", "<function=", ""),
+)
 
 _ID = "abcdefgh0"  # Mistral's templates want nine letters and digits
 _ARGUMENTS = '{"fred": true, "plugh": 1, "waldo": "x y"}'

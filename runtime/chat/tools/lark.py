@@ -19,7 +19,7 @@ AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "key
 
 
 def quoted(text: str, specials: Specials = ()) -> str:
-    """A text, whose special tokens are themselves.
+    """A text, whose special tokens are themselves; what no text is is `""`.
 
     >>> quoted("<call>now", [("<call>", 7)])
     '<[7]> "now"'
@@ -27,7 +27,7 @@ def quoted(text: str, specials: Specials = ()) -> str:
     ids = dict(specials)
     return " ".join(
         f"<[{ids[piece]}]>" if piece in ids else json.dumps(piece, ensure_ascii=False)
-        for piece in cut_at_specials(text, specials)
+        for piece in cut_at_specials(text, specials) or [""]
     )
 
 

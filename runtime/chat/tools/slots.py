@@ -64,3 +64,8 @@ def fit(held: str, text: str) -> Fit | None:
         else:
             return Fit(len(held), is_whole=False) if piece.startswith(held[at:]) else None
     return Fit(at, is_whole=True, call_id=call_id)
+
+
+def overlap(text: str, tag: str) -> int:
+    """The length of the longest end of `text` that `tag` begins with."""
+    return next((n for n in range(min(len(text), len(tag)), 0, -1) if text.endswith(tag[:n])), 0)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .arguments import ArgumentsReader, Schema
-from .slots import fit
+from .slots import fit, overlap
 from .tool_format import ToolFormat
 
 
@@ -122,13 +122,18 @@ class ToolCallReader:
         return self._noted(pieces)
 
     def finish(self) -> list[Piece]:
-        """The text that was held back, at the end of the reply. A call that was cut before its arguments is no call."""
+        """The text that was held back, at the end of the reply. A call that was cut before its arguments is content."""
         held, self._held = self._held, ""
         if self._read == self._read_arguments and self._arguments is not None:
             rest = self._arguments.finish(held)
             return self._noted([Arguments(self._num_calls - 1, rest)] if rest else [])
-        is_said = self._read in (self._read_content, self._read_rest)
-        return [Content(held)] if held and is_said else []
+        is_closing = self._read == self._read_close and self._format.close.startswith(held.lstrip())
+        if is_closing or self._read == self._read_tail:  # all of the call is said
+            return []
+        if self._read == self._read_head:
+            held = self._blanks + held
+        is_said = bool(held) if self._num_calls == 0 else bool(held.strip())
+        return [Content(held)] if is_said else []
 
     def _noted(self, pieces: list[Piece]) -> list[Piece]:
         if self._note is not None:
@@ -152,7 +157,7 @@ class ToolCallReader:
         at = self._held.find(trigger)
         if at >= 0:
             return self._release(at, self._read_head, is_before_call=True)
-        num_safe = len(self._held[: len(self._held) - _overlap(self._held, trigger)].rstrip())
+        num_safe = len(self._held[: len(self._held) - overlap(self._held, trigger)].rstrip())
         return self._release(num_safe, self._read_content) if num_safe else None
 
     def _read_head(self) -> list[Piece] | None:
@@ -161,7 +166,7 @@ class ToolCallReader:
         for name in self._names:
             head = lead + self._format.begin + name + self._format.middle
             found = fit(self._held, head + self._format.arguments.opener)
-            if found is not None and found.is_whole:
+            if found is not None and found.is_whole and self._is_name_over(found.length):
                 return self._begin_call(name, found.length - len(self._format.arguments.opener), found.call_id)
             may_be = may_be or found is not None
         if may_be:
@@ -170,9 +175,15 @@ class ToolCallReader:
         self._read = self._read_rest  # it only looked like a call
         return []
 
+    def _is_name_over(self, at: int) -> bool:
+        """Whether what is held from `at` on does not go on with a name, where nothing stands behind names."""
+        if self._format.middle or self._format.arguments.opener:
+            return True
+        return len(self._held) > at and not (self._held[at].isalnum() or self._held[at] in "_-.")
+
     def _begin_call(self, name: str, head_length: int, call_id: str) -> list[Piece]:
         self._held, self._blanks = self._held[head_length:], ""
-        self._arguments = self._format.arguments.reader(self._schemas.get(name, {}), self._format.end)
+        self._arguments = self._format.arguments.reader(self._schemas.get(name, {}))
         self._read = self._read_arguments
         self._num_calls += 1
         digits = uuid.uuid4().hex[: 24 - len(call_id)] + call_id
@@ -241,8 +252,3 @@ def read_whole(text: str, reader: ToolCallReader) -> ReadReply:
     for piece in [*reader.push(text), *reader.finish()]:
         reply.add(piece)
     return reply
-
-
-def _overlap(text: str, trigger: str) -> int:
-    """The length of the longest end of `text` that `trigger` begins with."""
-    return next((n for n in range(min(len(text), len(trigger)), 0, -1) if text.endswith(trigger[:n])), 0)

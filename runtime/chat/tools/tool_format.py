@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..grammar import Grammar
@@ -77,6 +77,16 @@ class ToolFormat:
     def is_tagged(self) -> bool:
         """True if text may stand before a call, because no text looks like one."""
         return self.trigger not in _BARE
+
+    @property
+    def writes_ids(self) -> bool:
+        """Whether a call has an id that the model writes."""
+        return "{id}" in self.middle + self.end
+
+    def of_model(self, special_ids: Mapping[str, int]) -> ToolFormat:
+        """The format where some of its texts are special tokens; itself where none is."""
+        specials = tuple((text, token_id) for text, token_id in special_ids.items() if text in self.texts)
+        return replace(self, specials=specials) if specials else self
 
     def head(self, name: str, index: int = 0, call_id: str = _NO_ID) -> str:
         """All of a call before its arguments."""
@@ -169,7 +179,7 @@ class ToolFormat:
         return " ".join(rule for pair in rules for rule in pair if rule)
 
     def _quoted(self, text: str) -> str:
-        return quoted(text, self.specials)
+        return quoted(text, self.specials) if text else ""
 
     def _content_rules(self, content: Grammar | None) -> list[str]:
         if content is not None:
@@ -188,5 +198,5 @@ class ToolFormat:
 
 def tool_at(grammar: Grammar, line: int) -> int | None:
     """The place of the tool that a line of `ToolFormat.grammar` describes, from 0; None if it describes none."""
-    found = re.match(r"arguments_(\d+)(_\w+)?(\[lazy\])?: ", grammar.text.split("\n")[line - 1])
+    found = re.match(r"arguments_(\d+)(_\w+)?(\[lazy\])?: ", grammar.text.split("\n")[line - 1], re.IGNORECASE)
     return None if found is None else int(found[1])

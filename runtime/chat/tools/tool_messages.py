@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ...errors import InvalidRequest
 from ..spelled_json import SpelledJson, to_json
+from .call_ids import with_short_ids
 from .given_calls import AsGenerated
 from .tool_format import ToolFormat
 
@@ -32,6 +33,8 @@ def for_template(
         InvalidRequest: the arguments of a call are not a JSON object, or a part of a content is not a text.
     """
     messages = [_with_one_text(message) for message in messages]
+    if format.writes_ids:
+        messages = with_short_ids(messages)
     if format.is_native:
         return [_with_parsed_calls(message) for message in messages], tools
     told = [_in_words(message, _names(messages), format) for message in messages]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +21,7 @@ TOKENIZER = gzip.decompress(
     (Path(__file__).resolve().parents[2] / "data" / "tokenizers" / "smollm2.json.gz").read_bytes()
 ).decode()
 VOCAB_SIZE, END_OF_TURN = 49152, 2
+UNUSED = ("<repo_name>", "<reponame>", "<file_sep>", "<filename>", "<gh_stars>", "<issue_start>")  # special tokens
 WEATHER = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
@@ -38,10 +39,13 @@ OSLO = ("get_weather", '{"city": "Oslo", "days": 3}')
 class Scripted:
     """A server whose model says a script."""
 
-    def __init__(self, template: str, format: ToolFormat | None = None) -> None:
+    def __init__(self, template: str, format: ToolFormat | None = None, specials: Sequence[str] = ()) -> None:
         self.runner = ScriptedRunner(VOCAB_SIZE)
+        tokenizer = TOKENIZER
+        for unused, special in zip(UNUSED, specials, strict=False):
+            tokenizer = tokenizer.replace(json.dumps(unused), json.dumps(special))
         artifact = fake_artifact(
-            TOKENIZER, template, vocab_size=VOCAB_SIZE, bos_token_id=1, eos_token_id=END_OF_TURN, context_length=1024
+            tokenizer, template, vocab_size=VOCAB_SIZE, bos_token_id=1, eos_token_id=END_OF_TURN, context_length=1024
         )
         self.engine = Engine(artifact, max_num_seqs=8, open_runner=lambda _, __, ___: self.runner)  # type: ignore[arg-type]
         self.engine.grammars.answer_limit_s = 60.0  # what is found out is not to depend on how busy the machine is
@@ -50,9 +54,9 @@ class Scripted:
 
     @classmethod
     @contextmanager
-    def serving(cls, template: str) -> Iterator[Self]:
-        """A server that ends with the block."""
-        model = cls(template)
+    def serving(cls, template: str, specials: Sequence[str] = ()) -> Iterator[Self]:
+        """A server that ends with the block. Its tokenizer has these special tokens, too."""
+        model = cls(template, specials=specials)
         with model.engine, model.client:
             yield model
 

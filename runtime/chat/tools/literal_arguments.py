@@ -1,0 +1,180 @@
+"""Arguments as literals, in the manner of Python (LFM) and in that of Gemma 4.
+
+Knows one call: `(city='Oslo', days=3)`, or `{city:<|"|>Oslo<|"|>,days:3}`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from .arguments import ArgumentsReader, Schema
+from .lark import Specials, json_rule, quoted
+from .literal_reader import LiteralReader
+from .raw_text import text_rules, times_of, values_of
+from .schema_types import ANY, STRING, looked_up, types_of
+
+_MAX_DEPTH: Final = 4  # of schemas within schemas that are enforced
+_WORDS: Final = {"boolean": ("true", "false"), "null": ("None", "null")}
+_PYTHON_WORDS: Final = {"boolean": ("True", "False"), "null": ("None",)}
+
+
+@dataclass(frozen=True)
+class LiteralArguments:
+    """How arguments, names and values are joined.
+
+    Args:
+        opener, closer: around all arguments.
+        assign: between a name and its value.
+        comma: between two arguments.
+        quote: around strings, which stand there as they are; None: Python's quotes and escapes.
+    """
+
+    opener: str
+    closer: str
+    assign: str
+    comma: str
+    quote: str | None = None
+
+    @property
+    def texts(self) -> str:
+        return self.opener + self.closer + (self.quote or "")
+
+    def written(self, arguments: str) -> str:
+        values = self.in_order(json.loads(arguments))
+        return self.opener + self.comma.join(f"{k}{self.assign}{self._value(v)}" for k, v in values) + self.closer
+
+    def reader(self, schema: Schema) -> ArgumentsReader:
+        return LiteralReader(self.quote)
+
+    def rules(self, name: str, schema: Schema, *, is_strict: bool, specials: Specials) -> list[str]:
+        rules = _LiteralRules(self, schema, is_strict, specials)
+        return rules.members(name, schema, (self.opener, self.assign, self.comma, self.closer), 0)
+
+    def in_order(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """As the templates have them: Gemma's sorts."""
+        return _by_name(values) if self.quote is not None else list(values.items())
+
+    def _value(self, value: object) -> str:
+        if self.quote is None:
+            return _python(value)
+        match value:
+            case str():
+                return f"{self.quote}{value}{self.quote}"
+            case bool():
+                return "true" if value else "false"
+            case dict():
+                return "{" + ",".join(f"{key}:{self._value(each)}" for key, each in _by_name(value)) + "}"
+            case list():
+                return "[" + ",".join(map(self._value, value)) + "]"
+        return str(value)
+
+
+def _python(value: object) -> str:
+    """As LFM's template writes it, with escapes where it would be another text."""
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+        return f"'{escaped}'"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else repr(value)
+
+
+def _by_name(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return sorted(values.items(), key=lambda item: item[0].lower())
+
+
+@dataclass(frozen=True)
+class _LiteralRules:
+    """A grammar for the arguments of one tool, in the order of its schema, or sorted."""
+
+    style: LiteralArguments
+    schema: Schema
+    is_strict: bool
+    specials: Specials
+
+    def members(self, name: str, schema: Mapping[str, Any], marks: tuple[str, str, str, str], depth: int) -> list[str]:
+        """The members of an object; `marks` are its opener, what stands between names, values and members, and its
+        closer.
+        """
+        opener, assign, comma, closer = marks
+        properties = schema.get("properties")
+        items = self.style.in_order(properties) if isinstance(properties, Mapping) else []
+        required = schema.get("required")
+        required = required if isinstance(required, list) else []
+        extra = schema.get("additionalProperties", not items)
+        rules, first, more = [], [], []  # `first`: alternatives where nothing stands before
+        for number, (key, each) in enumerate(items):
+            own = f"{name}_{number}"
+            rules.append(f"{own}: {self._quoted(key)} {self._quoted(assign)} {own}_value")
+            rules += self._value(f"{own}_value", each, depth)
+            is_required = key in required
+            first.append((own, is_required))
+            more.append(f"({self._quoted(comma)} {own})" + ("" if is_required else "?"))
+        if extra is not False:
+            own, known = f"{name}_more", "".join(f" & ~/{_escaped(key)}/" for key, _ in items)
+            rules.append(f"{name.upper()}_KEY: /[a-zA-Z_][a-zA-Z0-9_]{{0,63}}/{known}")
+            rules.append(f"{own}: {name.upper()}_KEY {self._quoted(assign)} {own}_value")
+            rules += self._value(f"{own}_value", extra, depth)
+            first.append((own, False))
+            more.append(f"({self._quoted(comma)} {own}){{0,32}}")
+        ways = []
+        for number, (own, is_required) in enumerate(first):
+            rest = more[number:] if own.endswith("_more") else more[number + 1 :]
+            ways.append(" ".join([own, *rest]))
+            if is_required:
+                break
+        else:
+            ways.append('""')
+        return [f"{name}: {self._quoted(opener)} ({' | '.join(ways)}) {self._quoted(closer)}", *rules]
+
+    def _value(self, name: str, schema: object, depth: int) -> list[str]:
+        types, asked = types_of(schema, self.schema), looked_up(schema, self.schema)
+        if self.style.quote is None:
+            return [f"{name}: {self._python(types, asked)}"]
+        ways, rules = [], []
+        if "string" in types:
+            ways.append(f"{self._quoted(self.style.quote)} {name}_text")
+            rules += text_rules(
+                *(f"{name}_text", types & STRING, asked, self.style.quote),
+                is_strict=self.is_strict,
+                specials=self.specials,
+            )
+        if types & {"number", "integer"}:
+            kind = "number" if "number" in types else "integer"
+            ways.append(self._json({**_without_refs(asked), "type": kind} if types == {kind} else {"type": kind}))
+        ways += [quoted(word) for kind, words in _WORDS.items() if kind in types for word in words]
+        if "array" in types and depth < _MAX_DEPTH:
+            ways.append(f'"[" ({name}_item ("," {name}_item)*)? "]"')
+            rules += self._value(f"{name}_item", asked.get("items", True), depth + 1)
+        if "object" in types and depth < _MAX_DEPTH:
+            ways.append(f"{name}_object")
+            inner = asked if types != ANY else {}
+            rules += self.members(f"{name}_object", inner, ("{", ":", ",", "}"), depth + 1)
+        return [f"{name}: {' | '.join(ways)}", *rules]
+
+    def _python(self, types: frozenset[str], asked: Mapping[str, Any]) -> str:
+        values = values_of(asked)
+        if types == STRING and values is not None:
+            texts = [value for value in values if isinstance(value, str)]
+            return " | ".join(quoted(text) for value in texts for text in (_python(value), json.dumps(value)))
+        if types == STRING:
+            times = times_of(asked)
+            return " | ".join(rf"/{mark}([^{mark}\\]|\\[ntr\\'\"]){times}{mark}/" for mark in "'\"")
+        ways = [] if types <= {"boolean", "null"} else [self._json(_without_refs(asked, self.schema))]
+        return " | ".join([*ways, *(quoted(w) for kind, ws in _PYTHON_WORDS.items() if kind in types for w in ws)])
+
+    def _json(self, schema: Mapping[str, Any]) -> str:
+        return json_rule(schema, is_strict=self.is_strict)
+
+    def _quoted(self, text: str) -> str:
+        return quoted(text, self.specials)
+
+
+def _without_refs(asked: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    shared = {key: root[key] for key in ("$defs", "definitions") if root is not None and key in root}
+    return {**shared, **asked}
+
+
+def _escaped(key: str) -> str:
+    return "".join(char if char.isalnum() or char == "_" else f"\\{char}" for char in key)

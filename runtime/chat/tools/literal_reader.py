@@ -1,0 +1,164 @@
+"""Make JSON of literals that come in pieces: names without quotes, Python's strings and words, Gemma's quotes.
+
+Knows how literals are written, not what they mean.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Final
+
+from .schema_types import string
+from .slots import overlap
+
+_WORDS: Final = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_BRACKETS: Final = {"(": "{", ")": "}", "{": "{", "}": "}", "[": "[", "]": "]"}
+_JOINTS: Final = {"=": ": ", ":": ": "}
+_BARE: Final = re.compile(r"[^\s,=:(){}\[\]'\"<]+")
+_ESCAPED: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
+_CODES: Final = {"x": 2, "u": 4, "U": 8}  # digits behind an escape
+
+
+class LiteralReader:
+    """Reads what stands between two brackets.
+
+    Args:
+        quote: around strings that stand there as they are; None: Python's quotes and escapes.
+    """
+
+    def __init__(self, quote: str | None) -> None:
+        self._quotes = ("'", '"') if quote is None else (quote,)
+        self._is_raw = quote is not None
+        self._quote: str | None = None  # of the string that is read
+        self._comma = ""
+        self._open: list[str] = []  # brackets, innermost last
+        self._is_named = False  # the name of what comes next was read
+        self.is_whole = False
+
+    def push(self, held: str) -> tuple[str, int]:
+        """As `ArgumentsReader` says."""
+        text, at = "", 0
+        while not self.is_whole:
+            piece, length = self._read_text(held[at:]) if self._quote is not None else self._read_token(held[at:])
+            text += piece
+            at += length
+            if not length:
+                break
+        return text, at
+
+    def finish(self, held: str) -> str:
+        """As `ArgumentsReader` says."""
+        if self._quote is None:
+            word = held.strip()
+            if not word or any(quote.startswith(word) for quote in self._quotes):
+                return ""
+            if self._is_key:
+                return self._comma + string(word)[:-1]
+            known = next((json for said, json in _WORDS.items() if said.startswith(word)), None)
+            return self._comma + (known[: len(word)] if known else _number(word) or string(word)[:-1])
+        if self._is_raw:
+            return string(held[: len(held) - overlap(held, self._quote)])[1:-1]
+        return ""
+
+    # Each reads one thing of what is held, and returns JSON and the number of characters; none if it needs more.
+
+    def _read_token(self, held: str) -> tuple[str, int]:
+        if not held:
+            return "", 0
+        if held[0].isspace():
+            return "", 1
+        if held[0] == ",":
+            self._comma = ", "
+            return "", 1
+        if held[0] in _JOINTS:
+            self._is_named = True
+            return _JOINTS[held[0]], 1
+        if held[0] in _BRACKETS:
+            return self._bracket(_BRACKETS[held[0]]), 1
+        for quote in self._quotes:
+            if held.startswith(quote):
+                self._quote = quote
+                return self._after_comma('"'), len(quote)
+        if any(quote.startswith(held) for quote in self._quotes):
+            return "", 0
+        return self._read_bare(held)
+
+    def _read_bare(self, held: str) -> tuple[str, int]:
+        """A name, a number or a word."""
+        found = _BARE.match(held)
+        word = held[0] if found is None else found[0]
+        if len(word) == len(held):
+            return "", 0
+        is_key = self._is_key
+        return self._after_comma(string(word) if is_key else _WORDS.get(word) or _number(word) or string(word)), len(
+            word
+        )
+
+    @property
+    def _is_key(self) -> bool:
+        """Whether a name comes next."""
+        return self._open[-1:] == ["{"] and not self._is_named
+
+    def _read_text(self, held: str) -> tuple[str, int]:
+        """The next piece of a string."""
+        assert self._quote is not None
+        if held.startswith(self._quote):
+            length = len(self._quote)
+            self._quote = None
+            return '"', length
+        if self._is_raw:
+            at = held.find(self._quote)
+            num_safe = at if at >= 0 else len(held) - overlap(held, self._quote)
+            return string(held[:num_safe])[1:-1], num_safe
+        if held.startswith("\\"):
+            return self._read_escape(held)
+        ends = [at for at in (held.find(self._quote), held.find("\\")) if at >= 0]
+        num_safe = min(ends, default=len(held))
+        return string(held[:num_safe])[1:-1], num_safe
+
+    def _read_escape(self, held: str) -> tuple[str, int]:
+        if len(held) < 2:
+            return "", 0
+        num_digits = _CODES.get(held[1], 0)
+        if len(held) < 2 + num_digits:
+            return "", 0
+        if num_digits:
+            return _coded(held[: 2 + num_digits], held[2 : 2 + num_digits]), 2 + num_digits
+        if held[1] in _ESCAPED:
+            return string(_ESCAPED[held[1]])[1:-1], 2
+        return string(held[1] if held[1] in "\\'\"" else held[:2])[1:-1], 2
+
+    def _bracket(self, bracket: str) -> str:
+        if bracket in "{[":
+            text = self._after_comma(bracket)
+            self._open.append(bracket)
+            return text
+        self._comma = ""  # one before a closing bracket separates nothing
+        del self._open[-1:]
+        self.is_whole = not self._open
+        return bracket
+
+    def _after_comma(self, text: str) -> str:
+        comma, self._comma, self._is_named = self._comma, "", False
+        return comma + text
+
+
+def _number(word: str) -> str | None:
+    """A number as JSON writes it; None if it is none."""
+    try:
+        value = json.loads(word)
+    except ValueError:
+        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return word if is_number and math.isfinite(value) else None
+
+
+def _coded(escape: str, digits: str) -> str:
+    """An escape with digits, as JSON writes it; pairs of surrogates stay pairs."""
+    try:
+        code = int(digits, 16)
+        return f"\\u{code:04x}" if code <= 0xFFFF else string(chr(code))[1:-1]
+    except (ValueError, OverflowError):
+        return string(escape)[1:-1]

@@ -1,0 +1,62 @@
+"""Rules of grammars for strings that stand without JSON's quotes, up to a text that ends them.
+
+Knows schemas of strings, not calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ...errors import InvalidGrammar
+from .lark import Specials, cut_at_specials, quoted
+from .schema_types import STRING, Types
+
+_MAX_LENGTH: Final = 4096  # of a string that is held to its length
+_UNKEPT: Final = ("pattern", "format")  # keywords of strings
+
+
+def text_rules(
+    name: str, types: Types, asked: Mapping[str, Any], close: str, *, is_strict: bool, specials: Specials
+) -> list[str]:
+    """A string that fits `asked`, and `close`; any string where other types are allowed, too.
+
+    Raises:
+        InvalidGrammar: it is strict, and cannot be enforced.
+    """
+    unkept = [word for word in _UNKEPT if word in asked]
+    if is_strict and (unkept or types & {"object", "array"}):
+        reason = f"has {unkept[0]}" if unkept else "may be a string, an object or an array"
+        raise InvalidGrammar(
+            f"an argument of a function {reason}, which cannot be enforced where the model writes strings without "
+            "quotes; leave it out, or do not ask for strict"
+        )
+    values = values_of(asked)
+    if types == STRING and values is not None:
+        texts = " | ".join(quoted(value, specials) for value in values if isinstance(value, str))
+        return [f"{name}: ({texts}) {quoted(close, specials)}"]
+    return _until(name, times_of(asked) if types == STRING else "*", close, specials)
+
+
+def values_of(asked: Mapping[str, Any]) -> list[Any] | None:
+    """The values that a schema counts up; None if it does not."""
+    values = [asked["const"]] if "const" in asked else asked.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def times_of(asked: Mapping[str, Any]) -> str:
+    """How many characters a string has, as in a regular expression."""
+    least, most = asked.get("minLength", 0), asked.get("maxLength", "")
+    if not isinstance(least, int) or not (most == "" or isinstance(most, int)) or max(least, most or 0) > _MAX_LENGTH:
+        return "*"
+    return f"{{{least},{most}}}" if least or most != "" else "*"
+
+
+def _until(name: str, times: str, close: str, specials: Specials) -> list[str]:
+    first, *rest = cut_at_specials(close, specials)
+    behind = " ".join(quoted(piece, specials) for piece in rest)
+    if first in dict(specials):
+        return [f"{name}: (/(.|\\n){times}/)? {quoted(first, specials)} {behind}".rstrip()]
+    if not rest:
+        return [f"{name}[lazy]: /(.|\\n){times}/ {quoted(first)}"]
+    return [f"{name}: {name}_lazy {behind}", f"{name}_lazy[lazy]: /(.|\\n){times}/ {quoted(first)}"]

@@ -1,0 +1,101 @@
+"""Which types of JSON a schema allows, for formats that write values without saying their type.
+
+Knows JSON schemas and values, not how a model writes a call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+Types = frozenset[str]
+"""Names of JSON schema's types."""
+
+ANY: Final[Types] = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
+STRING: Final[Types] = frozenset(("string",))
+_MAX_DEPTH = 16  # of schemas that say what others are
+_PYTHON: Final = {"True": "true", "False": "false", "None": "null"}
+
+
+def types_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> Types:
+    """The types that a schema within `root` allows, or more where that is hard to say.
+
+    >>> sorted(types_of({"anyOf": [{"type": "string"}, {"const": None}]}, {}))
+    ['null', 'string']
+    """
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return ANY
+    types = ANY
+    if "$ref" in schema:
+        types &= types_of(resolved(schema["$ref"], root), root, depth + 1)
+    if "type" in schema:
+        said = schema["type"]
+        names = [said] if isinstance(said, str) else said if isinstance(said, list) else ANY
+        found = {str(name) for name in names}
+        types &= found | {"integer"} if "number" in found else found
+    if isinstance(schema.get("enum"), list):
+        types &= frozenset(type_of(value) for value in schema["enum"])
+    if "const" in schema:
+        types &= {type_of(schema["const"])}
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            types &= frozenset().union(*(types_of(each, root, depth + 1) for each in schema[key]))
+    for each in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
+        types &= types_of(each, root, depth + 1)
+    return types
+
+
+def looked_up(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema with what it refers to in its place; nothing where it is none."""
+    found = schema if isinstance(schema, Mapping) else {}
+    for _ in range(_MAX_DEPTH):
+        if "$ref" not in found:
+            break
+        behind = resolved(found["$ref"], root)
+        others = {key: value for key, value in found.items() if key != "$ref"}
+        found = {**(behind if isinstance(behind, Mapping) else {}), **others}
+    return found
+
+
+def resolved(ref: object, root: Mapping[str, Any]) -> object:
+    """What `#/a/b` is in `root`; None if it is not there."""
+    found: object = root
+    for key in str(ref).removeprefix("#").split("/")[1:]:
+        found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found
+
+
+def type_of(value: object) -> str:
+    """The type of a value that JSON can write."""
+    if isinstance(value, bool):
+        return "boolean"
+    kinds = ((str, "string"), (int, "integer"), (float, "number"), (list, "array"), (Mapping, "object"))
+    return next((name for kind, name in kinds if isinstance(value, kind)), "null")
+
+
+def as_json(text: str, types: Types) -> str:
+    """A value that a model wrote without its type, as JSON: what is JSON and fits, and else a string.
+
+    Python's `True`, `False` and `None` are read, too.
+
+    >>> as_json("12", frozenset(["string", "null"])), as_json("12", frozenset(["integer"])), as_json("None", ANY)
+    ('"12"', '12', 'null')
+    """
+    written = _PYTHON.get(text.strip(), text.strip())
+    try:
+        kind = type_of(json.loads(written, parse_constant=_refuse))
+    except (ValueError, RecursionError):
+        return string(text)
+    if "string" in types and kind not in types:
+        return string(text)
+    return written
+
+
+def string(text: str) -> str:
+    """A text as JSON."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")

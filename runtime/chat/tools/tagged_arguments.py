@@ -1,0 +1,198 @@
+"""Arguments between tags, as Qwen's coders, GLM and MiniMax write them.
+
+A string stands there as it is; other values are JSON, and the schema tells one from the other. Knows one call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from .arguments import ArgumentsReader, Schema
+from .lark import Specials, json_rule, quoted
+from .raw_text import text_rules
+from .schema_types import ANY, STRING, Types, as_json, looked_up, string, types_of
+from .slots import overlap
+
+MAX_EXTRAS: Final = 32  # arguments that a schema allows and does not name
+_PYTHON: Final = {True: "True", False: "False", None: "None"}
+
+
+@dataclass(frozen=True)
+class TaggedArguments:
+    """The texts around an argument: `open KEY between VALUE close`.
+
+    Args:
+        before_string: is there instead of `between` where the value is a string.
+        is_python: the template writes `True`, `False` and `None` for what JSON calls otherwise.
+    """
+
+    open: str
+    between: str
+    close: str
+    before_string: str | None = None
+    is_python: bool = False
+    opener: str = ""
+
+    @property
+    def texts(self) -> str:
+        return self.open + self.between + self.close + (self.before_string or "")
+
+    def written(self, arguments: str) -> str:
+        return "".join(self._argument(key, value) for key, value in json.loads(arguments).items())
+
+    def reader(self, schema: Schema) -> ArgumentsReader:
+        return _TaggedReader(self, schema)
+
+    def rules(self, name: str, schema: Schema, *, is_strict: bool, specials: Specials) -> list[str]:
+        return _TaggedRules(self, schema, is_strict, specials).rules(name)
+
+    def _argument(self, key: str, value: object) -> str:
+        if isinstance(value, str):
+            between = self.between if self.before_string is None else self.before_string
+            return f"{self.open}{key}{between}{value}{self.close}"
+        is_word = self.is_python and (value is None or isinstance(value, bool))
+        written = _PYTHON[value] if is_word else json.dumps(value, ensure_ascii=False)  # type: ignore[index]
+        return f"{self.open}{key}{self.between}{written}{self.close}"
+
+
+class _TaggedReader:
+    """Makes JSON of one call's arguments."""
+
+    def __init__(self, style: TaggedArguments, schema: Schema) -> None:
+        self._style, self._schema = style, schema
+        self._read = self._read_boundary
+        self._before = "{"  # what JSON has before the next argument
+        self._types = ANY
+        self.is_whole = False
+
+    def push(self, held: str) -> tuple[str, int]:
+        text, at = "", 0
+        while not self.is_whole:
+            piece, length = self._read(held[at:])
+            text += piece
+            at += length
+            if not length and not self.is_whole:
+                break
+        return text, at
+
+    def finish(self, held: str) -> str:
+        """As `ArgumentsReader` says; a tag that was cut is none of it."""
+        if self._read == self._read_value:
+            value = _without_cut(held, self._style.close)
+            return string(value)[1:-1] if self._types == STRING else value
+        if self._read != self._read_key:
+            return ""
+        key = _without_cut(_without_cut(held, self._style.between), self._style.before_string or "")
+        return self._before + string(key)[:-1] if key else ""
+
+    # Each reads what it can of what is held, and returns JSON and the number of characters that were read.
+
+    def _read_boundary(self, held: str) -> tuple[str, int]:
+        if held.startswith(self._style.open):
+            self._read = self._read_key
+            return "", len(self._style.open)
+        if self._style.open.startswith(held):
+            return "", 0
+        self.is_whole = True
+        return ("{}" if self._before == "{" else "}"), 0
+
+    def _read_key(self, held: str) -> tuple[str, int]:
+        marks = [mark for mark in (self._style.between, self._style.before_string) if mark is not None and mark in held]
+        if not marks:
+            return "", 0
+        mark = min(marks, key=held.index)
+        key = held[: held.index(mark)]
+        if self._style.before_string is not None:
+            self._types = STRING if mark == self._style.before_string else ANY - STRING
+        else:
+            self._types = types_of(_schema_of(self._schema, key), self._schema)
+        before, self._before, self._read = self._before, ", ", self._read_value
+        return f"{before}{string(key)}: " + ('"' if self._types == STRING else ""), len(key) + len(mark)
+
+    def _read_value(self, held: str) -> tuple[str, int]:
+        close = self._style.close
+        at = held.find(close)
+        if at >= 0:
+            self._read = self._read_boundary
+            value = string(held[:at])[1:] if self._types == STRING else as_json(held[:at], self._types)
+            return value, at + len(close)
+        if self._types != STRING:
+            return "", 0
+        num_safe = len(held) - overlap(held, close)
+        return string(held[:num_safe])[1:-1], num_safe
+
+
+@dataclass(frozen=True)
+class _TaggedRules:
+    """A grammar for the arguments of one tool, in the order of its schema."""
+
+    style: TaggedArguments
+    schema: Schema
+    is_strict: bool
+    specials: Specials
+
+    def rules(self, name: str) -> list[str]:
+        properties = self.schema.get("properties")
+        properties = properties if isinstance(properties, Mapping) else {}
+        required = self.schema.get("required")
+        required = required if isinstance(required, list) else []
+        extra = self.schema.get("additionalProperties", not properties)
+        parts, rules = [], []
+        for number, (key, schema) in enumerate(properties.items()):
+            parts.append(f"{name}_{number}" + ("" if key in required else "?"))
+            rules += self._argument(f"{name}_{number}", self._quoted(key), schema)
+        if extra is not False:
+            parts.append(f"{name}_more{{0,{MAX_EXTRAS}}}")
+            known = "".join(f" & ~/{_escaped(key)}/" for key in properties)
+            rules.append(f"{name.upper()}_KEY: /[a-zA-Z0-9_.\\-]{{1,64}}/{known}")
+            rules += self._argument(f"{name}_more", f"{name.upper()}_KEY", extra)
+        return [f"{name}: " + (" ".join(parts) or quoted("", self.specials)), *rules]
+
+    def _argument(self, name: str, key_rule: str, schema: object) -> list[str]:
+        types = types_of(schema, self.schema)
+        marks = (self.style.between, self.style.before_string or self.style.between)
+        other, text = (f"{self._quoted(self.style.open)} {key_rule} {self._quoted(mark)}" for mark in marks)
+        ways, rules = [], []
+        if "string" in types:
+            ways.append(f"{text} {name}_text")
+            asked = looked_up(schema, self.schema)
+            rules += text_rules(
+                *(f"{name}_text", types, asked, self.style.close), is_strict=self.is_strict, specials=self.specials
+            )
+        if "string" not in types or (self.style.before_string is not None and types != STRING):
+            ways.append(f"{other} {name}_value {self._quoted(self.style.close)}")
+            rules.append(f"{name}_value: {self._value(types, schema)}")
+        return [f"{name}: {' | '.join(ways)}", *rules]
+
+    def _value(self, types: Types, schema: object) -> str:
+        """A value that is no string."""
+        asked: dict[str, Any] = dict(schema) if isinstance(schema, Mapping) else {}
+        if "string" in types:
+            asked = {"type": sorted(types - STRING)}
+        shared = {key: self.schema[key] for key in ("$defs", "definitions") if key in self.schema}
+        words = {"boolean": ("True", "False"), "null": ("None",)} if self.style.is_python else {}
+        ways = [json_rule({**shared, **asked}, is_strict=self.is_strict)]
+        ways += [quoted(word) for kind in words if kind in types for word in words[kind]]
+        return " | ".join(ways)
+
+    def _quoted(self, text: str) -> str:
+        return quoted(text, self.specials)
+
+
+def _schema_of(schema: Schema, key: str) -> object:
+    """What a schema says of an argument."""
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping) and key in properties:
+        return properties[key]
+    return schema.get("additionalProperties", {})
+
+
+def _without_cut(text: str, tag: str) -> str:
+    return text[: len(text) - overlap(text, tag)]
+
+
+def _escaped(key: str) -> str:
+    return "".join(char if char.isalnum() or char == "_" else f"\\{char}" for char in key)

@@ -1,0 +1,150 @@
+"""Calls in the formats of families, in all three dialects: models that say what a script says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ..tool_templates import CALLS, calling
+from .scripted import OSLO, USER, WEATHER, Scripted
+
+SPECIALS = {
+    "mistral": ("[TOOL_CALLS]", "[ARGS]"),
+    "mistral-ids": ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    "mistral-list": ("[TOOL_CALLS]",),
+    "glm": ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    "gemma": ("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "lfm": ("<|tool_call_start|>", "<|tool_call_end|>"),
+    "kimi": (
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+    ),
+}
+NOW = ("now", "{}")
+
+
+@pytest.fixture(scope="module", params=CALLS)
+def model(request: pytest.FixtureRequest) -> Iterator[Scripted]:
+    with Scripted.serving(calling(CALLS[request.param]), SPECIALS.get(request.param, ())) as model:
+        yield model
+
+
+def chat(model: Scripted, messages: list[Any], **fields: object) -> Any:
+    tools = [
+        {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}},
+        {"type": "function", "function": {"name": "now"}},
+    ]
+    return model.client.post("/v1/chat/completions", json={"messages": messages, "tools": tools, **fields})
+
+
+def anthropic(model: Scripted, messages: list[Any], **fields: object) -> Any:
+    tools = [
+        {"name": "get_weather", "input_schema": WEATHER},
+        {"name": "now", "input_schema": {"type": "object", "properties": {}, "additionalProperties": False}},
+    ]
+    return model.client.post("/v1/messages", json={"messages": messages, "tools": tools, **fields})
+
+
+def responses(model: Scripted, messages: list[Any], **fields: object) -> Any:
+    tools = [
+        {"type": "function", "name": "get_weather", "parameters": WEATHER},
+        {"type": "function", "name": "now", "parameters": {"type": "object", "properties": {}}},
+    ]
+    fields["max_output_tokens"] = fields.pop("max_tokens")
+    return model.client.post("/v1/responses", json={"input": messages, "tools": tools, **fields})
+
+
+def called_in(response: Any, *, is_stream: bool) -> tuple[str, list[tuple[str, str]]]:
+    """The content of a reply in any dialect, and its calls: names and arguments."""
+    assert response.status_code == 200, response.text
+    if is_stream:
+        lines = response.text.split("\n")
+        return _streamed([json.loads(line[6:]) for line in lines if line.startswith("data: {")])
+    body = response.json()
+    if "choices" in body:
+        message = body["choices"][0]["message"]
+        calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])]
+        return message["content"] or "", calls
+    if "output" in body:
+        said = [part["text"] for item in body["output"] if item["type"] == "message" for part in item["content"]]
+        calls = [(item["name"], item["arguments"]) for item in body["output"] if item["type"] == "function_call"]
+        return "".join(said), calls
+    said = [block["text"] for block in body["content"] if block["type"] == "text"]
+    calls = [(block["name"], json.dumps(block["input"])) for block in body["content"] if block["type"] == "tool_use"]
+    return "".join(said), calls
+
+
+def _streamed(events: list[Any]) -> tuple[str, list[tuple[str, str]]]:
+    content, names, arguments = "", [], []
+    for event in events:
+        for choice in event.get("choices", ()):
+            content += choice["delta"].get("content") or ""
+            for call in choice["delta"].get("tool_calls", ()):
+                if "id" in call:
+                    names.append(call["function"]["name"])
+                    arguments.append("")
+                arguments[-1] += call["function"]["arguments"]
+        kind, block = event.get("type"), event.get("content_block", {})
+        if kind == "content_block_start" and block["type"] == "tool_use":
+            names.append(block["name"])
+            arguments.append("")
+        elif kind == "content_block_delta":
+            content += event["delta"].get("text", "")
+            if "partial_json" in event["delta"]:
+                arguments[-1] += event["delta"]["partial_json"]
+        elif kind == "response.output_item.added" and event["item"]["type"] == "function_call":
+            names.append(event["item"]["name"])
+            arguments.append("")
+        elif kind == "response.function_call_arguments.delta":
+            arguments[-1] += event["delta"]
+        elif kind == "response.output_text.delta":
+            content += event["delta"]
+    return content, [(name, text or "{}") for name, text in zip(names, arguments, strict=True)]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("dialect", [chat, anthropic, responses])
+def test_calls_are_calls_in_every_dialect(model: Scripted, dialect: Any, stream: bool) -> None:
+    model.say("Let me see." + model.format.text_of([OSLO, NOW]))
+    response = dialect(model, [USER], stream=stream, temperature=0.0, max_tokens=300)
+    assert called_in(response, is_stream=stream) == ("Let me see.", [OSLO, NOW])
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("dialect", [chat, anthropic, responses])
+def test_a_call_that_is_cut_is_not_lost(model: Scripted, dialect: Any, stream: bool) -> None:
+    says = model.format.text_of([OSLO])
+    model.say(says)
+    num_tokens = len(model.engine.encode(says[: says.index("weather")], add_bos=False))
+    response = dialect(model, [USER], stream=stream, temperature=0.0, max_tokens=num_tokens)
+    content, calls = called_in(response, is_stream=stream)
+    assert calls == [] and content and says.startswith(content)
+
+
+def test_a_conversation_goes_on_from_the_calls_as_they_were_said(model: Scripted) -> None:
+    model.say(model.format.text_of([OSLO, NOW], ["abcdefgh1", "abcdefgh2"]))
+    first = chat(model, [USER], temperature=0.0, max_tokens=300).json()
+    message = first["choices"][0]["message"]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "rain"} for call in message["tool_calls"]]
+    model.say("It rains.")
+    second = chat(model, [USER, message, *results], temperature=0.0, max_tokens=300).json()
+    assert second["choices"][0]["message"]["content"] == "It rains."
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    num_unknown = 30 if '"id"' in model.format.end else 2  # ids that come behind the arguments are not remembered
+    assert cached >= first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"] - num_unknown
+
+
+def test_what_must_be_called_is_called(model: Scripted) -> None:
+    """Though the script says other words."""
+    model.say("Only words.")
+    body = {"tool_choice": "required", "parallel_tool_calls": False, "temperature": 0.0, "max_tokens": 200}
+    choice = chat(model, [USER], **body).json()["choices"][0]
+    text = json.dumps(choice["message"])
+    assert re.search("get_weather|now", text) or choice["finish_reason"] == "length"
+    assert "Only words" not in text
