@@ -26,6 +26,7 @@ T = TypeVar("T")
 NUM_SHORT = 4  # short requests at a time in each lane, milliseconds of work each
 LONG_BODY_BYTES = 1 << 15  # so much text takes about 30 ms to encode; a body may have 500 times as much
 AT_ONCE_BYTES = 1 << 11  # encoding the text of a shorter body takes less time than starting a thread
+_NICENESS = 10  # of long work: it took a third of two processors from the model, whose threads wait for each other
 _RETRY_AFTER_S = 1
 
 
@@ -46,7 +47,9 @@ class Lane:
         # Both queues have one limit together. With one each, the clients of a queue that one client had filled were
         # refused.
         self._short = FairLock(num_turns=NUM_SHORT, max_waiting=max_waiting, refusal=refusal)
-        self._long = FairLock(num_turns=num_long, max_waiting=max_waiting, refusal=refusal, beside=self._short)
+        self._long = FairLock(
+            num_turns=num_long, max_waiting=max_waiting, refusal=refusal, beside=self._short, niceness=_NICENESS
+        )
 
     @property
     def num_waiting(self) -> int:

@@ -6,6 +6,8 @@ Clients, requests and threads are as many as it takes; all that is worked on sta
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,6 +19,7 @@ import httpx
 import pytest
 from radixlm.runtime.server import create_app
 from radixlm.runtime.server.lanes import AT_ONCE_BYTES, LONG_BODY_BYTES, NUM_SHORT, Lanes
+from starlette.requests import Request
 
 from .conftest import FakeEngine
 from .real_server import WAIT_S
@@ -263,3 +266,22 @@ def test_only_a_short_prompt_is_worked_on_without_a_thread_of_its_own(prompt: st
 
     asyncio.run(ask())
     assert [thread == threading.get_ident() for thread in engine.threads] == [is_at_once]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
+def test_a_long_text_gives_way_to_the_model_whose_threads_wait_for_each_other() -> None:
+    """One chat in ten took half a second while others' texts were encoded, though both processors were enough."""
+
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    async def of_body(num_bytes: int) -> int:
+        scope = {"type": "http", "client": None, "headers": [], "state": {"num_body_bytes": num_bytes}}
+        request = Request(scope, forever)
+        return await Lanes.of(FakeEngine()).tokenization.run(request, priority)
+
+    async def forever() -> Any:
+        await asyncio.Event().wait()
+
+    assert asyncio.run(of_body(LONG_BODY_BYTES - 1)) == priority()
+    assert asyncio.run(of_body(LONG_BODY_BYTES + 1)) == max(10, priority())
