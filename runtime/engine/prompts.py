@@ -131,6 +131,7 @@ class Prompts:
             InvalidRequest: the text cannot be encoded, or what should be ids is not.
         """
         if not isinstance(prompt, str):
+            _require_prompt(prompt)
             if not prompt:
                 raise EmptyPrompt("the prompt has 0 token ids; send at least one")
             if context_length is not None and len(prompt) > context_length:
@@ -421,6 +422,11 @@ def _refusing() -> Iterator[None]:
         raise ContextLengthExceeded.of_prompt(error.num_tokens, error.max_tokens, is_exact=False) from error
     except TokenizerError as error:
         raise InvalidRequest(str(error)) from error
+
+
+def _require_prompt(prompt: object) -> None:
+    if not isinstance(prompt, Sequence):
+        raise InvalidParameter(f"a prompt is {prompt!r:.60}; it must be text or a list of token ids")
 
 
 def _as_ids(prompt: Sequence[int]) -> list[int]:

@@ -106,12 +106,17 @@ class GivenCalls:
         respelled = [self._found(namespace, call) for call in calls]
         return message if None in respelled else {**message, "tool_calls": respelled}
 
-    def _found(self, namespace: bytes, call: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """A call as it was given; None if it was not."""
-        function, key = call["function"], (namespace, str(call.get("id")))
+    def _found(self, namespace: bytes, call: object) -> Mapping[str, Any] | None:
+        """A call as it was given; None if it was not, or is of another shape."""
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+            return None
+        key, sent = (namespace, str(call.get("id"))), function.get("arguments")
         with self._lock:
             given = self._given.get(key)
-        if given is None or given.name != function["name"] or not _are_equal(given.arguments, function["arguments"]):
+        if given is None or given.name != function.get("name") or not isinstance(sent, str):
+            return None
+        if not _are_equal(given.arguments, sent):
             return None
         with self._lock:
             if key in self._given:  # nobody has forgotten it meanwhile

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ...errors import InvalidRequest
 from ..spelled_json import SpelledJson, to_json
@@ -71,10 +72,10 @@ def _with_parsed_calls(message: Message) -> Message:
     return {**message, "tool_calls": parsed}
 
 
-def _in_words(message: Message, names: Mapping[object, str], format: ToolFormat) -> Message:
+def _in_words(message: Message, names: Mapping[str, str], format: ToolFormat) -> Message:
     """A message for templates without tools: calls are the model's text, and results are the user's."""
     if message.get("role") == "tool":
-        name = names.get(message.get("tool_call_id"), "the function")
+        name = names.get(str(message.get("tool_call_id")), "the function")
         return {"role": "user", "content": f"Result of {name}: {message.get('content')}", "is_result": True}
     calls = _calls(message)
     if not calls:
@@ -113,24 +114,37 @@ def _with_instructions(messages: list[Message], tools: Sequence[Message], format
     return [{"role": "system", "content": instructions}, *messages]
 
 
-def _names(messages: Sequence[Message]) -> dict[object, str]:
+def _names(messages: Sequence[Message]) -> dict[str, str]:
     """The functions that were called, by the ids of the calls."""
-    return {call.get("id"): call["function"]["name"] for message in messages for call in _calls(message)}
+    return {str(call.get("id")): call["function"]["name"] for message in messages for call in _calls(message)}
 
 
-def _calls(message: Message) -> list[dict[str, dict[str, str]]]:
-    calls = message.get("tool_calls")
-    return calls if isinstance(calls, list) else []
+def _calls(message: Message) -> Sequence[dict[str, dict[str, Any]]]:
+    """The calls of a message, each with a function that has a name and arguments."""
+    calls = message.get("tool_calls") or ()
+    if not isinstance(calls, list | tuple) or not all(map(_is_call, calls)):
+        raise InvalidRequest(
+            f'tool_calls is {calls!r:.60}; send a list of {{"id": ..., "function": {{"name": ..., "arguments": ...}}}}'
+        )
+    return calls
 
 
-def _arguments(call: dict[str, dict[str, str]]) -> object:
+def _is_call(call: object) -> bool:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str) and "arguments" in function
+
+
+def _arguments(call: dict[str, dict[str, Any]]) -> object:
+    """The arguments of a call, which are JSON, or values already."""
     name, text = call["function"]["name"], call["function"]["arguments"]
+    if isinstance(text, Mapping):
+        return text
     try:
         arguments = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+    except (TypeError, ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise InvalidRequest(f"the arguments of the call of {name!r} are {text[:60]!r}; they must be a JSON object")
+        raise InvalidRequest(f"the arguments of the call of {name!r} are {text!r:.60}; they must be a JSON object")
     return SpelledJson(arguments, text) if isinstance(text, AsGenerated) else arguments
 
 

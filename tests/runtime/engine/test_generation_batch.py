@@ -68,6 +68,12 @@ def opened(artifact: FakeArtifact) -> Iterator[Opened]:
     opened.engine.close()
 
 
+def test_a_prompt_among_several_that_is_none_is_refused_by_its_value(artifact: FakeArtifact) -> None:
+    opened = Opened(artifact)
+    with opened.engine as engine, pytest.raises(InvalidParameter, match="a prompt is 5; it must be text or a list"):
+        engine.generate(["Once", 5], PARAMS)  # type: ignore[list-item]
+
+
 def test_texts_give_what_each_gives_alone_in_their_order(opened: Opened) -> None:
     alone = [opened.engine.generate(prompt, PARAMS).token_ids for prompt in PROMPTS]
     together = opened.engine.generate(PROMPTS, PARAMS)

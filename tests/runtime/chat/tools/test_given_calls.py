@@ -202,3 +202,11 @@ def test_a_control_token_in_a_call_is_text_and_the_call_as_it_was_generated() ->
         plain = engine.encode_chat(engine.as_generated([*messages[:1], said("{}", ids=("x",)), *messages[2:]]))
     assert spelling in engine.decode(ids)
     assert ids.count(END_OF_TURN) == plain.count(END_OF_TURN)
+
+
+@pytest.mark.parametrize("call", ["f", {}, {"id": "1"}, {"id": "1", "function": "f"}, {"id": "1", "function": {}}])
+def test_a_call_of_another_shape_is_left_to_what_refuses_it(call: object) -> None:
+    given = GivenCalls()
+    given.note(b"", ToolCall("1", "f", "{}"))
+    said = [{"role": "assistant", "tool_calls": [call]}]
+    assert given.respelled(b"", said) == said
