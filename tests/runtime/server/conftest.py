@@ -166,6 +166,13 @@ class FakeEngine:
     def __post_init__(self) -> None:
         self.go_on.set()
 
+    def note_call(self, call: object, options: RequestOptions) -> None:
+        """It remembers no calls,"""
+
+    def as_generated(self, messages: Sequence[object], options: RequestOptions) -> Sequence[object]:
+        """so that they stay as they came."""
+        return messages
+
     @property
     def queue(self) -> FakeEngine:
         return self
