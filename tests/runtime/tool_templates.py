@@ -158,3 +158,32 @@ CALLS = {
     + "{{ '}' }}{% endfor %}]</TOOLCALL>",
 }
 """How families write calls, in Jinja."""
+
+HARMONY = """\
+{%- if tools %}
+    {{- '<|start|>developer<|message|>' }}
+    {%- for tool in tools %}{{ (tool | tojson) + '\\n' }}{% endfor %}
+    {{- '<|end|>' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {%- if message.tool_calls and message.content and message.thinking %}
+            {{- raise_exception('words and a thought before a call') }}
+        {%- endif %}
+        {%- if message.thinking and (message.tool_calls or loop.last) %}
+            {{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}
+        {%- endif %}
+        {%- if message.tool_calls %}
+            {%- set function = message.tool_calls[0].function %}
+            {{- '<|start|>assistant to=functions.' + function.name + '<|channel|>commentary json<|message|>' }}
+            {{- (function.arguments | tojson) + '<|im_end|>' }}
+        {%- else %}
+            {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|im_end|>' }}
+        {%- endif %}
+    {%- else %}
+        {{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}
+"""
+"""As gpt-oss's; `<|im_end|>` ends calls and replies."""

@@ -11,8 +11,10 @@ from typing import Any
 
 from ...errors import InvalidRequest
 from ..spelled_json import SpelledJson, to_json
+from ..thought_format import FIELD
 from .call_ids import with_short_ids
 from .given_calls import AsGenerated
+from .headed_format import HeadedFormat
 from .tool_format import ToolFormat
 
 Message = Mapping[str, object]
@@ -36,6 +38,8 @@ def for_template(
     messages = [_with_one_text(message) for message in messages]
     if format.writes_ids:
         messages = with_short_ids(messages)
+    if isinstance(format, HeadedFormat):
+        messages = [_with_one_thought(message) for message in messages]
     if format.is_native:
         return [_with_parsed_calls(message) for message in messages], tools
     told = [_in_words(message, _names(messages), format) for message in messages]
@@ -61,6 +65,14 @@ def _with_one_text(message: Message) -> Message:
                 f'a part of a content is {part!r:.60}; send {{"type": "text", "text": ...}}, or one text'
             )
     return {**message, "content": "".join(map(str, texts))}
+
+
+def _with_one_thought(message: Message) -> Message:
+    """A message whose words before a call stand behind its thought, and in it: gpt-oss's template refuses both."""
+    thought, content = message.get(FIELD), message.get("content")
+    if not (message.get("tool_calls") and thought and content):
+        return message
+    return {**message, FIELD: f"{thought}\n{content}", "content": ""}
 
 
 def _with_parsed_calls(message: Message) -> Message:

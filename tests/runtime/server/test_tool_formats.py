@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ..tool_templates import CALLS, calling
+from ..tool_templates import CALLS, HARMONY, calling
 from .scripted import OSLO, USER, WEATHER, Scripted
 
 SPECIALS = {
@@ -148,3 +148,80 @@ def test_what_must_be_called_is_called(model: Scripted) -> None:
     text = json.dumps(choice["message"])
     assert re.search("get_weather|now", text) or choice["finish_reason"] == "length"
     assert "Only words" not in text
+
+
+# gpt-oss, whose replies have parts with headers.
+
+THOUGHT = "<|channel|>analysis<|message|>Rain?<|end|><|start|>assistant"
+HEADS = (
+    "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>",
+    "<|channel|>commentary to=functions.get_weather<|message|>",
+    " to=functions.get_weather<|channel|>commentary json<|message|>",
+)
+
+
+@pytest.fixture(scope="module")
+def harmony() -> Iterator[Scripted]:
+    specials = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>")
+    with Scripted.serving(HARMONY, specials) as model:
+        yield model
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("dialect", [chat, anthropic, responses])
+@pytest.mark.parametrize("lead", ["", THOUGHT], ids=["at-once", "after-a-thought"])
+@pytest.mark.parametrize("head", HEADS)
+def test_a_part_for_a_function_is_a_call(harmony: Scripted, head: str, lead: str, dialect: Any, stream: bool) -> None:
+    harmony.say(lead + head + OSLO[1])
+    response = dialect(harmony, [USER], stream=stream, temperature=0.0, max_tokens=300)
+    assert called_in(response, is_stream=stream) == ("", [OSLO])
+    assert stream or ("Rain?" in response.text) == bool(lead)
+
+
+def test_words_before_a_call_are_content_and_a_thought_is_none(harmony: Scripted) -> None:
+    preamble = "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant"
+    harmony.say(THOUGHT + preamble + HEADS[0] + OSLO[1])
+    message = chat(harmony, [USER], temperature=0.0, max_tokens=300).json()["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("Let me see.", "Rain?")
+    assert message["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": OSLO[1]}
+    results = [{"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "rain"}]
+    harmony.say("<|channel|>final<|message|>It rains.")
+    second = chat(harmony, [USER, message, *results], temperature=0.0, max_tokens=300)
+    assert called_in(second, is_stream=False) == ("It rains.", [])
+
+
+def test_a_call_in_the_templates_words_is_found_cached(harmony: Scripted) -> None:
+    harmony.say(THOUGHT + HEADS[2] + OSLO[1])
+    first = chat(harmony, [USER], temperature=0.0, max_tokens=300).json()
+    message = first["choices"][0]["message"]
+    results = [{"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "rain"}]
+    harmony.say("<|channel|>final<|message|>It rains.")
+    second = chat(harmony, [USER, message, *results], temperature=0.0, max_tokens=300).json()
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"] - 2
+
+
+def test_another_function_cannot_be_called_and_none_is_called_where_none_may_be(harmony: Scripted) -> None:
+    harmony.say(HEADS[0].replace("get_weather", "get_money") + "{}")
+    content, calls = called_in(chat(harmony, [USER], temperature=0.0, max_tokens=60), is_stream=False)
+    assert all(name in ("get_weather", "now") for name, _ in calls) and "get_money" not in content
+    harmony.say(THOUGHT + HEADS[0] + OSLO[1])
+    content, calls = called_in(
+        chat(harmony, [USER], tool_choice="none", temperature=0.0, max_tokens=60), is_stream=False
+    )
+    assert calls == []
+
+
+def test_a_part_for_a_function_must_come_where_a_call_is_required(harmony: Scripted) -> None:
+    harmony.say(THOUGHT + "<|channel|>final<|message|>Only words.")
+    body = {"tool_choice": {"type": "function", "function": {"name": "now"}}, "temperature": 0.0, "max_tokens": 100}
+    message = chat(harmony, [USER], **body).json()["choices"][0]["message"]
+    assert "Only words" not in json.dumps(message)
+
+
+def test_a_part_that_is_cut_in_its_header_is_content(harmony: Scripted) -> None:
+    says = HEADS[0][: HEADS[0].index("weather")]
+    harmony.say(THOUGHT + says + "weather")
+    num_tokens = len(harmony.engine.encode(THOUGHT + says, add_bos=False))
+    content, calls = called_in(chat(harmony, [USER], temperature=0.0, max_tokens=num_tokens), is_stream=False)
+    assert calls == [] and "to=functions.get_" in content
