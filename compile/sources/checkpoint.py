@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,7 +33,19 @@ END_OF_REPLY = (
     "[e~[",  # MiniMax M2
 )
 
+_ENDS_OF_PARTS = ("<|return|>", "<|call|>")  # gpt-oss has both: there `<|end|>` ends a part of a reply, as a thought is
+
 T = TypeVar("T")
+
+
+def ends_of_reply(texts: Container[str]) -> list[str]:
+    """The well-known ends of a reply in a vocabulary.
+
+    >>> ends_of_reply({"<|end|>", "<|user|>"}), ends_of_reply({"<|end|>", "<|return|>", "<|call|>"})
+    (['<|end|>', '<|user|>'], ['<|return|>', '<|call|>'])
+    """
+    has_parts = all(text in texts for text in _ENDS_OF_PARTS)
+    return [text for text in END_OF_REPLY if text in texts and not (has_parts and text == "<|end|>")]
 
 
 def checked(label: str, values: Mapping[str, Any], type_: type[T]) -> T:

@@ -17,7 +17,7 @@ from radixlm.runtime.errors import CorruptSource, SourceError
 
 from ..families.registry import FAMILIES
 from ..weights.quantization import Float32, Weight
-from .checkpoint import END_OF_REPLY
+from .checkpoint import END_OF_REPLY, ends_of_reply
 from .gguf_file import GGUFFile
 from .gguf_settings import ROPE_FACTORS, gguf_settings
 from .gguf_tensors import GGUFTensors
@@ -92,7 +92,7 @@ def _eos_token_ids(metadata: Mapping[str, Any], tokens: list[str] | Any) -> tupl
     """The declared ends of text, turn and message, and the well-known ones in the vocabulary."""
     declared = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     known = {text: index for index, text in enumerate(tokens) if text in END_OF_REPLY}
-    ids = [*declared, *(known.get(text) for text in END_OF_REPLY)]
+    ids = [*declared, *(known[text] for text in ends_of_reply(known))]
     return tuple(dict.fromkeys(index for index in ids if isinstance(index, int) and 0 <= index < len(tokens)))
 
 

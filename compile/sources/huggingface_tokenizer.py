@@ -15,7 +15,7 @@ from typing import Any
 from radixlm.runtime.errors import CorruptSource, SourceNotFound
 from tokenizers import Tokenizer
 
-from .checkpoint import END_OF_REPLY
+from .checkpoint import ends_of_reply
 from .gguf_tokenizer import TokenType, Vocabulary, build_tokenizer_json
 from .sentencepiece_model import vocabulary_from_sentencepiece
 
@@ -68,7 +68,7 @@ class HuggingFaceTokenizer:
         """The tokenizer's own, all that any file declares, and the well-known ones in the vocabulary."""
         declared = [*_ids_in(generation, "eos_token_id"), *_ids_in(config, "eos_token_id")]
         named = self._ids.get(_text(self._settings.get("eos_token")))
-        ids = [named, *declared, *(self._ids.get(text) for text in END_OF_REPLY)]
+        ids = [named, *declared, *(self._ids[text] for text in ends_of_reply(self._ids))]
         known = set(self._ids.values())
         return tuple(dict.fromkeys(index for index in ids if index is not None and index in known))
 
