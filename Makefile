@@ -12,7 +12,7 @@ COMPILER := $(shell find compile tokenizer_fix -name '*.py') runtime/artifact/ma
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-long test-browser test-clients test-agents test-ray bench bench-cache bench-peers bench-ladder bench-growth bench-replay bench-load bench-store bench-partial bench-quality goldens lock clean
+.PHONY: run test test-long test-browser test-clients test-agents test-ray bench bench-cache bench-peers bench-ladder bench-growth bench-replay bench-agents bench-load bench-store bench-partial bench-quality goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -90,6 +90,12 @@ bench-replay: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.replay
 	$(BIN)/python -m bench.replay.live $(ARTIFACT)
 	$(BIN)/python -m bench.replay.suffix .cache/llama2-layers.radixlm
+	$(BIN)/python -m bench.report
+
+# What of coding agents' tool loops is computed again, in three dialects, with clients that change their history; three
+# minutes.
+bench-agents: $(VENV)/.test $(VENV)/.bench
+	$(BIN)/python -m bench.agents
 	$(BIN)/python -m bench.report
 
 # Fifty and two hundred impatient clients of a server with too small a pool; two models, LOAD_SECONDS each, and RADIXLM_DATA.

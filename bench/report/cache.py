@@ -70,6 +70,30 @@ def replay(results: Json) -> Iterator[str]:
     yield table(columns, [{"name": name, **found} for name, found in rows.items()])
 
 
+def agents(results: Json) -> Iterator[str]:
+    """Tokens computed to the least possible, by model and what the client changes, in each dialect."""
+    yield "## Tool loops of coding agents"
+    yield (
+        f"Loops of {results['num_turns']} turns over HTTP; the model is told what to say. Prompt tokens computed while "
+        "a request waits, in every turn but the first, over the least possible: those behind the first byte in which a "
+        "prompt differs from the longest earlier text, and the last token of each reply. Calls are equal however a "
+        "client writes them; white space that it trims, and thoughts that it or the template drops, count as known. "
+        "Idle tokens are computed between the turns. "
+        f"The bar is {results['bar']} for each: {met(results['is_met'])}."
+    )
+    rows: dict[str, Json] = {}
+    for row in results["rows"]:
+        rows.setdefault(f"{row['model']}: {row['shape']}", {})[row["dialect"]] = row
+    dialects = list(next(iter(rows.values())))
+    columns: dict[str, Cell] = {"model: client": "{name}"}
+    columns |= {dialect: f"{{{dialect}[ratio]:.4f}}" for dialect in dialects}
+    first = dialects[0]
+    columns[f"{first}: computed"] = f"{{{first}[num_computed]:,}}"
+    columns["of prompts with"] = f"{{{first}[num_prompt_tokens]:,}}"
+    columns["idle"] = f"{{{first}[num_idle]:,}}"
+    yield table(columns, [{"name": name, **found} for name, found in rows.items()])
+
+
 def replay_live(results: Json) -> Iterator[str]:
     """What a real model computed again, by how the reply before had ended."""
     yield "## A real model's own replies"

@@ -34,6 +34,7 @@ SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
     "load": serving.load,
     "kernels": engine.kernels,
     "replay": cache.replay,
+    "agents": cache.agents,
     "replay_live": cache.replay_live,
     "suffix": cache.suffix,
 }

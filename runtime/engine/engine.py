@@ -17,6 +17,7 @@ from radixlm.tokenizer_fix import PreparedPrompt
 
 from ..artifact import Artifact
 from ..cache.cache_tree import CacheCleared, CacheTree
+from ..chat.later_turns import LaterTurns
 from ..chat.tools.tool_calls import ToolCall
 from ..chat.tools.tool_format import ToolFormat
 from ..errors import InvalidParameter
@@ -76,7 +77,7 @@ class Engine:
         artifact = Artifact.open(model) if isinstance(model, str | Path) else model
         opened = open_parts(artifact, options)
         self.manifest, self.prompts, self.namespaces = artifact.manifest, opened.prompts, opened.namespaces
-        self.tokenizer = self.prompts.tokenizer
+        self.tokenizer, self._later = self.prompts.tokenizer, LaterTurns(self.prompts)
         self.encode, self.encode_chat = self.prompts.encode, self.prompts.encode_chat
         self.decode, self.render = self.prompts.decode, self.prompts.render
         self.default_params = SamplingParams.recommended(self.manifest.sampling)
@@ -291,19 +292,18 @@ class Engine:
             context_length=self.context_length,
         )
         next_ids = partial(
-            self.prompts.next_turn, messages, options.tools, options.template_kwargs, seam_of=options.seam_of
+            self._later.next_ids, messages, options.tools, options.template_kwargs, seam_of=options.seam_of
         )
-        return self._request(
-            prepared, params, options, self.prompts.reply_renderer(options.tools), next_ids, is_chat=True
-        )
+        renderings = partial(self._later.renderings, tools=options.tools)
+        return self._request(prepared, params, options, renderings, next_ids, is_chat=True)
 
     def _request(
         self,
         prompt: PreparedPrompt,
         params: SamplingParams | None,
         options: RequestOptions,
-        render_reply: Callable[[str], str | None] | None = None,
-        next_ids: Callable[[str], Sequence[int]] | None = None,
+        renderings: Callable[[str, str], Sequence[str]] | None = None,
+        next_ids: Callable[[str, str], Sequence[int]] | None = None,
         *,
         is_chat: bool = False,
     ) -> Request:
@@ -314,7 +314,7 @@ class Engine:
             options,
             prompts=self.prompts,
             limits=self._core.limits,
-            render_reply=render_reply,
+            renderings=renderings,
             next_ids=next_ids,
             is_chat=is_chat,
             clock=self._options.clock,

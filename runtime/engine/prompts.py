@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer, TokenizerError, TokenizerProfile, TooManyTokens
@@ -22,10 +21,9 @@ from ..chat.space_first import SpaceTokens
 from ..chat.system_messages import SystemMessages
 from ..chat.thoughts import Thoughts
 from ..chat.token_constraint import ConstraintSource, TokenConstraint
-from ..chat.tools.given_calls import AsGenerated, GivenCalls
+from ..chat.tools.given_calls import GivenCalls
 from ..chat.tools.headed_format import HeadedFormat
 from ..chat.tools.known_formats import PLAIN, format_of
-from ..chat.tools.tool_calls import ReadReply, ToolCallReader, read_whole
 from ..chat.tools.tool_format import Tool, ToolFormat
 from ..chat.tools.tool_messages import for_template
 from ..chat.user_turns import UserTurns
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
 
 SuffixPolicy = Literal["text", "always", "never"]
 """Which prompts are fed without the token of a lone space at their end: chats and texts; token ids, too; or none."""
-
-_ANYTHING = ("A", "b")  # that a user may say: what prompts with one and the other begin with, all begin with
 
 
 class Prompts:
@@ -83,7 +79,6 @@ class Prompts:
         template = None if source is None or self._template_fault else ChatTemplate(source)
         self.tokenizer = _tokenizer(artifact, template, clock)
         self.chat_template = None if template is None else _of_model(template, artifact, self.tokenizer)
-        self._render_words = None if self.chat_template is None else self.chat_template.reply_renderer()
         self.vocab_size = min(manifest.model.vocab_size, self.tokenizer.vocab_size)  # embeddings may be padded
         self._system_messages = SystemMessages(self.chat_template)
         self._user_turns = UserTurns(self.chat_template)
@@ -111,6 +106,11 @@ class Prompts:
         """The head of the call that a part of a reply makes; see `HeadedFormat`."""
         format = self.tool_format
         return format.head_in(header) if isinstance(format, HeadedFormat) else None
+
+    @cached_property
+    def turn_ends(self) -> tuple[str, ...]:
+        """The texts of the tokens that end a reply."""
+        return tuple(self.decode([token_id]) for token_id in self._eos_token_ids)
 
     def completion(
         self,
@@ -179,52 +179,6 @@ class Prompts:
                 strips_suffix=self._strip_suffix != "never",
                 remembers=remembers,
             )
-
-    def reply_renderer(self, tools: Sequence[Tool]) -> Callable[[str], str | None]:
-        """A function that writes a reply as the prompts of later turns have it, up to the end of its turn; None if that
-        is not known.
-
-        Args:
-            tools: that the reply may call.
-        """
-
-        def render(text: str) -> str | None:
-            read = read_whole(text, self._call_reader(tools))
-            if read.calls:
-                return self._rendered_calls(read)
-            return None if self._render_words is None else self._render_words(text)
-
-        return render
-
-    def next_turn(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool],
-        template_kwargs: Mapping[str, object] | None,
-        reply: str,
-        *,
-        seam_of: bytes | None = None,
-    ) -> tuple[int, ...]:
-        """The ids that a conversation begins with which goes on from a reply, whatever the user says next.
-
-        None of it where the reply calls tools, for then the user does not speak next. The reply's thought is not said
-        again.
-
-        Raises:
-            InvalidRequest: as `render`.
-        """
-        reader = self._call_reader(tools)
-        reader.push(reply)
-        if reader.num_calls:
-            return ()
-        said: list[Message] = [*messages, {"role": "assistant", "content": reply}]
-        one, other = (
-            self.chat(
-                [*said, {"role": "user", "content": text}], tools, template_kwargs, seam_of=seam_of, remembers=False
-            ).ids
-            for text in _ANYTHING
-        )
-        return tuple(left for left, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
     def render(
         self,
@@ -339,25 +293,6 @@ class Prompts:
         return Grammars(
             lambda: GrammarVocabulary(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids), eos_token_ids
         )
-
-    def _call_reader(self, tools: Sequence[Tool]) -> ToolCallReader:
-        schemas = {tool.name: tool.parameters for tool in tools}
-        return ToolCallReader(self.tool_format, list(schemas), schemas=schemas, is_content=not tools)
-
-    def _rendered_calls(self, reply: ReadReply) -> str | None:
-        """A reply with calls behind a short prompt, up to the token that ends its turn."""
-        functions = [{"name": call.name, "arguments": AsGenerated(call.arguments)} for call in reply.calls]
-        ids = [call.call_id for call in reply.calls]
-        calls = [{"id": id, "type": "function", "function": each} for id, each in zip(ids, functions, strict=True)]
-        asked: list[Message] = [{"role": "user", "content": _ANYTHING[0]}]
-        try:
-            prompt = self.render(asked)
-            later = self.render([*asked, {"role": "assistant", "content": reply.content, "tool_calls": calls}])
-        except InvalidRequest:  # the call was cut, for one
-            return None
-        ends = [self.tokenizer.decode([token_id], skip_special=False) for token_id in self._eos_token_ids]
-        places = [place for end in ends if (place := later.find(end, len(prompt))) >= 0]
-        return later[len(prompt) : min(places)] if later.startswith(prompt) and places else None
 
     def _told(
         self, messages: Sequence[Message], tools: Sequence[Tool], template_kwargs: Mapping[str, object] | None

@@ -69,8 +69,8 @@ class RequestSpec:
     options: RequestOptions = NO_OPTIONS
     arrived_at: float = 0.0  # seconds on the engine's clock
     spelled: Callable[[], SpelledPrompt] | None = None  # what the prompt spells, if it may be matched by text
-    render_reply: Callable[[str], str | None] | None = None  # how a reply stands in later prompts, if that is known
-    expects: Callable[[str], ExpectedPrompt] | None = None  # the prompt that comes after a reply, if that is known
+    renderings: Callable[[str, str], collections.abc.Sequence[str]] | None = None  # of a reply, later, and its thought
+    expects: Callable[[str, str], ExpectedPrompt] | None = None  # the prompt after a reply and its thought, if known
     explain: Callable[[WhyNotMore], WhyNotMore] = lambda why: why  # adds the texts of its ids
 
     @property
@@ -114,8 +114,8 @@ class Request:
         *,
         prompts: Prompts,
         limits: RequestLimits,
-        render_reply: Callable[[str], str | None] | None,
-        next_ids: Callable[[str], collections.abc.Sequence[int]] | None,
+        renderings: Callable[[str, str], collections.abc.Sequence[str]] | None,
+        next_ids: Callable[[str, str], collections.abc.Sequence[int]] | None,
         is_chat: bool,
         clock: Callable[[], float],
     ) -> Self:
@@ -128,13 +128,13 @@ class Request:
         reply = prompts.reply(prompt, params, options.constraint, is_chat=is_chat)
         by_text = options.cache_match == "text"
         spelled = cache(lambda: prompts.tokenizer.spelled(prompt.ids)) if by_text else None
-        render_reply = render_reply if by_text else None
-        expects: Callable[[str], ExpectedPrompt] | None = None
+        renderings = renderings if by_text else None
+        expects: Callable[[str, str], ExpectedPrompt] | None = None
         if next_ids is not None:
             spell = prompts.tokenizer.spelled if by_text else None
-            expects = lambda text: ExpectedPrompt(options.namespace, lambda: next_ids(text), spell)  # noqa: E731
+            expects = lambda *said: ExpectedPrompt(options.namespace, lambda: next_ids(*said), spell)  # noqa: E731
         return cls(
-            RequestSpec(request_id, prompt, params, options, clock(), spelled, render_reply, expects, prompts.explain),
+            RequestSpec(request_id, prompt, params, options, clock(), spelled, renderings, expects, prompts.explain),
             reply,
         )
 
@@ -220,21 +220,24 @@ class Request:
         sequence.append((sampled.token_id,))
         return self.reply.accept(sampled, now, is_full=len(sequence) == self._max_length)
 
-    def alias(self) -> ReplyAlias | None:
-        """The finished reply and how it will be rendered, where that is another text."""
-        render_reply, reply = self.spec.render_reply, self.reply
-        if render_reply is None or reply.is_cut or reply.num_thought_tokens:
-            return None
-        ids, text = tuple(reply.ids_without_end), reply.text
-        rendering = render_reply(text) if self._spells(ids, text) else None
-        return None if rendering is None else ReplyAlias.of(ids, text, rendering)
+    def aliases(self) -> list[ReplyAlias]:
+        """The finished reply and how it may be rendered, where that is another text."""
+        renderings, reply = self.spec.renderings, self.reply
+        if renderings is None or reply.is_cut:
+            return []
+        ids = tuple(reply.ids_without_end)
+        text = self._spelled(ids) if reply.num_thought_tokens else reply.text
+        if text is None or not self._spells(ids, text):
+            return []
+        found = (ReplyAlias.of(ids, text, each) for each in renderings(reply.text, reply.thought))
+        return [alias for alias in found if alias is not None]
 
     def next_prompt(self) -> ExpectedPrompt | None:
         """What the prompt that goes on from the finished reply begins with; None: nothing is known of it."""
         expects = self.spec.expects
         if expects is None or self.namespace is None or self.reuse.pruning is not None:
             return None
-        return expects(self.reply.text)
+        return expects(self.reply.text, self.reply.thought)
 
     def cache_use(self, now: float) -> CacheUse:
         """What it found cached, and where its keys and values end: between two steps, before its sequence is closed."""
@@ -279,12 +282,17 @@ class Request:
 
     def _spells(self, ids: Iterable[int], text: str) -> bool:
         """Whether ids are `text` but for white space around it: special tokens and half characters are not in it."""
+        spelled = self._spelled(ids)
+        return spelled is not None and spelled.strip() == text.strip()
+
+    def _spelled(self, ids: Iterable[int]) -> str | None:
+        """The text of ids; None: there are special tokens or half characters in it, or it is not asked for."""
         if self.spec.spelled is None:
-            return False
+            return None
         try:
-            return b"".join(map(self.spec.spelled().spell, ids)).decode().strip() == text.strip()
+            return b"".join(map(self.spec.spelled().spell, ids)).decode()
         except UnicodeDecodeError:
-            return False
+            return None
 
     def _cache_match(self) -> CacheMatch:
         why = self.reuse.why_not_more

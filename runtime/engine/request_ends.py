@@ -133,8 +133,7 @@ class RequestEnds:
         if request.namespace is None:
             return
         self._cache.uses.record(request.namespace, request.cache_use(self._clock()))
-        alias = request.alias() if request.sequence is not None else None
-        if alias is not None:
+        for alias in () if request.sequence is None else request.aliases():
             self._cache.aliases.record(request.namespace, request.prompt.ids, alias)
 
     def _fail(self, request: Request, failure: RadixLMError) -> RequestOutput:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.chat.later_turns import LaterTurns
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.upkeep import Upkeep
@@ -298,7 +299,7 @@ def test_a_conversation_that_was_cleared_is_not_remembered_by_what_was_expected(
     settle(engine)
     engine.clear_cache()
     history = [{"role": "user", "content": ANSWER * 4}]
-    engine.prompts.next_turn(history, (), None, ANSWER, seam_of=b"")
+    LaterTurns(engine.prompts).next_ids(history, (), None, ANSWER, seam_of=b"")
     assert engine.prompts.chat([*history, {"role": "assistant", "content": ANSWER}, SECOND], seam_of=b"").num_known == 0
 
 
@@ -308,6 +309,18 @@ def test_a_reply_that_calls_a_tool_is_not_gone_on_from_by_the_user(engine_of: An
     engine, _ = engine_of(HYBRID)
     tool = Tool("now", {"type": "object", "properties": {}})
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-    assert engine.prompts.next_turn([FIRST], [tool], None, call) == ()
-    ids = engine.prompts.next_turn([FIRST], [tool], None, ANSWER)
+    assert LaterTurns(engine.prompts).next_ids([FIRST], [tool], None, call) == ()
+    ids = LaterTurns(engine.prompts).next_ids([FIRST], [tool], None, ANSWER)
     assert engine.decode(ids).endswith("<|im_start|>user\n")
+
+
+def test_a_call_whose_thought_is_dropped_is_gone_on_from_by_its_result(engine_of: Any) -> None:
+    from radixlm.runtime.chat.tools.tool_format import Tool
+
+    engine, _ = engine_of(HYBRID)
+    tool = Tool("now", {"type": "object", "properties": {}})
+    call = '<tool_call>\n{"name": "now", "arguments": {"a":1}}\n</tool_call>'
+    ids = LaterTurns(engine.prompts).next_ids([FIRST], [tool], None, call, "Hm.")
+    assert engine.decode(ids).endswith(f"assistant\n{call}<|im_end|>\n<|im_start|>user\n<tool_response>\n")
+    earlier = {"role": "assistant", "content": "Hi.", "reasoning_content": "It is kept."}
+    assert LaterTurns(engine.prompts).next_ids([FIRST, earlier, FIRST], [tool], None, call, "Hm.") == ()

@@ -61,7 +61,7 @@ def test_how_a_reply_is_rendered_outlives_a_process_wherever_the_reply_ends(
         ids, lambda i: text_of([i]).encode(), lambda text: [ord(letter) - ord("A") for letter in text]
     )
     request = served.bench.request("first", ids, greedy(num_generated), spelled=lambda: letters)
-    request.spec = replace(request.spec, render_reply=lambda text: f" {text}")
+    request.spec = replace(request.spec, renderings=lambda text, _: [f" {text}"])
     served.bench.core.add(request)
     served.run()
     assert served.bench.cache.aliases.num_aliases(b"") == 1

@@ -1,0 +1,246 @@
+"""Clients of three dialects, and what they make of a conversation when they send it again.
+
+Knows bodies and replies as they go over HTTP; not what is computed for them.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from .loops import SYSTEM, TOOLS
+
+Json = dict[str, Any]
+MAX_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a client does to its history.
+
+    Attributes:
+        rewrites: arguments are parsed and written anew: keys in another order, no spaces, everything escaped.
+        trims: words lose the white space around them.
+        drops_thoughts: they are not sent back.
+        moves_reminder: the last message has a reminder, which no message before it has.
+    """
+
+    name: str
+    rewrites: bool = False
+    trims: bool = False
+    drops_thoughts: bool = False
+    moves_reminder: bool = False
+
+
+SHAPES = (
+    Shape("as it came"),
+    Shape("rewrites arguments", rewrites=True),
+    Shape("trims text", trims=True),
+    Shape("drops thoughts", drops_thoughts=True),
+    Shape("moves a reminder", moves_reminder=True),
+    Shape("all of these", rewrites=True, trims=True, drops_thoughts=True, moves_reminder=True),
+)
+REMINDER = "<system-reminder>\nThe list of tasks is empty. Do not mention this.\n</system-reminder>"
+
+
+@dataclass(frozen=True)
+class Said:
+    """A reply as a client has it; arguments are JSON."""
+
+    thought: str
+    words: str
+    calls: tuple[tuple[str, str, str], ...]  # ids, names, arguments
+    num_tokens: int
+
+
+@dataclass
+class Client(ABC):
+    """One conversation in one dialect."""
+
+    shape: Shape
+    model: str
+    history: list[tuple[str, Any]] = field(default_factory=list)
+
+    path: ClassVar[str]
+
+    def ask(self, question: str) -> None:
+        """The user speaks."""
+        self.history.append(("asked", question))
+
+    def add(self, said: Said, results: Sequence[str]) -> None:
+        """The model has spoken, and tools have answered."""
+        self.history.append(("said", said))
+        if results:
+            ids = [call_id for call_id, _, _ in said.calls]
+            self.history.append(("results", list(zip(ids, results, strict=True))))
+
+    @abstractmethod
+    def body(self) -> Json:
+        """The next request."""
+
+    @abstractmethod
+    def read(self, answer: Json) -> Said:
+        """The reply in an answer."""
+
+    def _arguments(self, text: str) -> str:
+        return json.dumps(self._value(text), separators=(",", ":")) if self.shape.rewrites else text
+
+    def _value(self, text: str) -> Any:
+        value = json.loads(text)
+        return dict(reversed(value.items())) if self.shape.rewrites else value
+
+    def _words(self, said: Said) -> str:
+        return said.words.strip() if self.shape.trims else said.words
+
+    def _thought(self, said: Said) -> str:
+        return "" if self.shape.drops_thoughts else said.thought
+
+
+class ChatClient(Client):
+    """`/v1/chat/completions`."""
+
+    path = "/v1/chat/completions"
+
+    def body(self) -> Json:
+        """See `Client`."""
+        messages: list[Json] = [{"role": "system", "content": SYSTEM}]
+        for kind, value in self.history:
+            match kind:
+                case "asked":
+                    messages.append({"role": "user", "content": value})
+                case "said":
+                    messages.append(self._said(value))
+                case "results":
+                    messages += [{"role": "tool", "tool_call_id": id, "content": text} for id, text in value]
+        if self.shape.moves_reminder:
+            messages.append({"role": "user", "content": REMINDER})
+        tools = [{"type": "function", "function": tool} for tool in TOOLS]
+        return {"messages": messages, "tools": tools, "temperature": 0.0, "max_tokens": MAX_TOKENS}
+
+    def read(self, answer: Json) -> Said:
+        """See `Client`."""
+        message = answer["choices"][0]["message"]
+        functions = [(call["id"], call["function"]) for call in message.get("tool_calls", ())]
+        return Said(
+            message.get("reasoning_content", ""),
+            message["content"] or "",
+            tuple((id, each["name"], each["arguments"]) for id, each in functions),
+            answer["usage"]["completion_tokens"],
+        )
+
+    def _said(self, said: Said) -> Json:
+        message: Json = {"role": "assistant", "content": self._words(said) or None}
+        if said.calls:
+            message["tool_calls"] = [
+                {"id": id, "type": "function", "function": {"name": name, "arguments": self._arguments(arguments)}}
+                for id, name, arguments in said.calls
+            ]
+        elif message["content"] is None:
+            message["content"] = ""
+        thought = self._thought(said)
+        return {**message, "reasoning_content": thought} if thought else message
+
+
+class ResponsesClient(Client):
+    """`/v1/responses`."""
+
+    path = "/v1/responses"
+
+    def body(self) -> Json:
+        """See `Client`."""
+        items: list[Json] = []
+        for kind, value in self.history:
+            match kind:
+                case "asked":
+                    items.append({"type": "message", "role": "user", "content": value})
+                case "said":
+                    items += self._said(value)
+                case "results":
+                    items += [{"type": "function_call_output", "call_id": id, "output": text} for id, text in value]
+        if self.shape.moves_reminder:
+            items.append({"type": "message", "role": "user", "content": REMINDER})
+        tools = [{"type": "function", **tool} for tool in TOOLS]
+        asked = {"input": items, "instructions": SYSTEM, "tools": tools}
+        return {**asked, "temperature": 0.0, "max_output_tokens": MAX_TOKENS, "store": False}
+
+    def read(self, answer: Json) -> Said:
+        """See `Client`."""
+        thought, words, calls = "", "", list[tuple[str, str, str]]()
+        for item in answer["output"]:
+            match item["type"]:
+                case "reasoning":
+                    thought += "".join(part["text"] for part in item["content"])
+                case "message":
+                    words += "".join(part["text"] for part in item["content"])
+                case "function_call":
+                    calls.append((item["call_id"], item["name"], item["arguments"]))
+        return Said(thought, words, tuple(calls), answer["usage"]["output_tokens"])
+
+    def _said(self, said: Said) -> list[Json]:
+        items: list[Json] = []
+        if thought := self._thought(said):
+            content = [{"type": "reasoning_text", "text": thought}]
+            reasoning: Json = {"type": "reasoning", "summary": [], "content": content}
+            items.append(reasoning)
+        if words := self._words(said):
+            part: Json = {"type": "output_text", "text": words, "annotations": []}
+            items.append({"type": "message", "role": "assistant", "content": [part]})
+        for id, name, arguments in said.calls:
+            call = {"type": "function_call", "call_id": id, "name": name, "arguments": self._arguments(arguments)}
+            items.append(call)
+        return items
+
+
+class MessagesClient(Client):
+    """`/v1/messages`, whose calls have values for arguments."""
+
+    path = "/v1/messages"
+
+    def body(self) -> Json:
+        """See `Client`."""
+        messages: list[Json] = []
+        for kind, value in self.history:
+            match kind:
+                case "asked":
+                    words: list[Json] = [{"type": "text", "text": value}]
+                    messages.append({"role": "user", "content": words})
+                case "said":
+                    messages.append({"role": "assistant", "content": self._said(value)})
+                case "results":
+                    results = [{"type": "tool_result", "tool_use_id": id, "content": text} for id, text in value]
+                    messages.append({"role": "user", "content": results})
+        if self.shape.moves_reminder:
+            last = messages[-1]
+            messages[-1] = {**last, "content": [*last["content"], {"type": "text", "text": REMINDER}]}
+        tools = [{"name": tool["name"], "input_schema": tool["parameters"]} for tool in TOOLS]
+        asked = {"model": self.model, "system": SYSTEM, "messages": messages, "tools": tools}
+        return {**asked, "temperature": 0.0, "max_tokens": MAX_TOKENS, "thinking": {"type": "enabled"}}
+
+    def read(self, answer: Json) -> Said:
+        """See `Client`."""
+        thought, words, calls = "", "", list[tuple[str, str, str]]()
+        for block in answer["content"]:
+            match block["type"]:
+                case "thinking":
+                    thought += block["thinking"]
+                case "text":
+                    words += block["text"]
+                case "tool_use":
+                    calls.append((block["id"], block["name"], json.dumps(block["input"], ensure_ascii=False)))
+        return Said(thought, words, tuple(calls), answer["usage"]["output_tokens"])
+
+    def _said(self, said: Said) -> list[Json]:
+        blocks: list[Json] = []
+        if thought := self._thought(said):
+            blocks.append({"type": "thinking", "thinking": thought, "signature": "unsigned"})
+        if words := self._words(said):
+            blocks.append({"type": "text", "text": words})
+        for id, name, arguments in said.calls:
+            blocks.append({"type": "tool_use", "id": id, "name": name, "input": self._value(arguments)})
+        return blocks
+
+
+DIALECTS: Mapping[str, type[Client]] = {"chat": ChatClient, "responses": ResponsesClient, "messages": MessagesClient}

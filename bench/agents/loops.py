@@ -1,0 +1,91 @@
+"""A tool loop as coding agents have them: what the model says, what its tools answer, and when the user speaks.
+
+The same each time. Knows texts, not dialects.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+SYSTEM = "You are a coding agent. Read, edit and run what the user asks for, and say what you did. " * 4
+QUESTIONS = (
+    "Fix the failing test in src/parser.py, please.",
+    "Thanks. Now rename the module to reader.",
+    "And write a line about it in the changelog.",
+)
+TURNS_A_QUESTION = 10
+TOOL_NAMES = ("read_file", "edit_file", "run")
+_SCHEMA = {"type": "object"}
+TOOLS: Sequence[Mapping[str, object]] = [
+    {"name": name, "description": f"The tool {name} of the editor.", "parameters": _SCHEMA} for name in TOOL_NAMES
+]
+_WORDS = ("", "Let me look at {path}.", "\nNow {path}; it may be  the one.  ", "", "Two calls for {path}:")
+_GAPS = ("\n", "\n\n", " \n")  # before a call, where there are words: clients are not given it
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One reply and what it brings.
+
+    Attributes:
+        thought: what is thought first, if the model thinks.
+        words: as the model says them.
+        calls: names, and arguments as the model writes them.
+        results: of the calls.
+        question: what the user says to a reply that calls nothing; None: nothing more.
+    """
+
+    thought: str
+    words: str
+    gap: str
+    calls: tuple[tuple[str, str], ...]
+    results: tuple[str, ...]
+    question: str | None = None
+
+    def text(self, *, thinks: bool) -> str:
+        """The whole reply."""
+        calls = "\n".join(
+            f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+            for name, arguments in self.calls
+        )
+        gap = self.gap if self.words and calls else ""
+        return (f"<think>\n{self.thought}\n</think>\n\n" if thinks else "") + self.words + gap + calls
+
+
+def loop(num_turns: int) -> list[Turn]:
+    """The turns: each tenth ends in words, and the user asks again."""
+    return [_turn(number, is_last=number == num_turns - 1) for number in range(num_turns)]
+
+
+def _turn(number: int, *, is_last: bool) -> Turn:
+    path = f"src/part_{number}/naïve.py"
+    thought = f"Turn {number}: the file {path} may tell why. I should look before I change anything there."
+    if is_last or number % TURNS_A_QUESTION == TURNS_A_QUESTION - 1:
+        question = None if is_last else QUESTIONS[(number // TURNS_A_QUESTION + 1) % len(QUESTIONS)]
+        return Turn(thought, f"Done: {path} is as it should be, and {number} tests pass.", "", (), (), question)
+    calls = [(TOOL_NAMES[number % 3], _arguments(number, path))]
+    if number % 4 == 3:
+        calls.append(
+            ("run", json.dumps({"timeout": 30.0, "command": f'grep -n "é" {path} | head'}, ensure_ascii=False))
+        )
+    results = tuple(f"Result {number}.{place} of {name}: " + _output(number) for place, (name, _) in enumerate(calls))
+    words = _WORDS[number % len(_WORDS)].format(path=path)
+    return Turn(thought, words, _GAPS[number % len(_GAPS)], tuple(calls), results)
+
+
+def _arguments(number: int, path: str) -> str:
+    return json.dumps(
+        {
+            "path": path,
+            "line": number,
+            "new_text": f'def part_{number}(text: str) -> str:\n\treturn text or "ünïcode: {number}"  # 漢字\n',
+            "options": {"regex": False, "limits": [1, 2.0, None], "context": 3},
+        },
+        ensure_ascii=False,
+    )
+
+
+def _output(number: int) -> str:
+    return "".join(f"\n{line:4d}  value_{line * (number + 3)} = compute({line}, {number})" for line in range(1, 9))

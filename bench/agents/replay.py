@@ -1,0 +1,175 @@
+"""Play a tool loop over HTTP, and count what the model computes for it beside the least that it could.
+
+The least is all tokens of a prompt behind the first byte in which its text differs from the longest earlier text of the
+conversation, replies included. Earlier texts are taken as the client has them now: calls are equal however they are
+written, white space that a client trims and thoughts that it or the template drops were known when the reply ended. The
+last token of a reply, which ends it, was sampled and never computed: it counts. The first prompt does not count; all of
+it must be computed. Tokens are those of the `tokenizers` library.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tokenizers
+from radixlm.runtime import Engine
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.model.batch import Runner
+from radixlm.runtime.model.scripted_runner import ScriptedRunner
+from radixlm.runtime.server import create_app
+from starlette.testclient import TestClient
+
+from ..replay.door import Door
+from .clients import DIALECTS, Client, Shape
+from .loops import QUESTIONS, Turn
+from .models import MODELS, artifact_of, thinks
+
+KV_BYTES = 1 << 25
+_IDLE_S = 60.0  # at most, until what is expected was computed
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """All turns of a loop but the first; tokens of prompts."""
+
+    model: str
+    dialect: str
+    shape: str
+    num_turns: int
+    num_prompt_tokens: int
+    num_computed: int
+    num_least: int
+    num_idle: int
+
+    @property
+    def ratio(self) -> float:
+        """Computed tokens, to the least possible."""
+        return self.num_computed / self.num_least
+
+
+class AgentServer:
+    """A server whose model says what it is told; a context manager."""
+
+    def __init__(self, model: str, *, idle_work: bool = True) -> None:
+        self.model, self._artifact = model, artifact_of(model)
+        self._script = ScriptedRunner(self._artifact.manifest.model.vocab_size)
+        self.engine = Engine(
+            self._artifact, kv_cache_bytes=KV_BYTES, max_num_seqs=1, idle_work=idle_work, open_runner=self._open_runner
+        )
+        self.engine.grammars.answer_limit_s = 60.0
+        self._asked: list[tuple[Sequence[Message], Any]] = []
+        self._note_conversations()
+        self._http = TestClient(create_app(self.engine))
+        self._tokenizer = tokenizers.Tokenizer.from_str(self._artifact.tokenizer_json)
+
+    def __enter__(self) -> AgentServer:
+        self._http.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._http.__exit__(None, None, None)
+        self.engine.close()
+
+    def play(self, dialect: str, shape: Shape, turns: Sequence[Turn]) -> Replayed:
+        """A whole loop on an empty cache."""
+        self._http.delete("/v1/cache")
+        self._settle()
+        self._asked.clear()
+        client = DIALECTS[dialect](shape, self._artifact.manifest.name)
+        client.ask(QUESTIONS[0])
+        counts = [self._turn(client, turn) for turn in turns]
+        computed, prompts, idle = zip(*counts[1:], strict=True)
+        least = self._least()
+        return Replayed(self.model, dialect, shape.name, len(turns), sum(prompts), sum(computed), sum(least), sum(idle))
+
+    def _turn(self, client: Client, turn: Turn) -> tuple[int, int, int]:
+        """Tokens computed of the prompt, of all of it, and computed while nothing was asked."""
+        text = turn.text(thinks=thinks(self.model))
+        self._script.script.extend([*self.engine.tokenizer.encode_inside(text), self._end_id])
+        num_idle = self.engine.stats().num_idle_tokens
+        response = self._http.post(client.path, json=client.body())
+        if response.status_code != 200:
+            raise ValueError(f"the server says {response.status_code}: {response.text}")
+        said = client.read(response.json())
+        assert not self._script.script, "the model did not say all that it was told"
+        given = [(name, arguments) for _, name, arguments in said.calls]
+        assert given == list(turn.calls), f"the calls {given} are not {turn.calls}"
+        assert said.words.strip() == turn.words.strip(), f"{said.words!r} is not {turn.words!r}"
+        client.add(said, turn.results)
+        if turn.question is not None:
+            client.ask(turn.question)
+        self._settle()
+        num_idle = self.engine.stats().num_idle_tokens - num_idle
+        passed = self._door.take()
+        num_prefilled = len(passed.forwarded_ids) - num_idle - (said.num_tokens - 1)
+        return num_prefilled, num_prefilled + len(passed.reused_ids), num_idle
+
+    def _least(self) -> list[int]:
+        """The least that each prompt but the first can cost."""
+        earlier: list[str] = []
+        least: list[int] = []
+        for (before, _), (now, kwargs) in zip(self._asked, self._asked[1:], strict=False):
+            reply = [message for message in now if message["role"] == "assistant"][_num_replies(before)]
+            for history in ([*before, reply], [*before, reply, {"role": "user", "content": "?"}]):
+                rendered = self._rendered(history, kwargs, is_asked=False)
+                place = rendered.rindex(self._end)
+                if history[-1] is not reply:
+                    place = rendered.rindex(self._end, 0, place)
+                earlier.append(rendered[:place])
+            prompt = self._rendered(now, kwargs)
+            place = max(_num_common(prompt, text) for text in earlier)
+            offsets = self._tokenizer.encode(prompt, add_special_tokens=False).offsets
+            least.append(sum(end > place or start >= place for start, end in offsets))
+        return least
+
+    def _rendered(self, messages: Sequence[Message], options: Any, *, is_asked: bool = True) -> str:
+        """The text of messages; without what the template asks the model with, if not `is_asked`."""
+        prompts = self.engine.prompts
+        text = prompts.render(messages, options.tools, options.template_kwargs)
+        return text if is_asked else text.removesuffix("<|im_start|>assistant\n")
+
+    def _settle(self) -> None:
+        """Wait until nothing is computed any more."""
+        until = time.monotonic() + _IDLE_S
+        while not self.engine._loop.call(lambda core: core.expected is None or core.expected.is_done):
+            assert time.monotonic() < until, "idle work does not end"
+            time.sleep(0.002)
+
+    def _note_conversations(self) -> None:
+        ask = self.engine.stream_chat
+
+        def noted(messages: Sequence[Message], *args: Any, **kwargs: Any) -> Any:
+            self._asked.append((messages, kwargs["options"]))
+            return ask(messages, *args, **kwargs)
+
+        self.engine.stream_chat = noted  # type: ignore[method-assign]
+
+    def _open_runner(self, artifact: Artifact, num_pages: int, num_threads: int | None) -> Runner:
+        self._door = Door(num_pages, self._script)
+        return self._door
+
+    @property
+    def _end(self) -> str:
+        return MODELS[self.model].end
+
+    @property
+    def _end_id(self) -> int:
+        return self._artifact.manifest.tokenizer.eos_token_ids[0]
+
+
+def _num_common(left: str, right: str) -> int:
+    """How many characters both begin with."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if left[:middle] == right[:middle] else (low, middle - 1)
+    return low
+
+
+def _num_replies(messages: Sequence[Message]) -> int:
+    return sum(message["role"] == "assistant" for message in messages)
