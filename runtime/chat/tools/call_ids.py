@@ -1,4 +1,4 @@
-"""Ids of calls for templates that want nine letters and digits, as Mistral's do.
+"""Ids of calls for templates that want nine letters and digits, as Mistral's do, or a name and a number, as Kimi's.
 
 Knows messages in the form that chat templates expect. What the model wrote as an id ends the id that clients have.
 """
@@ -33,6 +33,35 @@ def short_id(call_id: object) -> str:
 def with_short_ids(messages: Sequence[Message]) -> list[Message]:
     """Messages whose calls and results have such ids."""
     return [_shortened(message) for message in messages]
+
+
+def with_counted_ids(messages: Sequence[Message], id_text: str) -> list[Message]:
+    """Messages whose calls, counted from 0 through all of them, have the ids that a template writes as they are.
+
+    >>> calls = [{"id": "call_1", "function": {"name": "f"}}]
+    >>> said = [{"tool_calls": calls}, {"role": "tool", "tool_call_id": "call_1"}]
+    >>> with_counted_ids(said, "functions.{name}:{number}")[1]["tool_call_id"]
+    'functions.f:0'
+
+    Args:
+        id_text: an id, with the slots `{name}` and `{number}`.
+    """
+    ids: dict[str, str] = {}  # that were sent, to those of the template
+    number, counted = 0, list[Message]()
+    for message in messages:
+        changed: dict[str, object] = {}
+        if "tool_call_id" in message:
+            changed["tool_call_id"] = ids.get(str(message["tool_call_id"]), message["tool_call_id"])
+        calls = message.get("tool_calls")
+        if isinstance(calls, list | tuple):
+            named: list[object] = []
+            for call in calls:
+                made = id_text.replace("{number}", str(number)).replace("{name}", call["function"]["name"])
+                ids[str(call.get("id"))], number = made, number + 1
+                named.append({**call, "id": made})
+            changed["tool_calls"] = named
+        counted.append({**message, **changed} if changed else message)
+    return counted
 
 
 def _shortened(message: Message) -> Message:

@@ -5,7 +5,7 @@ A format is recognised by what the template makes of a call, not by the model's 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -88,8 +88,9 @@ KIMI: Final = ToolFormat(
     *("<|tool_calls_section_begin|>", ""),
     open="<|tool_calls_section_begin|>",
     close="<|tool_calls_section_end|>",
+    id_text="functions.{name}:{number}",
 )
-"""Kimi K2's."""
+"""Kimi K2's, of which some templates count calls, and some write the ids that they have."""
 
 NEMOTRON: Final = ToolFormat(
     *('{"name": "', '", "arguments": ', "}", "<TOOLCALL>", ", "), open="<TOOLCALL>[", close="]</TOOLCALL>"
@@ -143,23 +144,27 @@ def format_of(template: ChatTemplate) -> ToolFormat:
     >>> format_of(ChatTemplate("{% for message in messages %}{{ message.content }}{% endfor %}")) is PLAIN
     True
     """
-    one, two = _rendered(template, 1), _rendered(template, 2)
-    for num_calls, rendered in ((2, two), (1, one)):
-        for format in KNOWN if rendered is not None else ():
-            text = format.text_of([("xyzzy", _ARGUMENTS), ("corge", "{}")][:num_calls], [_ID, _ID])
-            if text in str(rendered) and (num_calls == 2) <= (format.separator is not None):
-                return format
+    for formats, ids in ((KNOWN, (_ID, _ID)), ((KIMI,), ("functions.xyzzy:0", "functions.corge:1"))):
+        for num_calls in (2, 1):
+            rendered = _rendered(template, num_calls, ids)
+            for format in formats if rendered is not None else ():
+                text = format.text_of([("xyzzy", _ARGUMENTS), ("corge", "{}")][:num_calls], [_ID, _ID])
+                if text in str(rendered) and (num_calls == 2) <= (format.separator is not None):
+                    return format
     return PLAIN
 
 
-def _rendered(template: ChatTemplate, num_calls: int) -> str | None:
+def _rendered(template: ChatTemplate, num_calls: int, ids: Sequence[str]) -> str | None:
     """A conversation with calls; None if the template takes none, or does not tell of tools."""
     values: list[tuple[str, dict[str, object]]] = [("xyzzy", {"fred": True, "plugh": 1, "waldo": "x y"}), ("corge", {})]
     calls = [
-        {"id": _ID, "type": "function", "function": {"name": name, "arguments": arguments}}
-        for name, arguments in values[:num_calls]
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for call_id, (name, arguments) in zip(ids, values[:num_calls], strict=False)
     ]
-    results = [{"role": "tool", "tool_call_id": _ID, "name": name, "content": "c"} for name, _ in values[:num_calls]]
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "name": name, "content": "c"}
+        for call, (name, _) in zip(calls, values, strict=False)
+    ]
     messages: list[Mapping[str, object]] = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "", "tool_calls": calls},

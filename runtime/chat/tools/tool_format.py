@@ -55,6 +55,8 @@ class ToolFormat:
         separator: between two calls; None: a reply has one call at most.
         is_native: the template renders tools and calls itself.
         specials: the special tokens of the model that the format writes.
+        id_text: the id of a call that the template may write as it is, with the slots `{name}` and `{number}`, which
+            counts the calls of the conversation; empty: ids are in no prompt, or are `{id}`.
     """
 
     begin: str
@@ -67,6 +69,7 @@ class ToolFormat:
     close: str = ""
     is_native: bool = True
     specials: Specials = ()
+    id_text: str = ""
 
     @property
     def texts(self) -> str:

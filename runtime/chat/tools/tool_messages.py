@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import InvalidRequest
 from ..spelled_json import SpelledJson, to_json
 from ..thought_format import FIELD
-from .call_ids import with_short_ids
+from .call_ids import with_counted_ids, with_short_ids
 from .given_calls import AsGenerated
 from .headed_format import HeadedFormat
 from .tool_format import ToolFormat
@@ -36,8 +36,12 @@ def for_template(
         InvalidRequest: the arguments of a call are not a JSON object, or a part of a content is not a text.
     """
     messages = [_with_one_text(message) for message in messages]
+    for message in messages:
+        _calls(message)  # first: what has another shape is refused
     if format.writes_ids:
         messages = with_short_ids(messages)
+    elif format.id_text:
+        messages = with_counted_ids(messages, format.id_text)
     if isinstance(format, HeadedFormat):
         messages = [_with_one_thought(message) for message in messages]
     if format.is_native:

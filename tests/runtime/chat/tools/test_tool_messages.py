@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from radixlm.runtime.chat.tools.known_formats import HERMES, PLAIN
-from radixlm.runtime.chat.tools.tool_format import ToolFormat
+from radixlm.runtime.chat.chat_template import ChatTemplate
+from radixlm.runtime.chat.thought_format import thoughts_of
+from radixlm.runtime.chat.tools.known_formats import HERMES, KIMI, MISTRAL_IDS, PLAIN, format_of
+from radixlm.runtime.chat.tools.tool_format import Tool, ToolFormat
 from radixlm.runtime.chat.tools.tool_messages import for_template
 from radixlm.runtime.errors import InvalidRequest
 
@@ -15,7 +17,7 @@ def said(*calls: object) -> list[dict[str, Any]]:
     return [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": list(calls)}]
 
 
-@pytest.mark.parametrize("format", [HERMES, PLAIN])
+@pytest.mark.parametrize("format", [HERMES, PLAIN, KIMI, MISTRAL_IDS])
 @pytest.mark.parametrize(
     "call",
     [
@@ -48,3 +50,49 @@ def test_an_id_of_a_call_may_be_anything() -> None:
     messages = [*said({"id": {"a": 1}, "function": {"name": "f", "arguments": "{}"}})]
     told, _ = for_template([*messages, {"role": "tool", "tool_call_id": {"a": 1}, "content": "c"}], (), PLAIN)
     assert told[-1]["content"] == "Result of f: c"
+
+
+BY_IDS = """\
+{%- set last = namespace(index=-1) -%}
+{%- for m in messages -%}
+    {%- if m.role == 'assistant' and not m.get('tool_calls') -%}{%- set last.index = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- for tool in tools or [] -%}{{ tool | tojson }}{%- endfor -%}
+{%- for m in messages -%}
+    <|im_{{ m.role }}|>
+    {%- if m.role == 'tool' -%}## Return of {{ m.tool_call_id }}: {% endif -%}
+    {%- if m.role == 'assistant' -%}
+        <think>{{ m.get('reasoning_content', '') if loop.index0 > last.index else '' }}</think>
+    {%- endif -%}
+    {{ m.content }}
+    {%- if m.get('tool_calls') -%}
+        <|tool_calls_section_begin|>
+        {%- for call in m.tool_calls -%}
+            <|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>{{ call.function.arguments | tojson }}
+            {{- '<|tool_call_end|>' }}
+        {%- endfor -%}
+        <|tool_calls_section_end|>
+    {%- endif -%}
+    <|im_end|>
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|im_assistant|>{%- endif -%}"""
+"""As Kimi K2 Thinking's: it writes the ids of calls, and the thoughts of those that come before the next answer."""
+
+
+def test_kimis_thoughts_and_calls_stand_in_the_prompt_where_its_template_writes_ids() -> None:
+    """Its calls were words, behind which the template drops what was thought."""
+    template = ChatTemplate(BY_IDS)
+    format, thoughts = format_of(template), thoughts_of(template)
+    assert format == KIMI and thoughts is not None and thoughts.field == "reasoning_content"
+    history: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+    for number, name in enumerate("fgf"):
+        call = {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": "{}"}}
+        thought = {"reasoning_content": f"Thought {number}."}
+        history.append({"role": "assistant", "content": "", "tool_calls": [call], **thought})
+        history.append({"role": "tool", "tool_call_id": f"call_{number}", "content": "c"})
+    told, tools = for_template(history, [Tool("f", {"type": "object"}).for_template()], format)
+    text = template.render(thoughts.for_template(told), tools=tools)
+    for number, name in enumerate("fgf"):
+        made = f"functions.{name}:{number}"
+        assert f"<think>Thought {number}.</think><|tool_calls_section_begin|><|tool_call_begin|>{made}<|" in text
+        assert f"## Return of {made}: c" in text
