@@ -40,12 +40,13 @@ test-clients: $(ARTIFACT)/manifest.json .venv-clients/.suite .cache/npm-clients/
 	sh .ci/debian.sh promtool=prometheus
 	$(SERVED) NODE_PATH=$(abspath .cache/npm-clients/node_modules) .venv-clients/bin/pytest --confcutdir=tests/clients tests/clients
 
-# Coding agents, each doing a task whose replies are known, and what that computed. A minute, and once two more and
-# 600 MB to install them. Without npm, which Debian's packages bring, there are none.
+# Coding agents, each doing a task whose replies are known, and what that computed. Two minutes, and once three more and
+# 1 GB to install them. Without npm, which Debian's packages bring, there are none; aider needs Python 3.12 or older.
 AGENTS := .cache/npm-agents
 test-agents: $(VENV)/.run .venv-agents/.suite
+	-@$(MAKE) --no-print-directory .venv-aider/.suite
 	@if sh .ci/debian.sh node=nodejs npm=npm; then $(MAKE) --no-print-directory $(AGENTS)/.suite && \
-		$(SERVED) RADIXLM_NPM_AGENTS=$(abspath $(AGENTS)) \
+		$(SERVED) RADIXLM_NPM_AGENTS=$(abspath $(AGENTS)) RADIXLM_AIDER=$(abspath .venv-aider)/bin/aider \
 		.venv-agents/bin/pytest --confcutdir=tests/agents tests/agents; \
 	else echo "test-agents is left out: there is no npm to install coding agents with"; fi
 

@@ -44,7 +44,7 @@ class Served:
             "context_length": self.context_length,
             "context_length_text": str(self.context_length),
             "compact_at": int(self.context_length * _COMPACT_SHARE),
-            "max_output": max(1, self.context_length // 4),
+            "quarter": max(1, self.context_length // 4),
             "wait_s": _WAIT_S,
             "wait_ms": _WAIT_S * 1000,
             "wait_ms_text": str(_WAIT_S * 1000),
@@ -115,7 +115,7 @@ _OPENCODE = """\
       "npm": "@ai-sdk/openai-compatible",
       "name": "radixlm",
       "options": {"baseURL": $openai_url, "apiKey": $api_key, "timeout": $wait_ms},
-      "models": {$model: {"name": $model, "limit": {"context": $context_length, "output": $max_output}}}
+      "models": {$model: {"name": $model, "limit": {"context": $context_length, "output": $quarter}}}
     }
   }
 }
@@ -140,8 +140,10 @@ model: $aider_model
 openai-api-base: $openai_url
 openai-api-key: $api_key
 timeout: $wait_s
+max-chat-history-tokens: $quarter
 show-model-warnings: false
 check-update: false
+show-release-notes: false
 analytics-disable: true
 """
 

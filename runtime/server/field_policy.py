@@ -107,6 +107,7 @@ REFUSED: Mapping[str, Refused] = {
     "plugins": Refused("the server has none: leave it out"),
     "previous_response_id": Refused("nothing is stored: send the whole conversation"),
     "conversation": Refused("nothing is stored: send the whole conversation"),
+    "thread": Refused("nothing is stored: send the whole conversation"),
     "background": Refused("nothing is stored: wait for the answer, or stream it"),
 }  # fmt: skip
 """Fields of a body, not of what it holds, that some endpoint or another server has and this one has not.

@@ -4,7 +4,7 @@ The command, its engine, its cache and its server are the real ones, and so are 
 is `RecitingModel`. SCRIPT is a JSON file::
 
     {"task": "a text that only the conversations of the script have",
-     "tool": "the name of a tool that their requests bring",
+     "tool": "the name of a tool that their requests bring; null: they bring none",
      "turns": ["the first reply", "the second", ...],
      "otherwise": "what all other requests are told"}
 
@@ -76,12 +76,22 @@ class Server:
                 file.write(json.dumps(noted) + "\n")
 
     def _reply_to(self, prompt_ids: tuple[int, ...]) -> Sequence[int]:
-        script = self._script
         prompt = b"".join(self._bytes(prompt_ids)).decode(errors="replace")
-        is_scripted = script["task"] in prompt and f'"name": "{script["tool"]}"' in prompt.partition("</tools>")[0]
-        turn = prompt.count(OPENS_REPLY) - 1
-        said = script["turns"][turn] if is_scripted and turn < len(script["turns"]) else script["otherwise"]
+        script, turn = self._script, self._turn(prompt)
+        said = script["otherwise"] if turn is None or turn >= len(script["turns"]) else script["turns"][turn]
         return self._tokenizer.encode(said, add_bos=False)
+
+    def _turn(self, prompt: str) -> int | None:
+        """How many of the script's replies a conversation has; None if the script is not for it.
+
+        Clients write calls anew, so that these are counted; texts come back as they were, among others of the client's.
+        """
+        task, tool, turns = self._script["task"], self._script["tool"], self._script["turns"]
+        if task not in prompt or (tool and f'"name": "{tool}"' not in prompt.partition("</tools>")[0]):
+            return None
+        if tool:
+            return prompt.count(OPENS_REPLY) - 1
+        return next((number for number, turn in enumerate(turns) if turn.strip() not in prompt), len(turns))
 
     def _bytes(self, ids: Sequence[int]) -> list[bytes]:
         return [self._tokenizer.token_bytes(token_id) for token_id in ids]

@@ -6,6 +6,7 @@ Knows files and steps; a client's own tools are named where it is tried.
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +51,9 @@ Call = tuple[str, dict[str, Any]]
 
 
 def make_repository(folder: Path) -> Path:
-    """The files, in a new folder."""
+    """The files, in a new folder that is a repository of its own."""
     folder.mkdir(parents=True)
+    subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
     for name, text in FILES.items():
         (folder / name).write_text(text)
     return folder

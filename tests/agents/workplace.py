@@ -64,7 +64,9 @@ class Workplace:
         }
         here = {name: "localhost,127.0.0.1" for name in ("NO_PROXY", "no_proxy")}
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
-        return {**kept, **proxies, **here, "HOME": str(self.home), "TERM": "dumb", **more}
+        # a file changed twice in a second may be run as it was before
+        plain = {"HOME": str(self.home), "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1"}
+        return {**kept, **proxies, **here, **plain, **more}
 
     def serve(self, script: dict[str, Any], *command: str, api_key: str | None = None) -> ServeProcess:
         """The scripted server: `radixlm`, or what stands in for it, with these arguments."""
@@ -96,8 +98,8 @@ class Workplace:
             for noted in map(json.loads, lines)
         ]
 
-    def run(self, command: Sequence[str], environment: dict[str, str] | None = None) -> str:
-        """What a client says; it runs in the repository.
+    def run(self, command: Sequence[str], environment: dict[str, str] | None = None, said: str = "") -> str:
+        """What a client says, to which `said` is said; it runs in the repository.
 
         Raises:
             AssertionError: it fails.
@@ -106,7 +108,7 @@ class Workplace:
             command,
             cwd=self.repository,
             env=environment or self.environment(),
-            stdin=subprocess.DEVNULL,
+            input=said,
             capture_output=True,
             text=True,
             timeout=ENDS_WITHIN_S,

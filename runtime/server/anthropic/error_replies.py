@@ -5,7 +5,7 @@ Knows statuses and paths; `errors.py` knows which error has which status.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -21,11 +21,14 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+# by which Anthropic's packages know that they must send whole conversations
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 class MessagesErrorBody(msgspec.Struct):
     type: str
     message: str
+    details: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessagesErrorReply(msgspec.Struct):
@@ -47,7 +50,8 @@ def error_reply(error: Exception, status: int, message: str) -> MessagesErrorRep
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     if isinstance(error, ContextLengthExceeded):
         message = _too_long(error, message)
-    return MessagesErrorReply(MessagesErrorBody(kind, message))
+    details = _NO_THREADS if getattr(error, "param", None) == "thread" else msgspec.UNSET
+    return MessagesErrorReply(MessagesErrorBody(kind, message, details))
 
 
 def _too_long(error: ContextLengthExceeded, message: str) -> str:

@@ -460,3 +460,16 @@ def test_a_stream_that_waits_is_kept_alive_by_pings(engine: FakeEngine, quiet: T
     threading.Timer(0.3, engine.go_on.set).start()
     values = events(quiet)
     assert [value["type"] for value in values].count("ping") > 2
+
+
+def test_a_thread_that_the_server_is_to_hold_is_refused_in_the_words_by_which_packages_go_on_without(
+    client: TestClient,
+) -> None:
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+        refused = ask(client, thread=thread)
+        assert refused.status_code == 400
+        error = refused.json()["error"]
+        assert error["type"] == "invalid_request_error" and "send the whole conversation" in error["message"]
+        assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert "details" not in ask(client, n=2).json()["error"]
+    assert ask(client, thread=None).status_code == 200
