@@ -197,14 +197,6 @@ class FakeEngine:
     ) -> FakeStream:
         return self.stream(messages, params, options=options, on_ready=on_ready)
 
-    def note_call(self, call: object, options: RequestOptions) -> None:
-        """Calls come back as they were given."""
-
-    def as_generated(
-        self, messages: Sequence[Mapping[str, object]], options: RequestOptions
-    ) -> Sequence[Mapping[str, object]]:
-        return messages
-
     def stream(
         self,
         prompt: object,
