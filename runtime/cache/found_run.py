@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..artifact.manifest import PAGE_SIZE
 from .radix_node import PAGE_BYTES, TOKEN_BYTES, Node, encode_key, num_common_tokens
-from .why_not_more import MAX_IDS_SHOWN
+from .why_not_more import MAX_IDS_COMPARED
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class FoundRun:
     """The longest cached run that begins like the wanted tokens.
 
     Of its `num_tokens`, the first are in the full `pages`; the other `num_rows` are the first rows of
-    `partial_page`, which may be part of a full page or a tail. `next_ids` are what the tree has next, if anything, the
+    `partial_page`, which may be part of a full page or a tail. `ahead_ids` are what the tree has next, if anything, the
     first of them made by the model if `is_next_generated`; `was_evicted` says that it once had the wanted token there.
     """
 
@@ -27,7 +27,7 @@ class FoundRun:
     partial_page: int | None
     num_rows: int
     generated: bytes
-    next_ids: tuple[int, ...]
+    ahead_ids: tuple[int, ...]
     is_next_generated: bool
     was_evicted: bool
 
@@ -66,7 +66,7 @@ class FoundRun:
             partial_page=partial_page,
             num_rows=num_rows,
             generated=b"".join(generated),
-            next_ids=() if ahead is None else ahead[0].tokens(ahead[1], MAX_IDS_SHOWN),
+            ahead_ids=() if ahead is None else ahead[0].tokens(ahead[1], MAX_IDS_COMPARED),
             is_next_generated=ahead is not None and bool(ahead[0].generated[ahead[1]]),
             was_evicted=was_evicted,
         )

@@ -17,7 +17,7 @@ from .found_run import FoundRun
 from .radix_tree import RadixTree
 from .reply_alias import ReplyAliases
 from .text_walk import ALIAS, EXACT, TEXT, TextWalk
-from .why_not_more import MAX_IDS_SHOWN, WhyKind, WhyNotMore
+from .why_not_more import MAX_BEFORE, MAX_IDS_COMPARED, MAX_IDS_SHOWN, Around, WhyKind, WhyNotMore
 
 # `off`: nothing is found for a request, and nothing is kept of it
 MatchPolicy = Literal["exact", "seam", "text", "off"]
@@ -116,6 +116,8 @@ def _why_not_more(found: FoundRun, prompt: tuple[int, ...], limit: int) -> WhyNo
     position = found.num_tokens
     if position >= limit:
         return WhyNotMore("complete", position)
-    kind: WhyKind = "evicted" if found.was_evicted else "differs" if found.next_ids else "unseen"
-    wanted = prompt[position : position + MAX_IDS_SHOWN]
-    return WhyNotMore(kind, position, found.next_ids, wanted, found.is_next_generated)
+    kind: WhyKind = "evicted" if found.was_evicted else "differs" if found.ahead_ids else "unseen"
+    wanted, cached = prompt[position : position + MAX_IDS_COMPARED], found.ahead_ids
+    around = Around(prompt[max(position - MAX_BEFORE, 0) : position], cached, wanted) if cached else None
+    shown = cached[:MAX_IDS_SHOWN], wanted[:MAX_IDS_SHOWN]
+    return WhyNotMore(kind, position, *shown, found.is_next_generated, around=around)

@@ -5,13 +5,43 @@ Values only: `prefix_match.py` finds the ids, the engine adds their texts. Knows
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 MAX_IDS_SHOWN = 8
+MAX_IDS_COMPARED = 64  # on each side, of which texts are made
+MAX_CHANGE = 80  # characters of each side
+MAX_BEFORE = 40  # characters that both sides have
 
 WhyKind = Literal["complete", "differs", "retokenized", "not_generated", "evicted", "unseen", "namespace", "off"]
+
+
+@dataclass(frozen=True)
+class Around:
+    """Ids around the place where a match ends: of both sides, of the cache, of the prompt."""
+
+    before: tuple[int, ...]
+    cached: tuple[int, ...]
+    wanted: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TextChange:
+    """What a client has changed: behind `before`, which ends what is equal, the cache says `was`, the prompt `now`."""
+
+    before: str
+    was: str
+    now: str
+
+    @classmethod
+    def of(cls, around: Around, spell: Callable[[int], bytes]) -> TextChange:
+        """Cut at the first letter that differs, which may stand within a token."""
+        before, was, now = (_text(ids, spell) for ids in (around.before, around.cached, around.wanted))
+        num_common = len(os.path.commonprefix([was, now]))  # noqa: RUF071  # letters are meant
+        before += was[:num_common]
+        return cls(before[-MAX_BEFORE:], was[num_common:][:MAX_CHANGE], now[num_common:][:MAX_CHANGE])
 
 
 @dataclass(frozen=True)
@@ -41,6 +71,8 @@ class WhyNotMore:
     is_generated: bool = False  # whether the model made the first of `cached_ids`
     cached_text: str | None = None  # None: not looked up
     wanted_text: str | None = None
+    around: Around | None = field(default=None, compare=False, repr=False)
+    change: TextChange | None = field(default=None, compare=False)  # of `differs`, once it is spelled
 
     def spelled(self, spell: Callable[[int], bytes], special_ids: Container[int]) -> WhyNotMore:
         """The same with texts; a difference that is none in the text is called by its name.
@@ -55,12 +87,14 @@ class WhyNotMore:
         if kind == "differs" and _begin_with_the_same_text(self.cached_ids, self.wanted_ids, spell, special_ids):
             kind = "retokenized" if self.is_generated else "not_generated"
         cached_text = _text(self.cached_ids, spell) if self.cached_ids else None
-        return replace(self, kind=kind, cached_text=cached_text, wanted_text=_text(self.wanted_ids, spell))
+        change = TextChange.of(self.around, spell) if kind == "differs" and self.around is not None else None
+        wanted_text = _text(self.wanted_ids, spell)
+        return replace(self, kind=kind, cached_text=cached_text, wanted_text=wanted_text, around=None, change=change)
 
     def withheld(self) -> WhyNotMore:
         """The same without the cache's side."""
         kind: WhyKind = "differs" if self.kind in ("retokenized", "not_generated") else self.kind
-        return replace(self, kind=kind, cached_ids=(), cached_text=None, is_generated=False)
+        return replace(self, kind=kind, cached_ids=(), cached_text=None, is_generated=False, around=None, change=None)
 
     def __str__(self) -> str:
         """One line for humans."""

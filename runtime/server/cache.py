@@ -95,6 +95,12 @@ class Cache:
         )
 
 
+class ChangeReply(msgspec.Struct):
+    before: str  # what both sides end with there
+    was: str  # what is cached
+    now: str  # what the prompt says
+
+
 class WhyNotMoreReply(msgspec.Struct):
     kind: str
     position: int
@@ -103,12 +109,14 @@ class WhyNotMoreReply(msgspec.Struct):
     cached_ids: tuple[int, ...]
     cached_text: str | None
     message: str
+    change: ChangeReply | msgspec.UnsetType = msgspec.UNSET  # of two texts that differ
 
     @classmethod
     def of(cls, why: WhyNotMore) -> WhyNotMoreReply:
         """All that is known of it, with a line for humans."""
         texts = why.wanted_ids, why.wanted_text, why.cached_ids, why.cached_text
-        return cls(why.kind, why.position, *texts, message=str(why))
+        change = why.change and ChangeReply(why.change.before, why.change.was, why.change.now)
+        return cls(why.kind, why.position, *texts, message=str(why), change=change or msgspec.UNSET)
 
     @classmethod
     def told(cls, why: WhyNotMore | None, *, tells_cached_text: bool) -> WhyNotMoreReply | None:

@@ -39,10 +39,12 @@ export function visible(text) {
 
 // Why a cached prefix ends where it does, in texts; the server's own line, with ids, is the tooltip.
 export function whyLine(why) {
-  const wanted = quoted(why.wanted_text);
-  const cached = quoted(why.cached_text);
+  // what a client has changed, from the first letter on that differs
+  const wanted = quoted(why.change ? why.change.now : why.wanted_text);
+  const cached = quoted(why.change ? why.change.was : why.cached_text);
+  const behind = why.change?.before ? `, behind ${quoted(why.change.before)}` : "";
   const kinds = {
-    differs: cached ? `the cache goes on with ${cached}, the prompt with ${wanted}` : `the cache goes on otherwise than with ${wanted}`,
+    differs: cached ? `the cache goes on with ${cached}, the prompt with ${wanted}${behind}` : `the cache goes on otherwise than with ${wanted}`,
     retokenized: `the model generated ${wanted} in other tokens; matching by text reuses it`,
     not_generated: `a client wrote ${wanted} in other tokens; that is reused by its own encoding only`,
     evicted: `what went on with ${wanted} was dropped to make room`,

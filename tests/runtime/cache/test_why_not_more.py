@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
-from radixlm.runtime.cache.why_not_more import MAX_IDS_SHOWN, WhyKind, WhyNotMore
+from radixlm.runtime.cache.why_not_more import MAX_IDS_SHOWN, Around, TextChange, WhyKind, WhyNotMore
 
 SPECIAL = 9
 PIECES = [b"", b"H", b"an", b"Han", b"zi", b"anzi", b"Hanzi", b"\xe6\xb1", b"\x89", b"</s>", b"Ha", b"</s"]
@@ -43,6 +43,18 @@ def test_texts_stand_beside_the_ids_and_half_a_character_is_shown_as_bytes() -> 
     why = spelled("differs", (3, 7), (7, 8))
     assert (why.cached_text, why.wanted_text) == (r"Han\xe6\xb1", "汉")
     assert str(why) == r"at token 40 the cache has [3, 7] 'Han\\xe6\\xb1', the prompt [7, 8] '汉'"
+
+
+def test_what_a_client_changed_is_cut_at_the_first_letter_that_differs() -> None:
+    around = Around((10, 4), (3, 4, 3), (10, 2, 6))  # Hazi, HanziHan, HaanHanzi
+    why = WhyNotMore("differs", 40, (3, 4), (10, 2), around=around).spelled(PIECES.__getitem__, {SPECIAL})
+    assert why.change == TextChange("HaziHa", "nziHan", "anHanzi")
+    assert why.withheld().change is None
+    same = WhyNotMore("differs", 40, (3, 4), (1, 5), around=around).spelled(PIECES.__getitem__, {SPECIAL})
+    assert (same.kind, same.change) == ("not_generated", None)
+    long = TextChange.of(Around((6,) * 60, (3,) * 60, (4,) * 60), PIECES.__getitem__)
+    assert (len(long.before), len(long.was), len(long.now)) == (40, 80, 80)
+    assert str(why) == "at token 40 the cache has [3, 4] 'Hanzi', the prompt [10, 2] 'Haan'"
 
 
 @pytest.mark.parametrize("kind", ["differs", "retokenized", "not_generated", "evicted", "unseen", "namespace"])

@@ -233,3 +233,25 @@ def test_responses_know_their_calls(hermes: Scripted, kind: str) -> None:
     second = hermes.client.post("/v1/responses", json={**body, "input": items}).json()
     held = first["usage"]["input_tokens"] + first["usage"]["output_tokens"] - 1
     assert second["usage"]["input_tokens_details"]["cached_tokens"] >= held
+
+
+# What a client changes every turn.
+
+
+def test_what_a_client_changes_every_turn_is_told_in_its_words_and_to_its_own_namespace_alone(hermes: Scripted) -> None:
+    hermes.client.delete("/v1/cache")
+
+    def ask(day: str, **body: object) -> Any:
+        system = {"role": "system", "content": f"You are an agent. Today is Monday, the {day} of November. Be brief."}
+        answer = hermes.ask("Hm.", [system, USER], tools=None, **body).json()
+        return answer["usage"]["prompt_tokens_details"]["why_not_more"]
+
+    assert "change" not in ask("22nd")
+    assert ask("23rd")["change"] == {
+        "before": "You are an agent. Today is Monday, the 2",
+        "was": "2nd of November. Be brief.<|im_end|>\n<|im_start|>user\nWeather in Oslo?<|im_end|>",
+        "now": "3rd of November. Be brief.<|im_end|>\n<|im_start|>user\nWeather in Oslo?<|im_end|>",
+    }
+    shown = hermes.client.get("/v1/cache").json()["requests"][0]["why_not_more"]
+    assert shown["change"]["now"].startswith("3rd of November")
+    assert "change" not in (ask("24th", cache_salt="of a third") or {})
