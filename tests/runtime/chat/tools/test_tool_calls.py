@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.chat.tools.known_formats import KNOWN, PLAIN
 from radixlm.runtime.chat.tools.schema_types import type_of
@@ -48,7 +48,7 @@ def typed(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.begin + format.middle)
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_however_calls_are_cut_in_pieces_they_are_the_same(format: ToolFormat, data: st.DataObject) -> None:
     calls = data.draw(CALLS if format.separator is not None else CALLS.map(lambda calls: calls[:1]))
@@ -85,7 +85,7 @@ def test_wherever_a_call_is_cut_all_that_is_known_of_it_is_said(format: ToolForm
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.begin + format.middle)
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_what_is_no_call_is_content_as_it_is(format: ToolFormat, data: st.DataObject) -> None:
     head, middle = format.open + format.begin, format.middle
