@@ -6,7 +6,8 @@ is `RecitingModel`. SCRIPT is a JSON file::
     {"task": "a text that only the conversations of the script have",
      "tool": "the name of a tool that their requests bring; null: they bring none",
      "turns": ["the first reply", "the second", ...],
-     "otherwise": "what all other requests are told"}
+     "otherwise": "what all other requests are told",
+     "faults": {"3": 500, "5": "cut"}}    # the third POST is answered so, the fifth by a stream that breaks off
 
 A line of JSON is added to REQUESTS for each request that asked the model: how many tokens its prompt has, how many of
 them were cached, how many had to be computed at least, what was said, and what the model was handed so far.
@@ -30,8 +31,10 @@ from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine import opening
 from radixlm.runtime.engine.completion import Completion
 from radixlm.runtime.engine.engine_options import EngineOptions
+from radixlm.runtime.server.errors import HTTPError, respond
 from radixlm.runtime.server.request_log import RequestRecord
 from radixlm.tokenizer_fix import Tokenizer
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..runtime.fake_artifact import FakeArtifact, fake_artifact
 from ..runtime.tool_templates import QWEN
@@ -52,6 +55,8 @@ class Server:
         self._script, self._requests = json.loads(script.read_text(encoding="utf-8")), requests
         self._earlier: dict[bytes | None, EarlierTexts] = defaultdict(EarlierTexts)
         self._model: RecitingModel | None = None
+        self._faults: dict[str, Any] = self._script.get("faults", {})
+        self._num_posts = 0
         self.artifact = _artifact()
         self._tokenizer = Tokenizer(self.artifact.tokenizer_json)
 
@@ -64,6 +69,27 @@ class Server:
             end=END_OF_TURN,
         )
         return self._model
+
+    def faulty(self, app: ASGIApp) -> ASGIApp:
+        """The application, but for the faults of the script."""
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http" and scope["method"] == "POST":
+                self._num_posts += 1
+                fault = self._faults.get(str(self._num_posts))
+                if fault is not None:
+                    print(f"fault: {fault}", file=sys.stderr, flush=True)
+                if fault == "cut":
+                    headers = [(b"content-type", b"text/event-stream")]
+                    await send({"type": "http.response.start", "status": 200, "headers": headers})
+                    await send({"type": "http.response.body", "body": b": begun\n\n", "more_body": True})
+                    raise ConnectionError("a fault of the script")
+                if fault is not None:
+                    error = HTTPError(fault, "a fault of the script", headers={"Retry-After": "1"})
+                    return await respond(error, scope["path"])(scope, receive, send)
+            await app(scope, receive, send)
+
+        return answer
 
     def note(self, record: RequestRecord, path: str) -> None:
         for completion in record.completions:
@@ -131,6 +157,8 @@ def _patch(server: Server) -> None:
 
     RequestRecord.fields = noted  # type: ignore[method-assign]
     Artifact.open = staticmethod(lambda path: server.artifact)  # type: ignore[assignment,method-assign]
+    create_app = serving.create_app
+    serving.create_app = lambda engine, **options: server.faulty(create_app(engine, **options))  # type: ignore
     serving.read_manifest = lambda path: server.artifact.manifest  # type: ignore[assignment]
     opening._open_runner = server.open_runner  # type: ignore[assignment]
 

@@ -118,12 +118,21 @@ AGENTS = (
 )
 
 
+FAULTS = {"2": 429, "5": 500, "8": "cut"}
+
+
+@pytest.mark.parametrize("faults", [{}, FAULTS], ids=["", "after faults"])
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
-def test_it_does_its_task_and_nothing_is_computed_twice(agent: Agent, workplace: Workplace, npm: Path) -> None:
+def test_it_does_its_task_and_nothing_is_computed_twice(
+    agent: Agent, faults: dict[str, object], workplace: Workplace, npm: Path
+) -> None:
+    """Also where the server was busy, failed, and broke off in the middle: each agent tries again by itself."""
     call_of = lambda step: agent.call_of(step, workplace.repository)  # noqa: E731
-    told = script(agent.tool, call_of)
+    told = script(agent.tool, call_of) | {"faults": faults}
     with workplace.serve(told, "agent", agent.name, "fake.radixlm", "--write", "--port", str(free_port())) as server:
         said = workplace.run(*_typed(agent, server.log, npm, workplace))
+        met = re.findall("^fault: (.*)$", server.log, re.MULTILINE)
+    assert met == [str(fault) for fault in faults.values()]
     assert DONE in said
     check_done(workplace.repository)
     asked = [each for each in workplace.asked() if f'"name": "{agent.tool}"' in each.prompt]
