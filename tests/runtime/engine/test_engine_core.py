@@ -104,6 +104,21 @@ def test_next_turn_reuses_the_reply_too() -> None:
     assert completion is not None and completion.usage.cached_tokens == 29  # the last of the 20 has no KV
 
 
+def test_what_a_cancelled_prompt_had_computed_is_kept() -> None:
+    """A client that gives up after minutes, and asks again, goes on where it was, within a page, too."""
+    bench, ids = Bench(num_pages=32), [*range(3, 33), *range(5, 35)]
+    cancelled = bench.add("cancelled", ids, GREEDY)
+    while cancelled.sequence is None or cancelled.sequence.num_computed == 0:
+        bench.step()
+    num_computed = cancelled.sequence.num_computed
+    assert num_computed < len(ids)
+    bench.abort("cancelled")
+    again = bench.add("again", ids, GREEDY)
+    bench.run()
+    assert again.reuse.num_tokens == num_computed and bench.model.num_tokens < len(ids) + len(bench.tokens("again"))
+    assert bench.tokens("again") == alone(ids, GREEDY)
+
+
 def test_namespaces_share_nothing() -> None:
     bench = Bench(num_pages=32)
     bench.add("a", range(33), GREEDY, b"one")

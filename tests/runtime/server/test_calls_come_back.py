@@ -255,3 +255,36 @@ def test_what_a_client_changes_every_turn_is_told_in_its_words_and_to_its_own_na
     shown = hermes.client.get("/v1/cache").json()["requests"][0]["why_not_more"]
     assert shown["change"]["now"].startswith("3rd of November")
     assert "change" not in (ask("24th", cache_salt="of a third") or {})
+
+
+# Words of the system in the middle.
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_words_of_the_system_behind_each_result_stand_there_and_what_is_before_them_is_found(
+    hermes: Scripted, path: str
+) -> None:
+    """Hoisted to the front, they had all of a long loop computed in every turn."""
+    hermes.client.delete("/v1/cache")
+    talk: list[Any] = [{"role": "system", "content": "Be brief."}, USER]
+    if path == "/v1/messages":
+        talk = [USER]
+    body: dict[str, Any] = {"temperature": 0.0, "model": "fake"}
+    body |= {"max_output_tokens": 20} if path == "/v1/responses" else {"max_tokens": 20}
+    held = 0
+    for number in range(4):
+        hermes.say(f"Step {number} is done.")
+        answer = hermes.client.post(path, json={**body, "input" if path == "/v1/responses" else "messages": talk})
+        usage = answer.json()["usage"]
+        cached = usage.get("cache_read_input_tokens")
+        for details in ("prompt_tokens_details", "input_tokens_details"):
+            cached = usage.get(details, {}).get("cached_tokens") if cached is None else cached
+        assert cached >= held, (number, usage)
+        prompt = [usage.get(key, 0) for key in ("prompt_tokens", "input_tokens")]
+        prompt += [usage.get(key, 0) for key in ("cache_read_input_tokens", "cache_creation_input_tokens")]
+        held = sum(prompt) + usage.get("completion_tokens", usage.get("output_tokens", 0)) - 1
+        talk += [
+            {"role": "assistant", "content": f"Step {number} is done."},
+            {"role": "user", "content": f"Go on to {number + 1}."},
+            {"role": "system", "content": f"Reminder {number}: be brief."},
+        ]
