@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from .errors import InvalidProfile
@@ -79,11 +80,17 @@ class TokenizerProfile:
 def _read_dataclass(cls: type, fields: object, where: str) -> object:
     if not isinstance(fields, Mapping):
         raise InvalidProfile(f"{where}: expected an object, got {type(fields).__name__}")
-    hints = get_type_hints(cls)
+    hints = _hints_of(cls)
     if unlike := sorted(map(str, hints.keys() ^ fields.keys())):
         names = ", ".join(unlike)
         raise InvalidProfile(f"{where}: missing or unknown fields: {names}; compile the model again")
     return cls(**{name: _read_value(hints[name], fields[name], f"{where}.{name}") for name in hints})
+
+
+@cache
+def _hints_of(cls: type) -> dict[str, object]:
+    """Types of a dataclass's fields, found once: a profile has thousands of added tokens."""
+    return get_type_hints(cls)
 
 
 def _read_value(hint: object, value: object, where: str) -> object:
