@@ -69,6 +69,6 @@ def _shortened(message: Message) -> Message:
     if "tool_call_id" in message:
         changed["tool_call_id"] = short_id(message["tool_call_id"])
     calls = message.get("tool_calls")
-    if isinstance(calls, list):
+    if isinstance(calls, list | tuple):
         changed["tool_calls"] = [{**call, "id": short_id(call.get("id"))} for call in calls]
     return {**message, **changed} if changed else message

@@ -13,7 +13,7 @@ from typing import Any, Final
 from .arguments import ArgumentsReader, Schema
 from .lark import Specials, json_rule, quoted
 from .literal_reader import LiteralReader
-from .raw_text import text_rules, times_of, values_of
+from .raw_text import text_rules, times_of, unkept_words, values_of
 from .schema_types import ANY, STRING, looked_up, types_of
 
 _MAX_DEPTH: Final = 4  # of schemas within schemas that are enforced
@@ -137,6 +137,7 @@ class _LiteralRules:
             ways.append(f"{self._quoted(self.style.quote)} {name}_text")
             rules += text_rules(
                 *(f"{name}_text", types & STRING, asked, self.style.quote),
+                root=self.schema,
                 is_strict=self.is_strict,
                 specials=self.specials,
             )
@@ -158,7 +159,7 @@ class _LiteralRules:
         if types == STRING and values is not None:
             texts = [value for value in values if isinstance(value, str)]
             return " | ".join(quoted(text) for value in texts for text in (_python(value), json.dumps(value)))
-        if types == STRING:
+        if types == STRING and not (self.is_strict and unkept_words(asked, self.schema)):  # else as JSON, which can
             times = times_of(asked)
             return " | ".join(rf"/{mark}([^{mark}\\]|\\[ntr\\'\"]){times}{mark}/" for mark in "'\"")
         ways = [] if types <= {"boolean", "null"} else [self._json(_without_refs(asked, self.schema))]

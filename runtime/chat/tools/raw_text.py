@@ -10,21 +10,33 @@ from typing import Any, Final
 
 from ...errors import InvalidGrammar
 from .lark import Specials, cut_at_specials, quoted
-from .schema_types import STRING, Types
+from .schema_types import STRING, Types, looked_up
 
 _MAX_LENGTH: Final = 4096  # of a string that is held to its length
 _UNKEPT: Final = ("pattern", "format")  # keywords of strings
+_WAYS: Final = ("anyOf", "oneOf", "allOf")
+_MAX_DEPTH: Final = 16  # of schemas that say what others are
 
 
 def text_rules(
-    name: str, types: Types, asked: Mapping[str, Any], close: str, *, is_strict: bool, specials: Specials
+    name: str,
+    types: Types,
+    asked: Mapping[str, Any],
+    close: str,
+    *,
+    root: Mapping[str, Any],
+    is_strict: bool,
+    specials: Specials,
 ) -> list[str]:
     """A string that fits `asked`, and `close`; any string where other types are allowed, too.
+
+    Args:
+        root: the schema that `asked` is a part of.
 
     Raises:
         InvalidGrammar: it is strict, and cannot be enforced.
     """
-    unkept = [word for word in _UNKEPT if word in asked]
+    unkept = unkept_words(asked, root)
     if is_strict and (unkept or types & {"object", "array"}):
         reason = f"has {unkept[0]}" if unkept else "may be a string, an object or an array"
         raise InvalidGrammar(
@@ -36,6 +48,19 @@ def text_rules(
         texts = " | ".join(quoted(value, specials) for value in values if isinstance(value, str))
         return [f"{name}: ({texts}) {quoted(close, specials)}"]
     return _until(name, times_of(asked) if types == STRING else "*", close, specials)
+
+
+def unkept_words(asked: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> list[str]:
+    """The keywords of a schema within `root`, and of what it chooses from, that no rule of ours keeps.
+
+    >>> unkept_words({"anyOf": [{"type": "string", "pattern": "^a$"}, {"type": "null"}]}, {})
+    ['pattern']
+    """
+    found = [word for word in _UNKEPT if word in asked]
+    for way in _WAYS if depth < _MAX_DEPTH else ():
+        for each in asked[way] if isinstance(asked.get(way), list) else ():
+            found += unkept_words(looked_up(each, root), root, depth + 1)
+    return found
 
 
 def values_of(asked: Mapping[str, Any]) -> list[Any] | None:

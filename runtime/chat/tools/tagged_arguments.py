@@ -160,7 +160,10 @@ class _TaggedRules:
             ways.append(f"{text} {name}_text")
             asked = looked_up(schema, self.schema)
             rules += text_rules(
-                *(f"{name}_text", types, asked, self.style.close), is_strict=self.is_strict, specials=self.specials
+                *(f"{name}_text", types, asked, self.style.close),
+                root=self.schema,
+                is_strict=self.is_strict,
+                specials=self.specials,
             )
         if "string" not in types or (self.style.before_string is not None and types != STRING):
             ways.append(f"{other} {name}_value {self._quoted(self.style.close)}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from ...errors import InvalidRequest
@@ -43,7 +44,7 @@ def for_template(
     elif format.id_text:
         messages = with_counted_ids(messages, format.id_text)
     if isinstance(format, HeadedFormat):
-        messages = [_with_one_thought(message) for message in messages]
+        messages = [_with_one_thought(message) for message in _with_one_call_each(messages)]
     if format.is_native:
         return [_with_parsed_calls(message) for message in messages], tools
     told = [_in_words(message, _names(messages), format) for message in messages]
@@ -69,6 +70,31 @@ def _with_one_text(message: Message) -> Message:
                 f'a part of a content is {part!r:.60}; send {{"type": "text", "text": ...}}, or one text'
             )
     return {**message, "content": "".join(map(str, texts))}
+
+
+def _with_one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """Messages with one call each, and its results behind it. gpt-oss's template renders the first call of a message,
+    and names a result by the call before it.
+    """
+    told, left = list[Message](), list(messages)
+    while left:
+        message = left.pop(0)
+        calls = _calls(message)
+        if not calls:
+            told.append({key: value for key, value in message.items() if key != "tool_calls"})
+            continue
+        results = list(takewhile(lambda each: each.get("role") == "tool", left)) if len(calls) > 1 else []
+        del left[: len(results)]
+        for number, call in enumerate(calls):
+            said = message if number == 0 else {"role": message.get("role"), "content": ""}
+            told.append({**said, "tool_calls": [call]})
+            told += [each for each in results if _answers(each, call)]
+        told += [each for each in results if not any(_answers(each, call) for call in calls)]
+    return told
+
+
+def _answers(result: Message, call: Mapping[str, object]) -> bool:
+    return call.get("id") is not None and result.get("tool_call_id") == call["id"]
 
 
 def _with_one_thought(message: Message) -> Message:

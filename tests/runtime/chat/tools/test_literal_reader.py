@@ -43,8 +43,11 @@ def test_gemmas_literals_become_json() -> None:
 
 
 @pytest.mark.parametrize("format", [QWEN_CODER, GEMMA], ids=["tags", "literals"])
-def test_a_strict_string_that_cannot_be_enforced_without_quotes_is_refused(format: Any) -> None:
-    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^a+$"}}}
+@pytest.mark.parametrize("is_optional", [False, True], ids=["string", "string-or-null"])
+def test_a_strict_string_that_cannot_be_enforced_without_quotes_is_refused(format: Any, is_optional: bool) -> None:
+    text = {"type": "string", "pattern": "^a+$"}
+    asked = {"anyOf": [{"$ref": "#/$defs/text"}, {"type": "null"}]} if is_optional else text
+    parameters = {"type": "object", "properties": {"a": asked}, "$defs": {"text": text}}
     with pytest.raises(InvalidGrammar, match="pattern"):
         format.grammar([Tool("f", parameters, is_strict=True)], "auto")
     assert format.grammar([Tool("f", parameters)], "auto") is not None

@@ -216,6 +216,22 @@ def test_a_schema_that_begins_as_a_call_does_can_be_answered(bench: Bench, forma
     assert bench.follows(grammar, format.text_of([("now", "{}")]))
 
 
+@pytest.mark.parametrize("rest", [{}, {"anyOf": [{"minLength": 1}, {"minLength": 2}]}], ids=["plain", "choice"])
+def test_a_strict_pattern_is_enforced_where_strings_have_quotes(bench: Bench, rest: dict[str, object]) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "pattern": "^a+$"} | rest},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    strict, loose = (wanted(LFM, [Tool("f", parameters, is_strict=each)], "required") for each in (True, False))
+    texts = ["<|tool_call_start|>[f(a=" + json.dumps(value) + ")]<|tool_call_end|>" for value in ("aa", "b")]
+    assert [bench.follows(strict, text) for text in texts] == [True, False]
+    assert bench.follows(loose, texts[1])
+    calls = read_whole(texts[0], ToolCallReader(LFM, ["f"])).calls
+    assert [json.loads(call.arguments) for call in calls] == [{"a": "aa"}]
+
+
 def test_a_strict_tool_with_a_schema_that_cannot_be_enforced_is_refused(bench: Bench) -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     with pytest.raises(InvalidGrammar, match="uniqueItems"):

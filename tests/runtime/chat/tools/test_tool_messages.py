@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from radixlm.runtime.chat.chat_template import ChatTemplate
 from radixlm.runtime.chat.thought_format import thoughts_of
-from radixlm.runtime.chat.tools.known_formats import HERMES, KIMI, MISTRAL_IDS, PLAIN, format_of
+from radixlm.runtime.chat.tools.known_formats import HARMONY, HERMES, KIMI, MISTRAL_IDS, PLAIN, format_of
 from radixlm.runtime.chat.tools.tool_format import Tool, ToolFormat
 from radixlm.runtime.chat.tools.tool_messages import for_template
 from radixlm.runtime.errors import InvalidRequest
+
+from ...tool_templates import HARMONY as HARMONY_TEMPLATE
 
 
 def said(*calls: object) -> list[dict[str, Any]]:
@@ -96,3 +98,31 @@ def test_kimis_thoughts_and_calls_stand_in_the_prompt_where_its_template_writes_
         made = f"functions.{name}:{number}"
         assert f"<think>Thought {number}.</think><|tool_calls_section_begin|><|tool_call_begin|>{made}<|" in text
         assert f"## Return of {made}: c" in text
+
+
+def test_each_of_several_calls_stands_before_its_result_where_a_template_renders_one() -> None:
+    """gpt-oss's template renders the first call of a message, and names each result by the call before it."""
+    called = [{"id": f"call_{name}", "function": {"name": name, "arguments": "{}"}} for name in "fgh"]
+    history = said(*called)
+    history[1] |= {"thinking": "Hm."}
+    results = [{"role": "tool", "tool_call_id": f"call_{name}", "content": f"of {name}"} for name in "gfx"]
+    told, _ = for_template([*history, *results, {"role": "user", "content": "b"}], (), HARMONY)
+    names: list[Any] = [message.get("tool_calls", [{}])[0] for message in map(dict[str, Any], told)]
+    said_of = [
+        call["function"]["name"] if call else message["content"] for call, message in zip(names, told, strict=True)
+    ]
+    assert said_of == ["a", "f", "of f", "g", "of g", "h", "of x", "b"]
+    text = ChatTemplate(HARMONY_TEMPLATE).render(told)
+    assert all(text.count(f" to=functions.{name}<") == 1 for name in "fgh")
+    assert text.count("Hm.") == 1
+
+
+def test_an_answer_without_calls_has_no_field_for_them_where_a_template_asks_for_the_field() -> None:
+    assert "tool_calls" not in for_template(said(), (), HARMONY)[0][1]
+
+
+def test_calls_may_be_a_tuple_where_ids_are_short() -> None:
+    history = said({"id": "call_1", "function": {"name": "f", "arguments": "{}"}})
+    listed = for_template(history, (), MISTRAL_IDS)[0]
+    history[1]["tool_calls"] = tuple(history[1]["tool_calls"])
+    assert for_template(history, (), MISTRAL_IDS)[0] == listed
