@@ -8,6 +8,8 @@ compile/ imports tvm, only model_runner imports tvm_ffi.
 from __future__ import annotations
 
 import ast
+import re
+import subprocess
 import tomllib
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -39,6 +41,10 @@ RUNTIME_ORDER = (
 # layers, model families, file formats. The modules beside them, from `compiler` to `verification`, stand above all.
 COMPILE_ORDER = ("codegen", "weights", "kernels", "ops", "layers", "families", "sources")
 MAX_MODULES = 22  # of one folder
+TOP = {  # what stands beside the folders of modules
+    *(".ci", ".gitignore", ".types", "CHANGELOG.md", "LICENSE", "Makefile", "README.md", "pyproject.toml"),
+    *("bench", "docs", "examples", "tests"),
+}
 # What does not keep the rules yet, and fails its test as soon as it does.
 NOT_YET: set[str] = set()
 
@@ -182,6 +188,15 @@ def test_every_top_folder_is_mapped_typed_and_linked_for_type_checkers() -> None
         assert (ROOT / folder / "py.typed").is_file()
         assert (ROOT / ".types" / "radixlm" / folder).resolve() == ROOT / folder
     assert {path.name for path in (ROOT / ".types" / "radixlm").iterdir()} == set(FOLDERS)
+
+
+def test_nothing_lies_beside_the_folders_that_has_no_place_there() -> None:
+    """What a tool that was tried left in the repository was committed with a change."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("this is no checkout of git")
+    top = {path.partition("/")[0] for path in listed.stdout.splitlines()} - TOP - set(FOLDERS)
+    assert [name for name in sorted(top) if not re.fullmatch(r"requirements(-\w+)?\.lock", name)] == []
 
 
 def test_radixlm_is_a_namespace_package() -> None:

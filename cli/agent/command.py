@@ -42,7 +42,7 @@ def command(write: bool, no_store: bool, client: str, model: str, serve_options:
     if no_store and options["store"] is not None:
         raise ValueError("--no-store and --store are given; choose one")
     if options["store"] is None and not no_store:
-        options["store"] = str(default_store(model))
+        options["store"] = str(default_store(options["model"]))
     agent = CLIENTS[client]
 
     def tell(engine: Engine) -> None:

@@ -157,8 +157,9 @@ def said_until(process: subprocess.Popen[str], wanted: str) -> str:
 
 
 def test_a_key_a_name_and_a_store_of_the_users_own(tmp_path: Path) -> None:
+    """The store was named by the first word behind the client, which may be an option of serve."""
     port = free_port()
-    options = ("fake.radixlm", "--port", str(port), "--api-key", "sk-1", "--api-key", "sk-2", "--model-id", "mine")
+    options = ("--port", str(port), "fake.radixlm", "--api-key", "sk-1", "--api-key", "sk-2", "--model-id", "mine")
     for _ in range(2):
         with serving(tmp_path, "claude", *options, "--write") as process:
             said = said_until(process, "run: claude --settings")
