@@ -17,6 +17,7 @@ _WORDS: Final = {"True": "true", "False": "false", "None": "null", "true": "true
 _BRACKETS: Final = {"(": "{", ")": "}", "{": "{", "}": "}", "[": "[", "]": "]"}
 _JOINTS: Final = {"=": ": ", ":": ": "}
 _BARE: Final = re.compile(r"[^\s,=:(){}\[\]'\"<]+")
+_KEY: Final = re.compile(r"[^,=:(){}\[\]]+")  # names of schemas may have spaces
 _ESCAPED: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 _CODES: Final = {"x": 2, "u": 4, "U": 8}  # digits behind an escape
 
@@ -87,14 +88,13 @@ class LiteralReader:
 
     def _read_bare(self, held: str) -> tuple[str, int]:
         """A name, a number or a word."""
-        found = _BARE.match(held)
+        is_key = self._is_key
+        found = (_KEY if is_key else _BARE).match(held)
         word = held[0] if found is None else found[0]
         if len(word) == len(held):
             return "", 0
-        is_key = self._is_key
-        return self._after_comma(string(word) if is_key else _WORDS.get(word) or _number(word) or string(word)), len(
-            word
-        )
+        written = string(word.rstrip()) if is_key else _WORDS.get(word) or _number(word) or string(word)
+        return self._after_comma(written), len(word)
 
     @property
     def _is_key(self) -> bool:

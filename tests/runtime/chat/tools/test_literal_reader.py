@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from radixlm.runtime.chat.tools.known_formats import GEMMA, QWEN_CODER
+from radixlm.runtime.chat.tools.known_formats import FUNCTION_GEMMA, GEMMA, LFM, QWEN_CODER
 from radixlm.runtime.chat.tools.literal_reader import LiteralReader
 from radixlm.runtime.chat.tools.tool_format import Tool
 from radixlm.runtime.errors import InvalidGrammar
@@ -40,6 +40,17 @@ def test_pythons_literals_become_json(text: str, value: Any) -> None:
 def test_gemmas_literals_become_json() -> None:
     text = """{city:<|"|>St. "John" <3<|"|>,days:3,of:{a:[true,null,<|"|>x<|"|>],b:None}}"""
     assert read(text, '<|"|>') == {"city": 'St. "John" <3', "days": 3, "of": {"a": [True, None, "x"], "b": None}}
+
+
+@pytest.mark.parametrize("style", [LFM.arguments, GEMMA.arguments, FUNCTION_GEMMA.arguments])
+def test_a_name_may_have_any_letters_but_those_between_names_and_values(style: Any) -> None:
+    """What came of the first two was no JSON."""
+    arguments = {"my key": "a=b", "<b>'s": {"c": 1}, "a-b.c": [True], "ü": None}
+    assert read(style.written(json.dumps(arguments)), style.quote) == arguments
+
+
+def test_spaces_around_names_are_not_theirs() -> None:
+    assert read("( a = 1 , b = {'c d' : 2})", None) == {"a": 1, "b": {"c d": 2}}
 
 
 @pytest.mark.parametrize("format", [QWEN_CODER, GEMMA], ids=["tags", "literals"])
