@@ -155,7 +155,7 @@ class _LiteralRules:
         return [f"{name}: {' | '.join(ways)}", *rules]
 
     def _python(self, types: frozenset[str], asked: Mapping[str, Any]) -> str:
-        values = values_of(asked)
+        values = values_of(asked, self.schema)
         if types == STRING and values is not None:
             texts = [value for value in values if isinstance(value, str)]
             return " | ".join(quoted(text) for value in texts for text in (_python(value), json.dumps(value)))

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ...errors import InvalidGrammar
 from .lark import Specials, cut_at_specials, quoted
-from .schema_types import STRING, Types, looked_up
+from .schema_types import STRING, Types, looked_up, types_of
 
 _MAX_LENGTH: Final = 4096  # of a string that is held to its length
 _UNKEPT: Final = ("pattern", "format")  # keywords of strings
@@ -43,7 +43,7 @@ def text_rules(
             f"an argument of a function {reason}, which cannot be enforced where the model writes strings without "
             "quotes; leave it out, or do not ask for strict"
         )
-    values = values_of(asked)
+    values = values_of(asked, root)
     if types == STRING and values is not None:
         texts = " | ".join(quoted(value, specials) for value in values if isinstance(value, str))
         return [f"{name}: ({texts}) {quoted(close, specials)}"]
@@ -63,10 +63,20 @@ def unkept_words(asked: Mapping[str, Any], root: Mapping[str, Any], depth: int =
     return found
 
 
-def values_of(asked: Mapping[str, Any]) -> list[Any] | None:
-    """The values that a schema counts up; None if it does not."""
+def values_of(asked: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> list[Any] | None:
+    """The values that a schema within `root` counts up for strings; None if it does not.
+
+    >>> values_of({"anyOf": [{"enum": ["a", "b"]}, {"const": "c"}, {"type": "null"}]}, {})
+    ['a', 'b', 'c']
+    """
     values = [asked["const"]] if "const" in asked else asked.get("enum")
-    return values if isinstance(values, list) else None
+    if isinstance(values, list):
+        return values
+    ways = next((asked[way] for way in ("anyOf", "oneOf") if isinstance(asked.get(way), list)), None)
+    if ways is None or depth == _MAX_DEPTH:
+        return None
+    found = [values_of(looked_up(each, root), root, depth + 1) for each in ways if types_of(each, root) & STRING]
+    return None if None in found else [value for values in found for value in values or ()] or None
 
 
 def times_of(asked: Mapping[str, Any]) -> str:

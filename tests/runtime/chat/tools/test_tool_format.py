@@ -232,6 +232,23 @@ def test_a_strict_pattern_is_enforced_where_strings_have_quotes(bench: Bench, re
     assert [json.loads(call.arguments) for call in calls] == [{"a": "aa"}]
 
 
+@pytest.mark.parametrize("format", [LFM, GEMMA], ids=["lfm", "gemma"])
+@pytest.mark.parametrize("other", [{"type": "null"}, {"const": "z"}], ids=["null", "const"])
+def test_values_of_a_choice_are_all_that_a_string_may_be(bench: Bench, format: ToolFormat, other: object) -> None:
+    kind = {"anyOf": [{"$ref": "#/$defs/kind"}, other]}
+    parameters = {
+        "type": "object",
+        "properties": {"a": kind},
+        "required": ["a"],
+        "$defs": {"kind": {"type": "string", "enum": ["x", "y"]}},
+    }
+    grammar = wanted(format, [Tool("f", parameters, is_strict=True)], "required")
+    texts = [format.text_of([("f", json.dumps({"a": value}))]) for value in ("x", "y", "w")]
+    if format is LFM and other == {"type": "null"}:
+        texts = [text.replace("'", '"') for text in texts]  # as JSON, where it may be no string
+    assert [bench.follows(grammar, text) for text in texts] == [True, True, False]
+
+
 def test_a_strict_tool_with_a_schema_that_cannot_be_enforced_is_refused(bench: Bench) -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     with pytest.raises(InvalidGrammar, match="uniqueItems"):
