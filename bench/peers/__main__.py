@@ -3,9 +3,9 @@
     python -m bench.peers [MODEL.gguf ...] [--rounds 5] [--llama-cpp .cache/llama.cpp]
 
 Without a model: SmolLM2-135M in Q4_1, and Qwen2.5-Coder-0.5B in Q4_K_M. radixlm compiles the file, its numbers kept.
-llama.cpp is built for this machine by `.ci/llama_cpp.sh`, and runs that file and the same weights requantized to Q4_0,
-for which it has its fastest kernels. All decode greedily and ignore the end of a reply. A ratio is of two runs of the
-same round; a bar is held against the median.
+llama.cpp is built for this machine by `.ci/llama_cpp.sh`, and runs that file and the same weights requantized to
+Q4_0, for which it has its fastest kernels; so does the wheel that pip gives, `xllamacpp`. All decode greedily and
+ignore the end of a reply. A ratio is of two runs of the same round; a bar is held against the median.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from ..limits import LimitsMeter
 from ..model_work import decode_bytes_per_token
 from ..prompts import Prompts
 from ..report.page import publish
-from .bars import OURS, Q4_0, SAME, Values, verdicts
-from .contestants import Contestant, LlamaCppContestant, RadixLMContestant
+from .bars import OURS, Q4_0, SAME, WHEEL, Values, verdicts
+from .contestants import Contestant, LlamaCppBuild, LlamaCppContestant, RadixLMContestant
 from .models import default_models, q4_0_of
 
 FIGURES = (*MEASURES, START, MEMORY)
@@ -59,15 +59,16 @@ def compare(gguf: Path, llama_cpp: Path, cache: Path, rounds: int) -> dict[str, 
     """All engines on one file; the artifact that ours is compiled to is thrown away."""
     threads = default_num_threads()
     small = q4_0_of(gguf, llama_cpp / "llama-quantize", cache)
+    native, wheel = LlamaCppBuild.native(llama_cpp), LlamaCppBuild.wheel()
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=cache)))
         artifact = Artifact.open(compile_model(gguf, scratch / f"{gguf.stem}.radixlm").path)
         peers = [
-            stack.enter_context(closing(LlamaCppContestant(name, llama_cpp, file, num_threads=threads)))
-            for name, file in ((SAME, gguf), (Q4_0, small))
+            stack.enter_context(closing(LlamaCppContestant(name, build, file, num_threads=threads)))
+            for name, build, file in ((SAME, native, gguf), (Q4_0, native, small), (WHEEL, wheel, small))
         ]
         ours = stack.enter_context(closing(RadixLMContestant(OURS, artifact.path, over_http=SERVED)))
-        system_info = {"native": peers[0].system_info()}
+        system_info = {"native": peers[0].system_info(), "wheel": peers[-1].system_info()}
         bytes_per_token = decode_bytes_per_token(artifact)
         values = measure([ours, *peers], LimitsMeter(find_target("native")), rounds, _vocab_size(artifact))
     share = statistics.median(decode_shares(values, bytes_per_token))

@@ -10,8 +10,8 @@ from ..engine.figures import Figure
 from ..timing import Spread
 
 OURS = "radixlm"
-SAME, Q4_0 = "llama.cpp, same file", "llama.cpp, Q4_0"
-PEERS = (SAME, Q4_0)
+SAME, Q4_0, WHEEL = "llama.cpp, same file", "llama.cpp, Q4_0", "its wheel, Q4_0"
+PEERS = (SAME, Q4_0, WHEEL)
 Values = Mapping[str, Mapping[str, Sequence[float]]]  # contestant -> figure's name -> a value for each round
 
 

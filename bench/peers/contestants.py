@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -63,14 +65,35 @@ class RadixLMContestant:
         return Worker("bench.engine.worker", self._artifact)
 
 
+@dataclass(frozen=True)
+class LlamaCppBuild:
+    """How a build of llama.cpp is started: its server, and what prints a first token, and on standard error how it was
+    built.
+    """
+
+    server: Sequence[str]
+    first_token: Sequence[str]
+
+    @classmethod
+    def native(cls, directory: Path) -> LlamaCppBuild:
+        """Of `.ci/llama_cpp.sh`."""
+        one_token = ("-n", "1", "-c", "2048", "--temp", "0", "-no-cnv", "--no-warmup", "--no-display-prompt")
+        return cls((str(directory / "llama-server"),), (str(directory / "llama-completion"), *one_token))
+
+    @classmethod
+    def wheel(cls) -> LlamaCppBuild:
+        """What pip gives."""
+        module = (sys.executable, "-m")
+        return cls((*module, "bench.peers.wheel_server"), (*module, "bench.peers.wheel_start"))
+
+
 class LlamaCppContestant:
     """llama.cpp with flash attention, which is faster everywhere but in single decode: there the better of both counts.
 
-    `build` is the folder that `.ci/llama_cpp.sh` makes. Each number of streams has a server of its own, for its
-    context is divided between them.
+    Each number of streams has a server of its own, for its context is divided between them.
     """
 
-    def __init__(self, name: str, build: Path, gguf: Path, *, num_threads: int) -> None:
+    def __init__(self, name: str, build: LlamaCppBuild, gguf: Path, *, num_threads: int) -> None:
         self.name, self._build, self._gguf, self._num_threads = name, build, gguf, num_threads
         self._stack = ExitStack()
         self._workers: dict[tuple[int, bool], Worker] = {}
@@ -98,21 +121,8 @@ class LlamaCppContestant:
         self._stack.close()
 
     def _first_token(self) -> list[str]:
-        program = str(self._build / "llama-completion")  # says on standard error how it was built
         model = ("--model", str(self._gguf), "--prompt", _START_PROMPT, "--threads", str(self._num_threads))
-        return [
-            program,
-            *model,
-            "-n",
-            "1",
-            "-c",
-            "2048",
-            "--temp",
-            "0",
-            "-no-cnv",
-            "--no-warmup",
-            "--no-display-prompt",
-        ]
+        return [*self._build.first_token, *model]
 
     def _worker(self, num_parallel: int, flash_attention: bool) -> Worker:
         key = (num_parallel, flash_attention)
@@ -124,7 +134,7 @@ class LlamaCppContestant:
     def _open(self, num_parallel: int, flash_attention: bool, context: int) -> Worker:
         return Worker(
             "bench.peers.http_worker",
-            *("llama.cpp", self._build / "llama-server", "--model", self._gguf),
+            *("llama.cpp", *self._build.server, "--model", self._gguf),
             *("--parallel", num_parallel, "--ctx-size", num_parallel * context, "--threads", self._num_threads),
             *("--flash-attn", "on" if flash_attention else "off"),
             *("--cache-ram", 0),  # a second tier of prompts, which would cost copies and serve no measurement here

@@ -32,24 +32,28 @@ def peers(results: Json) -> Iterator[str]:
         "(`.ci/llama_cpp.sh`), on the same file and on one that its own tool made of that in Q4_0, with flash "
         "attention, but for batch-1 decode, where the better of with and without counts. Streams and first tokens are "
         "timed by the same client over HTTP; its connections are kept open. Prefill and decode leave HTTP out: "
-        "llama.cpp's by its own clock, ours by the caller's of the engine."
+        "llama.cpp's by its own clock, ours by the caller's of the engine. The wheel is `xllamacpp`, which pip gives."
     )
     for run in results["runs"].values():
         values = run["values"]
-        found = {f: {peer: ratios(values, f, (peer,)) for peer in PEERS} for f in (*figures.MEASURES, *_OF_A_PROCESS)}
+        peers = [peer for peer in PEERS if peer in values]
+        found = {f: {peer: ratios(values, f, (peer,)) for peer in peers} for f in (*figures.MEASURES, *_OF_A_PROCESS)}
         yield f"### {run['model']}"
-        yield f"{run['threads']} threads for each. llama.cpp was built for {run['llama_cpp_system_info']['native']}."
+        built = "; ".join(f"{build}: {info}" for build, info in run["llama_cpp_system_info"].items())
+        yield f"{run['threads']} threads for each. llama.cpp was built for, {built}."
+        if missing := set(PEERS) - set(peers):
+            yield f"Not measured: {', '.join(sorted(missing))}."
         rows = [
             {
                 "title": f"{figure.title}, {figure.unit}",
-                "values": [spread(values[name][figure.name]) for name in (OURS, *PEERS)],
+                "values": [spread(values[name][figure.name]) for name in (OURS, *peers)],
                 "times": [f"**{r.median:.2f}** ({r.minimum:.2f}-{r.maximum:.2f})" for r in against.values()],
             }
             for figure, against in found.items()
         ]
         columns: dict[str, Cell] = {"median (min-max)": "{title}"}
-        columns |= each((OURS, *PEERS), "values")
-        yield table(columns | each((f"times {peer}" for peer in PEERS), "times"), rows)
+        columns |= each((OURS, *peers), "values")
+        yield table(columns | each((f"times {peer}" for peer in peers), "times"), rows)
         yield (
             f"Decode reads {run['decode_bytes_per_token'] / 1e6:.1f} MB of weights a token, "
             f"{run['decode_bandwidth_share']:.0%} of the bandwidth that was measured in the same round, right before "

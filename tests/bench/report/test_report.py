@@ -10,7 +10,7 @@ from typing import Any
 from bench.engine import figures
 from bench.machine import Origin
 from bench.peers.__main__ import FIGURES
-from bench.peers.bars import OURS, PEERS, verdicts
+from bench.peers.bars import OURS, PEERS, WHEEL, verdicts
 from bench.report import engine
 from bench.results import add_run, read_results, write_results
 
@@ -67,10 +67,17 @@ def test_a_request_is_held_against_the_engine_that_has_as_many_callers(lines: Li
 def test_the_table_of_peers_shows_medians_ranges_and_ratios(lines: Lines) -> None:
     rows = lines(engine.peers({"runs": {"a.gguf": peers()}}))
     assert rows[0] == (
-        "| decode, batch 1, tok/s | 1.50 (1.00-2.00) | 3.00 (2.00-4.00) | 4.50 (3.00-6.00) "
-        "| **0.50** (0.50-0.50) | **0.33** (0.33-0.33) |"
+        "| decode, batch 1, tok/s | 1.50 (1.00-2.00) | 3.00 (2.00-4.00) | 4.50 (3.00-6.00) | 6.00 (4.00-8.00) "
+        "| **0.50** (0.50-0.50) | **0.33** (0.33-0.33) | **0.25** (0.25-0.25) |"
     )
     assert any("**missed**" in row for row in rows)
+
+
+def test_a_peer_that_was_not_there_is_named(lines: Lines) -> None:
+    run = peers()
+    del run["values"][WHEEL]
+    shown = list(engine.peers({"runs": {"a.gguf": run}}))
+    assert f"Not measured: {WHEEL}." in shown and f"times {WHEEL}" not in "".join(shown)
 
 
 def test_a_run_is_added_beside_the_others(tmp_path: Path) -> None:
@@ -106,6 +113,6 @@ def test_a_page_has_a_section_for_each_file(tmp_path: Path) -> None:
     assert page.count("\n## ") == 4
     assert "| decode, batch 1, tok/s | 1.00 (1.00-1.00) | 50% |" in page
     assert "1 rows: 10.0 µs, 40.0 GB/s, **80%**" in page
-    assert page.count("was built for CPU : AVX512 = 1.") == 2
+    assert page.count("was built for, native: CPU : AVX512 = 1.") == 2
     assert page.count("| bar | median | wanted |") == 1  # bars are of one model
     assert page == render(tmp_path)

@@ -1,0 +1,43 @@
+"""The server of llama.cpp as pip gives it, in the wheel `xllamacpp`.
+
+    python -m bench.peers.wheel_server --model GGUF --parallel 8 --ctx-size 1024 --threads 2 --flash-attn on ...
+
+Takes those options of `llama-server` that `contestants.py` gives it. Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+
+import xllamacpp
+
+
+def main() -> None:
+    """Serve until it is killed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    for name in ("--parallel", "--ctx-size", "--threads", "--port"):
+        parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--flash-attn", choices=["on", "off"], required=True)
+    parser.add_argument("--cache-ram", type=int, required=True)
+    server = xllamacpp.Server(_params(parser.parse_args()))
+    print(server.listening_address, flush=True)
+    signal.pause()
+
+
+def _params(options: argparse.Namespace) -> xllamacpp.CommonParams:
+    params = xllamacpp.CommonParams()
+    params.model.path, params.port = options.model, options.port
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
+    params.n_parallel, params.n_ctx = options.parallel, options.ctx_size
+    params.n_gpu_layers, params.cache_ram_mib, params.verbosity = 0, options.cache_ram, -1
+    types = xllamacpp.llama_flash_attn_type
+    params.flash_attn_type = (
+        types.LLAMA_FLASH_ATTN_TYPE_ENABLED if options.flash_attn == "on" else types.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    )
+    return params
+
+
+if __name__ == "__main__":
+    main()
