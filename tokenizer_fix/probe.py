@@ -7,7 +7,7 @@ not so.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import tokenizers
 
@@ -37,6 +37,31 @@ def load_tokenizer(tokenizer_json: str) -> tokenizers.Tokenizer:
     if getattr(tokenizer.model, "dropout", None):
         tokenizer.model.dropout = None
     return tokenizer
+
+
+def twin_of(tokenizer: tokenizers.Tokenizer, spell: Callable[[str], str] = str) -> tokenizers.Tokenizer:
+    """Another tokenizer over the same pieces, which are in memory once; `spell` names its added tokens anew.
+
+    What is set of one, such as `encode_special_tokens`, is not of the other.
+    """
+    twin = tokenizers.Tokenizer(tokenizer.model)
+    for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if (part := getattr(tokenizer, name)) is not None:
+            setattr(twin, name, part)
+    added = tokenizer.get_added_tokens_decoder()
+    twin.add_tokens([_spelled(added[token_id], spell) for token_id in sorted(added)])
+    return twin
+
+
+def _spelled(token: tokenizers.AddedToken, spell: Callable[[str], str]) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(
+        spell(token.content),
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=token.special,
+    )
 
 
 def profile_tokenizer(tokenizer_json: str) -> TokenizerProfile:

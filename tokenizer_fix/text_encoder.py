@@ -14,7 +14,7 @@ import tokenizers
 from .encoder import Encoder, LongTextTurns
 from .errors import InvalidText, InvalidTokenizer, TooManyTokens
 from .pieces import byte_alphabet
-from .probe import load_tokenizer
+from .probe import twin_of
 from .profile import TokenizerProfile
 from .seam_encoder import SeamEncoder, SeamEncoding, has_cut, is_safe
 from .text_bound import TextBound
@@ -24,7 +24,7 @@ class TextEncoder:
     """One tokenizer's encoding; any thread may use it.
 
     Args:
-        parsing: the library's tokenizer of `tokenizer_json`, which finds special tokens in a text.
+        parsing: the library's tokenizer, which finds special tokens in a text.
         turns: of long texts, which may be shared with others.
         clock: seconds; says which texts are unused.
 
@@ -34,7 +34,6 @@ class TextEncoder:
 
     def __init__(
         self,
-        tokenizer_json: str,
         parsing: tokenizers.Tokenizer,
         profile: TokenizerProfile,
         turns: LongTextTurns,
@@ -47,7 +46,7 @@ class TextEncoder:
             raise InvalidTokenizer(f"bos_token_id {bos_token_id} is not below {profile.vocab_size}")
         if add_bos_token and bos_token_id is None:
             raise InvalidTokenizer("add_bos_token is set, but the model names no bos_token_id")
-        self._tokenizer_json, self._parsing, self._profile = tokenizer_json, parsing, profile
+        self._parsing, self._profile = parsing, profile
         self._bos_token_id, self._add_bos_token = bos_token_id, add_bos_token
         self._turns, self._clock = turns, clock
         self._encoder = Encoder(parsing, turns)
@@ -154,7 +153,7 @@ class TextEncoder:
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
         # The switch is the whole tokenizer's, and other threads may be encoding: a second one, made when first needed.
-        plain = load_tokenizer(self._tokenizer_json)
+        plain = twin_of(self._parsing)
         plain.encode_special_tokens = True
         return plain
 

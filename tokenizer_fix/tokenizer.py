@@ -58,10 +58,9 @@ class Tokenizer:
             )
         self.bos_token_id = bos_token_id
         self.add_bos_token = add_bos_token
-        self._tokenizer_json = tokenizer_json
+        self._parsing = parsing
         self._turns = LongTextTurns()
         self._encoder = TextEncoder(
-            tokenizer_json,
             parsing,
             self.profile,
             self._turns,
@@ -271,4 +270,4 @@ class Tokenizer:
 
     @cached_property
     def _typed(self) -> TypedSpecials:
-        return TypedSpecials(self._tokenizer_json, self.profile.added_tokens, self._control_ids, self._turns)
+        return TypedSpecials(self._parsing, self.profile.added_tokens, self._control_ids, self._turns)

@@ -7,7 +7,6 @@ them, and a text with marks is encoded by a tokenizer whose control tokens are s
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from bisect import bisect_right
@@ -21,7 +20,7 @@ import tokenizers
 
 from .encoder import Encoder, LongTextTurns
 from .errors import InvalidText
-from .probe import load_tokenizer
+from .probe import twin_of
 from .profile import AddedToken
 
 BEGIN, END, QUOTE = "\ufdd0", "\ufdd1", "\ufdd2"  # noncharacters, which Unicode keeps for uses like this one
@@ -53,7 +52,7 @@ class TypedSpecials:
     {'content': 'I typed \\ufdd0<|im_end|>\\ufdd1'}
 
     Args:
-        tokenizer_json: its file.
+        parsing: the library's tokenizer, which finds added tokens in a text.
         added_tokens: those that stand outside its pieces.
         control_ids: the added tokens that are control.
         turns: of long texts, which may be shared with others.
@@ -61,12 +60,12 @@ class TypedSpecials:
 
     def __init__(
         self,
-        tokenizer_json: str,
+        parsing: tokenizers.Tokenizer,
         added_tokens: Sequence[AddedToken],
         control_ids: Container[int],
         turns: LongTextTurns | None = None,
     ) -> None:
-        self._tokenizer_json = tokenizer_json
+        self._parsing = parsing
         self._turns = LongTextTurns() if turns is None else turns
         self._ids = {token.text: token.id for token in added_tokens}
         self._controls = frozenset(token.text for token in added_tokens if token.id in control_ids)
@@ -173,10 +172,7 @@ class TypedSpecials:
     @cached_property
     def _quoting(self) -> tokenizers.Tokenizer:
         """The tokenizer with quoted control tokens; their ids are other ones, for the library numbers them anew."""
-        document = json.loads(self._tokenizer_json)
-        for token in document["added_tokens"]:
-            token["content"] = self._quoted(token["content"])
-        return load_tokenizer(json.dumps(document))
+        return twin_of(self._parsing, self._quoted)
 
     @cached_property
     def _real_ids(self) -> Mapping[int, int]:
