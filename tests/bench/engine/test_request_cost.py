@@ -47,7 +47,7 @@ def port(fails: type[OneFails]) -> Iterator[int]:
 
 def test_a_request_of_one_client_of_many_that_fails_is_an_error(port: int) -> None:
     with pytest.raises(RuntimeError, match="429"):
-        together(port, "{}", 2)
+        together(port, "POST", "/v1/completions", "{}", 2)
 
 
 def test_a_stream_that_ends_in_an_error_is_one_though_it_began_well(port: int, fails: type[OneFails]) -> None:

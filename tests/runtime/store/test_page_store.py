@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from radixlm.runtime.errors import StoreBusy, StoreCorrupt, StoreError
+from radixlm.runtime.errors import StoreBusy, StoreCorrupt, StoreError, StoreOff
 from radixlm.runtime.store import PageKey, PageStore
 from radixlm.runtime.store.page_key import pack_tokens
 from radixlm.runtime.store.store_state import Bandwidth
@@ -197,7 +197,9 @@ def test_a_closed_store_finds_nothing_and_takes_nothing(tmp_path: Path) -> None:
     store.close()
     store.close()
     assert store.put(heads, payload(heads)).stored == ()
-    assert (read(store, heads), store.discard(ALICE), store.drop(keys(heads)), list(store.heads())) == (0, [], [], [])
+    assert (read(store, heads), store.drop(keys(heads)), list(store.heads())) == (0, [], [])
+    with pytest.raises(StoreOff, match="was closed"):
+        store.discard(ALICE)
     assert store.stats().is_off
 
 
