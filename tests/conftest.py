@@ -17,7 +17,8 @@ from radixlm.runtime.artifact.manifest import KVDType
 from .goldens.tiny_models import TINY_MODELS
 from .real_models import GEMMA_3_270M, QWEN_2_5_CODER, real_model
 
-collect_ignore = ["agents", "browser", "clients", "ray"]  # suites of their own, in environments of their own: see the Makefile
+# Suites of their own, in environments of their own: see the Makefile.
+collect_ignore = ["agents", "browser", "clients", "ray"]
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
