@@ -85,6 +85,7 @@ class ExpectedPrompts:
         self._waiting: deque[_Waiting] = deque(maxlen=MAX_EXPECTED)
         self._asked: ExpectedPrompt | None = None  # its ids are being made
         self._begun: tuple[ExpectedPrompt, tuple[int, ...], int] | None = None  # and tokens that it pays to compute
+        self._since = 0.0  # when what is asked or begun was expected
 
     @property
     def has_work(self) -> bool:
@@ -111,12 +112,16 @@ class ExpectedPrompts:
     def forget_unused(self, since: float) -> None:
         """Forget what is expected since longer, on the clock: there was never time for it."""
         self._keep(lambda waiting: waiting.since >= since)
+        if self._since < since:
+            self._asked = self._begun = None
 
     def run(self) -> None:
         """Do a piece: have ids made, or compute some tokens. What raises is dropped."""
         begun, self._begun = self._begun, None
         if begun is None:
-            asked = self._asked = self._waiting.pop().expected
+            waiting = self._waiting.pop()
+            asked, self._since = waiting.expected, waiting.since
+            self._asked = asked
             self._aside(lambda: self._ask(asked))
         elif self._computes(*begun):
             self._begun = (*begun[:2], 2)  # a match never has the last token

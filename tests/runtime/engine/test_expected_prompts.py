@@ -174,6 +174,21 @@ def test_what_there_was_no_time_for_is_forgotten_like_all_that_is_unused() -> No
     assert expected.num_tokens == 40
 
 
+@pytest.mark.parametrize("has_ids", [False, True])
+def test_what_was_begun_long_ago_is_forgotten_like_what_waits(has_ids: bool) -> None:
+    """On a busy server a prompt's ids were kept longer than `--cache-ttl`, and computed in the end."""
+    bench, elsewhere = Bench(num_pages=24), list[Callable[[], None]]()
+    expected = expectations(bench, aside=elsewhere.append)
+    expected.add(ExpectedPrompt(b"", lambda: EXPECTED))
+    expected.run()
+    if has_ids:
+        elsewhere.pop()()
+    expected.forget_unused(bench.now + 1)
+    for late in elsewhere:
+        late()
+    assert expected.is_done and expected.num_tokens == 0
+
+
 def test_a_template_that_refuses_the_next_turn_is_no_failure() -> None:
     def refuse() -> tuple[int, ...]:
         raise InvalidRequest("roles must alternate")
