@@ -1,4 +1,4 @@
-"""Decide which requests compute how many tokens in the next step, and who must give its pages back.
+"""Decide which requests compute how many tokens in the next step, and which give their pages back.
 
 Knows requests, pages and a token budget. No tensors, no text, and no clock: time is an argument.
 """
@@ -51,8 +51,8 @@ class SchedulerPolicy:
 class Scheduler:
     """Continuous batching with chunked prefill over one prefix cache.
 
-    Pages are taken from the newest running request first, so the oldest always advances and everybody
-    finishes; conservative admission never takes any. A preempted request comes before those that never ran;
+    Pages are taken from the newest running request first, so the oldest always advances and all
+    finish; conservative admission never takes any. A preempted request comes before those that never ran;
     its KV stays in the tree until others need the room, and it resumes from there. Tokens of a sparse span are not in
     the tree, and are computed.
     """
@@ -135,7 +135,7 @@ class Scheduler:
 
     @property
     def num_tokens_ahead(self) -> int | None:
-        """Tokens that are computed before a request that is added now; None: who knows, others wait as well."""
+        """Tokens that are computed before a request that is added now; None: not known, for others wait as well."""
         if self.num_waiting or self.num_running == self._policy.max_num_seqs:
             return None
         return sum(request.admitted.num_uncomputed for request in self._running.values())
@@ -250,7 +250,7 @@ class Scheduler:
     # Waiting requests.
 
     def _admit(self, plan: StepPlan, now: float) -> None:
-        """Run waiting requests until one does not fit: nobody overtakes it for that."""
+        """Run waiting requests until one does not fit: none overtakes it for that."""
         while self.num_waiting and plan.has_room and len(self._running) < self._policy.max_num_seqs:
             request = self._resume_oldest(plan) if self._preempted else self._start_best(plan, now)
             if request is None:

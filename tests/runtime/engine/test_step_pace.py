@@ -1,4 +1,4 @@
-"""A long prompt holds nobody up: what a step computes of prompts is limited by measured time."""
+"""A long prompt delays no other request for long: what a step computes of prompts is limited by measured time."""
 
 from __future__ import annotations
 
