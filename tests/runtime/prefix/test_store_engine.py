@@ -13,7 +13,7 @@ import pytest
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.cache.cache_namespace import CacheScope
 from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
-from radixlm.runtime.errors import InvalidParameter, StoreError, StoreOff
+from radixlm.runtime.errors import EngineClosed, InvalidParameter, StoreError, StoreOff
 from radixlm.runtime.prefix import disk_reader, disk_writer
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.store import PageStore
@@ -203,7 +203,7 @@ def test_clearing_ends_when_the_engine_is_closed_over_a_disk_that_hangs(
     def clear() -> None:
         try:
             engine.clear_cache()
-        except StoreOff as error:
+        except (StoreOff, EngineClosed) as error:  # the second may come when the engine is closed already
             ends.append(error)
 
     monkeypatch.setattr(PageStore, "discard", hang)
@@ -217,7 +217,7 @@ def test_clearing_ends_when_the_engine_is_closed_over_a_disk_that_hangs(
         engine.close()
         for thread in threads:
             thread.join(30)
-        assert len(ends) == 2
+        assert len(ends) == 2 and any(isinstance(end, StoreOff) for end in ends)
     finally:
         may_go_on.set()
 
