@@ -73,7 +73,8 @@ class DisabledThinking(msgspec.Struct, tag_field="type", tag="disabled", forbid_
     pass
 
 
-class JsonFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+class JsonFormat(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["json_schema"]  # a field, no tag: msgspec does not miss a tag where no other could stand
     schema: dict[str, Any]
 
 

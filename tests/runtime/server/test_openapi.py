@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from msgspec import inspect
 from radixlm.runtime.server import create_app
 from radixlm.runtime.server.openai.replies import ChatReply, TextReply
 from radixlm.runtime.server.openai.response_replies import ResponseReply
 from radixlm.runtime.server.openai.tokenize import TokenizeReply
+from radixlm.runtime.server.openapi import OPERATIONS
 from radixlm.runtime.server.page import page_routes
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .conftest import FakeEngine
 
 
@@ -113,3 +117,44 @@ def test_the_bounds_that_are_described_are_those_that_hold(client: TestClient, d
             assert (response.status_code, response.json()["error"]["param"]) == (400, name)
             num_bounds += 1
     assert num_bounds == 21
+
+
+@pytest.mark.parametrize("body", [one.body for one in OPERATIONS if one.body], ids=lambda body: body.__name__)
+def test_a_tag_stands_only_where_there_are_several(body: Any) -> None:
+    """msgspec describes a lone type's tag as required, and does not miss it: `output_format` went without its type."""
+    assert list(_lone_tags(inspect.type_info(body), set())) == []
+
+
+def test_a_lone_tag_is_seen() -> None:
+    lone = msgspec.defstruct("Lone", [("value", int)], tag_field="type", tag="lone")
+    held = msgspec.defstruct("Held", [("lone", lone | None, None)])
+    assert list(_lone_tags(inspect.type_info(held), set())) == ["Lone"]
+
+
+def _lone_tags(info: inspect.Type, seen: set[type]) -> Iterator[str]:
+    """Names of tagged types that stand in a place where no other tagged type may."""
+    if isinstance(info, inspect.UnionType):
+        structs = [kind for kind in info.types if isinstance(kind, inspect.StructType)]
+        inner = [kind for kind in info.types if not isinstance(kind, inspect.StructType)]
+        if len(structs) == 1:
+            inner += structs
+        else:
+            inner += [field.type for kind in structs for field in _fields(kind, seen)]
+    elif isinstance(info, inspect.StructType):
+        if info.tag is not None and info.cls not in seen:
+            yield info.cls.__name__
+        inner = [field.type for field in _fields(info, seen)]
+    elif isinstance(info, inspect.DictType):
+        inner = [info.key_type, info.value_type]
+    else:
+        inner = [info.item_type] if hasattr(info, "item_type") else []
+    for kind in inner:
+        yield from _lone_tags(kind, seen)
+
+
+def _fields(info: inspect.StructType, seen: set[type]) -> tuple[inspect.Field, ...]:
+    """The fields of a type that was not seen yet."""
+    if info.cls in seen:
+        return ()
+    seen.add(info.cls)
+    return info.fields
