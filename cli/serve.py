@@ -52,7 +52,13 @@ class KeyOption(click.Option):
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes any that is free."
 )
-@click.option("--model-id", help="The name that clients call the model by.  [default: the artifact's own]")
+@click.option(
+    "--model-id",
+    "model_ids",
+    multiple=True,
+    metavar="NAME",
+    help="A name that clients call the model by; repeatable, and * is any.  [default: the artifact's own]",
+)
 @click.option(
     "--api-key",
     "api_keys",
@@ -180,7 +186,7 @@ def command(
     model: str,
     host: str,
     port: int,
-    model_id: str | None,
+    model_ids: tuple[str, ...],
     api_keys: tuple[str, ...],
     api_key_files: tuple[Path, ...],
     cors_origins: tuple[str, ...],
@@ -235,7 +241,7 @@ def command(
         artifact,
         host,
         port,
-        model_id=model_id,
+        model_ids=model_ids,
         api_keys=keys,
         cors_origins=cors_origins,
         truncation=truncation,

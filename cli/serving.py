@@ -43,7 +43,7 @@ class Serving:
     artifact: Path
     host: str
     port: int
-    model_id: str | None
+    model_ids: tuple[str, ...]
     api_keys: tuple[str, ...]
     cors_origins: tuple[str, ...]
     truncation: Truncation  # where a request does not say
@@ -73,7 +73,7 @@ class Serving:
             def serve(engine: Engine) -> None:
                 loading.app = create_app(
                     engine,
-                    model_id=self.model_id,
+                    model_ids=self.model_ids,
                     api_keys=self.api_keys,
                     tells_cached_text=bool(self.api_keys) or is_loopback,
                     logs_prompts=self.logs_prompts,

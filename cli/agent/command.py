@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from radixlm.runtime.server.model_names import ModelNames
 
 from .. import serve
 from .client_file import write_file
@@ -48,7 +49,7 @@ def command(write: bool, no_store: bool, client: str, model: str, serve_options:
     def tell(engine: Engine) -> None:
         served = Served(
             url=url_of(options["host"], options["port"]),
-            model=options["model_id"] or engine.manifest.name,
+            model=ModelNames.of(options["model_ids"], default=engine.manifest.name).own,
             context_length=engine.context_length,
             api_key=_first_key(options["api_keys"], options["api_key_files"]),
         )

@@ -78,6 +78,12 @@ class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
             num_swallowed=request.num_swallowed,
         )
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt, in the ids that were found cached once the request has started."""
+        progress = self.progress
+        return len(self.prompt_token_ids) if progress is None else progress.num_prompt_tokens
+
     def deliver(self, output: RequestOutput) -> None:
         """Add what came, on the engine's thread."""
         if output.delta is not None and output.delta.progress is not None:

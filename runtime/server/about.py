@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from importlib.metadata import version
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..artifact.manifest import Manifest
 from .app_state import AppState, json_response
 from .errors import HTTPError
 
@@ -22,13 +24,12 @@ class About:
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`."""
-        model = self._model()
-        return json_response(ModelList([model], first_id=model.id, last_id=model.id))
+        models = [self._model(name) for name in self.state.models.listed]
+        return json_response(ModelList(models, first_id=models[0].id, last_id=models[-1].id))
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{model_id}`."""
-        self.state.check_model(request.path_params["model_id"])
-        return json_response(self._model())
+        return json_response(self._model(self.state.models.named(request.path_params["model_id"])))
 
     async def version(self, request: Request) -> Response:
         """`GET /version`: of radixlm."""
@@ -39,10 +40,10 @@ class About:
         message = "there are no embeddings here: models are compiled to write text"
         raise HTTPError(501, message, code="not_implemented", headers={"x-should-retry": "false"})
 
-    def _model(self) -> ModelReply:
+    def _model(self, name: str) -> ModelReply:
         created = datetime.fromtimestamp(self.state.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        model_id, most = self.state.model_id, self.state.engine.context_length
-        return ModelReply(model_id, self.state.created, model_id, created, max_model_len=most, max_input_tokens=most)
+        most = self.state.engine.context_length
+        return ModelReply(name, self.state.created, name, created, max_model_len=most, max_input_tokens=most)
 
 
 class ModelReply(msgspec.Struct):
@@ -66,6 +67,14 @@ class ModelList(msgspec.Struct):
     has_more: bool = False  # Anthropic's, as the next two
     first_id: str | None = None
     last_id: str | None = None
+
+
+def fingerprint_of(manifest: Manifest) -> str:
+    """What OpenAI's replies say of the server: a digest of the artifact, with weights, module and target, and version.
+
+    One fingerprint, seed and request are the same bytes, where no prefix was found by text or as an alias, nor in part.
+    """
+    return "fp_" + sha256(f"{manifest.digest} {version('radixlm')}".encode()).hexdigest()[:16]
 
 
 class VersionReply(msgspec.Struct):

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from .about import About
+from .about import About, fingerprint_of
 from .anthropic.messages import Messages
 from .app_state import KEEP_ALIVE_S, AppState
 from .cache import Cache
@@ -24,6 +24,7 @@ from .health import MAX_STALL_S, Health
 from .http.door import App, Endpoint, door
 from .lanes import Lanes
 from .metrics import Metrics
+from .model_names import ModelNames
 from .openai.chat import ChatCompletions
 from .openai.completions import Completions
 from .openai.responses import Responses
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 def create_app(
     engine: Engine,
     *,
-    model_id: str | None = None,
+    model_ids: Sequence[str] = (),
     max_body_bytes: int = 16 << 20,
     api_keys: Sequence[str] = (),
     tells_cached_text: bool = True,
@@ -55,7 +56,7 @@ def create_app(
     """An ASGI application that serves `engine`. The caller closes the engine.
 
     Args:
-        model_id: the model's name for clients; None: the artifact's own.
+        model_ids: the model's names for clients, `*` among them for any; none: the artifact's own.
         max_body_bytes: longer request bodies are refused with 413.
         api_keys: clients must send one of them, and each key has a cache of its own; none: every client is answered.
         tells_cached_text: whether `why_not_more` shows some tokens of what is cached in the request's namespace, and
@@ -74,10 +75,10 @@ def create_app(
     Raises:
         InvalidParameter: an API key is empty, has white space around it or is too long; an origin is none.
     """
-    model_id = model_id or engine.manifest.name
+    models = ModelNames.of(model_ids, default=engine.manifest.name)
     created, lanes = int(time.time()), Lanes.of(engine)
     limits = max_body_bytes, tells_cached_text, keep_alive_s, truncation, is_strict
-    served = AppState(engine, lanes, model_id, created, *limits)
+    served = AppState(engine, lanes, models, fingerprint_of(engine.manifest), created, *limits)
     about, tokenization, messages = About(served), Tokenization(served), Messages(served)
     endpoints: dict[tuple[str, ...], Callable[[Request], Awaitable[Response]]] = {
         ("/v1/chat/completions", "POST"): ChatCompletions(served).create,
@@ -97,7 +98,8 @@ def create_app(
     }
     routes = [Route(path, Endpoint(answer), methods=methods) for (path, *methods), answer in endpoints.items()]
     routes += page_routes()
-    metrics = Metrics(engine.stats, model_id, version("radixlm"), routes)
-    routes.append(Route("/metrics", metrics.answer, methods=["GET"]))  # metrics counts this route, too
+    metrics = Metrics(engine.stats, models.own, version("radixlm"), routes)
+    for path in ("/metrics", "/prometheus/metrics"):  # NVIDIA's servers answer to the second; metrics counts these, too
+        routes.append(Route(path, metrics.answer, methods=["GET"]))
     log = Middleware(RequestLog, count=metrics.count_response, has_prompts=logs_prompts, match=engine.match)
     return App(routes=routes, middleware=[log, *door(api_keys, hosts, cors_origins)])

@@ -22,11 +22,11 @@ from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
 from ..engine.request_options import NO_OPTIONS, RequestOptions
 from .choices import Ask, Choices
-from .errors import HTTPError
 from .http.api_keys import api_key_of, client_of
 from .http.disconnect import while_connected
 from .http.request_body import read_json
 from .lanes import Lanes
+from .model_names import ModelNames
 from .reply_stream import Waker
 from .request_log import record_of
 from .truncation import Message, Truncated, Truncation, drop_middle
@@ -59,7 +59,8 @@ class AppState:
 
     engine: Engine
     lanes: Lanes
-    model_id: str
+    models: ModelNames
+    fingerprint: str  # of artifact and version: with it, equal requests with equal seeds have equal replies
     created: int  # Unix time at which serving began
     max_body_bytes: int
     tells_cached_text: bool
@@ -67,12 +68,6 @@ class AppState:
     default_truncation: Truncation = "none"
     is_strict: bool = False  # whether fields that a body's type does not have are refused
     _wakers: dict[asyncio.AbstractEventLoop, Waker] = field(default_factory=dict)
-
-    def check_model(self, model_id: str | None) -> None:
-        """Raise HTTPError(404) unless `model_id` is the model served here, or None."""
-        if model_id not in (None, self.model_id):
-            message = f"there is no model {model_id!r:.200} here; this server has {self.model_id!r}"
-            raise HTTPError(404, message, param="model", code="model_not_found")
 
     def truncates(self, asked: Truncation | None) -> bool:
         """Whether a request that asks for this, or for nothing, loses what does not fit."""

@@ -116,6 +116,10 @@ class Choices:
         """Wait for the end of one choice; after its last delta, it is there at once."""
         return await self._streams[index].result()
 
+    def num_prompt_tokens(self, index: int) -> int:
+        """Tokens of one choice's prompt, as far as is known."""
+        return self._streams[index].num_prompt_tokens
+
     def num_swallowed(self, index: int) -> int:
         """How many characters the tokens of one choice begin with that are not in its text."""
         return self._streams[index].num_swallowed

@@ -100,6 +100,7 @@ OPERATIONS = (
     Operation("get", "/version", "Name radixlm's version", VersionReply),
     Operation("get", "/health", "Say whether the engine gets on", dict[str, Any]),
     Operation("get", "/metrics", "Count for Prometheus", "text/plain"),
+    Operation("get", "/prometheus/metrics", "Count for Prometheus", "text/plain"),
     Operation("get", "/openapi.json", "Describe this API", dict[str, Any]),
 )
 

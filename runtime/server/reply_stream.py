@@ -95,6 +95,11 @@ class ReplyStream:
         return delta
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt, as far as is known."""
+        return self._stream.num_prompt_tokens
+
+    @property
     def num_swallowed(self) -> int:
         """How many characters the reply's tokens begin with that are not in its text."""
         return self._stream.num_swallowed

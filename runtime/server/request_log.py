@@ -27,7 +27,7 @@ from .http.headers import header_of
 _log = logging.getLogger("radixlm.requests")
 
 # Monitors and the page ask for these every few seconds: logged at level debug, unless they fail.
-QUIET = frozenset({("GET", "/health"), ("GET", "/metrics"), ("GET", "/v1/cache")})
+QUIET = frozenset({("GET", "/health"), ("GET", "/metrics"), ("GET", "/prometheus/metrics"), ("GET", "/v1/cache")})
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _BARE = re.compile(r"[^\s\"\x00-\x1f\x7f]+")  # needs no quotes in the log
 _RANDOM = random.Random()

@@ -51,7 +51,7 @@ class Messages:
     async def create(self, request: Request) -> Response:
         """`POST /v1/messages`; `errors.describe` knows every error that it raises."""
         body = await self.state.read(request, MessagesRequest)
-        self.state.check_model(body.model)
+        self.state.models.named(body.model)
         conversation = self._conversation(request, body)
         options = self.state.options(request, body)
         asked = AskedChat(
@@ -77,7 +77,7 @@ class Messages:
     async def count_tokens(self, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`."""
         body = await self.state.read(request, CountTokensRequest, max_bytes=MAX_BODY_BYTES)
-        self.state.check_model(body.model)
+        self.state.models.named(body.model)
         conversation, use = self._conversation(request, body), body.tool_use()
         encode = partial(self.state.engine.encode_chat, conversation.messages, use.tools, body.template_kwargs)
         ids = await self.state.lanes.tokenization.run(request, encode)
@@ -105,7 +105,9 @@ class _Message:
         self._tells_progress = bool(body.return_progress)
         self._is_kept = (asked.options.cache_match or state.engine.match) != "off"
         self._blocks = ReplyBlocks(asked.reader(state))
-        self._reply = partial(MessageReply, id=new_id("msg_"), model=state.model_id, truncation=truncation)
+        self._reply = partial(
+            MessageReply, id=new_id("msg_"), model=state.models.named(body.model), truncation=truncation
+        )
 
     def whole(self, completion: Completion) -> MessageReply:
         """The whole message."""

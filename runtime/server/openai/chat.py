@@ -28,7 +28,7 @@ from .replies import (
     TruncationReply,
     UsageReply,
 )
-from .reply_parts import chat_logprobs, deltas_of, finish_reason_of, message_of, usage_of
+from .reply_parts import ChunkUsage, chat_logprobs, deltas_of, finish_reason_of, message_of, usage_of
 from .requests import ChatRequest
 
 
@@ -41,7 +41,7 @@ class ChatCompletions:
     async def create(self, request: Request) -> Response:
         """Answer one request; `errors.describe` knows every error that it raises."""
         body = await self.state.read(request, ChatRequest)
-        self.state.check_model(body.model)
+        model = self.state.models.named(body.model)
         asked = AskedChat(
             [message.to_template() for message in body.messages],
             body.sampling_params(self.state.engine.default_params),
@@ -56,7 +56,13 @@ class ChatCompletions:
         opened = await asked.open(self.state, request)
         choices = opened.choices
         truncation = TruncationReply.of(opened.truncated) if asked.truncates else msgspec.UNSET
-        start = partial(Reply, id=new_id("chatcmpl-"), created=int(time.time()), model=self.state.model_id)
+        start = partial(
+            Reply,
+            id=new_id("chatcmpl-"),
+            created=int(time.time()),
+            model=model,
+            system_fingerprint=self.state.fingerprint,
+        )
         if body.stream:
             chunks = self._chunks(choices, start, body, asked, truncation)
             return EventStream(chunks, choices, keep_alive_s=self.state.keep_alive_s)
@@ -100,16 +106,23 @@ class ChatCompletions:
     ) -> AsyncGenerator[msgspec.Struct]:
         """For each choice its role, its deltas and its finish reason; at the end the usage, if asked for."""
         has_ids = bool(body.return_token_ids)
-        chunk = partial(start, object="chat.completion.chunk", usage=None if body.include_usage else msgspec.UNSET)
+        usage = ChunkUsage(choices, is_told=body.include_usage, is_running=body.has_running_usage)
+        start = partial(start, object="chat.completion.chunk")
+
+        def chunk(choice: ChatChunkChoice) -> Reply:
+            return start(choices=[choice], usage=usage.of(choice.index))
+
         for index in range(body.num_choices):
-            first = chunk(choices=[ChatChunkChoice(ChatDelta(content="", role="assistant"), index=index)])
+            first = chunk(ChatChunkChoice(ChatDelta(content="", role="assistant"), index=index))
             first.truncation = msgspec.UNSET if index else truncation
             yield first
         readers = [asked.reader(self.state) for _ in range(body.num_choices)]
         async for index, delta in choices:
+            usage.count(index, delta)
             if delta.progress is not None:
-                choice = ChatChunkChoice(ChatDelta(), index=index)
-                yield chunk(choices=[choice], prompt_progress=PromptProgressReply.of(delta.progress))
+                told = chunk(ChatChunkChoice(ChatDelta(), index=index))
+                told.prompt_progress = PromptProgressReply.of(delta.progress)
+                yield told
             said = deltas_of(delta, readers[index])
             if body.is_legacy:
                 said = [legacy_delta(each) for each in said]
@@ -118,17 +131,18 @@ class ChatCompletions:
                 choice = ChatChunkChoice(delta_said, logprobs=chat_logprobs(self.state, delta.logprobs), index=index)
                 if has_ids:
                     choice.token_ids = delta.token_ids
-                yield chunk(choices=[choice])
+                yield chunk(choice)
                 for other in others:
-                    yield chunk(choices=[ChatChunkChoice(other, index=index)])
+                    yield chunk(ChatChunkChoice(other, index=index))
             if delta.finish_reason:
-                prompt_ids = (await choices.result(index)).prompt_token_ids if has_ids else msgspec.UNSET
                 reason = finish_reason_of(delta.finish_reason, readers[index])
                 reason = legacy_reason(reason) if body.is_legacy else reason
-                choice = ChatChunkChoice(ChatDelta(), reason, index=index, stop_reason=delta.stop_reason)
-                yield chunk(choices=[choice], prompt_token_ids=prompt_ids)
+                last = chunk(ChatChunkChoice(ChatDelta(), reason, index=index, stop_reason=delta.stop_reason))
+                if has_ids:
+                    last.prompt_token_ids = (await choices.result(index)).prompt_token_ids
+                yield last
         if body.include_usage:
-            yield chunk(choices=[], usage=self._usage(await choices.results(), body.num_choices))
+            yield start(choices=[], usage=self._usage(await choices.results(), body.num_choices))
 
     def _usage(self, completions: Sequence[Completion], num_choices: int) -> UsageReply:
         return usage_of(completions, num_choices, tells_cached_text=self.state.tells_cached_text)

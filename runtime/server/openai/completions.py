@@ -20,7 +20,7 @@ from ..http.sse import EventStream
 from ..request_log import new_id
 from ..truncation import cut_middle, require_countable
 from .replies import CutPromptReply, PromptProgressReply, Reply, TextChoice, UsageReply
-from .reply_parts import TextTokens, usage_of
+from .reply_parts import ChunkUsage, TextTokens, usage_of
 from .requests import CompletionRequest, Prompt
 
 Cut = CutPromptReply | msgspec.UnsetType
@@ -45,7 +45,7 @@ class Completions:
     async def create(self, request: Request) -> Response:
         """Answer one request; `errors.describe` knows every error that it raises."""
         body = await self.state.read(request, CompletionRequest)
-        self.state.check_model(body.model)
+        model = self.state.models.named(body.model)
         params = body.sampling_params(self.state.engine.default_params)
         asked = body.prompts
         prompts = [prompt for prompt in asked for _ in range(body.num_choices)]
@@ -63,7 +63,12 @@ class Completions:
         ]
         choices = await self.state.open(request, submits)
         start = partial(
-            Reply, id=new_id("cmpl-"), object="text_completion", created=int(time.time()), model=self.state.model_id
+            Reply,
+            id=new_id("cmpl-"),
+            object="text_completion",
+            created=int(time.time()),
+            model=model,
+            system_fingerprint=self.state.fingerprint,
         )
         echoes = [self._text(prompt) if body.echo else "" for prompt in prompts]
         if body.stream:
@@ -133,15 +138,21 @@ class Completions:
     ) -> AsyncGenerator[msgspec.Struct]:
         """The prompts and what was cut out of them, if asked for; each delta; at the end the usage, if asked for."""
         has_ids = bool(body.return_token_ids)
-        chunk = partial(start, usage=None if body.include_usage else msgspec.UNSET)
+        usage = ChunkUsage(choices, is_told=body.include_usage, is_running=body.has_running_usage)
+
+        def chunk(choice: TextChoice) -> Reply:
+            return start(choices=[choice], usage=usage.of(choice.index))
+
         for index, (echo, cut) in enumerate(zip(echoes, cuts, strict=True)):
             if echo or cut:
-                yield chunk(choices=[TextChoice(echo, index=index, truncation=cut)])
+                yield chunk(TextChoice(echo, index=index, truncation=cut))
         tokens = [TextTokens(self.state, choices.num_swallowed(index)) for index in range(len(echoes))]
         async for index, delta in choices:
+            usage.count(index, delta)
             if delta.progress is not None:
-                progress = PromptProgressReply.of(delta.progress)
-                yield chunk(choices=[TextChoice("", index=index)], prompt_progress=progress)
+                told = chunk(TextChoice("", index=index))
+                told.prompt_progress = PromptProgressReply.of(delta.progress)
+                yield told
             if delta.text or delta.logprobs or delta.finish_reason or (has_ids and delta.token_ids):
                 choice = TextChoice(delta.text, delta.finish_reason, tokens[index].logprobs(delta.logprobs), index)
                 if delta.finish_reason:
@@ -150,9 +161,9 @@ class Completions:
                     choice.token_ids = delta.token_ids
                 if has_ids and delta.finish_reason:
                     choice.prompt_token_ids = (await choices.result(index)).prompt_token_ids
-                yield chunk(choices=[choice])
+                yield chunk(choice)
         if body.include_usage:
-            yield chunk(choices=[], usage=self._usage(await choices.results(), body.num_choices))
+            yield start(choices=[], usage=self._usage(await choices.results(), body.num_choices))
 
     def _text(self, prompt: Prompt) -> str:
         return prompt if isinstance(prompt, str) else self.state.text(prompt)

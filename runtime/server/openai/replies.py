@@ -39,6 +39,14 @@ class UsageReply(msgspec.Struct):
     completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET  # unset: there is no thought
 
 
+class RunningUsage(msgspec.Struct):
+    """Of one choice, in a chunk of its stream."""
+
+    prompt_tokens: int
+    completion_tokens: int  # so far
+    total_tokens: int
+
+
 TokenIds = tuple[int, ...] | msgspec.UnsetType  # unset: not asked for
 
 
@@ -96,8 +104,10 @@ class Reply(msgspec.Struct, kw_only=True):
     object: str
     created: int  # Unix time
     model: str
+    system_fingerprint: str  # of artifact and version
     choices: list[ChatChoice] | list[ChatChunkChoice] | list[TextChoice]
-    usage: UsageReply | msgspec.UnsetType | None = msgspec.UNSET  # unset: a chunk of a stream without usage
+    # unset: a chunk of a stream without usage
+    usage: UsageReply | RunningUsage | msgspec.UnsetType | None = msgspec.UNSET
     prompt_token_ids: TokenIds = msgspec.UNSET  # of a chat; in the last choice's chunk of a stream
     truncation: TruncationReply | msgspec.UnsetType = msgspec.UNSET  # ours, if asked for; in a stream's first chunk
     prompt_progress: PromptProgressReply | msgspec.UnsetType = msgspec.UNSET  # in chunks before a reply, if asked for
@@ -206,9 +216,11 @@ class ChatReply(Reply, kw_only=True):
     """A whole chat completion."""
 
     choices: list[ChatChoice]
+    usage: UsageReply
 
 
 class TextReply(Reply, kw_only=True):
-    """A completion, whole or a chunk of one."""
+    """A whole completion."""
 
     choices: list[TextChoice]
+    usage: UsageReply

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol, get_args
 
+import msgspec
+
 from ...cache.prefix_match import MatchKind
 from ...chat.tools.tool_calls import Arguments, CallStart, Content, Piece, ReadReply, ToolCallReader, read_whole
 from ...engine.completion import Completion, Delta, FinishReason, TokenLogprob
@@ -24,6 +26,7 @@ from .replies import (
     FunctionCallReply,
     PromptTokensDetails,
     ReplyMessage,
+    RunningUsage,
     TextLogprobs,
     ToolCallDelta,
     ToolCallReply,
@@ -77,6 +80,37 @@ def _details(prompts: Sequence[Completion], tells_cached_text: bool) -> PromptTo
         details.kv_loaded = round(min(pruning.loaded for pruning in prunings), 4)
         details.kv_dropped_mass = round(max(pruning.dropped_mass for pruning in prunings), 4)
     return details
+
+
+class PromptCounts(Protocol):
+    """Knows the lengths of prompts; `Choices` does."""
+
+    def num_prompt_tokens(self, index: int) -> int: ...
+
+
+class ChunkUsage:
+    """The usage in the chunks of a stream, before the last one, which has that of all choices.
+
+    Args:
+        prompts: has the length of each choice's prompt.
+        is_told: whether the stream ends with a chunk of usage; the others have null then.
+        is_running: whether each chunk tells of its choice so far.
+    """
+
+    def __init__(self, prompts: PromptCounts, *, is_told: bool, is_running: bool) -> None:
+        self._prompts, self._is_told, self._is_running = prompts, is_told, is_running
+        self._num_generated: Counter[int] = Counter()
+
+    def count(self, index: int, delta: Delta) -> None:
+        """Add the tokens of a delta to its choice."""
+        self._num_generated[index] += len(delta.token_ids)
+
+    def of(self, index: int) -> RunningUsage | msgspec.UnsetType | None:
+        """What a chunk of a choice has."""
+        if not self._is_running:
+            return None if self._is_told else msgspec.UNSET
+        num_prompt, num_generated = self._prompts.num_prompt_tokens(index), self._num_generated[index]
+        return RunningUsage(num_prompt, num_generated, num_prompt + num_generated)
 
 
 class TokenNames(Protocol):

@@ -64,6 +64,7 @@ ReturnProgress = Annotated[
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: with `include_usage`, each chunk has the usage so far
     include_obfuscation: bool | None = None  # would hide lengths from observers of the network: nothing is added here
 
 
@@ -114,6 +115,11 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk of usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def has_running_usage(self) -> bool:
+        """Whether each chunk of a stream says how many tokens there are so far."""
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
         """`defaults` with what the request says instead.

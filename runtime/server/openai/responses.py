@@ -56,7 +56,7 @@ class Responses:
     async def create(self, request: Request) -> Response:
         """Answer one request; `errors.describe` knows every error that it raises."""
         body = await self.state.read(request, ResponseRequest)
-        self.state.check_model(body.model)
+        self.state.models.named(body.model)
         if body.previous_response_id is not None:
             message = "previous_response_id is set, and nothing is stored here; send the whole conversation as input"
             raise HTTPError(400, message, param="previous_response_id", code="previous_response_not_found")
@@ -108,7 +108,7 @@ class _Response:
             ResponseReply,
             id=new_id("resp_"),
             created_at=int(time.time()),
-            model=state.model_id,
+            model=state.models.named(body.model),
             instructions=body.instructions,
             max_output_tokens=body.max_output_tokens,
             temperature=params.temperature,

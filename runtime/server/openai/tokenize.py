@@ -60,13 +60,13 @@ class Tokenization:
     async def tokenize(self, request: Request) -> Response:
         """`POST /tokenize`: the ids of `prompt`, or of `messages` with the generation prompt behind them."""
         body = await self.state.read(request, TokenizeRequest, max_bytes=MAX_BODY_BYTES)
-        self.state.check_model(body.model)
+        self.state.models.named(body.model)
         return await self.state.lanes.tokenization.run(request, partial(self._tokenized, body))
 
     async def detokenize(self, request: Request) -> Response:
         """`POST /detokenize`: the text of `tokens`, special tokens included."""
         body = await self.state.read(request, DetokenizeRequest, max_bytes=MAX_BODY_BYTES)
-        self.state.check_model(body.model)
+        self.state.models.named(body.model)
         decode = partial(self.state.engine.decode, body.tokens)
         return json_response(DetokenizeReply(await self.state.lanes.tokenization.run(request, decode)))
 

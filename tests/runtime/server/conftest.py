@@ -69,6 +69,7 @@ class FakeStream(GenerationStream):
         *,
         with_progress: bool = False,
     ) -> None:
+        self.prompt_token_ids, self.progress = (1, 2, 3), None
         self.cancelled = threading.Event()
         self._engine = engine
         self._params = params
@@ -160,7 +161,7 @@ class FakeEngine:
     match: MatchPolicy = "text"
     max_num_requests: int | None = None
     room: int | None = None
-    manifest: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(name="fake"))
+    manifest: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(name="fake", digest=64 * "0"))
     tool_format: ToolFormat = PLAIN
 
     def __post_init__(self) -> None:

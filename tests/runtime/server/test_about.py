@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
+import pytest
+from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
+
+if TYPE_CHECKING:
+    from .conftest import FakeEngine
 
 
 def test_the_version_is_the_packages(client: TestClient) -> None:
@@ -17,6 +23,30 @@ def test_embeddings_are_501_and_not_to_be_tried_again(client: TestClient) -> Non
     assert response.status_code == 501
     assert response.headers["x-should-retry"] == "false"
     assert response.json()["error"]["code"] == "not_implemented"
+
+
+def test_a_model_has_several_names_and_replies_have_the_one_that_was_asked_for(engine: FakeEngine) -> None:
+    client = TestClient(create_app(engine, model_ids=["small", "smollm2", "small"]))  # type: ignore[arg-type]
+    listed = client.get("/v1/models").json()
+    assert ([model["id"] for model in listed["data"]], listed["last_id"]) == (["small", "smollm2"], "smollm2")
+    assert [asked(client, name).json()["model"] for name in ("smollm2", "small", None)] == ["smollm2", "small", "small"]
+    refused = asked(client, "fake")
+    assert refused.status_code == 404 and "'small' and 'smollm2'" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("names", "own"), [(["*"], "fake"), (["small", "*"], "small")])
+def test_a_star_is_any_name(engine: FakeEngine, names: list[str], own: str) -> None:
+    client = TestClient(create_app(engine, model_ids=names))  # type: ignore[arg-type]
+    assert [asked(client, name).json()["model"] for name in ("gpt-4o", None)] == ["gpt-4o", own]
+    assert client.get("/v1/models/org/any").json()["id"] == "org/any"
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [own]
+    message = {"model": "claude", "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]}
+    assert client.post("/v1/messages", json=message).json()["model"] == "claude"
+    assert client.post("/v1/responses", json={"model": "gpt-5", "input": "Hi"}).json()["model"] == "gpt-5"
+
+
+def asked(client: TestClient, name: str | None) -> Any:
+    return client.post("/v1/completions", json={"prompt": "Hi", "model": name})
 
 
 def test_the_model_is_described_in_both_dialects(client: TestClient) -> None:

@@ -72,6 +72,13 @@ def test_a_stream_joins_to_the_whole_reply(client: TestClient) -> None:
     assert not any("usage" in chunk for chunk in chunks)
 
 
+def test_each_chunk_has_the_usage_so_far_if_asked(client: TestClient) -> None:
+    *chunks, last = events(client, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [0, 1, 2, 3, 3]
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {3}
+    assert last["usage"] == USAGE
+
+
 def test_a_stream_ends_with_usage_if_asked(client: TestClient) -> None:
     chunks = events(client, stream_options={"include_usage": True})
     assert chunks[-1]["choices"] == []

@@ -6,7 +6,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from radixlm.runtime.server import about
+from radixlm.runtime.server.about import fingerprint_of
 from starlette.testclient import TestClient
+
+from .scripted import events
 
 if TYPE_CHECKING:
     from .conftest import FakeEngine
@@ -126,3 +130,32 @@ def test_streamed_offsets_do_not_wait_for_text_that_is_held_back(client: TestCli
     offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
     assert offsets == [0, 5, 7]
     assert ask(client, logprobs=0).json()["choices"][0]["logprobs"]["text_offset"] == offsets
+
+
+def test_each_chunk_has_the_usage_so_far_if_asked(client: TestClient) -> None:
+    """guidellm and the benches of vLLM and SGLang ask for it."""
+    asked = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = events(ask(client, stream=True, prompt=["a", "b"], stream_options=asked))
+    told: dict[int, list[dict[str, int]]] = {0: [], 1: []}
+    for chunk in chunks:
+        told[chunk["choices"][0]["index"]].append(chunk["usage"])
+    so_far = [{"prompt_tokens": 3, "completion_tokens": n, "total_tokens": 3 + n} for n in (1, 2, 3)]
+    assert told == {0: so_far, 1: so_far}
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 6)
+
+
+def test_chunks_have_no_usage_without_that_of_the_end(client: TestClient) -> None:
+    chunks = events(ask(client, stream=True, stream_options={"continuous_usage_stats": True}))
+    assert not any("usage" in chunk for chunk in chunks)
+
+
+def test_the_fingerprint_is_of_artifact_and_version(
+    client: TestClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = ask(client).json()["system_fingerprint"]
+    streamed = {chunk["system_fingerprint"] for chunk in events(ask(client, stream=True))}
+    assert told.startswith("fp_") and streamed == {told}
+    engine.manifest.digest = 64 * "1"
+    other = fingerprint_of(engine.manifest)
+    monkeypatch.setattr(about, "version", lambda name: "99.0")
+    assert len({told, other, fingerprint_of(engine.manifest)}) == 3

@@ -104,7 +104,7 @@ def test_a_running_request_shows(server: RealServer) -> None:
 def test_metrics_are_behind_the_key_and_openmetrics_is_spoken_too() -> None:
     engine, _ = real_engine()
     client = TestClient(create_app(engine, api_keys=["secret"]))
-    assert client.get("/metrics").status_code == 401
+    assert client.get("/metrics").status_code == client.get("/prometheus/metrics").status_code == 401
     headers = {"authorization": "Bearer secret"}
     assert client.get("/metrics", headers=headers).headers["content-type"].startswith("text/plain")
     openmetrics = client.get("/metrics", headers=headers | {"accept": "application/openmetrics-text; version=1.0.0"})
