@@ -20,7 +20,7 @@ from ..model.batch import Forward
 from ..prefix.disk_tier import DiskTier
 from ..prefix.expected_prompts import ExpectedPrompts
 from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows
-from ..prefix.prefix_loader import Wanted
+from ..prefix.wanted_prefix import Wanted
 from .completion import PrefillProgress, RequestOutput
 from .counters import CoreCounters
 from .engine_queue import WorkQueue

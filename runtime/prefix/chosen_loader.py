@@ -20,9 +20,9 @@ from .chosen_rows import RowSource, RowSources, TransferRefused, WantedRows
 from .disk_index import DiskIndex
 from .disk_reader import DiskReader, EngineThread, Read
 from .loaded_prefix import LoadedRows
-from .prefix_loader import Wanted
 from .rates import Rates
 from .tier_stats import ChosenCounts
+from .wanted_prefix import Wanted
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -30,9 +30,10 @@ from .disk_reader import DiskReader, EngineThread
 from .disk_writer import DiskWriter, remaining_s
 from .loaded_prefix import LoadedRows
 from .page_saver import PageSaver
-from .prefix_loader import PrefixLoader, Wanted
+from .prefix_loader import PrefixLoader
 from .rates import Rates
 from .tier_stats import ChosenCounts, TierStats
+from .wanted_prefix import Wanted
 
 if TYPE_CHECKING:
     from ..store import PageStore

@@ -7,27 +7,23 @@ transfer from the back meets a request that computes, and never makes it later. 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
-from ..cache.prefix_match import MatchKind, PrefixMatch
 from ..model.batch import PageIO
 from .disk_index import DiskIndex, StoredPrefix
 from .disk_reader import DiskReader, EngineThread, Read
-from .loaded_prefix import LoadedPrefix, LoadedRows
+from .loaded_prefix import LoadedPrefix
 from .prefix_plan import LoadBudget, PrefixPlan, meet, plan
 from .rates import Rates
 from .tier_stats import LoadCounts
 from .transfer import PageInserter, Transfer
+from .wanted_prefix import Wanted
 
 _LOGGER = logging.getLogger(__name__)
-
-FindPrefix = Callable[[PrefixCache], PrefixMatch]
-"""What a request may reuse of a cache: of the one in memory, and of the one on disk."""
 
 MAX_TRIES = 3  # transfers that a request waits for, one after the other
 STAGED_BYTES = 128 << 20  # read from the back and not yet in the tree, of all transfers together
@@ -35,32 +31,6 @@ _MIN_COMPUTED = 4 * PAGE_SIZE  # tokens of a step that is cut short because the 
 _PIECE_S = 0.05  # a batch from the back is what the disk reads in this time: the last one may be read in vain
 _PROBE_BYTES = 2 << 20
 _PROBE_EVERY_S = 30.0  # a disk that is not worth reading from is measured again so often
-
-
-@dataclass(eq=False)
-class Wanted:
-    """A prompt that is looked for on disk, and what was found.
-
-    Args:
-        go_on: called when a request that waits need wait no longer, with what came from disk: pages, or chosen rows.
-        met: called with what the disk had of the prompt, when the prompt's end has come from there while the request
-            computed or was still queued.
-        num_tokens_ahead: that are computed before a request that does not wait; None: not known.
-        share: of the KV rows of its prefix on disk, that is enough.
-    """
-
-    name: str
-    find: FindPrefix
-    go_on: Callable[[LoadedPrefix | None, LoadedRows | None], None]
-    met: Callable[[LoadedPrefix, PrefixMatch], None]
-    num_tokens_ahead: int | None = None
-    share: float = 1.0
-    is_abandoned: bool = False
-    num_tries: int = 0
-    match: PrefixMatch | None = None  # of the disk, at the last try
-    num_in_memory: int = 0  # pages, before the first try
-    memory_by_kind: Mapping[MatchKind, int] = field(default_factory=dict)  # likewise
-    loaded: LoadedPrefix | None = None
 
 
 class PrefixLoader:
@@ -97,6 +67,8 @@ class PrefixLoader:
         self._inserter, self._page_bytes = PageInserter(cache, io), reader.page_bytes
         self.counts = LoadCounts()
         self._transfers: dict[Transfer, dict[str, Wanted]] = {}  # and the requests that each is for
+        self._deadlines: dict[Transfer, float] = {}  # of transfers that requests wait for
+        self._unmeasured: set[Transfer] = set()  # the disk was not measured when their deadline was set
         self._probed_at = clock()
 
     @property
@@ -141,7 +113,9 @@ class PrefixLoader:
             self.counts.num_from_end += 1
             return False
         transfer = self._load(wanted, prefix, start, "front", self._reader.piece_pages)
-        self._queue.at(self._clock() + planned.deadline_s, partial(self._end_late, transfer))
+        if planned.expected_s is None:
+            self._unmeasured.add(transfer)
+        self._wait(transfer, planned.deadline_s)
         return True
 
     def begin_again(self, wanted: Wanted) -> bool:
@@ -240,9 +214,14 @@ class PrefixLoader:
         elif transfer.direction == "front":
             if transfer.arrived == transfer.stop:
                 self._end(transfer)
-            elif self._plan(transfer.arrived, transfer.stop, 0, None).load is None:
+                return
+            planned = self._plan(transfer.arrived, transfer.stop, 0, None)
+            if planned.load is None:
                 self.counts.num_cut += 1
                 self._end(transfer)
+            elif transfer in self._unmeasured:
+                self._unmeasured.remove(transfer)
+                self._wait(transfer, planned.deadline_s)
 
     def _meet(self, transfer: Transfer) -> None:
         """Insert what a transfer from the back has, if the requests that compute have come there."""
@@ -262,9 +241,14 @@ class PrefixLoader:
             return
         self._end(transfer)
 
-    def _end_late(self, transfer: Transfer) -> None:
-        """The deadline has passed."""
-        if not transfer.is_over:
+    def _wait(self, transfer: Transfer, seconds: float) -> None:
+        """Let requests wait so long for a transfer, from now on."""
+        deadline = self._deadlines[transfer] = self._clock() + seconds
+        self._queue.at(deadline, partial(self._end_late, transfer, deadline))
+
+    def _end_late(self, transfer: Transfer, deadline: float) -> None:
+        """A deadline has passed; that of a transfer may have moved."""
+        if self._deadlines.get(transfer) == deadline:
             self.counts.num_late += 1
             self._end(transfer)
 
@@ -279,6 +263,8 @@ class PrefixLoader:
         """Forget a transfer, and `run` what lets the requests go on that wait for it."""
         transfer.end()
         users = self._transfers.pop(transfer)
+        self._deadlines.pop(transfer, None)
+        self._unmeasured.discard(transfer)
         self._ended()
         if transfer.direction == "back":
             return

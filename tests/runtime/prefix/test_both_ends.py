@@ -6,12 +6,14 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.step_plan import StepPlan
+from radixlm.runtime.prefix import disk_reader
 
 from ..fake_model import EOS, FAKE_PAGE_BYTES, alone
 from ..fake_tier import WAIT_S, Served, processes
@@ -331,3 +333,23 @@ def test_what_is_read_before_it_is_met_is_bounded(
     read(served, 5)  # and not as many as the reader happens to read before they are computed
     finish(served, "warm")
     assert served.num_loaded("warm") == 5 * PAGE_SIZE and served.tier.loader.room_bytes == room
+
+
+def test_a_disk_that_was_never_measured_is_waited_for_once_it_delivers(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first request after a start had a second, and computed what a slow disk would have had in three."""
+    monkeypatch.setattr(disk_reader, "PIECE_BYTES", 4 * FAKE_PAGE_BYTES)
+    served = serve()
+    rates = served.tier.rates
+    rates.begin_with((0.0, 0.0, 0.0, 0.0, 0.0))
+    rates.disk_bytes_per_s = None
+    eight_pages_a_second = partial(setattr, rates, "disk_bytes_per_s", 8 * FAKE_PAGE_BYTES)
+    rates.observe_read = lambda **measured: eight_pages_a_second()  # type: ignore[method-assign]
+    served.bench.add("warm", PROMPT, GREEDY)
+    for _ in range(5):
+        read(served, 1)
+        served.bench.step()
+        served.bench.now += 0.5
+    finish(served, "warm")
+    assert served.num_loaded("warm") == 20 * PAGE_SIZE and served.tier.stats().num_loads_late == 0

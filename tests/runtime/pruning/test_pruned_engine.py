@@ -19,9 +19,9 @@ from radixlm.runtime.model.batch import Float32Array
 from radixlm.runtime.prefix import chosen_loader
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.prefix.loaded_prefix import LoadedPrefix, LoadedRows
-from radixlm.runtime.prefix.prefix_loader import FindPrefix, Wanted
 from radixlm.runtime.prefix.rates import Rates
 from radixlm.runtime.prefix.tier_stats import TierStats
+from radixlm.runtime.prefix.wanted_prefix import FindPrefix, Wanted
 from radixlm.runtime.pruning import pruned_source
 from radixlm.runtime.pruning.probe_forward import ProbeForward
 from radixlm.runtime.pruning.pruned_prefix import PrunedPrefix
