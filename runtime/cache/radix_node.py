@@ -5,6 +5,7 @@ Knows bytes, page ids and order. Not the pool, and not when to evict.
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ def tokens_of(key: Key) -> tuple[int, ...]:
     >>> tokens_of(encode_key([1, 256]))
     (1, 256)
     """
-    return tuple(np.frombuffer(bytes(key), ">u4").tolist())
+    return struct.unpack(f">{len(key) // TOKEN_BYTES}I", key)
 
 
 def token_at(key: Key, index: int) -> int:
@@ -127,8 +128,7 @@ class Node:
 
     def tokens(self, start: int, most: int) -> tuple[int, ...]:
         """At most `most` tokens from token `start` of the run on, continued in the child used last if needed."""
-        stop = min(start + most, self.num_tokens)
-        own = tuple(token_at(self.run, index) for index in range(start, stop))
+        own = tokens_of(self.run[start * TOKEN_BYTES : (start + most) * TOKEN_BYTES])
         if len(own) == most or not 0 < len(self.children) <= MAX_CHILDREN_COMPARED:
             return own
         return own + max(self.children, key=lambda child: child.last_used).tokens(0, most - len(own))
