@@ -93,9 +93,9 @@ bench-replay: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.replay.suffix .cache/llama2-layers.radixlm
 	$(BIN)/python -m bench.report
 
-# What of coding agents' tool loops is computed again, in three dialects, with clients that change their history; three
-# minutes.
-bench-agents: $(VENV)/.test $(VENV)/.bench
+# What of coding agents' tool loops is computed again, in three dialects, with clients that change their history, and what
+# llama.cpp computes of the same requests; four minutes.
+bench-agents: $(VENV)/.test $(VENV)/.bench .cache/llama.cpp/.built
 	$(BIN)/python -m bench.agents
 	$(BIN)/python -m bench.report
 

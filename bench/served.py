@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import select
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +35,16 @@ class Event:
 class ServedProcess(Closable):
     """`command --port PORT`, ready when it is made; close it, or use it as a context manager."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        """Start it and wait until `/health` answers; raise RuntimeError with its last words if it does not."""
+    def __init__(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
+        """Start it and wait until `/health` answers; raise RuntimeError with its last words if it does not.
+
+        `environment` is added to this process's own.
+        """
         self.port = _free_port()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         command = [*command, "--port", str(self.port)]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdout=self._log, stderr=self._log)
+        environ = {**os.environ, **(environment or {})}
+        self._process = subprocess.Popen(command, cwd=ROOT, stdout=self._log, stderr=self._log, env=environ)
         try:
             self._wait_until_ready(command)
         except BaseException:
@@ -88,6 +93,10 @@ class Client:
         """The whole answer; raise RuntimeError for one that is no success."""
         content: Json = json.loads(self._ask(method, path, body).read())
         return content
+
+    def read(self, path: str) -> Any:
+        """What a GET brings, which may be a list."""
+        return json.loads(self._ask("GET", path, None).read())
 
     def events(self, path: str, body: Json) -> list[Event]:
         """Every event of a stream but `[DONE]`. They are parsed when the last has come, so that none waits for it."""

@@ -1,19 +1,23 @@
 """How much of coding agents' tool loops is computed again, in each dialect, whatever clients do to their history.
 
-    python -m bench.agents [--turns N] [--models ...] [--dialects ...]
+    python -m bench.agents [--turns N] [--models ...] [--dialects ...] [--llama-cpp .cache/llama.cpp]
 
-The model is told what to say; tokenizer, templates, cache and HTTP are real. Three minutes on two cores.
+The model is told what to say; tokenizer, templates, cache and HTTP are real. llama.cpp's server is sent the same
+requests. Four minutes on two cores.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import tempfile
+from pathlib import Path
 
 from ..options import read_options
 from ..report.page import publish
 from .clients import DIALECTS, SHAPES
+from .llama_cpp import LlamaCppReplay
 from .loops import loop
-from .models import MODELS
+from .models import MODELS, artifact_of
 from .replay import AgentServer, Replayed
 
 BAR = 1.01
@@ -22,14 +26,22 @@ NUM_TURNS = 30
 
 def main() -> None:
     """Replay, print and write `bench/results/agents.json`."""
-    options = read_options(__doc__, turns=NUM_TURNS, models=tuple(MODELS), dialects=tuple(DIALECTS))
+    options = read_options(
+        __doc__,
+        turns=NUM_TURNS,
+        models=tuple(MODELS),
+        dialects=tuple(DIALECTS),
+        llama_cpp=Path(".cache/llama.cpp"),
+    )
+    program, turns = options.llama_cpp.resolve() / "llama-server", loop(options.turns)
     rows: list[Replayed] = []
     for model in options.models:
-        with AgentServer(model) as server:
+        with AgentServer(model) as server, tempfile.TemporaryDirectory() as scratch:
+            beside = LlamaCppReplay(program, artifact_of(model), Path(scratch))
             for shape in SHAPES:
-                rows += [server.play(dialect, shape, loop(options.turns)) for dialect in options.dialects]
+                rows += [server.play(dialect, shape, turns, beside) for dialect in options.dialects]
     is_met = all(row.ratio <= BAR for row in rows)
-    figures = [{**dataclasses.asdict(row), "ratio": row.ratio} for row in rows]
+    figures = [{**dataclasses.asdict(row), "ratio": row.ratio, "peer_ratio": row.peer_ratio} for row in rows]
     publish("agents", {"bar": BAR, "is_met": is_met, "num_turns": options.turns, "rows": figures})
 
 

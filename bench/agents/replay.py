@@ -24,6 +24,7 @@ from starlette.testclient import TestClient
 
 from ..replay.door import Door
 from .clients import DIALECTS, Client, Shape
+from .llama_cpp import Asked, LlamaCppReplay
 from .loops import QUESTIONS, Turn
 from .models import MODELS, artifact_of, thinks
 
@@ -45,11 +46,17 @@ class Replayed:
     num_computed: int
     num_least: int
     num_idle: int
+    num_peer: int | None = None  # by llama.cpp, of the same requests
 
     @property
     def ratio(self) -> float:
         """Computed tokens, to the least possible."""
         return self.num_computed / self.num_least
+
+    @property
+    def peer_ratio(self) -> float | None:
+        """llama.cpp's computed tokens, to the least possible."""
+        return None if self.num_peer is None else self.num_peer / self.num_least
 
 
 class AgentServer:
@@ -63,6 +70,7 @@ class AgentServer:
         )
         self.engine.grammars.answer_limit_s = 60.0
         self._asked: list[tuple[Sequence[Message], Any]] = []
+        self._sent: list[Asked] = []
         self._note_conversations()
         self._http = TestClient(create_app(self.engine))
         self._tokenizer = tokenizers.Tokenizer.from_str(self._artifact.tokenizer_json)
@@ -75,23 +83,35 @@ class AgentServer:
         self._http.__exit__(None, None, None)
         self.engine.close()
 
-    def play(self, dialect: str, shape: Shape, turns: Sequence[Turn]) -> Replayed:
-        """A whole loop on an empty cache."""
+    def play(self, dialect: str, shape: Shape, turns: Sequence[Turn], beside: LlamaCppReplay | None = None) -> Replayed:
+        """A whole loop on an empty cache; the same requests go to `beside`, too."""
         self._http.delete("/v1/cache")
         self._settle()
         self._asked.clear()
+        self._sent.clear()
         client = DIALECTS[dialect](shape, self._artifact.manifest.name)
         client.ask(QUESTIONS[0])
         counts = [self._turn(client, turn) for turn in turns]
         computed, prompts, idle = zip(*counts[1:], strict=True)
-        least = self._least()
-        return Replayed(self.model, dialect, shape.name, len(turns), sum(prompts), sum(computed), sum(least), sum(idle))
+        replies = [turn.text(thinks=thinks(self.model)) for turn in turns]
+        return Replayed(
+            self.model,
+            dialect,
+            shape.name,
+            len(turns),
+            sum(prompts),
+            sum(computed),
+            sum(self._least()),
+            sum(idle),
+            beside.play(self._sent, replies) if beside else None,
+        )
 
     def _turn(self, client: Client, turn: Turn) -> tuple[int, int, int]:
         """Tokens computed of the prompt, of all of it, and computed while nothing was asked."""
         text = turn.text(thinks=thinks(self.model))
         self._script.script.extend([*self.engine.tokenizer.encode_inside(text), self._end_id])
         num_idle = self.engine.stats().num_idle_tokens
+        self._sent.append((client.path, client.body()))
         response = self._http.post(client.path, json=client.body())
         if response.status_code != 200:
             raise ValueError(f"the server says {response.status_code}: {response.text}")

@@ -79,7 +79,9 @@ def agents(results: Json) -> Iterator[str]:
         "prompt differs from the longest earlier text, and the last token of each reply. Calls are equal however a "
         "client writes them; white space that it trims, and thoughts that it or the template drops, count as known. "
         "Idle tokens are computed between the turns. "
-        f"The bar is {results['bar']} for each: {met(results['is_met'])}."
+        f"The bar is {results['bar']} for each: {met(results['is_met'])}. llama.cpp's server gets the same requests, "
+        "and has the same replies in its slot as if it had generated them; what its usage reports is divided by the "
+        "same least. It does not compute what the template drops while it idles."
     )
     rows: dict[str, Json] = {}
     for row in results["rows"]:
@@ -91,6 +93,7 @@ def agents(results: Json) -> Iterator[str]:
     columns[f"{first}: computed"] = f"{{{first}[num_computed]:,}}"
     columns["of prompts with"] = f"{{{first}[num_prompt_tokens]:,}}"
     columns["idle"] = f"{{{first}[num_idle]:,}}"
+    columns |= {f"llama.cpp, {dialect}": f"{{{dialect}[peer_ratio]:.4f}}" for dialect in dialects}
     yield table(columns, [{"name": name, **found} for name, found in rows.items()])
 
 

@@ -67,3 +67,13 @@ def test_a_row_has_the_tokens_and_pages_of_a_talk_and_the_medians_of_its_times(l
     found = lines(cache.suffix({"page_bytes": 8_000_000, "num_layers": 2, "rows": rows}))
     assert found[0] == "| The: text | 1,500 of 3,000 | 1.25 | 250 | 126 | 1,008 |"
     assert found[1] == "| The: exact | 2,100 of 3,000 | 3.00 | 2000 | 126 | 1,008 |"
+
+
+def test_a_client_has_its_ratios_in_all_dialects_and_llama_cpps(lines: Lines) -> None:
+    def row(dialect: str, ratio: float, peer_ratio: float) -> dict[str, Any]:
+        counts = {"num_computed": 1000, "num_prompt_tokens": 9000, "num_idle": 7}
+        return {"model": "m", "shape": "s", "dialect": dialect, "ratio": ratio, "peer_ratio": peer_ratio, **counts}
+
+    results = {"bar": 1.01, "is_met": True, "num_turns": 3, "rows": [row("chat", 1, 2.5), row("messages", 1.25, 3)]}
+    found = lines(cache.agents(results))
+    assert found == ["| m: s | 1.0000 | 1.2500 | 1,000 | 9,000 | 7 | 2.5000 | 3.0000 |"]
