@@ -21,7 +21,7 @@ TRIPLE = "x86_64-linux-gnu"
 
 @dataclass(frozen=True)
 class Target:
-    """One row of the table: `mcpu` and `mattr` are LLVM's, `features` are what `runtime.cpu` must find."""
+    """One row of the table: `mcpu` and `mattr` are LLVM's, `features` are what `runtime/artifact/cpu.py` must find."""
 
     name: str
     mcpu: str

@@ -1,8 +1,8 @@
 """Products of 8-bit integers, added in groups of four: `acc[n] += sum_b w[4n + b] * x[b]` for 16 outputs n.
 
-The one place that knows instruction sets. Every variant computes the same integers exactly. Weights are unsigned
-(0..255, or up to the largest code of their format), activations signed (-127..127, and the low bytes of wide ones
--128..127).
+The one place that knows which instructions multiply integers. Every variant computes the same integers exactly.
+Weights are unsigned (0..255, or up to the largest code of their format), activations signed (-127..127, and the low
+bytes of wide ones -128..127).
 
 Where the target has no instruction for it, 8-bit weights are widened first, for vpmaddubsw adds two products into 16
 bits: 2 * 255 * 127 > 2**15. In 4 bits the products of a whole group fit: 32 / 2 * 15 * 128 = 30,720 < 2**15; in 5

@@ -112,7 +112,7 @@ REFUSED: Mapping[str, Refused] = {
 }  # fmt: skip
 """Fields of a body, not of what it holds, that some endpoint or another server has and this one has not.
 
-No field that an endpoint acts on is ignored by another."""
+A field that one endpoint acts on is refused by the others, never ignored."""
 
 SHAPING = frozenset({"response_format", "structured_outputs", "text", "output_config", "tool_choice"})
 """Fields that say what an answer is to be like: no field inside of them is ignored, but for harmless ones."""

@@ -33,11 +33,11 @@ class Evictor:
     max_kept_share: float = 0.5  # of a segment's blocks that are copied when it is evicted: room is made in any case
 
     def next_victim(self) -> int | None:
-        """The segment that goes first: copies before any page, the one used longest ago; None if there is nothing."""
+        """The segment that goes first: the least recently used single record, then the oldest; None: there is none."""
         return self.log.oldest if (single := self.next_single()) is None else single
 
     def next_single(self) -> int | None:
-        """The segment of the single record that was used longest ago; those without a record before it."""
+        """That of the least recently used single record; before it those whose record the index does not have."""
         singles = {number for number, segment in self.log.segments.items() if segment.is_single}
         if not singles:
             return None

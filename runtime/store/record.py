@@ -10,9 +10,9 @@ never taken for another. Its kind says what the details are, and what the payloa
           checksum of all before
           the payload, and zeros up to a multiple of 4096
 
-A record leaves with its parent, which is always a page: the page before it in the prompt, or the last page that the
-record depends on. Checksums are XXH3-128: they find what broke, at 34 GB/s where BLAKE2b makes 1.4. What must not be
-forged is the key, which is BLAKE2b's.
+To remove a page removes every record that names it as its parent: the page before it in the prompt, or the last page
+that the record depends on. Checksums are XXH3-128: they find what broke, at 34 GB/s where BLAKE2b makes 1.4. What must
+not be forged is the key, which is BLAKE2b's.
 """
 
 from __future__ import annotations

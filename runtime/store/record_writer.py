@@ -1,4 +1,4 @@
-"""Put records on disk, and take the least used away when there are too many.
+"""Put records on disk, and have the evictor choose what goes when there are too many.
 
 Knows the log and its index, for one thread. Records are written, then synced, then in the index: what the index has is
 on disk.

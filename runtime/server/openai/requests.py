@@ -1,7 +1,7 @@
 """What clients send, as types: OpenAI's requests, and the fields that are ours.
 
-Validation is strict: a wrong type or an unknown field is an error that names it. If it were ignored in silence, the
-reply would answer a question that was not asked. Knows shapes and defaults, not the engine's work.
+Validation is strict: a wrong type is an error that names the field, and so is an unknown field that `field_policy`
+refuses. Else the reply would answer a question that was not asked. Knows shapes and defaults, not the engine's work.
 """
 
 from __future__ import annotations
