@@ -6,28 +6,26 @@ Knows one model's tokenizer, chat template and grammars; not requests, pages or 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer, TokenizerError, TokenizerProfile, TooManyTokens
+from radixlm.tokenizer_fix import PreparedPrompt
 
 from ..artifact import Artifact
 from ..cache.why_not_more import WhyNotMore
+from ..chat.artifact_tokenizer import checked_ids, open_tokenizer, refusing, with_ends
 from ..chat.chat_template import ChatTemplate, fault_of
+from ..chat.conversations import Conversations
 from ..chat.grammar import Grammar
 from ..chat.space_first import SpaceTokens
-from ..chat.system_messages import SystemMessages
 from ..chat.thoughts import Thoughts
 from ..chat.token_constraint import ConstraintSource, TokenConstraint
 from ..chat.tools.given_calls import GivenCalls
 from ..chat.tools.headed_format import HeadedFormat
 from ..chat.tools.known_formats import PLAIN, format_of
 from ..chat.tools.tool_format import Tool, ToolFormat
-from ..chat.tools.tool_messages import for_template
-from ..chat.user_turns import UserTurns
-from ..errors import ContextLengthExceeded, CorruptArtifact, EmptyPrompt, InvalidParameter, InvalidRequest
+from ..errors import EmptyPrompt, InvalidParameter, InvalidRequest
 from .reply import Reply
 from .request_options import Message, Prompt
 from .sampling_params import SamplingParams
@@ -72,17 +70,23 @@ class Prompts:
             allowed = ", ".join(get_args(SuffixPolicy))
             raise InvalidParameter(f"strip_suffix is {strip_suffix!r}; use one of {allowed}")
         manifest = artifact.manifest
-        self._strip_suffix, self._template_kwargs = strip_suffix, dict(template_kwargs or {})
+        self._strip_suffix = strip_suffix
         self._name, self._eos_token_ids = manifest.name, manifest.tokenizer.eos_token_ids
         source = artifact.chat_template
-        self._template_fault = None if source is None else fault_of(source)
-        template = None if source is None or self._template_fault else ChatTemplate(source)
-        self.tokenizer = _tokenizer(artifact, template, clock)
-        self.chat_template = None if template is None else _of_model(template, artifact, self.tokenizer)
+        fault = None if source is None else fault_of(source)
+        template = None if source is None or fault else ChatTemplate(source)
+        self.tokenizer = open_tokenizer(artifact, template, clock)
+        self.chat_template = None if template is None else with_ends(template, artifact, self.tokenizer)
         self.vocab_size = min(manifest.model.vocab_size, self.tokenizer.vocab_size)  # embeddings may be padded
-        self._system_messages = SystemMessages(self.chat_template)
-        self._user_turns = UserTurns(self.chat_template)
         self.thoughts = Thoughts(self.chat_template, self.tokenizer, self.vocab_size)
+        self._conversations = Conversations(
+            self._name,
+            self.chat_template,
+            fault,
+            self.thoughts,
+            tool_format=lambda: self.tool_format,
+            template_kwargs=template_kwargs or {},
+        )
         self.given_calls = GivenCalls(clock=clock)
         self._space_tokens = SpaceTokens(self.tokenizer, self.vocab_size)
         self._grammars: Grammars | None = None
@@ -131,15 +135,10 @@ class Prompts:
             InvalidRequest: the text cannot be encoded, or what should be ids is not.
         """
         if not isinstance(prompt, str):
-            _require_prompt(prompt)
-            if not prompt:
-                raise EmptyPrompt("the prompt has 0 token ids; send at least one")
-            if context_length is not None and len(prompt) > context_length:
-                raise ContextLengthExceeded.of_prompt(len(prompt), context_length)
-            prompt = _as_ids(prompt)
+            prompt = checked_ids(prompt, context_length)
         if strip_suffix is None:
             strip_suffix = self._strip_suffix == "always" or (self._strip_suffix == "text" and isinstance(prompt, str))
-        with _refusing():
+        with refusing():
             prepared = self.tokenizer.prepare_completion(
                 prompt, seam_of=seam_of, max_tokens=context_length, strips_suffix=strip_suffix
             )
@@ -163,14 +162,14 @@ class Prompts:
             ContextLengthExceeded: as `completion`.
             EmptyPrompt, InvalidRequest: as `render`, or the text cannot be encoded.
         """
-        values: Sequence[Any] = [*self._told(messages, tools, template_kwargs)]
-        rendered = self._rendered(*values)
-        with _refusing():
+        values: Sequence[Any] = [*self._conversations.values(messages, tools, template_kwargs)]
+        rendered = self._conversations.rendered(*values)
+        with refusing():
             marked = self.tokenizer.mark_typed(values)  # a control token that a client types is text
         has_marks = marked is not values
         if has_marks:
-            rendered = self.tokenizer.with_marks(rendered, self._rendered(*marked))
-        with _refusing():
+            rendered = self.tokenizer.with_marks(rendered, self._conversations.rendered(*marked))
+        with refusing():
             return self.tokenizer.prepare_chat(
                 rendered,
                 seam_of=seam_of,
@@ -192,7 +191,7 @@ class Prompts:
             EmptyPrompt: there are no messages.
             InvalidRequest: the artifact has no chat template that can be used, or the template refuses the messages.
         """
-        return self._rendered(*self._told(messages, tools, template_kwargs))
+        return self._conversations.rendered(*self._conversations.values(messages, tools, template_kwargs))
 
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         """The ids of a text, its suffix among them; `add_bos` overrides what the model asks for.
@@ -200,7 +199,7 @@ class Prompts:
         Raises:
             InvalidRequest: the text cannot be encoded.
         """
-        with _refusing():
+        with refusing():
             return self.tokenizer.encode(text, add_bos=add_bos, parse_special=True)
 
     def encode_chat(
@@ -218,7 +217,7 @@ class Prompts:
         Raises:
             InvalidRequest: an id is outside the vocabulary.
         """
-        with _refusing():
+        with refusing():
             return self.tokenizer.decode(token_ids, skip_special=False)
 
     @property
@@ -293,80 +292,3 @@ class Prompts:
         return Grammars(
             lambda: GrammarVocabulary(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids), eos_token_ids
         )
-
-    def _told(
-        self, messages: Sequence[Message], tools: Sequence[Tool], template_kwargs: Mapping[str, object] | None
-    ) -> tuple[Sequence[Message], Sequence[Message], Mapping[str, object]]:
-        """Messages, tools and further variables as the template wants them: the arguments of calls are no JSON any
-        more.
-        """
-        if not messages:
-            raise EmptyPrompt("the conversation has no messages; send at least one")
-        for message in messages:
-            if not isinstance(message, Mapping):
-                raise InvalidRequest(f"a message is {message!r:.60}; it must be a mapping with a role and a content")
-        told, known = for_template(messages, [tool.for_template() for tool in tools], self.tool_format)
-        turns = self._user_turns.for_template(self._system_messages.for_template(told))
-        return self.thoughts.for_template(turns), known, {**self._template_kwargs, **(template_kwargs or {})}
-
-    def _rendered(self, told: Sequence[Message], known: Sequence[Message], kwargs: Mapping[str, object]) -> str:
-        if self._template_fault is not None:
-            raise InvalidRequest(
-                f"model {self._name} answers completions, and no conversations: {self._template_fault}"
-            )
-        if self.chat_template is None:
-            raise InvalidRequest(
-                f"model {self._name} has no chat template: it answers completions (/v1/completions, generate), and no "
-                "conversations; ask for those, or serve a model that was tuned for chat"
-            )
-        return self.chat_template.render(told, tools=known, kwargs=kwargs)
-
-
-def _tokenizer(artifact: Artifact, template: ChatTemplate | None, clock: Callable[[], float]) -> Tokenizer:
-    info = artifact.manifest.tokenizer
-    try:
-        profile = TokenizerProfile.from_dict(info.profile)
-        ends = (info.bos_token_id, *info.eos_token_ids)
-        texts = [token.text for token in profile.added_tokens if token.id in ends]
-        return Tokenizer(
-            artifact.tokenizer_json,
-            profile,
-            bos_token_id=info.bos_token_id,
-            add_bos_token=info.add_bos_token,
-            template_texts=() if template is None else [*texts, *template.own_texts],
-            clock=clock,
-        )
-    except TokenizerError as error:
-        raise CorruptArtifact(f"{artifact.path}: {error}; compile the model again") from error
-
-
-def _of_model(template: ChatTemplate, artifact: Artifact, tokenizer: Tokenizer) -> ChatTemplate:
-    info = artifact.manifest.tokenizer
-    bos, eos = [info.bos_token_id] if info.bos_token_id is not None else [], list(info.eos_token_ids[:1])
-    return template.of_model(
-        bos_token=tokenizer.decode(bos, skip_special=False), eos_token=tokenizer.decode(eos, skip_special=False)
-    )
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """What the tokenizer refuses is the client's mistake."""
-    try:
-        yield
-    except TooManyTokens as error:
-        raise ContextLengthExceeded.of_prompt(error.num_tokens, error.max_tokens, is_exact=False) from error
-    except TokenizerError as error:
-        raise InvalidRequest(str(error)) from error
-
-
-def _require_prompt(prompt: object) -> None:
-    if not isinstance(prompt, Sequence):
-        raise InvalidParameter(f"a prompt is {prompt!r:.60}; it must be text or a list of token ids")
-
-
-def _as_ids(prompt: Sequence[int]) -> list[int]:
-    ids = list(prompt)
-    for token_id in ids:
-        if not isinstance(token_id, int) or isinstance(token_id, bool):
-            raise InvalidParameter(f"the prompt has {token_id!r:.60}; it must be text or token ids")
-    return ids
