@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from radixlm.runtime.cache.prefix_match import MatchPolicy
     from radixlm.runtime.engine.engine_options import OpenRunner
     from radixlm.runtime.engine.prompts import SuffixPolicy
-    from radixlm.runtime.engine.step_plan import AdmissionPolicy
+    from radixlm.runtime.engine.waiting_request import AdmissionPolicy
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_STORE_GB = 10.0

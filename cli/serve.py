@@ -23,7 +23,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from radixlm.runtime import Engine
-    from radixlm.runtime.engine.step_plan import AdmissionPolicy
+    from radixlm.runtime.engine.waiting_request import AdmissionPolicy
     from radixlm.runtime.server.truncation import Truncation
 
 DEFAULT_LOG_KV_MB = 100

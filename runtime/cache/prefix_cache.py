@@ -200,8 +200,9 @@ class PrefixCache:
         leave_in_tree(self.tree, sequence)
         sequence.preempt()
 
-    def resume(self, sequence: Sequence) -> int:
-        """Take from the tree what it has of the sequence's uncomputed tokens; returns how many tokens were gained.
+    def resume(self, sequence: Sequence, limit: int | None = None) -> int:
+        """Take from the tree what it has of the sequence's uncomputed tokens, of the first `limit` at most; returns how
+        many tokens were gained.
 
         For a preempted sequence, and for one that waited while another computed the same prefix. Its last
         token is left to compute. A sequence that gains tokens has no sparse span afterwards.
@@ -211,7 +212,8 @@ class PrefixCache:
         """
         self.sequences.require(sequence)
         before = sequence.num_computed
-        num_gained = reuse(self.pool, self.tree, sequence, len(sequence) - 1)
+        most = len(sequence) - 1
+        num_gained = reuse(self.pool, self.tree, sequence, most if limit is None else min(limit, most))
         if self._kv_log is not None:
             self._kv_log.write("resume", sequence, computed=before, pages=list(sequence.page_ids))
         return num_gained

@@ -48,7 +48,7 @@ class ChatTemplate:
                 f"the chat template has {len(source)} characters, at most {MAX_TEMPLATE_LENGTH} are allowed; "
                 "compile the model with a shorter one"
             )
-        self._special_tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self.source, self._special_tokens = source, {"bos_token": bos_token, "eos_token": eos_token}
         self._sandbox = _sandbox()
         try:
             self._template, self._literals = self._sandbox.compiled(source)

@@ -5,9 +5,10 @@ Frozen values; `request.py` makes them, the server turns them into JSON.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args, overload
 
 from ..cache.prefix_match import MatchKind
 from ..cache.why_not_more import WhyNotMore
@@ -24,16 +25,75 @@ StopReason = str | int
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """The natural logarithm of a generated token's probability, and of the most likely tokens in its place.
+    """The natural logarithm of a token's probability, and of the most likely tokens in its place.
 
     They are those of the model, before penalties, bias, temperature and truncation. `top` is sorted, most
-    likely first, and has as many entries as `SamplingParams.logprobs` asks for; the generated token itself
-    need not be among them.
+    likely first, and has as many entries as `SamplingParams.logprobs` asks for, or `prompt_logprobs` for a prompt's
+    tokens; the token itself need not be among them. `rank` is its own place, from 1; among equals lower ids come first.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0  # 0: not told
+
+
+class PromptLogprobs(Sequence[TokenLogprob | None]):
+    """Those of a prompt's tokens, as far as they are known; the first is None, because nothing comes before it.
+
+    `token_ids` are all of the prompt's. Numbers lie in arrays, 12 bytes for each: as values of their own they would
+    take ten times as much.
+    """
+
+    def __init__(self, token_ids: Iterable[int], num_top: int) -> None:
+        """None of a prompt's yet; each will have the `num_top` most likely tokens in its place, if so many are."""
+        self.num_top = num_top
+        self.token_ids = array("i", token_ids)
+        self._logprobs, self._ranks = array("d"), array("i")
+        self._top_ids, self._top_logprobs = array("i"), array("d")
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits that were read: those of the first tokens, each of which says what comes behind it."""
+        return len(self._logprobs)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no row is missing. That of the last token is not asked for: the reply comes behind it."""
+        return len(self) == len(self.token_ids)
+
+    @property
+    def next_id(self) -> int:
+        """The token that comes next; it must not be complete."""
+        return self.token_ids[len(self)]
+
+    def append(self, logprob: TokenLogprob) -> None:
+        """Add that of the next token."""
+        assert logprob.token_id == self.next_id, "of another token"
+        self._logprobs.append(logprob.logprob)
+        self._ranks.append(logprob.rank)
+        self._top_ids.extend(token_id for token_id, _ in logprob.top)
+        self._top_logprobs.extend(value for _, value in logprob.top)
+
+    def __len__(self) -> int:
+        return self.num_rows + 1
+
+    @overload
+    def __getitem__(self, index: int) -> TokenLogprob | None: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[TokenLogprob | None]: ...
+
+    def __getitem__(self, index: int | slice) -> TokenLogprob | list[TokenLogprob | None] | None:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        if place == 0:
+            return None
+        row, num_top = place - 1, len(self._top_ids) // self.num_rows
+        each = slice(row * num_top, row * num_top + num_top)
+        top = tuple(zip(self._top_ids[each], self._top_logprobs[each], strict=True))
+        return TokenLogprob(self.token_ids[place], self._logprobs[row], top, self._ranks[row])
 
 
 @dataclass(frozen=True)
@@ -105,6 +165,9 @@ class Delta:
     progress: PrefillProgress | None = None  # in deltas that say nothing else, of streams that asked for them
     thought: str = ""  # of a chat's reply
     num_thought_tokens: int = 0  # of the reply's tokens so far; certain when there is text
+    prompt_logprobs: PromptLogprobs | None = (
+        None  # in the first delta with a token, or in one that ends without, if asked
+    )
 
 
 @dataclass(frozen=True)
@@ -130,6 +193,7 @@ class Completion:
     request_id: str = ""  # the caller's own name of the request, or the engine's
     num_swallowed: int = 0  # of a raw prompt: characters that the ids begin with, and that end the prompt's text
     thought: str = ""
+    prompt_logprobs: PromptLogprobs | None = None  # None: not asked for, or the request was cancelled before
 
 
 class RequestOutput(NamedTuple):

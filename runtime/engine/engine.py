@@ -262,18 +262,21 @@ class Engine:
         self.close()
 
     def _completion(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions) -> Request:
-        """A request to continue text or ids. With a grammar, which may want no space, a prompt keeps its suffix."""
+        """A request to continue text or ids. A prompt keeps its suffix with a grammar, which may want no space, and
+        where all of its tokens have logprobs.
+        """
         if options.tools:
             raise InvalidParameter("tools are for conversations; use chat", param="tools")
         if options.template_kwargs:
             raise InvalidParameter("template_kwargs are for conversations; use chat", param="chat_template_kwargs")
         self.queue.require_room()
         options = self._options.decide(options, self.manifest.model)
+        is_whole = options.constraint is not None or (params is not None and params.prompt_logprobs is not None)
         prepared = self.prompts.completion(
             prompt,
             seam_of=options.seam_of,
             context_length=self.context_length,
-            strip_suffix=options.strip_suffix if options.constraint is None else False,
+            strip_suffix=False if is_whole else options.strip_suffix,
         )
         return self._request(prepared, params, options)
 

@@ -24,8 +24,9 @@ from ..prefix.wanted_prefix import Wanted
 from .completion import PrefillProgress, RequestOutput
 from .counters import CoreCounters
 from .engine_queue import WorkQueue
-from .request import Request, RequestLimits
+from .request import Request
 from .request_ends import RequestEnds
+from .request_options import RequestLimits
 from .sampler import Refusal, Sampled, SampledToken
 from .scheduler import RequestBroken, Scheduler, SchedulerPolicy
 from .step_plan import ScheduledRequest, StepPlan, compute
@@ -285,7 +286,8 @@ class EngineCore:
         except Exception as error:
             self._scheduler.remove(request.request_id)
             return self._ends.fail(request, error)
-        self.counters.count_token(now, request.spec.arrived_at, before)
+        if delta.token_ids:
+            self.counters.count_token(now, request.spec.arrived_at, before)
         if before is None and self.tier is not None:
             self.tier.computed(request.admitted, num_reused=request.reuse.num_tokens)
         if delta.finish_reason is None:

@@ -22,7 +22,7 @@ from ..store import PageStore
 from .prompts import SuffixPolicy
 from .request_options import RequestOptions, checked_budget, checked_match
 from .scheduler import SchedulerPolicy
-from .step_plan import AdmissionPolicy
+from .waiting_request import AdmissionPolicy
 
 DEFAULT_STORE_BYTES = 10_000_000_000
 MAX_THREADS = 1024  # far above it the thread pool aborts the process
@@ -184,6 +184,7 @@ class EngineOptions:
         return SchedulerPolicy(
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=most,
+            max_num_logits=limits.max_num_logits,
             admission=self.admission,
             prompts_s=None if self.prefill_ms is None else self.prefill_ms / 1000,
         )

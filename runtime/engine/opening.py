@@ -31,7 +31,7 @@ from .engine_options import EngineOptions
 from .engine_queue import WorkQueue
 from .kv_cache_size import KVCacheSize
 from .prompts import Prompts
-from .request import RequestLimits
+from .request_options import RequestLimits
 from .upkeep import CacheExpiry, IdleWork, Upkeep
 
 _LOGGER = logging.getLogger(__name__)

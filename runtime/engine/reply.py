@@ -148,6 +148,11 @@ class Reply:
         assert self.finish_reason is None
         return self._delta(self._flush(), (), None, "cancelled")
 
+    def end_unsaid(self) -> Delta:
+        """End a reply of which no token was wanted."""
+        assert self.finish_reason is None and not self.token_ids
+        return self._delta(Said(), (), None, "length")
+
     def _advance(self, token_id: int, *, is_full: bool) -> tuple[Said, FinishReason | None]:
         """The text that the token releases, and whether it ends the reply."""
         is_end = token_id in self._stop_ids

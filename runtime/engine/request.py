@@ -16,47 +16,16 @@ from ..cache.prefix_match import MatchKind, PrefixMatch
 from ..cache.reply_alias import ReplyAlias
 from ..cache.sequence import Sequence
 from ..cache.why_not_more import WhyNotMore
-from ..errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter
 from ..prefix.expected_prompts import ExpectedPrompt
-from .completion import CacheMatch, Completion, Delta, PrefillProgress, PrefixReuse, Timings
+from .completion import CacheMatch, Completion, Delta, PrefillProgress, PrefixReuse, PromptLogprobs, Timings
 from .prompts import Prompts
 from .reply import Reply
-from .request_options import NO_OPTIONS, RequestOptions
+from .request_options import NO_OPTIONS, RequestLimits, RequestOptions
 from .sampler import Refusal, SampledToken
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from radixlm.tokenizer_fix import PreparedPrompt, SpelledPrompt
-
-
-@dataclass(frozen=True)
-class RequestLimits:
-    """What a request must keep to, whatever the engine is doing: checked in the caller's thread, too."""
-
-    vocab_size: int  # tokens that the tokenizer has and the model knows
-    context_length: int  # tokens of prompt and reply together
-
-    def validate(self, prompt: PreparedPrompt, params: SamplingParams) -> None:
-        """Raise if the model can never serve this.
-
-        Raises:
-            EmptyPrompt: no tokens.
-            ContextLengthExceeded: the prompt leaves no room for one token of reply.
-            InvalidParameter: a token id is not in the vocabulary.
-        """
-        if not prompt.ids:
-            raise EmptyPrompt("the prompt has no tokens; it needs at least one")
-        if len(prompt.ids) >= self.context_length:
-            raise ContextLengthExceeded.of_prompt(len(prompt.ids), self.context_length)
-        self.require_known("the prompt", prompt.ids)
-        self.require_known("stop_token_ids", params.stop_token_ids)
-        self.require_known("logit_bias", params.logit_bias)
-
-    def require_known(self, where: str, token_ids: Iterable[int]) -> None:
-        """Raise InvalidParameter if a token id is not in the vocabulary; `where` names its place."""
-        for token_id in token_ids:
-            if not 0 <= token_id < self.vocab_size:
-                raise InvalidParameter(f"{where} has token id {token_id}; the vocabulary is 0 to {self.vocab_size - 1}")
 
 
 @dataclass(frozen=True)
@@ -92,6 +61,7 @@ class Request:
         prompt: the prompt that is fed: the spec's, in the ids that were found cached once the request is admitted.
         reply: what was generated.
         reuse: what of the prompt was not computed.
+        prompt_logprobs: those of the prompt's tokens so far; None: not asked for. All of its rows are computed then.
         sequence: tokens and KV; None until the scheduler admits the request.
     """
 
@@ -99,6 +69,10 @@ class Request:
         self.spec, self.reply, self.reuse = spec, reply, PrefixReuse()
         self.request_id, self.namespace = spec.request_id, spec.namespace
         self.prompt = spec.prompt
+        self.prompt_logprobs: PromptLogprobs | None = None
+        if (num_top := spec.params.prompt_logprobs) is not None:
+            self.prompt_logprobs = PromptLogprobs(spec.prompt.ids, num_top)
+            self.prompt = replace(spec.prompt, num_match=0)
         self.sequence: Sequence | None = None
         self.num_preemptions = 0
         self._max_length = 0  # of the sequence, known when it is admitted
@@ -165,6 +139,22 @@ class Request:
         """Whether the reply has ended."""
         return self.reply.finish_reason is not None
 
+    @property
+    def num_resumable(self) -> int | None:
+        """Of its tokens, those that may be found cached when it goes on after it gave its pages back: the logits of
+        those behind them are still to be read. None: any.
+        """
+        asked = self.prompt_logprobs
+        return None if asked is None or asked.is_complete else asked.num_rows
+
+    def num_logits(self, num_tokens: int) -> int:
+        """Of how many of its next tokens, at their end, the logits are wanted if so many are computed next."""
+        sequence, asked = self.admitted, self.prompt_logprobs
+        stop = sequence.num_computed + num_tokens
+        if asked is None or asked.is_complete:
+            return int(stop == len(sequence))
+        return max(0, stop - max(sequence.num_computed, asked.num_rows))
+
     def admit(self, sequence: Sequence, match: PrefixMatch, reuse: PrefixReuse) -> None:
         """Take the sequence that was opened on a match of the prompt, and what it reuses."""
         assert self.sequence is None, "admitted twice"
@@ -209,21 +199,24 @@ class Request:
         self.reuse = self.reuse.with_loaded(by_kind, why_not_more)
 
     def accept(self, sampled: SampledToken | Refusal, now: float) -> Delta:
-        """Append a sampled token to the sequence and to the reply, which may end with it.
+        """Append a sampled token to the sequence and to the reply, which may end with it, unless none is wanted.
 
         Raises:
             ConstraintFailed: the token may not come here, or none could be chosen.
         """
         if isinstance(sampled, Refusal):
             raise sampled.error
-        sequence = self.admitted
+        if self.spec.params.max_tokens == 0:
+            return replace(self.reply.end_unsaid(), prompt_logprobs=self.prompt_logprobs)
+        sequence, is_first = self.admitted, not self.num_generated
         sequence.append((sampled.token_id,))
-        return self.reply.accept(sampled, now, is_full=len(sequence) == self._max_length)
+        delta = self.reply.accept(sampled, now, is_full=len(sequence) == self._max_length)
+        return replace(delta, prompt_logprobs=self.prompt_logprobs) if is_first and self.prompt_logprobs else delta
 
     def aliases(self) -> list[ReplyAlias]:
         """The finished reply and how it may be rendered, where that is another text."""
         renderings, reply = self.spec.renderings, self.reply
-        if renderings is None or reply.is_cut:
+        if renderings is None or reply.is_cut or not reply.token_ids:
             return []
         ids = tuple(reply.ids_without_end)
         text = self._spelled(ids) if reply.num_thought_tokens else reply.text
@@ -235,7 +228,7 @@ class Request:
     def next_prompt(self) -> ExpectedPrompt | None:
         """What the prompt that goes on from the finished reply begins with; None: nothing is known of it."""
         expects = self.spec.expects
-        if expects is None or self.namespace is None or self.reuse.pruning is not None:
+        if expects is None or self.namespace is None or self.reuse.pruning is not None or not self.num_generated:
             return None
         return expects(self.reply.text, self.reply.thought)
 
@@ -274,7 +267,12 @@ class Request:
             request_id=self.spec.name,
             num_swallowed=self.num_swallowed,
             thought=reply.thought,
+            prompt_logprobs=self.prompt_logprobs if self._is_scored else None,
         )
+
+    @property
+    def _is_scored(self) -> bool:
+        return self.prompt_logprobs is not None and self.prompt_logprobs.is_complete
 
     def _longest(self, num_prompt_tokens: int, context_length: int) -> int:
         max_tokens = self.spec.params.max_tokens

@@ -1,20 +1,25 @@
 """What a caller asks of one request: prompts, and beside sampling parameters the options, one value on its whole way.
 
-Knows ranges, not engines: what an engine uses where a request asks for nothing is the engine's to say.
+Knows ranges, not engines: what an engine uses where a request asks for nothing is the engine's to say. Last, the limits
+that all of it is held to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict, TypeGuard, Unpack, get_args
+from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard, Unpack, get_args
 
 from ..cache.prefix_match import MatchPolicy
 from ..chat.chat_template import checked_kwargs
 from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
 from ..chat.tools.tool_format import Tool
-from ..errors import InvalidParameter
+from ..errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter
+from .sampling_params import MAX_PROMPT_LOGPROBS, SamplingParams
+
+if TYPE_CHECKING:
+    from radixlm.tokenizer_fix import PreparedPrompt
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]  # {"role": ..., "content": ...}
@@ -150,3 +155,46 @@ def checked_match(match: MatchPolicy) -> MatchPolicy:
     if match not in get_args(MatchPolicy):
         raise InvalidParameter(f"match is {match!r}; use one of {', '.join(get_args(MatchPolicy))}")
     return match
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """What a request must keep to, whatever the engine is doing: checked in the caller's thread, too."""
+
+    vocab_size: int  # tokens that the tokenizer has and the model knows
+    context_length: int  # tokens of prompt and reply together
+
+    def validate(self, prompt: PreparedPrompt, params: SamplingParams) -> None:
+        """Raise if the model can never serve this.
+
+        Raises:
+            EmptyPrompt: no tokens.
+            ContextLengthExceeded: the prompt leaves no room for one token of reply.
+            InvalidParameter: a token id is not in the vocabulary, or too many logprobs are asked for.
+        """
+        if not prompt.ids:
+            raise EmptyPrompt("the prompt has no tokens; it needs at least one")
+        if len(prompt.ids) >= self.context_length:
+            raise ContextLengthExceeded.of_prompt(len(prompt.ids), self.context_length)
+        self.require_known("the prompt", prompt.ids)
+        if params.prompt_logprobs is not None:
+            require_few_logprobs(len(prompt.ids), params.prompt_logprobs)
+        self.require_known("stop_token_ids", params.stop_token_ids)
+        self.require_known("logit_bias", params.logit_bias)
+
+    def require_known(self, where: str, token_ids: Iterable[int]) -> None:
+        """Raise InvalidParameter if a token id is not in the vocabulary; `where` names its place."""
+        for token_id in token_ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidParameter(f"{where} has token id {token_id}; the vocabulary is 0 to {self.vocab_size - 1}")
+
+
+def require_few_logprobs(num_prompt_tokens: int, num_top: int) -> None:
+    """Raise InvalidParameter if so many tokens of prompts, each with the `num_top` most likely ones, are too many."""
+    if num_prompt_tokens * (num_top + 1) > MAX_PROMPT_LOGPROBS:
+        raise InvalidParameter(
+            f"{num_prompt_tokens} tokens of prompts with prompt_logprobs={num_top} are "
+            f"{num_prompt_tokens * (num_top + 1)} logprobs; one request may ask for {MAX_PROMPT_LOGPROBS}: lower "
+            f"prompt_logprobs, or send several requests",
+            param="prompt_logprobs",
+        )

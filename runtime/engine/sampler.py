@@ -149,7 +149,7 @@ def _sample_row(
         token_id = _draw_of_top(logits, top_values, top_ids, state)
     if params.logprobs is None:
         return SampledToken(token_id)
-    return SampledToken(token_id, _logprob(logits.astype(np.float64), token_id, params.logprobs))
+    return SampledToken(token_id, logprob_of(logits, top_values, top_ids, token_id, params.logprobs))
 
 
 def _allowed(
@@ -271,9 +271,22 @@ def _top(values: Float64Array, count: int) -> IntArray:
     return token_ids[np.argsort(-values[token_ids], kind="stable")[:count]]
 
 
-def _logprob(logits: Float64Array, token_id: int, num_top: int) -> TokenLogprob:
-    """The logprobs of the model itself, before anything that the request wishes."""
-    largest = logits.max()
-    logprobs = logits - largest - np.log(np.exp(logits - largest).sum())
-    top = _top(logprobs, num_top) if num_top else ()
-    return TokenLogprob(token_id, float(logprobs[token_id]), tuple((int(i), float(logprobs[i])) for i in top))
+def logprob_of(
+    logits: Float32Array, top_values: Float32Array, top_ids: Int32Array, token_id: int, num_top: int
+) -> TokenLogprob:
+    """What the model itself says of a token, before anything that a request wishes, and of the `num_top` most likely.
+
+    Args:
+        logits: `[vocab]`, all finite.
+        top_values, top_ids: the largest of these; the rest is read if they are fewer than `num_top`.
+    """
+    exact = logits.astype(np.float64)
+    if len(top_ids) < min(num_top, len(logits)):
+        top_ids = _top(exact, num_top).astype(np.int32)
+        top_values = logits[top_ids]
+    largest = exact.max()
+    total = np.log(np.exp(exact - largest).sum())
+    own, values = logits[token_id], top_values[:num_top].astype(np.float64) - largest - total
+    rank = 1 + int(np.count_nonzero(logits > own)) + int(np.count_nonzero(logits[:token_id] == own))
+    top = tuple(zip(top_ids[:num_top].tolist(), values.tolist(), strict=True))
+    return TokenLogprob(token_id, float(exact[token_id] - largest - total), top, rank)

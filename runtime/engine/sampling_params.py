@@ -14,6 +14,7 @@ from ..artifact.manifest import SamplingDefaults
 from ..errors import InvalidParameter
 
 MAX_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 1 << 17  # numbers of a request: tokens of its prompts times one and `prompt_logprobs`
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024  # characters
 
@@ -36,7 +37,7 @@ class SamplingParams:
         InvalidParameter: a value is outside its range; the message has the name, the value and the range.
     """
 
-    max_tokens: int | None = None  # None: up to the context length
+    max_tokens: int | None = None  # None: up to the context length; 0: the prompt is computed, and nothing comes
     temperature: float = 1.0
     top_k: int = 0  # 0: all
     top_p: float = 1.0  # 0: the most likely token
@@ -53,9 +54,10 @@ class SamplingParams:
     # none of the first so many tokens ends the reply, nor completes a stop string; a full context and a grammar that is
     # complete end it all the same
     min_tokens: int = 0
+    prompt_logprobs: int | None = None  # None: none; k: those of the prompt's tokens, and the k most likely ones'
 
     def __post_init__(self) -> None:
-        _check_int("max_tokens", self.max_tokens, 1, optional=True)
+        _check_int("max_tokens", self.max_tokens, 0, optional=True)
         _check_int("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             message = (
@@ -72,6 +74,7 @@ class SamplingParams:
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_int("seed", self.seed, -(2**63), 2**64 - 1, optional=True)
         _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, optional=True)
+        _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS, optional=True)
         if not isinstance(self.ignore_eos, bool):
             raise InvalidParameter(f"ignore_eos is {self.ignore_eos!r}; it must be true or false", param="ignore_eos")
         self._check_stop()

@@ -15,8 +15,8 @@ from ..cache.prefix_match import PrefixMatch
 from ..cache.sequence import Sequence
 from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows
 from .request import Request
-from .step_plan import Admission, AdmissionPolicy, PromptTime, StepPace, StepPlan
-from .waiting_request import WaitingRequest, computes_more
+from .step_plan import PromptTime, StepPace, StepPlan
+from .waiting_request import Admission, AdmissionPolicy, WaitingRequest, computes_more
 
 
 class RequestBroken(Exception):
@@ -38,10 +38,14 @@ class SchedulerPolicy:
     Parts of prompts take about `prompts_s` seconds of a step at most while others wait or stream; the oldest has half
     of that, and others share the rest, the shortest first. Prompts that end in the step have a quarter of a second.
     None: tokens alone limit a step.
+
+    A step has `max_num_logits` rows of logits, at least one for each sequence. A prompt whose logprobs are asked for
+    takes one for each token, and so is computed in shorter parts.
     """
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    max_num_logits: int = 64
     ageing_tokens_per_s: float = 256.0
     num_candidates: int = 32
     admission: AdmissionPolicy = "optimistic"
@@ -154,7 +158,8 @@ class Scheduler:
         """
         decoding, prefilling = self._by_kind()
         time = self._prompt_time(len(decoding), len(prefilling))
-        plan = StepPlan(step, self._policy.max_num_batched_tokens, stops, time)
+        most, num_logits = self._policy.max_num_batched_tokens, self._policy.max_num_logits
+        plan = StepPlan(step, most, stops, time, max_num_logits=num_logits)
         for request in decoding:
             if request.request_id in self._running and plan.budget > 0:
                 self._advance(request, plan)
@@ -272,10 +277,11 @@ class Scheduler:
 
     def _resume_oldest(self, plan: StepPlan) -> Request | None:
         request = min(self._preempted.values(), key=self._arrival)
-        match = self._cache.match(request.admitted.token_ids, namespace=request.namespace)
+        sequence, limit = request.admitted, request.num_resumable
+        match = self._cache.match(sequence.token_ids, num_match=limit, namespace=request.namespace)
         if not self._admission.fits(request, match, None, plan, self._running.values()):
             return None
-        self._cache.resume(request.admitted)
+        self._cache.resume(sequence, limit)
         return self._preempted.pop(request.request_id)
 
     def _start_best(self, plan: StepPlan, now: float) -> Request | None:

@@ -5,29 +5,31 @@ Then compute it. Knows requests, pages, reservations and the model; whose turn i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from ..artifact.manifest import PAGE_SIZE
+import numpy as np
+
 from ..cache.kv_transaction import KVTransaction, Reservation, make_batch
-from ..cache.prefix_cache import PrefixCache
-from ..cache.prefix_match import PrefixMatch
-from ..cache.sequence import num_pages_for
-from ..cache.sparse_span import SparseSpan
 from ..errors import EngineError, OutOfPages
-from ..model.batch import Forward
+from ..model.batch import Float32Array, Forward, TopLogits
 from ..prefix.rates import LinearRate
 from .request import Request
-from .sampler import Sampled, sample
+from .sampler import Sampled, logprob_of, sample
 
 
 class ScheduledRequest(NamedTuple):
-    """One request's share of a step; with `wants_logits` it samples after the last token."""
+    """One request's share of a step.
+
+    Of its last `num_logits` tokens the logits are wanted: of the last one if it samples, and of those of a prompt whose
+    logprobs are asked for.
+    """
 
     request: Request
     reservation: Reservation
-    wants_logits: bool
+    num_logits: int
+    samples: bool
 
 
 ALONE_S = 0.25  # of a prompt that is alone, or of all that end in a step: so long does the next request wait for it
@@ -159,11 +161,14 @@ class StepPlan:
         max_num_tokens: int,
         stops: Mapping[str, int] | None = None,
         time: PromptTime | None = None,
+        *,
+        max_num_logits: int = 64,
     ) -> None:
-        """An empty plan; a request that has a position in `stops` before it computes no further than that, and prompts
-        take no longer than `time`."""
+        """An empty plan; a request that has a position in `stops` before it computes no further than that, prompts take
+        no longer than `time`, and `max_num_logits` rows of logits are wanted at most."""
         self.budget = max_num_tokens
         self._time, self._aside = time, 0
+        self._num_logits_left, self._logits_aside = max_num_logits, 0
         self.unservable: Request | None = None
         self._step = step
         self._stops = stops or {}
@@ -187,8 +192,8 @@ class StepPlan:
         )
 
     def reserve(self, request: Request, share: float = 1.0) -> bool:
-        """Add as many of the request's tokens as the budget allows; False, with nothing changed, without
-        pages.
+        """Add as many of the request's tokens as the budget allows, none where the step has no row of logits left for
+        it; False, with nothing changed, without pages.
 
         Args:
             share: of the time that is left for prompts.
@@ -199,15 +204,22 @@ class StepPlan:
             num_tokens = min(num_tokens, self._time.num_tokens(sequence.num_computed, sequence.num_uncomputed, share))
         if self._stops and (stop := self._stops.get(request.request_id, 0)) > sequence.num_computed:
             num_tokens = min(num_tokens, stop - sequence.num_computed)
+        num_logits = request.num_logits(num_tokens)
+        if num_logits > self._num_logits_left:
+            num_tokens -= num_logits - self._num_logits_left
+            num_logits = request.num_logits(num_tokens)
+        if num_tokens == 0:
+            return True
         try:
             reservation = self._step.reserve(sequence, num_tokens)
         except OutOfPages:
             return False
         self.budget -= num_tokens
-        wants_logits = reservation.stop == len(sequence)
+        self._num_logits_left -= num_logits
+        samples = reservation.stop == len(sequence)
         if self._time is not None and num_tokens > 1:
-            self._time.take(reservation.start, num_tokens, ends=wants_logits)
-        self._scheduled[request.request_id] = ScheduledRequest(request, reservation, wants_logits)
+            self._time.take(reservation.start, num_tokens, ends=samples)
+        self._scheduled[request.request_id] = ScheduledRequest(request, reservation, num_logits, samples)
         return True
 
     def drop(self, request: Request) -> None:
@@ -216,17 +228,21 @@ class StepPlan:
         if dropped is not None:
             self._step.drop(dropped.reservation.sequence)
             self.budget += dropped.reservation.num_tokens
+            self._num_logits_left += dropped.num_logits
 
     def set_half_aside(self) -> None:
-        """Keep half of tokens and time until `take_back`, for the oldest prompt: it has what others leave it."""
+        """Keep half of all until `take_back`, for the oldest prompt: it has what others leave it."""
         self._aside = (self.budget + 1) // 2
         self.budget -= self._aside
+        self._logits_aside = (self._num_logits_left + 1) // 2
+        self._num_logits_left -= self._logits_aside
         if self._time is not None:
             self._time.set_aside(0.5)
 
     def take_back(self) -> None:
         """Have all that is left."""
         self.budget, self._aside = self.budget + self._aside, 0
+        self._num_logits_left, self._logits_aside = self._num_logits_left + self._logits_aside, 0
         if self._time is not None:
             self._time.set_aside(0.0)
 
@@ -236,67 +252,11 @@ class StepPlan:
         return scheduled.reservation.num_pages if scheduled else len(request.admitted.page_ids)
 
 
-AdmissionPolicy = Literal["optimistic", "conservative"]
-"""What of a reply has pages reserved when its request is let in.
-
-`optimistic`: one token, so that more requests run, and the newest gives its pages back when they become too few;
-`conservative`: `max_tokens`, or what the context leaves, so that none ever does.
-"""
-
-
-@dataclass(frozen=True)
-class Admission:
-    """Lets requests into the pool of `cache`, whose sequences have at most `context_length` tokens."""
-
-    cache: PrefixCache
-    policy: AdmissionPolicy
-    context_length: int
-
-    def fits(
-        self,
-        request: Request,
-        match: PrefixMatch,
-        sparse: SparseSpan | None,
-        plan: StepPlan,
-        running: Iterable[Request],
-    ) -> bool:
-        """Whether there are pages for a request that begins with this match, or with the rows of a sparse span.
-
-        Let in earlier, it would only be preempted again. A request that is alone is always let in.
-        """
-        running = list(running)
-        if not running:
-            return True
-        pool, shared, num_missing = self.cache.pool, match.pages, 0
-        if sparse is not None:
-            shared, num_missing = shared[: sparse.start // PAGE_SIZE], sparse.num_missing
-        num_needed = self._num_pages(request, len(match.prompt_ids), num_missing, has_prompt=False) - len(shared)
-        num_evictable = pool.num_cached - sum(pool.num_users(page) == 0 for page in shared)
-        num_promised = sum(max(0, self._num_needed_pages(each) - plan.num_held_pages(each)) for each in running)
-        return num_needed <= pool.num_free + num_evictable - num_promised
-
-    def _num_needed_pages(self, request: Request) -> int:
-        """All that a running request may come to need, those that it holds included."""
-        sequence = request.admitted
-        num_missing = sequence.num_computed - sequence.num_rows
-        return self._num_pages(request, len(sequence), num_missing, has_prompt=sequence.num_uncomputed == 1)
-
-    def _num_pages(self, request: Request, num_tokens: int, num_missing: int, *, has_prompt: bool) -> int:
-        """Pages for a sequence of `num_tokens`, of which `num_missing` have no rows, and for the reply.
-
-        The last token of a reply is never computed. Until the prompt is, the rows of a page that is reused in part may
-        lie there twice for a moment.
-        """
-        if self.policy == "optimistic":
-            return num_pages_for(num_tokens + 1 - num_missing)
-        max_length = request.max_length_of(num_tokens, self.context_length)
-        return num_pages_for(max_length - 1 - num_missing) + (not has_prompt)
-
-
 def compute(
     forward: Forward, step: KVTransaction, scheduled: Sequence[ScheduledRequest], *, vocab_size: int
 ) -> list[tuple[ScheduledRequest, Sampled]]:
-    """Run the model over all of `scheduled`, and sample one of `vocab_size` ids for those that want logits.
+    """Run the model over all of `scheduled`, sample one of `vocab_size` ids for those that sample, and read logprobs of
+    prompts. None for a request of which some logits are not finite, whether it samples or not.
 
     Raises:
         EngineError: the model returned logits of another shape.
@@ -305,17 +265,48 @@ def compute(
         return []
     if step.copies:
         forward.copy_rows(step.copies)
-    sampling = [item for item in scheduled if item.wants_logits]
-    wants_logits = [item.wants_logits for item in scheduled]
-    logits = forward.forward(make_batch([item.reservation for item in scheduled], wants_logits))
-    if logits.shape[0] != len(sampling) or logits.shape[1] < vocab_size:
+    num_logits = [item.num_logits for item in scheduled]
+    num_rows = sum(num_logits)
+    logits = forward.forward(make_batch([item.reservation for item in scheduled], num_logits))
+    if logits.shape[0] != num_rows or logits.shape[1] < vocab_size:
         raise EngineError(
-            f"the model returned logits of shape {logits.shape}, not {(len(sampling), vocab_size)}; "
-            f"compile the model again"
+            f"the model returned logits of shape {logits.shape}, not {(num_rows, vocab_size)}; compile the model again"
         )
-    if not sampling:
+    if not num_rows:
         return []
     # a padded embedding has rows that are no token: they are never sampled
-    top = forward.top_logits(len(sampling), vocab_size)
-    tokens = sample(logits[:, :vocab_size], top, [item.request.reply.sampler for item in sampling])
-    return list(zip(sampling, tokens, strict=True))
+    logits, top = logits[:, :vocab_size], forward.top_logits(num_rows, vocab_size)
+    sampling = [item for item in scheduled if item.samples]
+    damaged: list[tuple[ScheduledRequest, Sampled]] = []
+    if num_rows > len(sampling):
+        damaged = [(item, None) for item in _read_prompts(scheduled, logits, top)]
+        is_last = np.array([place for item in scheduled for place in _are_last(item)], np.bool_)
+        logits, top = logits[is_last], TopLogits(*(values[is_last] for values in top))
+    sampled = zip(sampling, sample(logits, top, [item.request.reply.sampler for item in sampling]), strict=True)
+    if not damaged:
+        return list(sampled)
+    lost = {item.request.request_id for item, _ in damaged}
+    return [*damaged, *(pair for pair in sampled if pair[0].request.request_id not in lost)]
+
+
+def _are_last(item: ScheduledRequest) -> Iterator[bool]:
+    """Of each row of logits of a request, whether it is the one that it samples from."""
+    return (item.samples and row == item.num_logits - 1 for row in range(item.num_logits))
+
+
+def _read_prompts(
+    scheduled: Sequence[ScheduledRequest], logits: Float32Array, top: TopLogits
+) -> Iterator[ScheduledRequest]:
+    """Read the rows that say what comes next in prompts; yields the requests of which some are not finite."""
+    stop = 0
+    for item in scheduled:
+        start, stop = stop, stop + item.num_logits
+        asked, rows = item.request.prompt_logprobs, range(start, stop - item.samples)
+        if asked is None or not rows:
+            continue
+        if not top.is_finite[rows.start : rows.stop].all():
+            yield item
+            continue
+        for row in rows:
+            logprob = logprob_of(logits[row], top.values[row], top.token_ids[row], asked.next_id, asked.num_top)
+            asked.append(logprob)

@@ -93,6 +93,7 @@ def create_app(
         ("/health", "GET"): Health(engine.stats, max_stall_s, has_keys=bool(api_keys)).answer,
         ("/tokenize", "POST"): tokenization.tokenize,
         ("/detokenize", "POST"): tokenization.detokenize,
+        ("/tokenizer_info", "GET"): tokenization.info,
         ("/version", "GET"): about.version,
         ("/openapi.json", "GET"): OpenAPI(has_keys=bool(api_keys)).answer,
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -135,15 +136,25 @@ class AppState:
         )
         return await self.lanes.truncation.run(request, truncate)
 
-    async def open(self, request: Request, asks: Sequence[Ask]) -> Choices:
+    async def open(self, request: Request, asks: Sequence[Ask], *, prompt_logprobs: int | None = None) -> Choices:
         """Hand the engine one request for each reply; see `Choices.open`.
+
+        Args:
+            prompt_logprobs: as in the parameters of each.
 
         Raises:
             ClientGone: the client left while its request waited.
+            InvalidParameter: the prompts together have too many logprobs.
         """
         run = partial(self.lanes.submission.run, request)
         most = self.engine.queue.max_num_requests
-        return await Choices.open(asks, run, self._waker(), record_of(request), most=most)
+        choices = await Choices.open(asks, run, self._waker(), record_of(request), most=most)
+        if prompt_logprobs is not None:
+            async with AsyncExitStack() as opened:
+                await opened.enter_async_context(choices)
+                choices.require_few_logprobs(prompt_logprobs)
+                opened.pop_all()
+        return choices
 
     async def read(self, request: Request, type: type[T], *, max_bytes: int | None = None) -> T:
         """The request's body as `type`; fields that are ignored are noted, and the answer lists them.

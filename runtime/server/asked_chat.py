@@ -61,7 +61,8 @@ class AskedChat:
             truncated = await state.truncated(request, messages, options, max_tokens=self.params.max_tokens)
         ask = partial(state.engine.stream_chat, truncated.messages, options=options)
         wishes = params_of_choices(self.params, self.num_choices)
-        choices = await state.open(request, [partial(ask, wish) for wish in wishes])
+        asks = [partial(ask, wish) for wish in wishes]
+        choices = await state.open(request, asks, prompt_logprobs=self.params.prompt_logprobs)
         return OpenedChat(choices, truncated)
 
     def reader(self, state: AppState) -> ToolCallReader | None:

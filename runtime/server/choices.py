@@ -14,6 +14,7 @@ from typing import Protocol, Self
 
 from ..engine.completion import Completion, Delta
 from ..engine.generation_stream import GenerationStream
+from ..engine.request_options import require_few_logprobs
 from ..engine.sampling_params import SamplingParams
 from ..errors import InvalidParameter
 from .reply_stream import ReplyStream, Run, Waker
@@ -119,6 +120,10 @@ class Choices:
     def num_prompt_tokens(self, index: int) -> int:
         """Tokens of one choice's prompt, as far as is known."""
         return self._streams[index].num_prompt_tokens
+
+    def require_few_logprobs(self, num_top: int) -> None:
+        """Raise InvalidParameter if the prompts have too many tokens for each to come with `num_top` others."""
+        require_few_logprobs(sum(stream.num_prompt_tokens for stream in self._streams), num_top)
 
     def num_swallowed(self, index: int) -> int:
         """How many characters the tokens of one choice begin with that are not in its text."""

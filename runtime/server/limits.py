@@ -33,7 +33,7 @@ def said(**schema: int | float) -> msgspec.Meta:
     return msgspec.Meta(extra_json_schema=schema)
 
 
-MaxTokens = Annotated[int, said(minimum=1)]
+MaxTokens = Annotated[int, said(minimum=0)]  # 0: the prompt is computed, and kept
 MinTokens = Annotated[int, said(minimum=0)]
 Temperature = Annotated[float, said(minimum=0, maximum=100)]
 TopP = Annotated[float, said(minimum=0, maximum=1)]

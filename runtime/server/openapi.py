@@ -24,7 +24,7 @@ from .openai.replies import ChatReply, TextReply
 from .openai.requests import ChatRequest, CompletionRequest
 from .openai.response_replies import ResponseReply
 from .openai.response_requests import ResponseRequest
-from .openai.tokenize import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
+from .openai.tokenize import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest, TokenizerInfoReply
 
 Schema = dict[str, Any]
 _REF = "#/components/schemas/{name}"
@@ -97,6 +97,7 @@ OPERATIONS = (
     ),
     Operation("post", "/tokenize", "Encode a text or a conversation", TokenizeReply, TokenizeRequest),
     Operation("post", "/detokenize", "Decode token ids", DetokenizeReply, DetokenizeRequest),
+    Operation("get", "/tokenizer_info", "Name the tokens that begin and end a text", TokenizerInfoReply),
     Operation("get", "/version", "Name radixlm's version", VersionReply),
     Operation("get", "/health", "Say whether the engine gets on", dict[str, Any]),
     Operation("get", "/metrics", "Count for Prometheus", "text/plain"),

@@ -19,8 +19,8 @@ from radixlm.runtime.engine.completion import RequestOutput
 from radixlm.runtime.engine.engine_core import EngineCore
 from radixlm.runtime.engine.engine_queue import WorkQueue
 from radixlm.runtime.engine.reply import Reply, TextDecoder
-from radixlm.runtime.engine.request import Request, RequestLimits, RequestSpec
-from radixlm.runtime.engine.request_options import RequestOptions
+from radixlm.runtime.engine.request import Request, RequestSpec
+from radixlm.runtime.engine.request_options import RequestLimits, RequestOptions
 from radixlm.runtime.engine.sampler import SamplerState, sample
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import SchedulerPolicy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...engine.completion import Completion
+from ...engine.completion import Completion, PromptLogprobs
 from ..app_state import AppState, json_response
 from ..asked_chat import AskedChat
 from ..choices import Choices
@@ -23,6 +24,7 @@ from .replies import (
     ChatChoice,
     ChatChunkChoice,
     ChatDelta,
+    PromptLogprobsReply,
     PromptProgressReply,
     Reply,
     TruncationReply,
@@ -30,6 +32,7 @@ from .replies import (
 )
 from .reply_parts import ChunkUsage, chat_logprobs, deltas_of, finish_reason_of, message_of, usage_of
 from .requests import ChatRequest
+from .told_prompt import prompt_logprobs
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class ChatCompletions:
             completions = await while_connected(request.receive, choices.results())
         whole = self._whole(start, completions, asked, body)
         whole.truncation = truncation
+        whole.prompt_logprobs = await self._prompt(body, completions[0].prompt_logprobs)
         return json_response(whole)
 
     def _whole(
@@ -123,6 +127,10 @@ class ChatCompletions:
                 told = chunk(ChatChunkChoice(ChatDelta(), index=index))
                 told.prompt_progress = PromptProgressReply.of(delta.progress)
                 yield told
+            if delta.prompt_logprobs is not None:
+                told = chunk(ChatChunkChoice(ChatDelta(), index=index))
+                told.prompt_logprobs = await self._prompt(body, delta.prompt_logprobs)
+                yield told
             said = deltas_of(delta, readers[index])
             if body.is_legacy:
                 said = [legacy_delta(each) for each in said]
@@ -143,6 +151,12 @@ class ChatCompletions:
                 yield last
         if body.include_usage:
             yield start(choices=[], usage=self._usage(await choices.results(), body.num_choices))
+
+    async def _prompt(self, body: ChatRequest, told: PromptLogprobs | None) -> PromptLogprobsReply:
+        """What is said of the prompt's tokens, if anything is; in a thread, for they may be very many."""
+        if told is None:
+            return msgspec.UNSET
+        return await asyncio.to_thread(prompt_logprobs, self.state, told, body.prompt_logprobs)
 
     def _usage(self, completions: Sequence[Completion], num_choices: int) -> UsageReply:
         return usage_of(completions, num_choices, tells_cached_text=self.state.tells_cached_text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...engine.completion import Completion
+from ...engine.completion import Completion, PromptLogprobs
 from ...engine.sampling_params import SamplingParams
 from ..app_state import AppState, json_response
 from ..choices import Choices, params_of_choices
@@ -22,6 +23,7 @@ from ..truncation import cut_middle, require_countable
 from .replies import CutPromptReply, PromptProgressReply, Reply, TextChoice, UsageReply
 from .reply_parts import ChunkUsage, TextTokens, usage_of
 from .requests import CompletionRequest, Prompt
+from .told_prompt import ToldPrompt, joined
 
 Cut = CutPromptReply | msgspec.UnsetType
 """The tokens that were cut out of a prompt; unset: the request does not allow that."""
@@ -53,7 +55,8 @@ class Completions:
         options = self.state.options(request, body)
         with body.naming():
             options = options.changed(constraint=await self.state.constraint(request, body.grammar()))
-        strip_suffix = body.strip_suffix if options.constraint is None else False
+        is_whole = options.constraint is not None or params.prompt_logprobs is not None
+        strip_suffix = False if is_whole else body.strip_suffix
         fed = await self._fed(request, body, asked, params, strip_suffix)
         cuts = [each.cut for each in fed]
         stream = self.state.engine.stream
@@ -61,7 +64,7 @@ class Completions:
             partial(stream, each.prompt, wish, options=options.changed(strip_suffix=each.strip_suffix))
             for each, wish in zip(fed, wishes, strict=True)
         ]
-        choices = await self.state.open(request, submits)
+        choices = await self.state.open(request, submits, prompt_logprobs=params.prompt_logprobs)
         start = partial(
             Reply,
             id=new_id("cmpl-"),
@@ -76,12 +79,11 @@ class Completions:
             return EventStream(chunks, choices, keep_alive_s=self.state.keep_alive_s)
         async with choices:
             completions = await while_connected(request.receive, choices.results())
+        parts = list(zip(completions, echoes, cuts, strict=True))
+        told = [await self._prompt(body, completion.prompt_logprobs, echo) for completion, echo, _ in parts]
         return json_response(
             start(
-                choices=[
-                    self._choice(index, completion, echo, cut, body)
-                    for index, (completion, echo, cut) in enumerate(zip(completions, echoes, cuts, strict=True))
-                ],
+                choices=[self._choice(index, *part, body, told[index]) for index, part in enumerate(parts)],
                 usage=self._usage(completions, body.num_choices),
             )
         )
@@ -120,9 +122,26 @@ class Completions:
             return FedPrompt(left.ids, False, said)
         return FedPrompt([*left.ids, prepared.space_id], True, said)
 
-    def _choice(self, index: int, completion: Completion, echo: str, cut: Cut, body: CompletionRequest) -> TextChoice:
-        logprobs = TextTokens(self.state, completion.num_swallowed).logprobs(completion.logprobs)
+    async def _prompt(self, body: CompletionRequest, told: PromptLogprobs | None, echo: str) -> ToldPrompt | None:
+        """What is said of a prompt's tokens, if anything is; in a thread, for they may be very many."""
+        if told is None:
+            return None
+        return await asyncio.to_thread(ToldPrompt.of, self.state, body, told, echo)
+
+    def _choice(
+        self,
+        index: int,
+        completion: Completion,
+        echo: str,
+        cut: Cut,
+        body: CompletionRequest,
+        prompt: ToldPrompt | None,
+    ) -> TextChoice:
+        tokens = TextTokens(self.state, completion.num_swallowed) if prompt is None else prompt.tokens
+        logprobs = tokens.logprobs(completion.logprobs)
         choice = TextChoice(echo + completion.text, completion.finish_reason, logprobs, index, truncation=cut)
+        if prompt is not None:
+            choice.logprobs, choice.prompt_logprobs = joined(prompt.echoed, logprobs), prompt.by_id
         choice.stop_reason = completion.stop_reason
         if body.return_token_ids:
             choice.token_ids, choice.prompt_token_ids = completion.token_ids, completion.prompt_token_ids
@@ -144,8 +163,8 @@ class Completions:
             return start(choices=[choice], usage=usage.of(choice.index))
 
         for index, (echo, cut) in enumerate(zip(echoes, cuts, strict=True)):
-            if echo or cut:
-                yield chunk(TextChoice(echo, index=index, truncation=cut))
+            if (echo and not body.echoes_logprobs) or cut:
+                yield chunk(TextChoice("" if body.echoes_logprobs else echo, index=index, truncation=cut))
         tokens = [TextTokens(self.state, choices.num_swallowed(index)) for index in range(len(echoes))]
         async for index, delta in choices:
             usage.count(index, delta)
@@ -153,6 +172,9 @@ class Completions:
                 told = chunk(TextChoice("", index=index))
                 told.prompt_progress = PromptProgressReply.of(delta.progress)
                 yield told
+            if (told := await self._prompt(body, delta.prompt_logprobs, echoes[index])) is not None:
+                tokens[index], text = told.tokens, echoes[index] if body.echoes_logprobs else ""
+                yield chunk(TextChoice(text, logprobs=told.echoed, index=index, prompt_logprobs=told.by_id))
             if delta.text or delta.logprobs or delta.finish_reason or (has_ids and delta.token_ids):
                 choice = TextChoice(delta.text, delta.finish_reason, tokens[index].logprobs(delta.logprobs), index)
                 if delta.finish_reason:

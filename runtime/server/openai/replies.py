@@ -111,6 +111,7 @@ class Reply(msgspec.Struct, kw_only=True):
     prompt_token_ids: TokenIds = msgspec.UNSET  # of a chat; in the last choice's chunk of a stream
     truncation: TruncationReply | msgspec.UnsetType = msgspec.UNSET  # ours, if asked for; in a stream's first chunk
     prompt_progress: PromptProgressReply | msgspec.UnsetType = msgspec.UNSET  # in chunks before a reply, if asked for
+    prompt_logprobs: PromptLogprobsReply = msgspec.UNSET  # of a chat; in a chunk before each reply of a stream
 
 
 class TopLogprob(msgspec.Struct):
@@ -196,9 +197,21 @@ class ChatChunkChoice(msgspec.Struct):
 
 class TextLogprobs(msgspec.Struct):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]  # characters of the reply before the token
+    token_logprobs: list[float | None]  # None: of a prompt's first token
+    top_logprobs: list[dict[str, float] | None]  # likewise
+    text_offset: list[int]  # characters of the text before the token
+
+
+class PromptLogprobReply(msgspec.Struct):
+    """vLLM's: a token that stands in a prompt, or might."""
+
+    logprob: float
+    rank: int  # by likelihood, from 1
+    decoded_token: str
+
+
+PromptLogprobsReply = list[dict[str, PromptLogprobReply] | None] | msgspec.UnsetType
+"""For each token of a prompt the likely ones by id, and the token itself; None for the first; unset: not asked for."""
 
 
 class TextChoice(msgspec.Struct):
@@ -210,6 +223,7 @@ class TextChoice(msgspec.Struct):
     prompt_token_ids: TokenIds = msgspec.UNSET  # in the last chunk of a stream
     stop_reason: StopReasonReply = msgspec.UNSET
     truncation: CutPromptReply | msgspec.UnsetType = msgspec.UNSET  # ours, if asked for; in a stream's first chunk
+    prompt_logprobs: PromptLogprobsReply = msgspec.UNSET  # in the chunk of a stream before the reply
 
 
 class ChatReply(Reply, kw_only=True):

@@ -14,7 +14,7 @@ import msgspec
 
 from ...cache.prefix_match import MatchKind
 from ...chat.tools.tool_calls import Arguments, CallStart, Content, Piece, ReadReply, ToolCallReader, read_whole
-from ...engine.completion import Completion, Delta, FinishReason, TokenLogprob
+from ...engine.completion import Completion, Delta, FinishReason, PromptLogprobs, TokenLogprob
 from ..cache import WhyNotMoreReply
 from .replies import (
     ChatDelta,
@@ -154,26 +154,37 @@ class TextTokens:
             return None
         reply = TextLogprobs([], [], [], [])
         for logprob in logprobs:
-            reply.tokens.append(_name(self._names, logprob.token_id))
-            reply.token_logprobs.append(logprob.logprob)
-            reply.top_logprobs.append(_top_by_name(self._names, logprob))
-            reply.text_offset.append(max(self._offset, 0))
-            self._offset += len(self._characters.decode(self._names.token_bytes(logprob.token_id)))
+            self._add(reply, logprob.token_id, logprob, len(logprob.top))
         return reply
+
+    def prompt(self, told: PromptLogprobs, num_top: int) -> TextLogprobs:
+        """The same for a prompt's tokens, the first of which has no logprob."""
+        reply = TextLogprobs([], [], [], [])
+        for token_id, logprob in zip(told.token_ids, told, strict=True):
+            self._add(reply, token_id, logprob, num_top)
+        return reply
+
+    def _add(self, reply: TextLogprobs, token_id: int, logprob: TokenLogprob | None, num_top: int) -> None:
+        reply.tokens.append(_name(self._names, token_id))
+        reply.token_logprobs.append(None if logprob is None else logprob.logprob)
+        reply.top_logprobs.append(None if logprob is None else _top_by_name(self._names, logprob, num_top))
+        reply.text_offset.append(max(self._offset, 0))
+        self._offset += len(self._characters.decode(self._names.token_bytes(token_id)))
 
 
 def _top(names: TokenNames, token_id: int, logprob: float) -> TopLogprob:
     return TopLogprob(names.token_text(token_id), logprob, list(names.token_bytes(token_id)))
 
 
-def _top_by_name(names: TokenNames, logprob: TokenLogprob) -> dict[str, float]:
-    """The most likely tokens by name. A token with the name of another one is called `token_id:ID`, as in vLLM.
+def _top_by_name(names: TokenNames, logprob: TokenLogprob, num_top: int) -> dict[str, float]:
+    """The `num_top` most likely tokens by name.
 
-    Bytes and letters may have the same name. The generated token keeps its own, by which clients look it up here.
+    A token with the name of another one is called `token_id:ID`, as in vLLM. Bytes and letters may have the same name.
+    The token itself keeps its own, by which clients look it up here.
     """
     id_of = {_name(names, logprob.token_id): logprob.token_id}
     top: dict[str, float] = {}
-    for token_id, value in logprob.top:
+    for token_id, value in logprob.top[:num_top]:
         name = _name(names, token_id)
         top[name if id_of.setdefault(name, token_id) == token_id else f"token_id:{token_id}"] = value
     return top

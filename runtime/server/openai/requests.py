@@ -88,6 +88,7 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: StopTokenIds | None = None
     logit_bias: LogitBias | None = None
     ignore_eos: bool | None = None
+    prompt_logprobs: NumLogprobs | None = None  # vLLM's: those of the prompt's tokens, all of which are computed then
     n: NumChoices | None = None
     cache_match: MatchPolicy | None = None  # ours: how cached prefixes may be found, instead of the server's way
     kv_budget: KVShare | None = None  # ours: of a prefix on disk, the share of keys and values that is enough
@@ -271,6 +272,11 @@ class CompletionRequest(SamplingRequest, kw_only=True):
     strip_suffix: bool | None = None  # ours: feed a prompt, be it text or ids, without the token of its last space
 
     @property
+    def echoes_logprobs(self) -> bool:
+        """Whether the tokens of the prompt have logprobs beside those of the reply."""
+        return bool(self.echo) and self.logprobs is not None
+
+    @property
     def prompts(self) -> list[Prompt]:
         """Every prompt; a list of token ids is one.
 
@@ -314,8 +320,13 @@ class CompletionRequest(SamplingRequest, kw_only=True):
             raise InvalidParameter(
                 f"best_of is {self.best_of}; leave it out: all {self.num_choices} are sent", param="best_of"
             )
-        if self.echo and self.logprobs is not None:
+        wishes: dict[str, object] = {"logprobs": self.logprobs}
+        if self.echoes_logprobs:
+            wishes["prompt_logprobs"] = max(self.logprobs or 0, self.prompt_logprobs or 0)
+        if self.strip_suffix and (self.echoes_logprobs or self.prompt_logprobs is not None):
             raise InvalidParameter(
-                "echo and logprobs are both set; send one of them: a prompt has no logprobs here", param="echo"
+                "strip_suffix is set, and logprobs of the prompt are asked for: all of its tokens have some; leave "
+                "strip_suffix out",
+                param="strip_suffix",
             )
-        return {"logprobs": self.logprobs}
+        return wishes

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as vLLM has them: what the model is fed for a text or a conversation, and back.
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM has them: what the model is fed, and back.
 
 Nothing is computed or cached; knows the tokenizer only through the engine.
 """
@@ -51,9 +51,19 @@ class DetokenizeReply(msgspec.Struct):
     prompt: str
 
 
+class TokenizerInfoReply(msgspec.Struct):
+    """What vLLM tells of a `tokenizer_config.json`; lm-evaluation-harness needs no tokenizer of its own with it."""
+
+    bos_token: str | None  # the text of a token; None: there is none
+    eos_token: str | None
+    add_bos_token: bool
+    model_max_length: int
+    chat_template: str | None
+
+
 @dataclass(frozen=True)
 class Tokenization:
-    """Both endpoints for one served model."""
+    """The endpoints for one served model."""
 
     state: AppState
 
@@ -69,6 +79,20 @@ class Tokenization:
         self.state.models.named(body.model)
         decode = partial(self.state.engine.decode, body.tokens)
         return json_response(DetokenizeReply(await self.state.lanes.tokenization.run(request, decode)))
+
+    async def info(self, request: Request) -> Response:
+        """`GET /tokenizer_info`: the tokens that begin and end a text, and the chat template."""
+        engine, info = self.state.engine, self.state.engine.manifest.tokenizer
+        template = engine.prompts.chat_template
+        return json_response(
+            TokenizerInfoReply(
+                bos_token=None if info.bos_token_id is None else engine.decode([info.bos_token_id]),
+                eos_token=engine.decode(info.eos_token_ids[:1]) if info.eos_token_ids else None,
+                add_bos_token=info.add_bos_token,
+                model_max_length=engine.context_length,
+                chat_template=None if template is None else template.source,
+            )
+        )
 
     def _tokenized(self, body: TokenizeRequest) -> Response:
         ids = self._encode(body)

@@ -16,7 +16,7 @@ from radixlm.runtime.errors import InvalidParameter, InvalidRequest
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("max_tokens", 0),
+        ("max_tokens", -1),
         ("max_tokens", 1.5),
         ("max_tokens", True),
         ("temperature", -0.1),
@@ -65,7 +65,10 @@ def test_edges_are_allowed() -> None:
 
 def test_params_by_position_mean_what_they_always_did() -> None:
     names = [field.name for field in dataclasses.fields(SamplingParams)]
-    assert names[:4] == ["max_tokens", "temperature", "top_k", "top_p"] and names[-2:] == ["ignore_eos", "min_tokens"]
+    assert names[:4] == ["max_tokens", "temperature", "top_k", "top_p"] and names[-2:] == [
+        "min_tokens",
+        "prompt_logprobs",
+    ]
     assert SamplingParams(16, 1) == SamplingParams(max_tokens=16, temperature=1)
 
 

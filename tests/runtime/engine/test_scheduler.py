@@ -43,7 +43,7 @@ class Bench:
             shares = {item.request.request_id: item.reservation.num_tokens for item in plan.scheduled}
             step.commit()
         for item in plan.scheduled:
-            if item.wants_logits:
+            if item.samples:
                 item.request.accept(SampledToken(1), self.now)
         self.scheduler.check()
         self.cache.check()

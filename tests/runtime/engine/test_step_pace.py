@@ -65,7 +65,7 @@ class Machine:
         self.scheduler.observe(plan, seconds)
         self.steps.append(({item.request.request_id: item.reservation.num_tokens for item in plan.scheduled}, seconds))
         for item in plan.scheduled:
-            if item.wants_logits:
+            if item.samples:
                 request = item.request
                 self.first_tokens.setdefault(request.request_id, self.now - request.spec.arrived_at)
                 self.num_tokens[request.request_id] += 1

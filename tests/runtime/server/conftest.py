@@ -78,6 +78,8 @@ class FakeStream(GenerationStream):
         self._deltas: deque[Delta | RadixLMError] = deque()
         self._ended = False
         self._sent: list[Delta] = []
+        if params.max_tokens == 0:
+            self._deltas.append(Delta("", (), finish_reason="length"))
         if with_progress:
             self._deltas += [Delta("", (), progress=PrefillProgress(3, 2, there, 0.0)) for there in (2, 3)]
         threading.Thread(target=self._run, daemon=True).start()

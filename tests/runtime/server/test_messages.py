@@ -330,7 +330,7 @@ LOOKED = [USER, said(call("t1")), asked(result("t1"))]
     ("fields", "words"),
     [
         ({"max_tokens": ...}, "`max_tokens`"),
-        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"max_tokens": -1}, "max_tokens is -1"),
         ({"messages": []}, "messages"),
         ({"messages": ["Hi"]}, "$.messages[0]"),
         ({"messages": [{"role": "tool", "content": "Hi"}]}, "tool"),

@@ -107,8 +107,8 @@ def test_the_bounds_that_are_described_are_those_that_hold(client: TestClient, d
     properties = document["components"]["schemas"]["CompletionRequest"]["properties"]
     num_bounds = 0
     for name in ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
-                 "presence_penalty", "frequency_penalty", "seed", "n", "logprobs"):  # fmt: skip
-        step = 1 if name in ("max_tokens", "min_tokens", "top_k", "seed", "n", "logprobs") else 0.001
+                 "presence_penalty", "frequency_penalty", "seed", "n", "logprobs", "prompt_logprobs"):  # fmt: skip
+        step = 1 if name in ("max_tokens", "min_tokens", "top_k", "seed", "n", "logprobs", "prompt_logprobs") else 0.001
         for bound, value in bounds_of(properties[name]).items():
             beyond = value + step if bound == "maximum" else value if bound == "exclusiveMinimum" else value - step
             within = value + step if bound == "exclusiveMinimum" else value
@@ -116,7 +116,7 @@ def test_the_bounds_that_are_described_are_those_that_hold(client: TestClient, d
             response = client.post("/v1/completions", json={"prompt": "Hi", name: beyond})
             assert (response.status_code, response.json()["error"]["param"]) == (400, name)
             num_bounds += 1
-    assert num_bounds == 21
+    assert num_bounds == 23
 
 
 @pytest.mark.parametrize("body", [one.body for one in OPERATIONS if one.body], ids=lambda body: body.__name__)

@@ -43,6 +43,15 @@ def test_the_text_of_each_token_is_there_if_asked(client: TestClient) -> None:
     assert reply["token_strs"] == ["Hello", " wörld", "!"]
 
 
+def test_the_tokenizer_is_told_as_vllm_tells_it(real: TestClient) -> None:
+    """lm-evaluation-harness asks for the first two, and encodes by /tokenize then."""
+    told = real.get("/tokenizer_info").json()
+    for name in ("bos_token", "eos_token"):
+        [token_id] = real.post("/tokenize", json={"prompt": told[name], "add_special_tokens": False}).json()["tokens"]
+        assert real.post("/detokenize", json={"tokens": [token_id]}).json()["prompt"] == told[name]
+    assert "add_generation_prompt" in told["chat_template"] and told["model_max_length"] > 0
+
+
 def test_the_event_loop_does_not_spell_the_tokens_of_a_long_text(
     client: TestClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
