@@ -281,7 +281,8 @@ def compute(
     if num_rows > len(sampling):
         damaged = [(item, None) for item in _read_prompts(scheduled, logits, top)]
         is_last = np.array([place for item in scheduled for place in _are_last(item)], np.bool_)
-        logits, top = logits[is_last], TopLogits(*(values[is_last] for values in top))
+        logits = logits[is_last]
+        top = TopLogits(top.values[is_last], top.token_ids[is_last], top.is_finite[is_last])
     sampled = zip(sampling, sample(logits, top, [item.request.reply.sampler for item in sampling]), strict=True)
     if not damaged:
         return list(sampled)
