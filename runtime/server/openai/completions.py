@@ -169,9 +169,9 @@ class Completions:
         async for index, delta in choices:
             usage.count(index, delta)
             if delta.progress is not None:
-                told = chunk(TextChoice("", index=index))
-                told.prompt_progress = PromptProgressReply.of(delta.progress)
-                yield told
+                progress = chunk(TextChoice("", index=index))
+                progress.prompt_progress = PromptProgressReply.of(delta.progress)
+                yield progress
             if (told := await self._prompt(body, delta.prompt_logprobs, echoes[index])) is not None:
                 tokens[index], text = told.tokens, echoes[index] if body.echoes_logprobs else ""
                 yield chunk(TextChoice(text, logprobs=told.echoed, index=index, prompt_logprobs=told.by_id))
