@@ -80,7 +80,10 @@ class Completions:
         async with choices:
             completions = await while_connected(request.receive, choices.results())
         parts = list(zip(completions, echoes, cuts, strict=True))
-        told = [await self._prompt(body, completion.prompt_logprobs, echo) for completion, echo, _ in parts]
+        told = [
+            None if completion.prompt_logprobs is None else await self._prompt(body, completion.prompt_logprobs, echo)
+            for completion, echo, _ in parts
+        ]
         return json_response(
             start(
                 choices=[self._choice(index, *part, body, told[index]) for index, part in enumerate(parts)],
@@ -122,10 +125,8 @@ class Completions:
             return FedPrompt(left.ids, False, said)
         return FedPrompt([*left.ids, prepared.space_id], True, said)
 
-    async def _prompt(self, body: CompletionRequest, told: PromptLogprobs | None, echo: str) -> ToldPrompt | None:
-        """What is said of a prompt's tokens, if anything is; in a thread, for they may be very many."""
-        if told is None:
-            return None
+    async def _prompt(self, body: CompletionRequest, told: PromptLogprobs, echo: str) -> ToldPrompt:
+        """What is said of a prompt's tokens; in a thread, for they may be very many."""
         return await asyncio.to_thread(ToldPrompt.of, self.state, body, told, echo)
 
     def _choice(
@@ -172,7 +173,8 @@ class Completions:
                 progress = chunk(TextChoice("", index=index))
                 progress.prompt_progress = PromptProgressReply.of(delta.progress)
                 yield progress
-            if (told := await self._prompt(body, delta.prompt_logprobs, echoes[index])) is not None:
+            if delta.prompt_logprobs is not None:
+                told = await self._prompt(body, delta.prompt_logprobs, echoes[index])
                 tokens[index], text = told.tokens, echoes[index] if body.echoes_logprobs else ""
                 yield chunk(TextChoice(text, logprobs=told.echoed, index=index, prompt_logprobs=told.by_id))
             if delta.text or delta.logprobs or delta.finish_reason or (has_ids and delta.token_ids):
