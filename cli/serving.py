@@ -71,7 +71,7 @@ class Serving:
             loading = Loading()
 
             def serve(engine: Engine) -> None:
-                loading.app = create_app(
+                app = create_app(
                     engine,
                     model_ids=self.model_ids,
                     api_keys=self.api_keys,
@@ -82,12 +82,14 @@ class Serving:
                     is_strict=self.is_strict,
                     hosts=local_hosts(self.host) if is_loopback and not self.api_keys else (),
                 )
+                engine.warm_up()
+                loading.app = app
                 self._say(f"serving {self.artifact} at {url}/v1")
                 if engine.prompts.chat_template is None:
                     self._say(f"conversations: {conversations(False)}")
                 if opened is not None:
                     opened(engine)
-                warm_up(engine)
+                warm_up_grammars(engine)
 
             def stop() -> None:
                 serving.should_exit = True
@@ -114,10 +116,13 @@ class Serving:
             click.echo(text, err=True)
 
 
-def warm_up(engine: Engine) -> None:
-    """Make the first grammar as quick as any. An error here is raised again for the first request with a grammar."""
-    with contextlib.suppress(RadixLMError, OSError):
-        engine.grammars.warm_up()
+def warm_up_grammars(engine: Engine) -> None:
+    """Make the first grammar as quick as any, once no request is there that would wait for that.
+
+    An error here is raised again for the first request with a grammar.
+    """
+    with contextlib.suppress(RadixLMError):  # a model without an end of replies has no grammars
+        engine.when_idle(engine.grammars.pieces_of_warm_up())
 
 
 def server(config: uvicorn.Config, close_engine: Callable[[], None], grace_s: float) -> uvicorn.Server:

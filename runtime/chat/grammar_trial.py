@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ..errors import EngineClosed, EngineError, InvalidGrammar
 from .grammar import Grammar
-from .grammar_trial_process import Vocabulary
+from .grammar_trial_process import LOWEST, Vocabulary
 
 _PROGRAM = Path(__file__).with_name("grammar_trial_process.py")
 _PATIENCE_S = 30.0  # beyond the limit, for a machine that is very busy; then the program is started anew
@@ -61,16 +61,22 @@ class GrammarTrial:
         self._lock = threading.Lock()
         self._is_closed = False
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_starting_aside = False  # with the lowest priority
         self._stop: Callable[[], object] = lambda: None
 
-    def start(self) -> None:
+    def start(self, *, is_awaited: bool = True) -> None:
         """Start the process now rather than with the first grammar, and wait until it is ready.
 
+        Unless this `is_awaited`, the process takes only time that nothing else wants. A caller that awaits it does not
+        wait for that: it ends such a start, and makes its own.
+
         Raises:
-            EngineError: it does not start.
+            EngineError: it does not start, or another caller ended this start.
         """
+        if is_awaited and self._is_starting_aside and self._process is not None:
+            _kill(self._process)
         with self._lock:
-            self._started()
+            self._started(is_awaited=is_awaited)
 
     @property
     def process_id(self) -> int | None:
@@ -119,20 +125,21 @@ class GrammarTrial:
         if self._is_closed:
             raise EngineClosed("the engine was closed; open it again")
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self, *, is_awaited: bool = True) -> subprocess.Popen[bytes]:
         self._require_open()
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._stop()
         pipe = subprocess.PIPE
-        command = [sys.executable, "-P", str(_PROGRAM)]
+        command = [sys.executable, "-P", str(_PROGRAM), "0" if is_awaited else str(LOWEST)]
         process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0, process_group=0
         )
         self._stop = weakref.finalize(self, _end, process)  # if the owner forgets to close this
-        self._process = process
+        self._process, self._is_starting_aside = process, not is_awaited
         try:
             _exchange(process, self._hello, _PATIENCE_S)
+            self._is_starting_aside = False
         except (OSError, ValueError, TimeoutError) as error:
             self._stop()
             self._process = None

@@ -4,7 +4,8 @@ A hostile schema takes the compiler minutes, all memory or more stack than there
 process. So each grammar is tried in a fork that is limited in all three. A fork of a process that already has the
 vocabulary costs milliseconds. Imports nothing of ours, so that it starts at once.
 
-Reads a line of JSON with the vocabulary, then a line for each grammar; answers each with a line.
+Reads a line of JSON with the vocabulary, then a line for each grammar; answers each with a line. Its argument is the
+niceness with which it reads the first, 0 where a request waits for that.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, cast
 
 import llguidance
 
+LOWEST = 19  # priority, as a niceness
 MAX_MEMORY_BYTES = 512 << 20  # beyond what the vocabulary takes
 # The rest of the program runs with the usual 8 MiB or, without a limit on stacks, 2: what passes here has room there.
 STACK_BYTES = 1 << 20
@@ -32,16 +34,29 @@ def main() -> None:
     """Serve until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     threading.stack_size(STACK_BYTES)
+    opened: list[tuple[dict[str, Any], Any, Any]] = []
+    # a thread has a priority of its own, and a process that has lowered its priority may not raise it again
+    thread = threading.Thread(target=lambda: opened.append(_open(niceness=int(sys.argv[1]))))
+    thread.start()
+    thread.join()
+    hello, tokenizer, limits = opened[0]
+    os.nice(hello["niceness"])
+    _say({})
+    for line in sys.stdin.buffer:
+        _say(_in_fork(tokenizer, limits, json.loads(line), hello["time_limit_s"]))
+
+
+def _open(*, niceness: int) -> tuple[dict[str, Any], Any, Any]:
+    """Read the first line, and build what trials share, with this thread's priority lowered."""
+    if niceness:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
     hello = json.loads(sys.stdin.buffer.readline())
     vocabulary = Vocabulary.unpacked(hello)
     wrapper = cast(llguidance.TokenizerWrapper, vocabulary)
     tokenizer = llguidance.LLTokenizer(wrapper, eos_token=hello["eos_token_ids"])
     limits = limits_of(hello["limits"])
     _try(tokenizer, limits, {"kind": "regex", "text": "(.|\\n)*", "is_strict": True})  # builds what all share
-    os.nice(hello["niceness"])
-    _say({})
-    for line in sys.stdin.buffer:
-        _say(_in_fork(tokenizer, limits, json.loads(line), hello["time_limit_s"]))
+    return hello, tokenizer, limits
 
 
 def limits_of(limits: dict[str, int]) -> llguidance.LLParserLimits:

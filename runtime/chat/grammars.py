@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import cast
@@ -125,6 +125,8 @@ class Grammars:
         Raises:
             EngineError: a process that tries grammars does not start.
         """
+        for lane in self.lanes if "lanes" in vars(self) and not self._is_open else ():
+            lane.trial.start()  # ends one that has the lowest priority
         with self._opening:
             if self._is_open:
                 return
@@ -133,6 +135,21 @@ class Grammars:
             matcher = self._matcher(llguidance.LLMatcher.grammar_from_regex("(.|\\n)*"))
             GrammarConstraint(matcher, self._tokenizer.vocab_size).mask()
             self._is_open = True
+
+    def pieces_of_warm_up(self) -> Iterator[None]:
+        """What `warm_up` does, a piece for each `next`, and the processes with the lowest priority.
+
+        The last piece holds up every thread of this process, for half a second where there are 150,000 tokens.
+
+        Raises:
+            EngineError: as `warm_up`, or a request that came meanwhile does it.
+        """
+        for number in range(2):
+            with self._opening:
+                self._require_open()
+                self.lanes[number].trial.start(is_awaited=False)
+            yield
+        self.warm_up()
 
     def compile(self, grammar: Grammar, *, client: str = "") -> CompiledGrammar:
         """A grammar that replies can follow. A known one is there at once; clients take turns to have others tried.
@@ -174,9 +191,13 @@ class Grammars:
     def close(self) -> None:
         """End the processes that try grammars. New grammars raise EngineClosed from now on."""
         self._is_closed = True
+        self._close_lanes()  # one that is being started is not waited for
         with self._opening:
-            for lane in self.lanes if "lanes" in vars(self) else ():
-                lane.trial.close()
+            self._close_lanes()
+
+    def _close_lanes(self) -> None:
+        for lane in self.lanes if "lanes" in vars(self) else ():
+            lane.trial.close()
 
     def __len__(self) -> int:
         return len(self._compiled)

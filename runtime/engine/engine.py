@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack, cast, overload
@@ -25,6 +25,7 @@ from .completion import Completion
 from .engine_options import EngineKeywords, EngineOptions
 from .engine_stats import EngineStats
 from .generation_stream import GenerationStream, complete_all
+from .idle_thread import IdleThread
 from .opening import open_parts
 from .request import Request
 from .request_options import (
@@ -84,6 +85,7 @@ class Engine:
         self.match, self.context_length = options.match, opened.core.limits.context_length
         self._opened_at, self._context_notice = options.clock(), opened.context_notice
         self._numbers = itertools.count()
+        self._idle_threads: list[IdleThread] = []
         self._core, self._loop, self.queue = opened.core, opened.loop, opened.loop.queue
         # An engine that nobody closes is closed when it is collected, or before the interpreter ends.
         self._finalizer = weakref.finalize(self, self._loop.close)
@@ -236,6 +238,20 @@ class Engine:
         """
         return self._loop.call(lambda core: core.cache.num_elsewhere(prompt_ids, namespace))
 
+    def warm_up(self) -> None:
+        """Do what the first request would wait for, but not what only some requests ask for; see `when_idle`.
+
+        Raises:
+            EngineError: the engine is closed, or died.
+        """
+        self._loop.call(lambda core: core.warm_up())
+
+    def when_idle(self, pieces: Iterator[object]) -> None:
+        """Have the pieces done in a thread, each by a `next`, and each once there was no request for a second. The rest
+        is dropped if one fails, or the engine is closed.
+        """
+        self._idle_threads.append(IdleThread(pieces, quiet_s=lambda: self.queue.quiet_s))
+
     def check(self) -> None:
         """Raise AssertionError unless requests, sequences, pages and prefixes agree, after the step that runs; slow.
 
@@ -252,6 +268,8 @@ class Engine:
     def close(self) -> None:
         """Cancel what runs, stop the thread and free the model; later requests raise EngineClosed. May be called
         twice."""
+        for thread in self._idle_threads:
+            thread.stop()
         self._finalizer()
         self.prompts.close()
 

@@ -6,6 +6,7 @@ with the one request, or with the requests of the one step, that it concerns. Ho
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -16,7 +17,7 @@ from ..cache.cache_uses import CacheUse
 from ..cache.prefix_cache import PrefixCache
 from ..cache.sequence import num_pages_for
 from ..errors import InvalidParameter
-from ..model.batch import Forward
+from ..model.batch import Batch, Forward
 from ..prefix.disk_tier import DiskTier
 from ..prefix.expected_prompts import ExpectedPrompts
 from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows
@@ -31,6 +32,8 @@ from .sampler import Refusal, Sampled, SampledToken
 from .scheduler import RequestBroken, Scheduler, SchedulerPolicy
 from .step_plan import ScheduledRequest, StepPlan, compute
 from .waiting_request import find_prefix
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -200,6 +203,22 @@ class EngineCore:
             self.tier.observe([item.reservation for item in scheduled], ended - begun)
         self._tell_progress([item.request for item in scheduled if not item.request.num_generated], ended)
         return self._hand_out(plan, sampled)
+
+    def warm_up(self) -> None:
+        """Compute a token of no request on a free page, so that the first request finds weights mapped in and threads
+        running. Nothing is kept of it; what fails here, requests will meet and say.
+        """
+        pool = self._cache.pool
+        if not pool.num_free:
+            return
+        pages = pool.allocate(1)
+        try:
+            self._forward.forward(Batch.of_zeros(0, 1, pages, wants_logits=True))
+            self._forward.top_logits(1, self.limits.vocab_size)
+        except Exception:
+            _LOGGER.exception("the model could not be warmed up")
+        finally:
+            pool.release(pages)
 
     def start_over(self, cause: BaseException) -> None:
         """Forget all requests and all that memory has cached, in whatever state `cause` left them: the pool is fresh.

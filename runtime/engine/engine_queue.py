@@ -52,6 +52,7 @@ class EngineQueue:
         # when the work began, or when a step last got on, which is set without the lock; None: there is no work
         self._busy_since: float | None = None
         self._progress = 0  # when that was set
+        self._quiet_since = clock()  # when the last request ended; right only while there is none
 
     def __len__(self) -> int:
         return len(self._commands)
@@ -87,6 +88,12 @@ class EngineQueue:
         """Seconds since a step got on while there is work; 0.0 when idle."""
         with self._changed:
             return 0.0 if self._busy_since is None else max(0.0, self._clock() - self._busy_since)
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since there was a request; 0.0 while there is one."""
+        with self._changed:
+            return 0.0 if self._num_requests else max(0.0, self._clock() - self._quiet_since)
 
     def refusal(self, num_waiting: int) -> EngineOverloaded:
         """Count a request that was refused before it came here, where `num_waiting` others wait: what it is told."""
@@ -148,6 +155,7 @@ class EngineQueue:
         """Make room for another request: one has ended, and took so long if it was not cancelled and did not fail."""
         with self._changed:
             self._num_requests -= 1
+            self._quiet_since = self._clock()
             if total_s is not None:
                 self._usual_s += (total_s - self._usual_s) / 4
 

@@ -67,8 +67,6 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
     )
     if size.notice is not None:
         _LOGGER.warning("%s", size.notice)
-    prompts = Prompts(artifact, clock=clock, strip_suffix=options.strip_suffix, template_kwargs=options.template_kwargs)
-    limits = RequestLimits(prompts.vocab_size, size.context_length)
     queue = WorkQueue(clock=clock)
     tier: DiskTier | None = None
     measuring: Iterator[None] | None = None
@@ -83,6 +81,11 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
             opened.callback(store.close)
         runner = _open_runner(artifact, size.num_pages, options)
         opened.callback(runner.close)
+        # after the runner, which maps the weights in meanwhile
+        prompts = Prompts(
+            artifact, clock=clock, strip_suffix=options.strip_suffix, template_kwargs=options.template_kwargs
+        )
+        limits = RequestLimits(prompts.vocab_size, size.context_length)
         cache = PrefixCache(PagePool(size.num_pages), clock=clock, kv_log=log)
         scored = None if options.kv_budget is None else score(runner)
         if store is not None:

@@ -100,6 +100,18 @@ class Batch:
         batch.shape, batch.values = shape, values
         return batch
 
+    @classmethod
+    def of_zeros(cls, start: int, stop: int, page_ids: Sequence[int], *, wants_logits: bool = False) -> Batch:
+        """The tokens `[start, stop)` of a context of zeros that lies on these pages, as a step of their own.
+
+        `wants_logits` says whether the last token's are computed.
+        """
+        positions, pages = np.arange(start, stop, dtype=np.int32), np.array(page_ids, np.int32)
+        slots = pages[positions // PAGE_SIZE] * np.int32(PAGE_SIZE) + positions % np.int32(PAGE_SIZE)
+        zeros, rows = np.zeros(stop - start, np.int32), np.arange(stop - start, dtype=np.int32)
+        logit_rows = rows[-1:] if wants_logits else rows[:0]
+        return cls(zeros, positions, slots, zeros, pages[None], positions + np.int32(1), logit_rows)
+
     @property
     def arrays(self) -> BatchArrays:
         """Views, one an array."""

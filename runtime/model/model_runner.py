@@ -12,6 +12,7 @@ import importlib.util
 import mmap
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ _ALIGNMENT = 64
 _KV_DTYPES = {"f16": np.float16, "f32": np.float32, "int8": np.int8}
 _PADDED_VOCABULARY = 16
 _MAX_SHAPES = 256  # of batches whose arguments are kept
+_MADV_POPULATE_READ = 22  # Linux 5.14; older ones refuse it
+_MAPPED_AT_A_TIME = 16 << 20  # bytes; other threads wait to map memory meanwhile
 _NO_ROWS: Int32Array = np.zeros(1, np.int32)[:0]  # an array made empty has strides that TVM refuses
 
 
@@ -69,6 +72,7 @@ class ModelRunner:
             raise EngineError(f"{artifact.module_path} cannot score KV rows, which a KV budget needs: {why}")
         self._functions = _load_functions(artifact, num_threads)
         weights = _map_weights(artifact)
+        threading.Thread(target=_map_in, args=(weights,), name="radixlm-weights", daemon=True).start()
         pool_shape = (num_pages, layout.page_items)
         heads = manifest.model.num_attention_heads
         scores_shapes: tuple[tuple[int, ...], ...] = ()
@@ -257,6 +261,21 @@ def _map_weights(artifact: Artifact) -> npt.NDArray[np.uint8]:
     weights = np.frombuffer(memory, np.uint8, artifact.manifest.module.weights_bytes, offset)
     assert weights.ctypes.data % _ALIGNMENT == 0
     return weights
+
+
+def _map_in(memory: npt.NDArray[np.uint8]) -> None:
+    """Have the system read and map the pages of `memory` before they are used, unless they are more than it has.
+
+    The first forward would do that page by page, in the middle of its work.
+    """
+    if memory.nbytes > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE:
+        return
+    madvise = ctypes.CDLL(None).madvise  # the one of `mmap` keeps the interpreter's lock
+    start, stop = memory.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE, memory.ctypes.data + memory.nbytes
+    for address in range(start, stop, _MAPPED_AT_A_TIME):
+        size = min(_MAPPED_AT_A_TIME, stop - address)
+        if madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_READ):
+            return
 
 
 @functools.cache

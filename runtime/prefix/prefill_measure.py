@@ -6,9 +6,7 @@ Knows a model and its pages, not requests.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Sequence
-
-import numpy as np
+from collections.abc import Callable, Generator
 
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
@@ -67,17 +65,9 @@ def _seconds(forward: Forward, cache: PrefixCache, start: int, stop: int, clock:
     pool = cache.pool
     pages = pool.allocate(-(-stop // PAGE_SIZE))
     try:
-        batch = _zeros(start, stop, pages)
+        batch = Batch.of_zeros(start, stop, pages)
         begun = clock()
         forward.forward(batch)
         return clock() - begun
     finally:
         pool.release(reversed(pages))  # a stack: the next step gets the same ones
-
-
-def _zeros(start: int, stop: int, page_ids: Sequence[int]) -> Batch:
-    """The tokens `[start, stop)` of a context of zeros, as a step of their own."""
-    positions, pages = np.arange(start, stop, dtype=np.int32), np.array(page_ids, np.int32)
-    slots = pages[positions // PAGE_SIZE] * np.int32(PAGE_SIZE) + positions % np.int32(PAGE_SIZE)
-    zeros, nothing = np.zeros(stop - start, np.int32), np.zeros(0, np.int32)
-    return Batch(zeros, positions, slots, zeros, pages[None], positions + np.int32(1), nothing)

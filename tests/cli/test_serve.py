@@ -171,6 +171,23 @@ def test_serving_this_machine_without_a_key_answers_to_no_name_that_a_web_page_m
     assert serving.end() == 143
 
 
+def children_of(process: subprocess.Popen[str]) -> list[str]:
+    tasks = Path(f"/proc/{process.pid}/task").iterdir()
+    return [child for task in tasks for child in (task / "children").read_text().split()]
+
+
+def test_nothing_that_no_request_asked_for_runs_beside_requests() -> None:
+    """Two processes that try grammars took both processors from the first prompt: it took twice as long."""
+    serving = Serving()
+    for _ in serving.stream(100):  # two seconds: a step takes 20 ms
+        assert children_of(serving.process) == []
+    while len(children_of(serving.process)) < 2:
+        time.sleep(0.05)
+        assert serving.process.poll() is None
+    serving.process.send_signal(signal.SIGTERM)
+    assert serving.end() == 143
+
+
 def test_no_answer_of_a_kept_open_connection_waits_for_an_acknowledgement() -> None:
     """Clients acknowledge after 40 ms; a second packet leaves without waiting for that."""
     serving = Serving(RADIXLM_TELL_CONNECTIONS="1")

@@ -23,7 +23,7 @@ from radixlm.runtime.chat.grammar_trial_process import Vocabulary
 from radixlm.runtime.chat.grammar_vocabulary import GrammarVocabulary
 from radixlm.runtime.chat.grammars import MAX_REFUSED, MAX_WAITING, CompiledGrammar, Grammars
 from radixlm.runtime.chat.token_constraint import allowed_of
-from radixlm.runtime.errors import ConstraintFailed, EngineClosed, GrammarsOverloaded, InvalidGrammar
+from radixlm.runtime.errors import ConstraintFailed, EngineClosed, EngineError, GrammarsOverloaded, InvalidGrammar
 from radixlm.tokenizer_fix import Tokenizer
 
 from ..grammar_walk import allowed_ids, say
@@ -446,6 +446,63 @@ def test_slow_trials_stand_back_for_replies(small: Bench) -> None:
     process_ids = [lane.trial.process_id for lane in small.grammars.lanes]
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert [os.getpriority(os.PRIO_PROCESS, process_id) for process_id in process_ids if process_id] == [own, 19]
+
+
+def niceness_of_threads(process_id: int) -> set[int]:
+    tasks = [int(path.name) for path in Path(f"/proc/{process_id}/task").iterdir()]
+    return {os.getpriority(os.PRIO_PROCESS, task) for task in tasks}
+
+
+def test_what_no_request_waits_for_is_started_with_the_lowest_priority(small: Bench) -> None:
+    grammars = small.open()
+    quick = grammars.lanes[0].trial
+    pieces = grammars.pieces_of_warm_up()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(next, pieces)
+        seen: set[int] = set()
+        while not first.done():
+            if quick.process_id is not None:
+                with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+                    seen |= niceness_of_threads(quick.process_id)
+        first.result()
+    assert 19 in seen
+    assert quick.process_id is not None and 19 not in niceness_of_threads(quick.process_id)
+    assert grammars.lanes[1].trial.process_id is None, "that is the next piece"
+    assert sum(1 for _ in pieces) == 1
+    assert grammars.compile(Grammar("regex", "a"))
+    grammars.close()
+
+
+def test_a_request_does_not_wait_for_a_start_of_the_lowest_priority(small: Bench) -> None:
+    """On a busy machine it would wait for minutes."""
+    grammars = small.open()
+    trial = grammars.lanes[0].trial
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(next, grammars.pieces_of_warm_up())
+        while (process_id := trial.process_id) is None:
+            time.sleep(0.0001)
+        os.kill(process_id, signal.SIGSTOP)  # it gets no processor at all
+        assert not slow.done()
+        assert grammars.compile(Grammar("regex", "a"))
+        with pytest.raises(EngineError, match="does not start"):
+            slow.result(timeout=30)
+    assert trial.process_id not in (None, process_id)
+    grammars.close()
+
+
+def test_closing_does_not_wait_for_a_start_either(small: Bench) -> None:
+    grammars = small.open()
+    trial = grammars.lanes[0].trial
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(next, grammars.pieces_of_warm_up())
+        while (process_id := trial.process_id) is None:
+            time.sleep(0.0001)
+        os.kill(process_id, signal.SIGSTOP)
+        grammars.close()
+        with pytest.raises(EngineError):
+            slow.result(timeout=30)
+    with pytest.raises(EngineClosed):
+        next(grammars.pieces_of_warm_up())
 
 
 def test_a_trial_ends_in_real_time_too(small: Bench) -> None:

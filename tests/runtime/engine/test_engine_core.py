@@ -47,6 +47,34 @@ def test_rows_of_a_padded_embedding_are_never_sampled(monkeypatch: pytest.Monkey
     assert bench.tokens("a") == alone(range(20), GREEDY)
 
 
+def test_warming_up_computes_a_token_with_logits_and_keeps_nothing() -> None:
+    bench, shapes = Bench(), list[tuple[int, ...]]()
+    bench.model.before = lambda batch: shapes.append(batch.shape)
+    bench.core.warm_up()
+    assert shapes == [(1, 1, 1, 1)]
+    assert bench.core.cache.pool.num_free == bench.core.cache.pool.num_pages
+    assert bench.core.counters.progress == 0
+    bench.core.check()
+    bench.add("a", range(20), GREEDY)
+    bench.run()
+    assert bench.tokens("a") == alone(range(20), GREEDY)
+
+
+def test_a_model_that_fails_to_warm_up_is_served() -> None:
+    bench = Bench()
+
+    def fail(batch: Batch) -> None:
+        raise EngineError("out of order")
+
+    bench.model.before = fail
+    bench.core.warm_up()
+    bench.core.check()
+    bench.model.before = lambda batch: None
+    bench.add("a", range(20), GREEDY)
+    bench.run()
+    assert bench.tokens("a") == alone(range(20), GREEDY)
+
+
 @pytest.mark.parametrize("budget", [1, 3, 16, 17, 64])
 def test_chunking_the_prompt_changes_nothing(budget: int) -> None:
     bench = Bench(policy=SchedulerPolicy(max_num_seqs=4, max_num_batched_tokens=budget))

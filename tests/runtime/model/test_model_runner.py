@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from radixlm.runtime.model.model_runner import ModelRunner
 
 from ..fake_model import top_of
 
+SMAPS = Path("/proc/self/smaps")
 NUM_PAGES = 4
 VOCAB_SIZE = 320
 
@@ -219,3 +222,26 @@ def test_batches_of_more_shapes_than_are_kept_are_computed_alike(runner: ModelRu
         for num_rows in range(10):
             runner.forward(changed(batch(num_tokens), logit_rows=np.zeros(num_rows, np.int32)))
     assert np.array_equal(runner.forward(batch(3)), expected)
+
+
+def test_the_weights_are_mapped_before_they_are_used(smollm2_artifact: Path) -> None:
+    artifact = Artifact.open(smollm2_artifact)
+    runner = ModelRunner(artifact, num_pages=NUM_PAGES)
+    for thread in threading.enumerate():
+        if thread.name == "radixlm-weights":
+            thread.join()
+    [mapped] = re.findall(
+        rf"{re.escape(str(artifact.weights_path.resolve()))}\n.*?\nRss: +(\d+) kB", SMAPS.read_text(), re.DOTALL
+    )
+    assert int(mapped) * 1024 >= artifact.manifest.module.weights_bytes
+    runner.close()
+
+
+def test_a_step_of_zeros_is_a_step_like_any(runner: ModelRunner) -> None:
+    zeros = changed(batch(), token_ids=np.zeros(3, np.int32))
+    expected = runner.forward(zeros).copy()
+    made = Batch.of_zeros(0, 3, [2, 1], wants_logits=True)
+    assert np.array_equal(runner.forward(made), expected)
+    runner.forward(Batch.of_zeros(0, 2, [2, 1]))
+    last = Batch.of_zeros(2, 3, [2, 1], wants_logits=True)
+    assert np.array_equal(runner.forward(last), expected)
