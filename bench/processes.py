@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -17,6 +19,7 @@ from .worker import ROOT
 
 RADIXLM = str(Path(sys.executable).with_name("radixlm"))  # the command of this environment
 _POLL_S = 0.02
+_TREE_POLL_S = 0.1
 
 
 def seconds_to_first_output(command: Sequence[str]) -> float:
@@ -79,6 +82,53 @@ def memory_of(pid: int) -> PeakMemory:
         int(fields[name].split()[0]) if name in fields else 0 for name in ("RssAnon", "RssShmem", "VmHWM")
     )
     return PeakMemory((private + shared) * 1024, resident * 1024)
+
+
+class MemoryOfTree:
+    """The most that a process and all below it hold while the block runs: their own pages, each counted once, and the
+    pages of mapped files of the one that has most. Other engines may map the same files.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.peak_bytes = 0
+        self._pid = pid
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def _look(self) -> None:
+        while not self._done.wait(_TREE_POLL_S):
+            self.peak_bytes = max(self.peak_bytes, _bytes_of(_tree(self._pid)))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+
+def _tree(pid: int) -> list[int]:
+    """A process and all below it."""
+    found = [pid]
+    for each in found:
+        for path in Path(f"/proc/{each}/task").glob("*/children"):
+            with suppress(OSError):
+                found += map(int, path.read_text().split())
+    return found
+
+
+def _bytes_of(pids: Sequence[int]) -> int:
+    own, files = 0, 0
+    for pid in pids:
+        try:
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text() + Path(f"/proc/{pid}/status").read_text()
+        except OSError:  # it has ended
+            continue
+        kib = {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+        own += kib.get("Pss_Anon", 0) + kib.get("Pss_Shmem", 0)
+        files = max(files, kib.get("RssFile", 0))
+    return 1024 * (own + files)
 
 
 EVERY_S = 0.5

@@ -20,6 +20,7 @@ from typing import Any
 from .worker import ROOT, Closable
 
 _STARTS_WITHIN_S = 120.0
+_POLL_S = 0.01
 _EVENT = b"data: "
 Json = dict[str, Any]
 
@@ -33,9 +34,19 @@ class Event:
 
 
 class ServedProcess(Closable):
-    """`command --port PORT`, ready when it is made; close it, or use it as a context manager."""
+    """`command --port PORT`, ready when it is made; close it, or use it as a context manager.
 
-    def __init__(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
+    Attributes:
+        started_at, ready_at: seconds of `time.perf_counter`.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        starts_within_s: float = _STARTS_WITHIN_S,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Start it and wait until `/health` answers; raise RuntimeError with its last words if it does not.
 
         `environment` is added to this process's own.
@@ -44,9 +55,10 @@ class ServedProcess(Closable):
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         command = [*command, "--port", str(self.port)]
         environ = {**os.environ, **(environment or {})}
+        self.started_at = time.perf_counter()
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=self._log, stderr=self._log, env=environ)
         try:
-            self._wait_until_ready(command)
+            self._wait_until_ready(command, starts_within_s)
         except BaseException:
             self.close()
             raise
@@ -72,12 +84,13 @@ class ServedProcess(Closable):
             self._process.wait()
         self._log.close()
 
-    def _wait_until_ready(self, command: Sequence[str]) -> None:
-        deadline = time.monotonic() + _STARTS_WITHIN_S
+    def _wait_until_ready(self, command: Sequence[str], within_s: float) -> None:
+        deadline = time.monotonic() + within_s
         while not _is_ready(self.port):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{' '.join(command)} did not start: {self.log[-500:].strip() or 'it said nothing'}")
-            time.sleep(0.05)
+            time.sleep(_POLL_S)
+        self.ready_at = time.perf_counter()
 
 
 class Client:
@@ -90,8 +103,8 @@ class Client:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600.0)
 
     def json(self, method: str, path: str, body: Json | None = None) -> Json:
-        """The whole answer; raise RuntimeError for one that is no success."""
-        content: Json = json.loads(self._ask(method, path, body).read())
+        """The whole answer, {} if it is empty; raise RuntimeError for one that is no success."""
+        content: Json = json.loads(self._ask(method, path, body).read() or b"{}")
         return content
 
     def read(self, path: str) -> Any:

@@ -2,7 +2,7 @@
 
     python -m bench.engine ARTIFACT [--rounds 5]
 
-Speeds are those of `bench.peers`, without the peers. The share is the least time that the model's bytes and operations
+The share is the least time that the model's bytes and operations
 take at the limits, over the time it took; memory bandwidth is measured again around every figure.
 """
 
@@ -20,11 +20,11 @@ from radixlm.runtime.artifact import Artifact
 from ..limits import Limits, LimitsMeter
 from ..model_work import decode_work, prefill_work
 from ..options import read_options
-from ..peers.contestants import RadixLMContestant
 from ..prompts import Prompts
 from ..report.page import publish
 from . import figures
 from .figures import Figure
+from .measured import MeasuredEngine
 
 FIGURES = (*figures.OF_AN_ENGINE, figures.START, figures.MEMORY)
 
@@ -37,7 +37,7 @@ def main() -> None:
     meter = LimitsMeter(target)
     values: dict[str, list[float]] = defaultdict(list)
     shares: dict[str, list[float]] = defaultdict(list)
-    with closing(RadixLMContestant("radixlm", artifact.path)) as engine:
+    with closing(MeasuredEngine(artifact.path)) as engine:
         for number in range(-1, options.rounds):  # the first round warms up and is not counted
             for seed, figure in enumerate(FIGURES, start=100 * (number + 1)):
                 if number < 0 and figure not in figures.OF_AN_ENGINE:

@@ -75,7 +75,6 @@ MEASURES: dict[Figure, Measure] = {
     STREAMS_50: _streams(50),
     CACHED_TTFT: _cached_ttft,
 }
-SERVED = (STREAM_1, STREAMS_8, STREAMS_50, CACHED_TTFT)  # what `peers.py` measures over HTTP
 OF_AN_ENGINE = tuple(figure for figure in MEASURES if figure is not STREAM_1)  # within a process that is DECODE
 
 

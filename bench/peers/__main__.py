@@ -1,11 +1,11 @@
-"""radixlm beside llama.cpp: the same weights, the same prompts, alternating runs, all processors for each in turn.
+"""radixlm beside other engines: the same weights, prompts and client, one after the other on all processors.
 
-    python -m bench.peers [MODEL.gguf ...] [--rounds 5] [--llama-cpp .cache/llama.cpp]
+    python -m bench.peers [MODEL.gguf ...] [--rounds 3] [--add] [--peer ik_llama.cpp=DIR ...] [--only NAME ...]
 
 Without a model: SmolLM2-135M in Q4_1, and Qwen2.5-Coder-0.5B in Q4_K_M. radixlm compiles the file, its numbers kept.
-llama.cpp is built for this machine by `.ci/llama_cpp.sh`, and runs that file and the same weights requantized to
-Q4_0, for which it has its fastest kernels; so does the wheel that pip gives, `xllamacpp`. All decode greedily and
-ignore the end of a reply. A ratio is of two runs of the same round; a bar is held against the median.
+`make bench-peers` builds llama.cpp; `make peers` makes ik_llama.cpp, OpenVINO GenAI and vLLM. A peer that is not there,
+or fails, is named as not measured. All decode greedily and ignore the end of a reply; what each is asked says
+`scenarios.py`, and with which settings it runs `contestants.py`.
 """
 
 from __future__ import annotations
@@ -16,101 +16,150 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from contextlib import ExitStack, closing
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from radixlm.compile import compile_model
 from radixlm.compile.codegen.targets import find_target
-from radixlm.compile.sources import default_model
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.cpu import default_num_threads
 from radixlm.tokenizer_fix import TokenizerProfile
 
-from ..engine.figures import DECODE, MEASURES, MEMORY, SERVED, START
 from ..limits import LimitsMeter
 from ..model_work import decode_bytes_per_token
 from ..prompts import Prompts
 from ..report.page import publish
-from .bars import OURS, Q4_0, SAME, WHEEL, Values, verdicts
-from .contestants import Contestant, LlamaCppBuild, LlamaCppContestant, RadixLMContestant
+from ..results import read_results
+from .contestants import OURS, PLACES, RadixLM, closed, peers_of
 from .models import default_models, q4_0_of
+from .scenarios import DECODE, SCENARIOS, Scenario, Values
 
-FIGURES = (*MEASURES, START, MEMORY)
 _REST_S = 0.3  # between two runs: threads of the one before stop spinning
-_MEMORY_ROUNDS = 2
 READ_GB_PER_S = "read_gb_per_s"  # beside ours: what all threads read right before or after decode, whichever is more
+Rounds = dict[str, dict[str, list[float]]]  # contestant -> figure's name -> a value for each round
+
+
+class Measured(Protocol):
+    """A contestant, or what tests have in its place."""
+
+    name: str
+
+    def start(self, prompts: Prompts) -> Values:
+        """Start it anew."""
+        ...
+
+    def measure(self, scenario: Scenario, prompts: Prompts) -> Values:
+        """Ask it."""
+        ...
 
 
 def main() -> None:
     """Measure, print, write `results/peers.json`, which keeps the last run of each model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=Path, nargs="*", help="GGUF files")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--llama-cpp", type=Path, default=Path(".cache/llama.cpp"), help="where its programs are")
-    parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where the Q4_0 files are kept")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--add", action="store_true", help="add the rounds to those of the model's last run")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=DIR", help=f"one of {', '.join(PLACES)}")
+    parser.add_argument("--only", action="append", default=[], metavar="WORD", help="peers whose names have the word")
+    parser.add_argument("--cache", type=Path, default=Path(".cache"), help="what peers read is kept there")
     options = parser.parse_args()
+    places = PLACES | {name: Path(path).resolve() for name, _, path in (peer.partition("=") for peer in options.peer)}
+    if unknown := places.keys() - PLACES.keys():
+        parser.error(f"there is no peer {', '.join(unknown)}; use {', '.join(PLACES)}")
     for gguf in [path.resolve() for path in options.models] or default_models():
-        publish("peers", compare(gguf, options.llama_cpp, options.cache, options.rounds), run=gguf.name)
+        figures = compare(gguf, places, options.cache.resolve(), options.rounds, options.only)
+        before = (read_results("peers") or {"runs": {}})["runs"].get(gguf.name)
+        publish("peers", added(before, figures) if options.add and before else figures, run=gguf.name)
 
 
-def compare(gguf: Path, llama_cpp: Path, cache: Path, rounds: int) -> dict[str, Any]:
+def compare(gguf: Path, places: dict[str, Path], cache: Path, rounds: int, only: Sequence[str]) -> dict[str, Any]:
     """All engines on one file; the artifact that ours is compiled to is thrown away."""
     threads = default_num_threads()
-    small = q4_0_of(gguf, llama_cpp / "llama-quantize", cache)
-    native, wheel = LlamaCppBuild.native(llama_cpp), LlamaCppBuild.wheel()
-    with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=cache)))
-        artifact = Artifact.open(compile_model(gguf, scratch / f"{gguf.stem}.radixlm").path)
-        peers = [
-            stack.enter_context(closing(LlamaCppContestant(name, build, file, num_threads=threads)))
-            for name, build, file in ((SAME, native, gguf), (Q4_0, native, small), (WHEEL, wheel, small))
-        ]
-        ours = stack.enter_context(closing(RadixLMContestant(OURS, artifact.path, over_http=SERVED)))
-        system_info = {"native": peers[0].system_info(), "wheel": peers[-1].system_info()}
+    quantize = places["llama.cpp"] / "llama-quantize"
+    q4_0 = q4_0_of(gguf, quantize, cache / "bench") if quantize.exists() else cache / "bench" / "nothing"
+    peers = peers_of(gguf, q4_0, places, cache, threads)
+    missing = {peer.name: peer.why_missing for peer in peers if peer.why_missing is not None}
+    missing |= {peer.name: "not asked for" for peer in peers if only and not any(word in peer.name for word in only)}
+    (cache / "bench").mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache / "bench") as scratch:
+        artifact = Artifact.open(compile_model(gguf, Path(scratch) / f"{gguf.stem}.radixlm").path)
+        contestants = [RadixLM(artifact.path), *(peer for peer in peers if peer.name not in missing)]
+        try:
+            meter = LimitsMeter(find_target("native"))
+            values, failed = measure(contestants, meter.around, rounds, _vocab_size(artifact))
+        finally:
+            closed(contestants)
         bytes_per_token = decode_bytes_per_token(artifact)
-        values = measure([ours, *peers], LimitsMeter(find_target("native")), rounds, _vocab_size(artifact))
-    share = statistics.median(decode_shares(values, bytes_per_token))
-    is_held = gguf.name == default_model.FILE_NAME
     return {
         "model": gguf.name,
         "threads": threads,
-        "llama_cpp_system_info": system_info,
         "decode_bytes_per_token": bytes_per_token,
-        "decode_bandwidth_share": share,
+        "decode_bandwidth_share": statistics.median(decode_shares(values, bytes_per_token)),
+        "missing": missing | failed,
         "values": values,
-        "verdicts": [asdict(verdict) for verdict in verdicts(values, share)] if is_held else [],
     }
 
 
-def measure(contestants: list[Contestant], meter: LimitsMeter, rounds: int, vocab_size: int) -> Values:
-    """Every figure of every contestant in turn, `rounds` times; each begins in its turn."""
-    values: dict[str, dict[str, list[float]]] = {c.name: defaultdict(list) for c in contestants}
-    for number in range(-1, rounds):  # the first round warms up and is not counted
-        for seed, figure in enumerate(FIGURES, start=100 * (number + 1)):
-            if (figure is MEMORY and number >= _MEMORY_ROUNDS) or (number < 0 and figure in (MEMORY, START)):
-                continue
+def measure(
+    contestants: Sequence[Measured], around: Callable[[Callable[[], Values]], Any], rounds: int, vocab_size: int
+) -> tuple[Rounds, dict[str, str]]:
+    """Every figure of every contestant in turn, `rounds` times, after a start; and why some fell out, by name."""
+    values: Rounds = {contestant.name: defaultdict(list) for contestant in contestants}
+    failed: dict[str, str] = {}
+    for number in range(rounds):
+        for seed, scenario in enumerate((None, *SCENARIOS), start=100 * number):
             turn = number % len(contestants)
-            for contestant in contestants[turn:] + contestants[:turn]:
+            for contestant in (*contestants[turn:], *contestants[:turn]):
+                if contestant.name in failed:
+                    continue
                 time.sleep(_REST_S)
-                prompts = Prompts(seed, vocab_size)
-                if (figure, contestant.name) == (DECODE, OURS):
-                    measured, limits = meter.around(lambda: contestant.measure(figure, prompts))  # noqa: B023
-                    measured[READ_GB_PER_S] = limits.read_gb_per_s
-                else:
-                    measured = contestant.measure(figure, prompts)
-                if number >= 0:
-                    for name, value in measured.items():
-                        values[contestant.name][name].append(value)
+                try:
+                    found = _measure(contestant, scenario, Prompts(seed, vocab_size), around)
+                except Exception as error:
+                    if contestant.name == OURS:
+                        raise
+                    failed[contestant.name] = f"{type(error).__name__}: {error}"[-300:]
+                    found = {}
+                for name, value in found.items():
+                    values[contestant.name][name].append(value)
+                _tell(contestant.name, found or failed.get(contestant.name, ""))
         print(f"round {number + 1} of {rounds} done", file=sys.stderr)
-    return values
+    return values, failed
 
 
-def decode_shares(values: Values, bytes_per_token: int) -> list[float]:
+def added(before: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a run with the values of the one before in front of its own."""
+    values: Rounds = {}
+    for run in (before, figures):
+        for contestant, found in run["values"].items():
+            for name, each in found.items():
+                values.setdefault(contestant, {}).setdefault(name, []).extend(each)
+    missing = {name: why for name, why in figures["missing"].items() if name not in values or not values[name]}
+    share = statistics.median(decode_shares(values, figures["decode_bytes_per_token"]))
+    return figures | {"values": values, "missing": missing, "decode_bandwidth_share": share}
+
+
+def decode_shares(values: Rounds, bytes_per_token: int) -> list[float]:
     """Of each round, what decode read of what the machine could read then, for it varies with the neighbours."""
     rounds = zip(values[OURS][DECODE.name], values[OURS][READ_GB_PER_S], strict=True)
     return [tokens_per_s * bytes_per_token / 1e9 / limit for tokens_per_s, limit in rounds]
+
+
+def _measure(
+    contestant: Measured, scenario: Scenario | None, prompts: Prompts, around: Callable[[Callable[[], Values]], Any]
+) -> Values:
+    if scenario is None:
+        return contestant.start(prompts)
+    if (scenario.name, contestant.name) != (DECODE.name, OURS):
+        return contestant.measure(scenario, prompts)
+    found, limits = around(lambda: contestant.measure(scenario, prompts))
+    return {**found, READ_GB_PER_S: limits.read_gb_per_s}
+
+
+def _tell(name: str, found: Values | str) -> None:
+    said = found if isinstance(found, str) else ", ".join(f"{key} {value:.4g}" for key, value in found.items())
+    print(f"{name}: {said}", file=sys.stderr)
 
 
 def _vocab_size(artifact: Artifact) -> int:

@@ -1,149 +1,221 @@
-"""The engines that `peers.py` compares, each in processes of its own that start when they are first needed."""
+"""The engines that are compared, one class each: what is started for a scenario, with its best known settings.
+
+Every number of streams has a server of its own where an engine divides its context between them. Servers stay until
+the next round, when each engine is started anew.
+"""
 
 from __future__ import annotations
 
-import re
-import subprocess
+import importlib.util
 import sys
-from collections.abc import Collection, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
-from ..engine.figures import DECODE, MEASURES, MEMORY, MEMORY_CONTEXT, RESIDENT, START, Figure, fill_context
-from ..processes import RADIXLM, peak_memory_during, seconds_to_first_output
+from ..processes import RADIXLM
 from ..prompts import Prompts
-from ..worker import ROOT, Worker
+from ..served import ServedProcess
+from .client import CompletionsClient, EngineClient, LlamaCppClient
+from .scenarios import FIGURES, SCENARIOS, Scenario, Values
+from .starting import start
 
-_START_PROMPT = "The capital of France is"
-_MIB = 1 << 20
+OURS = "radixlm"
+_BEST = {figure.name: max if figure.higher_is_better else min for figure in FIGURES}
+Command = tuple[str, ...]
 
 
-class Contestant(Protocol):
-    """An engine with a model."""
+class Contestant(ABC):
+    """An engine with a model. A scenario's figures are those of the better of its commands, if it has several."""
 
-    name: str
+    client: type[EngineClient] = LlamaCppClient
+    is_slow_to_start = False  # then it is started once, not in every round
 
-    def measure(self, figure: Figure, prompts: Prompts) -> dict[str, float]:
-        """Values by the names of figures: that of `figure`, and of others that come along."""
-        ...
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._servers: dict[Command, tuple[ServedProcess, EngineClient]] = {}
+
+    @abstractmethod
+    def commands(self, scenario: Scenario) -> Sequence[Command]:
+        """Servers, less their `--port PORT`."""
+
+    @property
+    def why_missing(self) -> str | None:
+        """What it lacks; None: it can be measured."""
+        missing = [path for path in self.needs if not path.exists()]
+        return f"there is no {missing[0]}" if missing else None
+
+    @property
+    def needs(self) -> Sequence[Path]:
+        """Files and folders."""
+        return ()
+
+    def start(self, prompts: Prompts) -> Values:
+        """Close its servers, and measure how the one for a single stream starts, which stays."""
+        if self.is_slow_to_start and self._servers:
+            return {}
+        self.close()
+        command = self.commands(SCENARIOS[0])[0]
+        server, client, values = start(command, self.client, prompts)
+        self._servers[command] = server, client
+        return values
+
+    def measure(self, scenario: Scenario, prompts: Prompts) -> Values:
+        """The figures of a scenario; each command gets prompts of its own."""
+        found: Values = {}
+        for command in self.commands(scenario):
+            for name, value in scenario.measure(self._client(command), prompts).items():
+                found[name] = _BEST[name](value, found.get(name, value))
+        return found
 
     def close(self) -> None:
         """End its processes."""
-        ...
+        while self._servers:
+            self._servers.popitem()[1][0].close()
+
+    def _client(self, command: Command) -> EngineClient:
+        if command not in self._servers:
+            server = ServedProcess(command)
+            client = self.client(server.port)
+            self._servers[command] = server, client
+            client.ask(Prompts(len(self._servers)).ids(64), 8)  # what comes first only, `start` measures
+        return self._servers[command][1]
 
 
-class RadixLMContestant:
-    """One engine with its defaults serves every figure; those in `over_http` are measured at `radixlm serve`."""
+class RadixLM(Contestant):
+    """`radixlm serve` with its defaults."""
 
-    def __init__(self, name: str, artifact: Path, *, over_http: Collection[Figure] = ()) -> None:
-        self.name, self._artifact, self._over_http = name, artifact, over_http
-        self._stack = ExitStack()
-        self._workers: dict[bool, Worker] = {}
+    client = CompletionsClient
 
-    def measure(self, figure: Figure, prompts: Prompts) -> dict[str, float]:
+    def __init__(self, artifact: Path) -> None:
+        super().__init__(OURS)
+        self._command = (RADIXLM, "serve", str(artifact))
+
+    def commands(self, scenario: Scenario) -> Sequence[Command]:
         """See `Contestant`."""
-        if figure is START:
-            command = [RADIXLM, "generate", str(self._artifact), _START_PROMPT, *_ONE_TOKEN]
-            return {START.name: seconds_to_first_output(command)}
-        if figure is MEMORY:
-            with self._open(is_http=False) as worker:
-                return _memory(worker, worker.pid, prompts, sum(f.stat().st_size for f in self._artifact.iterdir()))
-        is_http = figure in self._over_http
-        if is_http not in self._workers:
-            self._workers[is_http] = self._stack.enter_context(self._open(is_http=is_http))
-        return {figure.name: MEASURES[figure](self._workers[is_http], prompts)}
+        return [self._command]
 
-    def close(self) -> None:
+
+class LlamaCpp(Contestant):
+    """A `llama-server` of llama.cpp: flash attention is faster everywhere but in single decode."""
+
+    def __init__(self, name: str, server: Command, gguf: Path, num_threads: int, needs: Sequence[Path] = ()) -> None:
+        super().__init__(name)
+        self._server, self._gguf, self._num_threads, self._needs = server, gguf, num_threads, needs
+
+    @property
+    def needs(self) -> Sequence[Path]:
         """See `Contestant`."""
-        self._stack.close()
+        return (*self._needs, self._gguf)
 
-    def _open(self, *, is_http: bool) -> Worker:
-        if is_http:
-            return Worker("bench.peers.http_worker", "radixlm", RADIXLM, "serve", self._artifact)
-        return Worker("bench.engine.worker", self._artifact)
-
-
-@dataclass(frozen=True)
-class LlamaCppBuild:
-    """How a build of llama.cpp is started: its server, and what prints a first token, and on standard error how it was
-    built.
-    """
-
-    server: Sequence[str]
-    first_token: Sequence[str]
-
-    @classmethod
-    def native(cls, directory: Path) -> LlamaCppBuild:
-        """Of `.ci/llama_cpp.sh`."""
-        one_token = ("-n", "1", "-c", "2048", "--temp", "0", "-no-cnv", "--no-warmup", "--no-display-prompt")
-        return cls((str(directory / "llama-server"),), (str(directory / "llama-completion"), *one_token))
-
-    @classmethod
-    def wheel(cls) -> LlamaCppBuild:
-        """What pip gives."""
-        module = (sys.executable, "-m")
-        return cls((*module, "bench.peers.wheel_server"), (*module, "bench.peers.wheel_start"))
-
-
-class LlamaCppContestant:
-    """llama.cpp with flash attention, which is faster everywhere but in single decode: there the better of both counts.
-
-    Each number of streams has a server of its own, for its context is divided between them.
-    """
-
-    def __init__(self, name: str, build: LlamaCppBuild, gguf: Path, *, num_threads: int) -> None:
-        self.name, self._build, self._gguf, self._num_threads = name, build, gguf, num_threads
-        self._stack = ExitStack()
-        self._workers: dict[tuple[int, bool], Worker] = {}
-
-    def measure(self, figure: Figure, prompts: Prompts) -> dict[str, float]:
+    def commands(self, scenario: Scenario) -> Sequence[Command]:
         """See `Contestant`."""
-        if figure is START:
-            return {START.name: seconds_to_first_output(self._first_token())}
-        if figure is MEMORY:
-            with self._open(1, True, MEMORY_CONTEXT) as worker:
-                return _memory(worker, worker.call("pid"), prompts, self._gguf.stat().st_size)
-        workers = [self._worker(figure.num_streams, True)]
-        if figure is DECODE:
-            workers.append(self._worker(1, False))
-        return {figure.name: max(MEASURES[figure](worker, prompts) for worker in workers)}
-
-    def system_info(self) -> str:
-        """The instruction sets that this build uses."""
-        done = subprocess.run(self._first_token(), cwd=ROOT, capture_output=True, text=True, check=True)
-        found = re.search(r"CPU : .*", done.stderr)
-        return found[0].strip(" |") if found else "unknown"
-
-    def close(self) -> None:
-        """See `Contestant`."""
-        self._stack.close()
-
-    def _first_token(self) -> list[str]:
-        model = ("--model", str(self._gguf), "--prompt", _START_PROMPT, "--threads", str(self._num_threads))
-        return [*self._build.first_token, *model]
-
-    def _worker(self, num_parallel: int, flash_attention: bool) -> Worker:
-        key = (num_parallel, flash_attention)
-        if key not in self._workers:
-            context = 4096 if num_parallel == 1 else 128
-            self._workers[key] = self._stack.enter_context(self._open(num_parallel, flash_attention, context))
-        return self._workers[key]
-
-    def _open(self, num_parallel: int, flash_attention: bool, context: int) -> Worker:
-        return Worker(
-            "bench.peers.http_worker",
-            *("llama.cpp", *self._build.server, "--model", self._gguf),
-            *("--parallel", num_parallel, "--ctx-size", num_parallel * context, "--threads", self._num_threads),
-            *("--flash-attn", "on" if flash_attention else "off"),
-            *("--cache-ram", 0),  # a second tier of prompts, which would cost copies and serve no measurement here
+        size = str(scenario.num_streams * scenario.context)
+        command = (
+            *(*self._server, "--model", str(self._gguf), "--threads", str(self._num_threads)),
+            *("--parallel", str(scenario.num_streams), "--ctx-size", size, "--cache-ram", "0"),
         )
+        is_single = scenario.num_streams == 1 and scenario.decodes
+        return [(*command, *settings) for settings in self.settings(is_single_decode=is_single)]
+
+    def settings(self, *, is_single_decode: bool) -> Sequence[Command]:
+        """Options that differ between scenarios."""
+        on, off = ("--flash-attn", "on"), ("--flash-attn", "off")
+        return [on, off] if is_single_decode else [on]
 
 
-_ONE_TOKEN = ("--max-tokens", "1", "--temperature", "0")
+class Wheel(LlamaCpp):
+    """llama.cpp as pip gives it, in the wheel `xllamacpp`."""
+
+    def __init__(self, name: str, gguf: Path, num_threads: int) -> None:
+        super().__init__(name, (sys.executable, "-m", "bench.peers.wheel_server"), gguf, num_threads)
+
+    @property
+    def why_missing(self) -> str | None:
+        """See `Contestant`."""
+        return None if importlib.util.find_spec("xllamacpp") else "xllamacpp is not installed"
 
 
-def _memory(worker: Worker, pid: int, prompts: Prompts, model_bytes: int) -> dict[str, float]:
-    peak = peak_memory_during(pid, lambda: fill_context(worker, prompts))
-    return {MEMORY.name: (peak.anonymous + model_bytes) / _MIB, RESIDENT.name: peak.resident / _MIB}
+class IkLlamaCpp(LlamaCpp):
+    """ik_llama.cpp. Weights that it repacks at load decode faster, and prompts slower."""
+
+    def settings(self, *, is_single_decode: bool) -> Sequence[Command]:
+        """See `LlamaCpp`."""
+        on, repacked = ("-fa", "on"), ("-fa", "on", "-rtr")
+        return [on, repacked] if is_single_decode else [on]
+
+
+class OpenVINO(Contestant):
+    """OpenVINO GenAI behind our front."""
+
+    client = CompletionsClient
+
+    def __init__(self, name: str, venv: Path, model: Path, num_threads: int) -> None:
+        super().__init__(name)
+        self._python, self._model, self._num_threads = venv / "bin" / "python", model, num_threads
+
+    @property
+    def needs(self) -> Sequence[Path]:
+        """See `Contestant`."""
+        return self._python, self._model
+
+    def commands(self, scenario: Scenario) -> Sequence[Command]:
+        """See `Contestant`."""
+        front = str(Path(__file__).with_name("openvino_server.py"))
+        return [(str(self._python), front, "--model", str(self._model), "--threads", str(self._num_threads))]
+
+
+class VLLM(Contestant):
+    """vLLM for processors, in bfloat16."""
+
+    client = CompletionsClient
+    is_slow_to_start = True
+
+    def __init__(self, name: str, venv: Path, model: Path, num_threads: int) -> None:
+        super().__init__(name)
+        self._vllm, self._model, self._num_threads = venv / "bin" / "vllm", model, num_threads
+
+    @property
+    def needs(self) -> Sequence[Path]:
+        """See `Contestant`."""
+        return self._vllm, self._model
+
+    def commands(self, scenario: Scenario) -> Sequence[Command]:
+        """See `Contestant`."""
+        environment = ("VLLM_CPU_KVCACHE_SPACE=1", f"VLLM_CPU_OMP_THREADS_BIND=0-{self._num_threads - 1}")
+        options = ("--dtype", "bfloat16", "--max-num-seqs", "64", "--max-model-len", "8192")
+        return [("env", *environment, str(self._vllm), "serve", str(self._model), *options)]
+
+
+def peers_of(gguf: Path, q4_0: Path, places: dict[str, Path], cache: Path, num_threads: int) -> list[Contestant]:
+    """All that a file can be compared with; `places` are the folders of `PLACES`."""
+    made, native, ik = cache / "peers" / gguf.stem, places["llama.cpp"], places["ik_llama.cpp"] / "llama-server"
+    openvino, server = places["openvino"], native / "llama-server"
+    peers: list[Contestant] = [
+        LlamaCpp("llama.cpp, same file", (str(server),), gguf, num_threads, [server]),
+        LlamaCpp("llama.cpp, Q4_0", (str(server),), q4_0, num_threads, [server]),
+        Wheel("its wheel, Q4_0", q4_0, num_threads),
+        IkLlamaCpp("ik_llama.cpp, same file", (str(ik),), gguf, num_threads, [ik]),
+        OpenVINO("OpenVINO, int8", openvino, made / "int8", num_threads),
+        OpenVINO("OpenVINO, int4", openvino, made / "int4", num_threads),
+        VLLM("vLLM, bf16", places["vllm"], made / "hf", num_threads),
+    ]
+    if any(kind in gguf.name for kind in ("Q4_0", "Q4_1", "Q8_0")):  # it fails to read the others
+        peers.insert(-1, OpenVINO("OpenVINO, same file", openvino, gguf, num_threads))
+    return peers
+
+
+PLACES = {
+    "llama.cpp": Path(".cache/llama.cpp"),
+    "ik_llama.cpp": Path(".cache/ik_llama.cpp"),
+    "openvino": Path(".venv-openvino"),
+    "vllm": Path(".venv-vllm"),
+}
+"""Where `make peers` leaves them; `--peer NAME=DIR` names other places."""
+
+
+def closed(contestants: Sequence[Contestant]) -> None:
+    """End all processes."""
+    for contestant in contestants:
+        with suppress(OSError):
+            contestant.close()

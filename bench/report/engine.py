@@ -1,13 +1,12 @@
-"""Sections on kernels, the engine, its peers and what a request costs. Knows what the JSON files hold."""
+"""Sections on kernels, the engine and what a request costs. Knows what the JSON files hold."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ..engine import figures
-from ..peers.bars import OURS, PEERS, ratios
 from ..timing import Spread
-from .tables import Cell, Json, auto, each, met, origin, spread, table
+from .tables import Cell, Json, auto, spread, table
 
 _OF_A_PROCESS = (figures.START, figures.MEMORY, figures.RESIDENT)
 _LIMITS = {
@@ -21,48 +20,6 @@ _CURVES = {
     "prefill_s_by_prompt": "prompt of so many tokens",
     "step_s_by_batch": "step of so many streams",
 }
-
-
-def peers(results: Json) -> Iterator[str]:
-    """Ratios to llama.cpp, model by model."""
-    yield "## Beside llama.cpp"
-    yield (
-        "All get the same random prompts, one engine after the other in every round; a ratio is of two runs of one "
-        "round, and more than 1 says that radixlm is better. llama.cpp is its server, built for this machine "
-        "(`.ci/llama_cpp.sh`), on the same file and on one that its own tool made of that in Q4_0, with flash "
-        "attention, but for batch-1 decode, where the better of with and without counts. Streams and first tokens are "
-        "timed by the same client over HTTP; its connections are kept open. Prefill and decode leave HTTP out: "
-        "llama.cpp's by its own clock, ours by the caller's of the engine. The wheel is `xllamacpp`, which pip gives."
-    )
-    for run in results["runs"].values():
-        values = run["values"]
-        peers = [peer for peer in PEERS if peer in values]
-        found = {f: {peer: ratios(values, f, (peer,)) for peer in peers} for f in (*figures.MEASURES, *_OF_A_PROCESS)}
-        yield f"### {run['model']}"
-        built = "; ".join(f"{build}: {info}" for build, info in run["llama_cpp_system_info"].items())
-        yield f"{run['threads']} threads for each. llama.cpp was built for, {built}."
-        if missing := set(PEERS) - set(peers):
-            yield f"Not measured: {', '.join(sorted(missing))}."
-        rows = [
-            {
-                "title": f"{figure.title}, {figure.unit}",
-                "values": [spread(values[name][figure.name]) for name in (OURS, *peers)],
-                "times": [f"**{r.median:.2f}** ({r.minimum:.2f}-{r.maximum:.2f})" for r in against.values()],
-            }
-            for figure, against in found.items()
-        ]
-        columns: dict[str, Cell] = {"median (min-max)": "{title}"}
-        columns |= each((OURS, *peers), "values")
-        yield table(columns | each((f"times {peer}" for peer in peers), "times"), rows)
-        yield (
-            f"Decode reads {run['decode_bytes_per_token'] / 1e6:.1f} MB of weights a token, "
-            f"{run['decode_bandwidth_share']:.0%} of the bandwidth that was measured in the same round, right before "
-            "and after."
-        )
-        if run["verdicts"]:
-            columns = {"bar": "{bar}", "median": "{value:auto}", "wanted": "{wanted:auto}"}
-            yield table(columns | {"": lambda verdict: met(verdict["is_met"])}, run["verdicts"])
-        yield origin(run)
 
 
 def engine(results: Json) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ..results import add_run, read_results, write_results
-from . import cache, engine, partial, serving, store
+from . import cache, engine, partial, peers, serving, store
 from .tables import Json, origin
 
 _HEAD = """# Results
@@ -16,7 +16,7 @@ Experiments, also those that did not help, are in [LOG.md](LOG.md).
 """
 
 SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
-    "peers": engine.peers,
+    "peers": peers.peers,
     "quality": engine.quality,
     "engine": engine.engine,
     "request_cost": engine.request_cost,

@@ -7,17 +7,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
-from bench.prompts import Prompts
 from bench.served import Client, ServedProcess, parse_events
-from bench.worker import ROOT, Worker, WorkerError
-
-LLAMA_SERVER = ROOT / ".cache" / "llama.cpp" / "llama-server"
-RADIXLM = str(Path(sys.executable).with_name("radixlm"))
-VOCABULARY = 300
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -29,6 +22,7 @@ class Answer(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.connections += [] if self.connection in self.connections else [self.connection]
         body = json.dumps({"connection": self.connections.index(self.connection)}).encode()
+        body = b"" if self.path == "/empty" else body
         self.send_response(500 if self.path == "/broken" else 200)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -48,12 +42,6 @@ def client() -> Iterator[Client]:
         yield client
         client.close()
         server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def radixlm(tiny_artifact: Path) -> Iterator[Worker]:
-    with Worker("bench.peers.http_worker", "radixlm", RADIXLM, "serve", tiny_artifact) as worker:
-        yield worker
 
 
 def test_a_client_keeps_its_connection_open(client: Client) -> None:
@@ -85,25 +73,14 @@ def test_a_server_that_does_not_start_says_why() -> None:
         ServedProcess([sys.executable, "-c", "raise SystemExit('no such model')"])
 
 
-def test_radixlm_is_measured_over_http(radixlm: Worker) -> None:
-    prompts = Prompts(0, VOCABULARY)
-    assert radixlm.call("streams", prompts=prompts.batch(5, 6), num_tokens=200) > 0
-    assert radixlm.call("streams", prompts=prompts.batch(1, 6), num_tokens=20) > 0
-    assert radixlm.call("resume", prefix=prompts.ids(64), suffix=prompts.ids(9)) > 0
+def test_an_empty_answer_is_one(client: Client) -> None:
+    assert client.json("GET", "/empty") == {}
 
 
-def test_a_stream_that_is_refused_is_an_error(radixlm: Worker) -> None:
-    with pytest.raises(WorkerError, match="answered 400"):
-        radixlm.call("streams", prompts=[[5, 6, 7], [VOCABULARY * 1000]], num_tokens=8)
-
-
-def test_llama_cpp_is_measured_by_the_same_calls(smollm2_gguf: Path) -> None:
-    if not LLAMA_SERVER.is_file():
-        pytest.skip("llama.cpp is built by `make bench-peers`")
-    prompts = Prompts(0)
-    options = ("--parallel", 2, "--ctx-size", 256, "--threads", 2, "--flash-attn", "on", "--cache-ram", 0)
-    with Worker("bench.peers.http_worker", "llama.cpp", LLAMA_SERVER, "--model", smollm2_gguf, *options) as worker:
-        assert worker.call("prefill", prompt=prompts.ids(8)) > 0
-        assert worker.call("decode", prompt=prompts.ids(4), num_tokens=4) > 0
-        assert worker.call("streams", prompts=prompts.batch(2, 4), num_tokens=8) > 0
-        assert worker.call("resume", prefix=prompts.ids(32), suffix=prompts.ids(5)) > 0
+def test_a_server_without_health_is_not_waited_for_for_ever() -> None:
+    program = (
+        "import http.server as h, sys, time; time.sleep(0.3); "
+        "h.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[-1])), h.SimpleHTTPRequestHandler).serve_forever()"
+    )
+    with pytest.raises(RuntimeError, match="did not start"):
+        ServedProcess([sys.executable, "-c", program], starts_within_s=1.0)  # it has no /health

@@ -1,97 +1,128 @@
-"""Rounds, ratios and bars, with engines that are numbers."""
+"""Rounds, missing peers and the best one, with engines that are numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from bench.engine import figures
-from bench.engine.figures import Figure
 from bench.limits import Limits
-from bench.peers.__main__ import FIGURES, READ_GB_PER_S, decode_shares, measure
-from bench.peers.bars import OURS, PEERS, Q4_0, RATIO_BARS, SAME, ratios, verdicts
+from bench.peers.__main__ import READ_GB_PER_S, added, decode_shares, measure
+from bench.peers.contestants import OURS, PLACES, IkLlamaCpp, LlamaCpp, peers_of
+from bench.peers.scenarios import DECODE, SCENARIOS, START, Scenario, Values
 from bench.prompts import Prompts
-from bench.timing import Spread, steady_tokens_per_s
+from bench.report.peers import Best, best_of
+from bench.timing import steady_tokens_per_s
 
 VOCABULARY = 300
+THEIRS = ("one", "other")
+Log = list[tuple[str, str, list[int]]]
 
 
 class FakeEngine:
-    """Remembers what it was asked, and answers how many questions there were."""
+    """Remembers what it was asked, and answers how many questions there were; may fail at a scenario."""
 
-    def __init__(self, name: str, log: list[tuple[str, str, list[int]]]) -> None:
-        self.name, self.log = name, log
+    def __init__(self, name: str, log: Log, fails_at: str = "") -> None:
+        self.name, self.log, self.fails_at = name, log, fails_at
 
-    def measure(self, figure: Figure, prompts: Prompts) -> dict[str, float]:
-        self.log.append((self.name, figure.name, prompts.ids(3)))
-        return {figure.name: float(len(self.log))}
+    def start(self, prompts: Prompts) -> Values:
+        return self._answer(START.name, prompts)
 
-    def close(self) -> None:
-        pass
+    def measure(self, scenario: Scenario, prompts: Prompts) -> Values:
+        return self._answer(scenario.name, prompts)
+
+    def _answer(self, name: str, prompts: Prompts) -> Values:
+        if name == self.fails_at:
+            raise RuntimeError("it answered 500")
+        self.log.append((self.name, name, prompts.ids(3)))
+        return {name: float(len(self.log))}
 
 
-class FakeMeter:
-    def around(self, work, runs: int = 10):  # type: ignore[no-untyped-def]
-        return work(), Limits(2, 50.0, 40.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+def around(work: Callable[[], Values]) -> Any:
+    return work(), Limits(2, 50.0, 40.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 
 
-def run(rounds: int, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+def run(rounds: int, monkeypatch: pytest.MonkeyPatch, fails_at: str = "") -> Any:
     monkeypatch.setattr("bench.peers.__main__._REST_S", 0)
-    log: list[tuple[str, str, list[int]]] = []
-    engines = [FakeEngine(name, log) for name in (OURS, *PEERS)]
-    return measure(engines, FakeMeter(), rounds, VOCABULARY), log  # type: ignore[arg-type]
+    log: Log = []
+    engines = [FakeEngine(OURS, log), FakeEngine("one", log), FakeEngine("other", log, fails_at)]
+    values, failed = measure(engines, around, rounds, VOCABULARY)
+    return values, failed, log
 
 
 def test_every_engine_gets_the_same_prompts_in_a_round_and_others_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, log = run(2, monkeypatch)
-    prompts: dict[str, list[list[int]]] = {}
-    for name, figure, ids in log:
-        if figure == "decode":
-            prompts.setdefault(name, []).append(ids)
-    assert prompts[OURS] == prompts[SAME] == prompts[Q4_0]
-    assert len({tuple(ids) for ids in prompts[OURS]}) == 3  # the round that warms up, and two
-
-
-def test_engines_alternate_and_take_turns_at_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, log = run(4, monkeypatch)
-    names = [name for name, figure, _ in log if figure == "prefill_512"]
-    count = 1 + len(PEERS)
-    orders = [tuple(names[i : i + count]) for i in range(count, len(names), count)]
-    assert {order[0] for order in orders} == {OURS, *PEERS}
-    assert all(set(order) == {OURS, *PEERS} for order in orders)
-
-
-def test_the_round_that_warms_up_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    values, _ = run(4, monkeypatch)
-    for name in (OURS, *PEERS):
-        counts = {figure.name: len(values[name][figure.name]) for figure in FIGURES}
-        assert counts.pop("memory") == 2
-        assert set(counts.values()) == {4}
-    assert values[OURS][READ_GB_PER_S] == [50.0] * 4
-
-
-def test_a_ratio_is_of_one_round_and_better_is_more() -> None:
-    values = {OURS: {"decode": [200, 100], "start": [1.0, 1.0]}, SAME: {"decode": [100, 100], "start": [2.0, 4.0]}}
-    assert ratios(values, figures.DECODE, (SAME,)) == Spread(1.0, 1.5, 2.0, 2)
-    assert ratios(values, figures.START, (SAME,)) == Spread(2.0, 3.0, 4.0, 2)
-
-
-def test_the_best_peer_is_the_one_that_counts() -> None:
-    peers = {SAME: {"streams_8": [50.0]}, Q4_0: {"streams_8": [100.0]}}
-    assert ratios({OURS: {"streams_8": [370.0]}, **peers}, figures.STREAMS_8, (SAME, Q4_0)).median == 3.7
-
-
-def test_prompts_are_of_the_models_own_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, log = run(2, monkeypatch)
+    _, _, log = run(2, monkeypatch)
+    asked = {name: [ids for who, what, ids in log if (who, what) == (name, "decode")] for name in (OURS, *THEIRS)}
+    assert asked[OURS] == asked["one"] == asked["other"]
+    assert asked[OURS][0] != asked[OURS][1]
     assert max(max(ids) for _, _, ids in log) < VOCABULARY
 
 
-def test_every_bar_gets_a_verdict() -> None:
-    names = [figure.name for figure in FIGURES]
-    values = {name: {figure: [1.0] for figure in names} for name in (OURS, *PEERS)}
-    found = verdicts(values, decode_bandwidth_share=0.76)
-    assert len(found) == len(RATIO_BARS) + 1
-    met = {verdict.bar for verdict in found if verdict.is_met}
-    assert met == {"decode, batch 1: share of read bandwidth"}
+def test_engines_alternate_and_take_turns_at_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, log = run(3, monkeypatch)
+    names = [name for name, scenario, _ in log if scenario == "prefill_512"]
+    orders = [tuple(names[i : i + 3]) for i in range(0, 9, 3)]
+    assert {order[0] for order in orders} == {OURS, *THEIRS}
+    assert all(set(order) == {OURS, *THEIRS} for order in orders)
+
+
+def test_every_round_begins_with_a_start_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, failed, log = run(2, monkeypatch)
+    assert not failed and next(what for who, what, _ in log if who == OURS) == START.name
+    for name in (OURS, *THEIRS):
+        assert {len(values[name][scenario.name]) for scenario in SCENARIOS} == {2} == {len(values[name][START.name])}
+    assert values[OURS][READ_GB_PER_S] == [50.0] * 2
+
+
+def test_a_peer_that_fails_is_named_and_keeps_what_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, failed, _ = run(2, monkeypatch, fails_at="decode")
+    assert failed == {"other": "RuntimeError: it answered 500"}
+    assert len(values["other"]["prefill_512"]) == 1 and "decode" not in values["other"]
+    assert len(values["one"]["decode"]) == 2
+
+
+def test_a_peer_that_is_not_there_is_named(tmp_path: Path) -> None:
+    places = dict.fromkeys(PLACES, tmp_path / "nowhere")
+    (tmp_path / "a.Q4_1.gguf").touch()
+    peers = peers_of(tmp_path / "a.Q4_1.gguf", tmp_path / "a.Q4_0.gguf", places, tmp_path, 2)
+    why = {peer.name: peer.why_missing for peer in peers}
+    assert why["ik_llama.cpp, same file"] == f"there is no {tmp_path / 'nowhere' / 'llama-server'}"
+    assert all(why[name] for name in why if "wheel" not in name)
+    assert "OpenVINO, same file" in why
+    others = peers_of(tmp_path / "a.Q4_K_M.gguf", tmp_path / "a.Q4_0.gguf", places, tmp_path, 2)
+    assert "OpenVINO, same file" not in {peer.name for peer in others}
+
+
+def test_single_streams_have_settings_of_their_own(tmp_path: Path) -> None:
+    by_name = {scenario.name: scenario for scenario in SCENARIOS}
+    for kind in (LlamaCpp, IkLlamaCpp):
+        peer = kind("name", ("server",), tmp_path, 2)
+        assert len(peer.commands(by_name["decode"])) == 2
+        [streams], [prompt] = peer.commands(by_name["streams_8"]), peer.commands(by_name["prefill_512"])
+        assert streams[streams.index("--parallel") + 1] == "8" and "-rtr" not in streams + prompt
+
+
+def test_rounds_are_added_to_those_of_the_last_run() -> None:
+    def figures(decode: float, others: dict[str, Any], missing: dict[str, str]) -> dict[str, Any]:
+        values = {OURS: {"decode": [decode], READ_GB_PER_S: [20.0]}, **others}
+        return {"values": values, "missing": missing, "decode_bytes_per_token": 100_000_000}
+
+    before = figures(100.0, {"one": {"decode": [1.0]}}, {"other": "not there"})
+    found = added(before, figures(50.0, {"other": {"decode": [2.0]}}, {"one": "not asked for"}))
+    assert found["values"][OURS]["decode"] == [100.0, 50.0]
+    assert found["values"]["one"] == {"decode": [1.0]} and found["values"]["other"] == {"decode": [2.0]}
+    assert found["missing"] == {} and found["decode_bandwidth_share"] == 0.375
+
+
+def test_the_best_peer_is_named_also_where_it_is_ahead() -> None:
+    values = {OURS: {"decode": [80.0, 90.0, 100.0]}, "one": {"decode": [100.0]}, "other": {"decode": [120.0, 60.0]}}
+    assert best_of(values, DECODE) == Best("one", 100.0, 0.9)
+    times = {OURS: {"start": [1.0]}, "one": {"start": [4.0]}, "other": {"start": [2.0, 2.0]}}
+    assert best_of(times, START) == Best("other", 2.0, 2.0)
+    assert best_of({OURS: {"start": [1.0]}, "one": {}}, START) is None
+    assert best_of({"one": {"start": [1.0]}}, START) is None
 
 
 def test_a_share_is_of_the_bandwidth_of_its_round() -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 from bench.engine import figures
 from bench.machine import Origin
-from bench.peers.__main__ import FIGURES
-from bench.peers.bars import OURS, PEERS, WHEEL, verdicts
+from bench.engine.__main__ import FIGURES as ENGINE_FIGURES
+from bench.peers.contestants import OURS
+from bench.peers.scenarios import FIGURES
 from bench.report import engine
+from bench.report.peers import peers as section
 from bench.results import add_run, read_results, write_results
 
 Lines = Callable[[Iterable[object]], list[str]]
@@ -27,20 +29,18 @@ LIMITS = {
 
 
 def peers() -> dict[str, Any]:
-    names = [figure.name for figure in (*FIGURES, figures.RESIDENT)]
     values = {
-        name: {figure: [float(factor), 2.0 * factor] for figure in names}
-        for factor, name in enumerate((OURS, *PEERS), 1)
+        name: {figure.name: [float(factor), 2.0 * factor] for figure in FIGURES}
+        for factor, name in enumerate((OURS, "one", "other"), 1)
     }
     return {
         "origin": asdict(Origin.of_this_process()),
         "model": "a.gguf",
         "threads": 2,
-        "llama_cpp_system_info": {"native": "CPU : AVX512 = 1"},
         "decode_bytes_per_token": 96_000_000,
         "decode_bandwidth_share": 0.8,
+        "missing": {"third": "there is no server"},
         "values": values,
-        "verdicts": [vars(verdict) for verdict in verdicts(values, 0.8)],
     }
 
 
@@ -64,20 +64,20 @@ def test_a_request_is_held_against_the_engine_that_has_as_many_callers(lines: Li
     ]
 
 
-def test_the_table_of_peers_shows_medians_ranges_and_ratios(lines: Lines) -> None:
-    rows = lines(engine.peers({"runs": {"a.gguf": peers()}}))
-    assert rows[0] == (
-        "| decode, batch 1, tok/s | 1.50 (1.00-2.00) | 3.00 (2.00-4.00) | 4.50 (3.00-6.00) | 6.00 (4.00-8.00) "
-        "| **0.50** (0.50-0.50) | **0.33** (0.33-0.33) | **0.25** (0.25-0.25) |"
-    )
-    assert any("**missed**" in row for row in rows)
+def test_the_table_of_peers_shows_medians_ranges_and_the_best_by_name(lines: Lines) -> None:
+    rows = lines(section({"runs": {"a.gguf": peers()}}))
+    assert "| decode, tok/s | 1.50 (1.00-2.00) | 3.00 (2.00-4.00) | 4.50 (3.00-6.00) | other, 4.50 | **0.33** |" in rows
+    assert (
+        "| process start to ready, s | 1.50 (1.00-2.00) | 3.00 (2.00-4.00) | 4.50 (3.00-6.00) | one, 3.00 | **2.00** |"
+    ) in rows
 
 
 def test_a_peer_that_was_not_there_is_named(lines: Lines) -> None:
     run = peers()
-    del run["values"][WHEEL]
-    shown = list(engine.peers({"runs": {"a.gguf": run}}))
-    assert f"Not measured: {WHEEL}." in shown and f"times {WHEEL}" not in "".join(shown)
+    del run["values"]["one"]["memory"]
+    shown = list(section({"runs": {"a.gguf": run}}))
+    assert "Not measured: third (there is no server)." in shown
+    assert "| peak memory, one request of 2,048, MiB | 1.50 (1.00-2.00) | - |" in "".join(shown)
 
 
 def test_a_run_is_added_beside_the_others(tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ def test_a_page_has_a_section_for_each_file(tmp_path: Path) -> None:
 
     assert "##" not in render(tmp_path)
     curve = [{"size": size, "seconds": size / 1e3, "limit_s": size / 2e3} for size in (1, 2)]
-    other = {**peers(), "model": "b.gguf", "verdicts": []}
+    other = {**peers(), "model": "b.gguf"}
     write_results("peers", {"runs": {"a.gguf": peers(), "b.gguf": other}}, tmp_path)
-    names = [figure.name for figure in (*FIGURES, figures.RESIDENT)]
+    names = [figure.name for figure in (*ENGINE_FIGURES, figures.RESIDENT)]
     write_results(
         "engine", {"limits": LIMITS, "values": {name: [1.0] for name in names}, "shares": {"decode": [0.5]}}, tmp_path
     )
@@ -113,6 +113,6 @@ def test_a_page_has_a_section_for_each_file(tmp_path: Path) -> None:
     assert page.count("\n## ") == 4
     assert "| decode, batch 1, tok/s | 1.00 (1.00-1.00) | 50% |" in page
     assert "1 rows: 10.0 µs, 40.0 GB/s, **80%**" in page
-    assert page.count("was built for, native: CPU : AVX512 = 1.") == 2
+    assert page.count("Not measured: third (there is no server).") == 2
     assert page.count("| bar | median | wanted |") == 1  # bars are of one model
     assert page == render(tmp_path)

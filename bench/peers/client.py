@@ -1,0 +1,125 @@
+"""One client for all engines: streamed requests of token ids over HTTP, and the time of each token of a reply.
+
+Knows the two dialects that servers speak, OpenAI's completions and llama.cpp's own; not what is measured.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from ..served import Client, Event, Json
+
+Ids = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Times in seconds of `time.perf_counter`; ids where the server tells them."""
+
+    sent_at: float
+    times: list[float]  # of each token
+    token_ids: list[int]
+    text: str
+
+    @property
+    def to_first_s(self) -> float:
+        """From sending the request to its first token."""
+        return self.times[0] - self.sent_at
+
+
+class EngineClient(ABC):
+    """Asks the server on `port`, one connection for each stream, kept from one request to the next."""
+
+    path: str
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._clients: list[Client] = []
+
+    @abstractmethod
+    def body(self, prompt: Ids, num_tokens: int) -> Json:
+        """A streamed request for exactly so many tokens, greedily."""
+
+    @abstractmethod
+    def reply(self, sent_at: float, events: Sequence[Event]) -> Reply:
+        """What the events of a stream tell."""
+
+    def ids_of(self, reply: Reply) -> list[int]:
+        """The tokens of a reply, as the next turn of a chat has them."""
+        return reply.token_ids
+
+    def ask(self, prompt: Ids, num_tokens: int) -> Reply:
+        """See `ask_all`."""
+        return self.ask_all([prompt], num_tokens)[0]
+
+    def ask_all(self, prompts: Sequence[Ids], num_tokens: int) -> list[Reply]:
+        """The replies to prompts that are sent at once.
+
+        Raises:
+            ValueError: a reply has not `num_tokens`.
+        """
+        self._clients += [Client(self._port) for _ in range(len(prompts) - len(self._clients))]
+        bodies = [self.body(prompt, num_tokens) for prompt in prompts]
+        with ThreadPoolExecutor(len(prompts)) as threads:
+            replies = list(threads.map(self._ask, self._clients, bodies))
+        lengths = {len(reply.times) for reply in replies}
+        if lengths != {num_tokens}:
+            raise ValueError(f"replies have {sorted(lengths)} tokens, {num_tokens} were asked for")
+        return replies
+
+    def _ask(self, client: Client, body: Json) -> Reply:
+        sent_at = time.perf_counter()
+        return self.reply(sent_at, client.events(self.path, body))
+
+
+class CompletionsClient(EngineClient):
+    """`/v1/completions` with vLLM's `return_token_ids`: radixlm, vLLM, and the front of OpenVINO."""
+
+    path = "/v1/completions"
+
+    def body(self, prompt: Ids, num_tokens: int) -> Json:
+        """See `EngineClient`."""
+        fixed = {"temperature": 0, "ignore_eos": True, "return_token_ids": True, "stream": True}
+        return {"prompt": list(prompt), "max_tokens": num_tokens, **fixed}
+
+    def reply(self, sent_at: float, events: Sequence[Event]) -> Reply:
+        """See `EngineClient`."""
+        came = [(event.at, choice) for event in events for choice in event.data["choices"]]
+        ids = [(at, token_id) for at, choice in came for token_id in choice.get("token_ids") or ()]
+        text = "".join(choice.get("text", "") for _, choice in came)
+        return Reply(sent_at, [at for at, _ in ids], [token_id for _, token_id in ids], text)
+
+
+class LlamaCppClient(EngineClient):
+    """`/completion` of llama.cpp and ik_llama.cpp. A token that ends within a character has no event of its own: it
+    counts with the next one. ik_llama.cpp tells no ids.
+    """
+
+    path = "/completion"
+
+    def body(self, prompt: Ids, num_tokens: int) -> Json:
+        """See `EngineClient`."""
+        fixed = {"temperature": 0, "samplers": ["temperature"], "ignore_eos": True, "stream": True}
+        return {"prompt": list(prompt), "n_predict": num_tokens, "return_tokens": True, "cache_prompt": True, **fixed}
+
+    def reply(self, sent_at: float, events: Sequence[Event]) -> Reply:
+        """See `EngineClient`."""
+        times: list[float] = []
+        ids: list[int] = []
+        for event in events:
+            is_last = bool(event.data["stop"])
+            count = event.data.get("tokens_predicted", len(times) + 1)
+            times += [event.at] * (int(count) - len(times))
+            ids += () if is_last else event.data.get("tokens", ())
+        return Reply(sent_at, times, ids, "".join(event.data["content"] for event in events))
+
+    def ids_of(self, reply: Reply) -> list[int]:
+        """See `EngineClient`."""
+        if len(reply.token_ids) == len(reply.times):
+            return reply.token_ids
+        answer = self._clients[0].json("POST", "/tokenize", {"content": reply.text})
+        return [int(token_id) for token_id in answer["tokens"]]

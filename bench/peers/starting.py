@@ -1,0 +1,45 @@
+"""How a server starts: when it is ready, its first prompt, the same when warm, and the memory of a full context."""
+
+from __future__ import annotations
+
+import time
+
+from ..processes import MemoryOfTree
+from ..prompts import Prompts
+from ..served import ServedProcess
+from .client import EngineClient
+from .scenarios import FIRST, MEMORY, MEMORY_REPLY, MEMORY_TOKENS, READY, START, WARM, Values
+
+_NUM_TOKENS = 180
+_REST_S = 4.0  # what a server does when nobody asks, it has done then
+_NUM_WARM = 3
+_STARTS_WITHIN_S = 400.0  # vLLM takes minutes
+_MIB = 1 << 20
+
+
+def start(
+    command: tuple[str, ...], client_type: type[EngineClient], prompts: Prompts
+) -> tuple[ServedProcess, EngineClient, Values]:
+    """A server, which the caller closes, its client, and the figures of its start."""
+    server = ServedProcess(command, starts_within_s=_STARTS_WITHIN_S)
+    try:
+        client = client_type(server.port)
+        first = client.ask(prompts.ids(_NUM_TOKENS), 1)
+        time.sleep(_REST_S)
+        warm = min(client.ask(prompts.ids(_NUM_TOKENS), 1).to_first_s for _ in range(_NUM_WARM))
+        with MemoryOfTree(server.pid) as memory:
+            client.ask(prompts.ids(MEMORY_TOKENS), MEMORY_REPLY)
+    except BaseException:
+        server.close()
+        raise
+    return (
+        server,
+        client,
+        {
+            START.name: first.times[0] - server.started_at,
+            READY.name: server.ready_at - server.started_at,
+            FIRST.name: 1e3 * first.to_first_s,
+            WARM.name: 1e3 * warm,
+            MEMORY.name: memory.peak_bytes / _MIB,
+        },
+    )

@@ -1,0 +1,89 @@
+"""What servers of both dialects stream becomes times, ids and texts, by one client."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.peers.client import CompletionsClient, LlamaCppClient
+from bench.peers.contestants import LlamaCpp, RadixLM
+from bench.peers.scenarios import SCENARIOS, Scenario
+from bench.processes import MemoryOfTree
+from bench.prompts import Prompts
+from bench.served import Event
+from bench.worker import ROOT
+
+LLAMA_SERVER = ROOT / ".cache" / "llama.cpp" / "llama-server"
+VOCABULARY = 300
+SHORT = [scenario for scenario in SCENARIOS if scenario.name in ("decode", "streams_8", "chat")]
+
+
+@pytest.fixture(scope="module")
+def radixlm(tiny_artifact: Path) -> Iterator[RadixLM]:
+    contestant = RadixLM(tiny_artifact)
+    yield contestant
+    contestant.close()
+
+
+def test_every_token_has_the_time_of_its_event() -> None:
+    events = [
+        Event(1.0, {"choices": [{"text": "a", "token_ids": [5]}]}),
+        Event(2.0, {"choices": [{"text": "bc", "token_ids": [6, 7]}]}),
+        Event(3.0, {"choices": [{"text": "", "finish_reason": "length"}]}),
+        Event(4.0, {"choices": []}),
+    ]
+    reply = CompletionsClient(0).reply(0.5, events)
+    assert (reply.times, reply.token_ids, reply.text, reply.to_first_s) == ([1.0, 2.0, 2.0], [5, 6, 7], "abc", 0.5)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_token_without_an_event_counts_with_the_next(counts: bool) -> None:
+    """llama.cpp says how many there are with every event, ik_llama.cpp with the last."""
+    events = [
+        Event(1.0, {"content": "a", "stop": False, "tokens": [5], **({"tokens_predicted": 1} if counts else {})}),
+        Event(3.0, {"content": "é", "stop": False, "tokens": [7], **({"tokens_predicted": 3} if counts else {})}),
+        Event(3.5, {"content": "", "stop": True, "tokens_predicted": 3}),
+    ]
+    reply = LlamaCppClient(0).reply(0.0, events)
+    assert reply.times == ([1.0, 3.0, 3.0] if counts else [1.0, 3.0, 3.5])
+    assert reply.text == "aé"
+
+
+@pytest.mark.parametrize("scenario", SHORT, ids=lambda scenario: scenario.name)
+def test_radixlm_is_measured_over_http(radixlm: RadixLM, scenario: Scenario) -> None:
+    found = radixlm.measure(scenario, Prompts(0, VOCABULARY))
+    assert scenario.name in found and min(found.values()) > 0
+
+
+def test_a_request_that_is_refused_is_an_error(radixlm: RadixLM) -> None:
+    client = radixlm._client(radixlm.commands(SCENARIOS[0])[0])
+    with pytest.raises(RuntimeError, match="answered 400"):
+        client.ask_all([[5, 6, 7], [VOCABULARY * 1000]], 8)
+
+
+def test_llama_cpp_is_measured_by_the_same_calls(smollm2_gguf: Path) -> None:
+    if not LLAMA_SERVER.is_file():
+        pytest.skip("llama.cpp is built by `make bench-peers`")
+    peer = LlamaCpp("llama.cpp", (str(LLAMA_SERVER),), smollm2_gguf, 2)
+    try:
+        for scenario in SHORT:
+            found = peer.measure(scenario, Prompts(0))
+            assert scenario.name in found and min(found.values()) > 0
+    finally:
+        peer.close()
+
+
+def test_memory_is_that_of_all_below_a_process() -> None:
+    hold = "import sys; held = bytearray(64 << 20); print(1, flush=True); sys.stdin.read()"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {hold!r}])"
+    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.read(1) == b"1"
+        with MemoryOfTree(process.pid) as memory:
+            while not memory.peak_bytes:
+                pass
+        assert 64 << 20 < memory.peak_bytes < 128 << 20
+        process.communicate(b"")
