@@ -11,6 +11,7 @@ or fails, is named as not measured. All decode greedily and ignore the end of a 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import tempfile
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("models", type=Path, nargs="*", help="GGUF files")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--add", action="store_true", help="add the rounds to those of the model's last run")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing later: rows stay without values")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=DIR", help=f"one of {', '.join(PLACES)}")
     parser.add_argument("--only", action="append", default=[], metavar="WORD", help="peers whose names have the word")
     parser.add_argument("--cache", type=Path, default=Path(".cache"), help="what peers read is kept there")
@@ -67,13 +69,16 @@ def main() -> None:
     places = PLACES | {name: Path(path).resolve() for name, _, path in (peer.partition("=") for peer in options.peer)}
     if unknown := places.keys() - PLACES.keys():
         parser.error(f"there is no peer {', '.join(unknown)}; use {', '.join(PLACES)}")
+    deadline = time.monotonic() + options.seconds
     for gguf in [path.resolve() for path in options.models] or default_models():
-        figures = compare(gguf, places, options.cache.resolve(), options.rounds, options.only)
+        figures = compare(gguf, places, options.cache.resolve(), options.rounds, options.only, deadline)
         before = (read_results("peers") or {"runs": {}})["runs"].get(gguf.name)
         publish("peers", added(before, figures) if options.add and before else figures, run=gguf.name)
 
 
-def compare(gguf: Path, places: dict[str, Path], cache: Path, rounds: int, only: Sequence[str]) -> dict[str, Any]:
+def compare(
+    gguf: Path, places: dict[str, Path], cache: Path, rounds: int, only: Sequence[str], deadline: float
+) -> dict[str, Any]:
     """All engines on one file; the artifact that ours is compiled to is thrown away."""
     threads = default_num_threads()
     quantize = places["llama.cpp"] / "llama-quantize"
@@ -87,7 +92,7 @@ def compare(gguf: Path, places: dict[str, Path], cache: Path, rounds: int, only:
         contestants = [RadixLM(artifact.path), *(peer for peer in peers if peer.name not in missing)]
         try:
             meter = LimitsMeter(find_target("native"))
-            values, failed = measure(contestants, meter.around, rounds, _vocab_size(artifact))
+            values, failed = measure(contestants, meter.around, rounds, _vocab_size(artifact), deadline)
         finally:
             closed(contestants)
         bytes_per_token = decode_bytes_per_token(artifact)
@@ -95,23 +100,30 @@ def compare(gguf: Path, places: dict[str, Path], cache: Path, rounds: int, only:
         "model": gguf.name,
         "threads": threads,
         "decode_bytes_per_token": bytes_per_token,
-        "decode_bandwidth_share": statistics.median(decode_shares(values, bytes_per_token)),
+        "decode_bandwidth_share": decode_share(values, bytes_per_token),
         "missing": missing | failed,
         "values": values,
     }
 
 
 def measure(
-    contestants: Sequence[Measured], around: Callable[[Callable[[], Values]], Any], rounds: int, vocab_size: int
+    contestants: Sequence[Measured],
+    around: Callable[[Callable[[], Values]], Any],
+    rounds: int,
+    vocab_size: int,
+    deadline: float = math.inf,
 ) -> tuple[Rounds, dict[str, str]]:
-    """Every figure of every contestant in turn, `rounds` times, after a start; and why some fell out, by name."""
+    """Every figure of every contestant in turn, `rounds` times, after a start; and why some fell out, by name.
+
+    Nothing begins after `deadline`, in seconds of `time.monotonic`.
+    """
     values: Rounds = {contestant.name: defaultdict(list) for contestant in contestants}
     failed: dict[str, str] = {}
     for number in range(rounds):
         for seed, scenario in enumerate((None, *SCENARIOS), start=100 * number):
             turn = number % len(contestants)
             for contestant in (*contestants[turn:], *contestants[:turn]):
-                if contestant.name in failed:
+                if contestant.name in failed or time.monotonic() > deadline:
                     continue
                 time.sleep(_REST_S)
                 try:
@@ -136,14 +148,16 @@ def added(before: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
             for name, each in found.items():
                 values.setdefault(contestant, {}).setdefault(name, []).extend(each)
     missing = {name: why for name, why in figures["missing"].items() if name not in values or not values[name]}
-    share = statistics.median(decode_shares(values, figures["decode_bytes_per_token"]))
+    share = decode_share(values, figures["decode_bytes_per_token"])
     return figures | {"values": values, "missing": missing, "decode_bandwidth_share": share}
 
 
-def decode_shares(values: Rounds, bytes_per_token: int) -> list[float]:
-    """Of each round, what decode read of what the machine could read then, for it varies with the neighbours."""
-    rounds = zip(values[OURS][DECODE.name], values[OURS][READ_GB_PER_S], strict=True)
-    return [tokens_per_s * bytes_per_token / 1e9 / limit for tokens_per_s, limit in rounds]
+def decode_share(values: Rounds, bytes_per_token: int) -> float | None:
+    """What decode read of what the machine could read in the same round, the median; None if there was none."""
+    ours = values[OURS]
+    rounds = list(zip(ours.get(DECODE.name, ()), ours.get(READ_GB_PER_S, ()), strict=True))
+    shares = [tokens_per_s * bytes_per_token / 1e9 / limit for tokens_per_s, limit in rounds]
+    return statistics.median(shares) if shares else None
 
 
 def _measure(

@@ -107,10 +107,10 @@ SCENARIOS: Sequence[Scenario] = (
     _prefill(PREFILL_512, 512),
     _prefill(PREFILL_2048, 2048),
     Scenario(DECODE.name, _decode, decodes=True),
-    _streams(STREAMS_8, STREAMS_8_STEADY, 8, 128),
-    _streams(STREAMS_50, STREAMS_50_STEADY, 50, 64),
     Scenario(CACHED.name, _cached),
     Scenario(CHAT.name, _chat),
+    _streams(STREAMS_8, STREAMS_8_STEADY, 8, 128),
     Scenario(PREFILL_8000.name, _long),
+    _streams(STREAMS_50, STREAMS_50_STEADY, 50, 64),
 )
 """Each engine is started before them once a round, which gives the figures of `starting.py`."""

@@ -64,11 +64,11 @@ def peers(results: Json) -> Iterator[str]:
         columns: dict[str, Cell] = {"median (least-most)": "{title}"}
         columns |= each(names, "values") | {"best peer": "{best}", "times the best": "{times}"}
         yield table(columns, rows)
-        yield (
-            f"Decode reads {run['decode_bytes_per_token'] / 1e6:.1f} MB of weights a token, "
-            f"{run['decode_bandwidth_share']:.0%} of the bandwidth that was measured in the same round, right before "
-            "and after."
-        )
+        if (share := run["decode_bandwidth_share"]) is not None:
+            yield (
+                f"Decode reads {run['decode_bytes_per_token'] / 1e6:.1f} MB of weights a token, {share:.0%} of the "
+                "bandwidth that was measured in the same round, right before and after."
+            )
         yield origin(run)
 
 

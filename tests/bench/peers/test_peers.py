@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.limits import Limits
-from bench.peers.__main__ import READ_GB_PER_S, added, decode_shares, measure
+from bench.peers.__main__ import READ_GB_PER_S, added, decode_share, measure
 from bench.peers.contestants import OURS, PLACES, IkLlamaCpp, LlamaCpp, peers_of
 from bench.peers.scenarios import DECODE, SCENARIOS, START, Scenario, Values
 from bench.prompts import Prompts
@@ -127,7 +127,14 @@ def test_the_best_peer_is_named_also_where_it_is_ahead() -> None:
 
 def test_a_share_is_of_the_bandwidth_of_its_round() -> None:
     values = {OURS: {"decode": [100.0, 50.0], READ_GB_PER_S: [20.0, 20.0]}}
-    assert decode_shares(values, bytes_per_token=100_000_000) == [0.5, 0.25]
+    assert decode_share(values, bytes_per_token=100_000_000) == 0.375
+    assert decode_share({OURS: {}}, bytes_per_token=1) is None
+
+
+def test_nothing_begins_after_the_deadline() -> None:
+    log: Log = []
+    values, failed = measure([FakeEngine(OURS, log)], around, 2, VOCABULARY, deadline=0.0)
+    assert (values, failed, log) == ({OURS: {}}, {}, [])
 
 
 def test_steady_speed_leaves_out_what_not_all_streams_take_part_in() -> None:
