@@ -101,7 +101,7 @@ def compare(
         "threads": threads,
         "decode_bytes_per_token": bytes_per_token,
         "decode_bandwidth_share": decode_share(values, bytes_per_token),
-        "missing": missing | failed,
+        "missing": missing | failed | {name: "there was no time" for name in values if not values[name]},
         "values": values,
     }
 

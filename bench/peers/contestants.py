@@ -146,7 +146,7 @@ class IkLlamaCpp(LlamaCpp):
 
 
 class OpenVINO(Contestant):
-    """OpenVINO GenAI behind our front."""
+    """OpenVINO GenAI behind our front, which imports nothing of ours."""
 
     client = CompletionsClient
 
@@ -161,8 +161,8 @@ class OpenVINO(Contestant):
 
     def commands(self, scenario: Scenario) -> Sequence[Command]:
         """See `Contestant`."""
-        front = str(Path(__file__).with_name("openvino_server.py"))
-        return [(str(self._python), front, "--model", str(self._model), "--threads", str(self._num_threads))]
+        front = (str(self._python), "-m", "bench.peers.openvino_server")
+        return [(*front, "--model", str(self._model), "--threads", str(self._num_threads))]
 
 
 class VLLM(Contestant):

@@ -1,6 +1,6 @@
 """OpenVINO GenAI behind HTTP: its package has continuous batching, and no server.
 
-    .venv-openvino/bin/python bench/peers/openvino_server.py --model DIRECTORY|FILE.gguf --threads 2 --port 8001
+    .venv-openvino/bin/python -m bench.peers.openvino_server --model DIRECTORY|FILE.gguf --threads 2 --port 8001
 
 Answers `/health`, and streamed `/v1/completions` of token ids. Imports nothing of ours.
 """

@@ -11,8 +11,8 @@ from .client import EngineClient
 from .scenarios import FIRST, MEMORY, MEMORY_REPLY, MEMORY_TOKENS, READY, START, WARM, Values
 
 _NUM_TOKENS = 180
-_REST_S = 4.0  # what a server does when nobody asks, it has done then
-_NUM_WARM = 3
+_REST_S = 3.0  # what a server does when nobody asks, it has done then
+_NUM_WARM = 2
 _STARTS_WITHIN_S = 400.0  # vLLM takes minutes
 _MIB = 1 << 20
 
