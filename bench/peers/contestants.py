@@ -23,6 +23,7 @@ from .starting import start
 OURS = "radixlm"
 _BEST = {figure.name: max if figure.higher_is_better else min for figure in FIGURES}
 Command = tuple[str, ...]
+_ANY_VOCABULARY = 300  # tokens that every model has
 
 
 class Contestant(ABC):
@@ -78,7 +79,7 @@ class Contestant(ABC):
             server = ServedProcess(command)
             client = self.client(server.port)
             self._servers[command] = server, client
-            client.ask(Prompts(len(self._servers)).ids(64), 8)  # what comes first only, `start` measures
+            client.ask(Prompts(len(self._servers), _ANY_VOCABULARY).ids(64), 8)  # `start` measures what comes first
         return self._servers[command][1]
 
 
