@@ -54,6 +54,10 @@ class Measured(Protocol):
         """Ask it."""
         ...
 
+    def close(self) -> None:
+        """End its processes."""
+        ...
+
 
 def main() -> None:
     """Measure, print, write `results/peers.json`, which keeps the last run of each model."""
@@ -113,7 +117,7 @@ def measure(
     vocab_size: int,
     deadline: float = math.inf,
 ) -> tuple[Rounds, dict[str, str]]:
-    """Every figure of every contestant in turn, `rounds` times, after a start; and why some fell out, by name.
+    """Every figure of every contestant in turn, `rounds` times, after a start; and what failed, by name.
 
     Nothing begins after `deadline`, in seconds of `time.monotonic`.
     """
@@ -123,7 +127,7 @@ def measure(
         for seed, scenario in enumerate((None, *SCENARIOS), start=100 * number):
             turn = number % len(contestants)
             for contestant in (*contestants[turn:], *contestants[:turn]):
-                if contestant.name in failed or time.monotonic() > deadline:
+                if time.monotonic() > deadline:
                     continue
                 time.sleep(_REST_S)
                 try:
@@ -131,11 +135,13 @@ def measure(
                 except Exception as error:
                     if contestant.name == OURS:
                         raise
-                    failed[contestant.name] = f"{type(error).__name__}: {error}"[-300:]
+                    what = "start" if scenario is None else scenario.name
+                    failed[f"{contestant.name}: {what}"] = f"{type(error).__name__}: {error}"[:300]
+                    contestant.close()  # what comes next gets a fresh server
                     found = {}
                 for name, value in found.items():
                     values[contestant.name][name].append(value)
-                _tell(contestant.name, found or failed.get(contestant.name, ""))
+                _tell(contestant.name, found)
         print(f"round {number + 1} of {rounds} done", file=sys.stderr)
     return values, failed
 
@@ -171,9 +177,8 @@ def _measure(
     return {**found, READ_GB_PER_S: limits.read_gb_per_s}
 
 
-def _tell(name: str, found: Values | str) -> None:
-    said = found if isinstance(found, str) else ", ".join(f"{key} {value:.4g}" for key, value in found.items())
-    print(f"{name}: {said}", file=sys.stderr)
+def _tell(name: str, found: Values) -> None:
+    print(f"{name}: {', '.join(f'{key} {value:.4g}' for key, value in found.items())}", file=sys.stderr)
 
 
 def _vocab_size(artifact: Artifact) -> int:

@@ -121,5 +121,5 @@ class LlamaCppClient(EngineClient):
         """See `EngineClient`."""
         if len(reply.token_ids) == len(reply.times):
             return reply.token_ids
-        answer = self._clients[0].json("POST", "/tokenize", {"content": reply.text})
+        answer = Client(self._port).json("POST", "/tokenize", {"content": reply.text})  # that of a stream is closed
         return [int(token_id) for token_id in answer["tokens"]]
