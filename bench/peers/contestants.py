@@ -142,7 +142,8 @@ class IkLlamaCpp(LlamaCpp):
 
     def settings(self, *, is_single_decode: bool) -> Sequence[Command]:
         """See `LlamaCpp`."""
-        on, repacked = ("-fa", "on"), ("-fa", "on", "-rtr")
+        on = ("-fa", "on", "--log-disable")  # else it leaves a llama.log in this folder
+        repacked = (*on, "-rtr")
         return [on, repacked] if is_single_decode else [on]
 
 
