@@ -19,7 +19,7 @@ from bench.worker import ROOT
 
 LLAMA_SERVER = ROOT / ".cache" / "llama.cpp" / "llama-server"
 VOCABULARY = 300
-SHORT = [scenario for scenario in SCENARIOS if scenario.name in ("decode", "streams_8", "chat")]
+SHORT = [scenario for scenario in SCENARIOS if scenario.name in ("decode", "streams_8")]
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +70,8 @@ def test_llama_cpp_is_measured_by_the_same_calls(smollm2_gguf: Path) -> None:
         pytest.skip("llama.cpp is built by `make bench-peers`")
     peer = LlamaCpp("llama.cpp", (str(LLAMA_SERVER),), smollm2_gguf, 2)
     try:
-        for scenario in SHORT:
-            found = peer.measure(scenario, Prompts(0))
-            assert scenario.name in found and min(found.values()) > 0
+        found = peer.measure(SHORT[0], Prompts(0))
+        assert found["decode"] > 0
     finally:
         peer.close()
 
