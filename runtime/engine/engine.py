@@ -25,7 +25,6 @@ from .completion import Completion
 from .engine_options import EngineKeywords, EngineOptions
 from .engine_stats import EngineStats
 from .generation_stream import GenerationStream, complete_all
-from .idle_thread import IdleThread
 from .opening import open_parts
 from .request import Request
 from .request_options import (
@@ -39,6 +38,7 @@ from .request_options import (
     options_of,
 )
 from .sampling_params import SamplingParams
+from .upkeep import IdleThread
 
 if TYPE_CHECKING:
     from ..chat.grammars import Grammars

@@ -1,4 +1,4 @@
-"""What the engine's thread does beside requests: drop what was not used for long, and do what can wait while idle.
+"""What is done beside requests: drop what was not used for long, and do what can wait while there are none.
 
 Knows a clock and what to call, not what is dropped or done. A failure is logged, and harms no request.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..errors import InvalidParameter
+from ..errors import InvalidParameter, RadixLMError
 from ..prefix.expected_prompts import ExpectedPrompts
 
 _LOGGER = logging.getLogger(__name__)
@@ -135,3 +136,45 @@ class IdleWork:
         except BaseException:
             self._pieces = None
             raise
+
+
+class IdleThread:
+    """Does one piece after the other, each once it was quiet for a while; ends with the last, or with one that fails.
+
+    Args:
+        pieces: each `next` does a piece. A RadixLMError or OSError of one is no fault: a request that needs the piece
+            will meet it and say so.
+        quiet_s: seconds since there was something else to do; 0.0 while there is.
+        least_s: how long it must have been quiet.
+    """
+
+    def __init__(self, pieces: Iterator[object], *, quiet_s: Callable[[], float], least_s: float = QUIET_S) -> None:
+        self._pieces, self._quiet_s, self._least_s = pieces, quiet_s, least_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="radixlm-idle", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Begin no more pieces. The one that runs goes on."""
+        self._stopped.set()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until the last piece is done; whether it is."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while self._waited():
+                next(self._pieces)
+        except (StopIteration, RadixLMError, OSError):
+            return
+        except Exception:
+            _LOGGER.exception("what was to be done without requests failed")
+
+    def _waited(self) -> bool:
+        """Wait until it was quiet for long enough; False if the thread is to end."""
+        while (missing_s := self._least_s - self._quiet_s()) > 0.0:
+            if self._stopped.wait(missing_s):
+                return False
+        return not self._stopped.is_set()

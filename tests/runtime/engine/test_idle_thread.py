@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from radixlm.runtime.engine.engine_queue import Command, EngineQueue
-from radixlm.runtime.engine.idle_thread import IdleThread
+from radixlm.runtime.engine.upkeep import IdleThread
 from radixlm.runtime.errors import EngineError
 
 WAIT_S = 60.0  # only a hang takes that long
