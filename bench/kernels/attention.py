@@ -20,11 +20,11 @@ from .case import Case, Work
 
 HEADS, KV_HEADS, HEAD_DIM = 9, 3, 64
 WIDTH = HEADS * HEAD_DIM
-KV_DTYPES: tuple[KVDType, ...] = ("f16", "f32", "int8")
+KV_DTYPES: tuple[KVDType, ...] = ("f16", "f32", "int8", "k12v8")
 COLD_BYTES = 160 << 20
 CONTEXTS = (100, 2000, 8000)
-CHUNK, PASTS = 512, (0, 1536)
-LIMITS = AttentionLimits(CHUNK, max(CONTEXTS))
+CHUNK, PASTS = 512, (0, 1536, 7680)
+LIMITS = AttentionLimits(CHUNK, max(*CONTEXTS, PASTS[-1] + CHUNK))
 
 
 def attention_cases(target: Target, cold_bytes: int = COLD_BYTES) -> Iterator[Case]:
@@ -67,13 +67,23 @@ def _layout(dtype: KVDType) -> KVLayout:
 
 
 def _pool(layout: KVLayout, num_pages: int) -> np.ndarray:
-    """All keys and values are 1 / 64."""
-    shape = (num_pages * 2 * KV_HEADS, layout.head_items)
+    """All keys are alike and all values, and both small."""
+    shape = (num_pages, layout.page_items)
     if not layout.has_scales:
         return aligned(np.full(shape, 1 / 64, np.float32 if layout.dtype == "f32" else np.float16))
-    pool = np.ones(shape, np.int8)
-    pool[:, : layout.num_scale_items].view(np.float32)[...] = 1 / 64
+    pool, each = np.ones(shape, np.int8), layout.of_layer(0)
+    for head in range(KV_HEADS):
+        for start in (head * each.key_items, KV_HEADS * each.key_items + head * each.value_items):
+            pool[:, start : start + each.num_scale_items].view(np.float32)[...] = 1 / 64
     return aligned(pool)
+
+
+def _work(layout: KVLayout, num_bytes: float, num_products: float) -> Work:
+    """What attention must do, with so many operations for scores and as many for outputs; with 16-bit keys the scores
+    count twice, as the products of 8 bits that could be had for them."""
+    if layout.of_layer(0).is_paired:
+        return Work(num_bytes, integer_operations=3 * num_products, weight_bits=8)
+    return Work(num_bytes, float_operations=2 * num_products)
 
 
 def _case(target: Target, layout: KVLayout, pool: np.ndarray, num_pages: int, lengths: np.ndarray, size: str) -> Case:
@@ -104,9 +114,8 @@ def _case(target: Target, layout: KVLayout, pool: np.ndarray, num_pages: int, le
         lambda: attention(shape, WIDTH, LIMITS),
         size,
         values,
-        Work(
-            longest * layout.page_bytes / PAGE_SIZE + 8 * num_rows * WIDTH,
-            float_operations=4.0 * WIDTH * float(lengths.sum()),
+        _work(
+            layout, longest * layout.page_bytes / PAGE_SIZE + 8 * num_rows * WIDTH, 2.0 * WIDTH * float(lengths.sum())
         ),
         (0, 0, width, 0, 0, 0, 0, 0, 0, 0, 0, 0),
         sequences,

@@ -7,6 +7,7 @@ bits in every batch.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
@@ -16,8 +17,8 @@ from ..codegen.builder import SIZE, Kernel, Memory, bound, either, parallel, ser
 from ..codegen.vector import LANES, Expr, lanes
 from .attention_rows import QueryRows, RowState
 from .attention_shape import AttentionShape
-from .attention_steps import AttentionSteps
 from .attention_units import MAX_TILE, AttentionLimits, AttentionUnit, AttentionUnits
+from .codes.steps import CodeSteps, rows_of, steps_of
 from .kv_pool import KV_DTYPES, PagedPool
 from .kv_spans import SPAN, KVSequences, KVSpan, LoadedSpan, StoredSpan
 from .micro_tiles import MicroTile, each_micro_tile
@@ -56,7 +57,7 @@ def attention(shape: AttentionShape, y_stride: int, limits: AttentionLimits) -> 
         units = AttentionUnits(unit_memory, limits)
         paged = PagedPool(layout, pool, first_item, num_pages)
         sequences = KVSequences(paged, table, table_stride, row_of_token, kv_lengths, starts)
-        rows = QueryRows(shape, q, y, y_stride, normalizers, *sinks)
+        rows = rows_of(shape, q, y, y_stride, normalizers, *sinks)
         heads = layout.num_kv_heads
         with parallel(units.num_units * heads) as item:
             unit, head = units.unit(item // heads), bound(item % heads)
@@ -84,7 +85,7 @@ def attention(shape: AttentionShape, y_stride: int, limits: AttentionLimits) -> 
 def slots_floats(shape: AttentionShape, limits: AttentionLimits) -> int:
     """How many float32 all slots take; each holds the state of one token's query heads after one span."""
     nothing = Memory(None)
-    state = QueryRows(shape, nothing, nothing, 0, nothing).state(1, nothing)
+    state = rows_of(shape, nothing, nothing, 0, nothing).state(1, nothing)
     return limits.num_slots * shape.layout.num_kv_heads * state.floats
 
 
@@ -94,9 +95,9 @@ def slots_floats(shape: AttentionShape, limits: AttentionLimits) -> int:
 def _attend_tile(rows: QueryRows, sequences: KVSequences, unit: AttentionUnit, head: Expr) -> None:
     """Attend to all spans of the unit's tokens, which may see different numbers of rows; store their rows of `y`."""
     shape = rows.shape
-    scratch = rows.scratch(MAX_TILE, LoadedSpan.floats(shape.layout))
+    scratch = rows.scratch(MAX_TILE, 0 if shape.layout.is_paired else LoadedSpan.floats(shape.layout))
     loaded = LoadedSpan(shape.layout, scratch.memory, scratch.floats)
-    steps = AttentionSteps(shape, scratch)
+    steps = steps_of(shape, scratch)
     start, stop = unit.rows(sequences)
     rows.load(scratch, unit.first, unit.num_tokens, head, MAX_TILE)
     with serial((stop + (SPAN - 1)) // SPAN - start // SPAN) as i:
@@ -112,10 +113,13 @@ def _attend_tile(rows: QueryRows, sequences: KVSequences, unit: AttentionUnit, h
         def seen(m: Expr) -> tuple[Expr, ...]:
             return sequences.seen(m, span)
 
-        loaded.load_keys(stored, num_pages, first_page)
-        each_micro_tile(rows, unit, seen, weigh)
-        loaded.load_values(stored, num_pages, shape.n, first_page)
-        each_micro_tile(rows, unit, seen, lambda tile: steps.join(tile, loaded))
+        if isinstance(steps, CodeSteps):
+            each_micro_tile(rows, unit, seen, partial(steps.attend, kv=stored))
+        else:
+            loaded.load_keys(stored, num_pages, first_page)
+            each_micro_tile(rows, unit, seen, weigh)
+            loaded.load_values(stored, num_pages, shape.n, first_page)
+            each_micro_tile(rows, unit, seen, lambda tile: steps.join(tile, loaded))
     rows.store(scratch, unit.first, unit.num_tokens, head, MAX_TILE)
 
 
@@ -131,7 +135,7 @@ def _attend_token(
     """
     shape, layout = rows.shape, rows.shape.layout
     scratch = rows.scratch(1, 0 if shape.reads_in_place else LoadedSpan.floats(layout))
-    steps, loaded = AttentionSteps(shape, scratch), LoadedSpan(layout, scratch.memory, scratch.floats)
+    steps, loaded = steps_of(shape, scratch), LoadedSpan(layout, scratch.memory, scratch.floats)
     rows.load(scratch, unit.first, 1, head, 1)
     num_spans = bound(T.Select(unit.is_whole, sequences.num_spans(unit.first), T.int64(1)))
     with serial(num_spans) as i:
@@ -151,12 +155,19 @@ def _attend_token(
         def join(part: Expr, start: Expr, size: int) -> None:
             steps.join(MicroTile(part, start, size, [seen], hidden), kv)
 
-        if kv is loaded:
-            loaded.load_keys(stored, num_pages, first_page)
-        shape.heads.each(weigh)
-        if kv is loaded:
-            loaded.load_values(stored, num_pages, shape.n, first_page)
-        shape.heads.each(join)
+        def attend(part: Expr, start: Expr, size: int) -> None:
+            weigh(part, start, size)
+            join(part, start, size)
+
+        if isinstance(steps, CodeSteps):
+            shape.heads.each(attend)
+        else:
+            if kv is loaded:
+                loaded.load_keys(stored, num_pages, first_page)
+            shape.heads.each(weigh)
+            if kv is loaded:
+                loaded.load_values(stored, num_pages, shape.n, first_page)
+            shape.heads.each(join)
     with either(unit.is_whole) as (whole, split):
         with whole:
             rows.store(scratch, unit.first, 1, head, 1)
@@ -170,7 +181,7 @@ def _attend_token(
 def _merge_token(rows: QueryRows, m: Expr, num_spans: Expr, first_slot: Expr, head: Expr, slots: Memory) -> None:
     """Join the spans of token m, which are in slots, and store its row of `y`."""
     shape, scratch = rows.shape, rows.scratch(1)
-    steps, n = AttentionSteps(shape, scratch), shape.n
+    steps, n = steps_of(shape, scratch), shape.n
     rows.load(scratch, m, 1, head, 1)
     with serial(num_spans) as span:
         slot = _slot_state(rows, slots, first_slot + span, head)

@@ -14,14 +14,13 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from tvm.script.ir_builder import tirx as T
 
 from ..codegen.builder import SIZE, Kernel, Memory, bound, parallel, registers, serial, when
-from ..codegen.powers import exp2
 from ..codegen.vector import LANES, Expr, const, lanes, splat
 from .attention_rows import QueryRows
 from .attention_shape import AttentionShape
-from .attention_steps import AttentionSteps
 from .attention_units import MAX_TILE, AttentionLimits, AttentionUnit, AttentionUnits
+from .codes.steps import rows_of, steps_of
 from .kv_pool import KV_DTYPES, PagedPool
-from .kv_spans import BLOCK_PAGES, SPAN_PAGES, KVSequences, LoadedSpan
+from .kv_spans import BLOCK_PAGES, SPAN_PAGES, KVPage, KVSequences, LoadedSpan, StoredPage
 from .micro_tiles import MicroTile, each_micro_tile
 
 _SHARDS = 4  # of the pages, by their ids; a power of two
@@ -57,7 +56,7 @@ def attention_mass(shape: AttentionShape, limits: AttentionLimits) -> Any:
         units = AttentionUnits(unit_memory, limits)
         paged = PagedPool(layout, pool, layer * layout.page_items, num_pages)
         sequences = KVSequences(paged, table, stride, row_of_token, kv_lengths, *starts)
-        rows = QueryRows(shape, q, Memory(None), 0, normalizers)
+        rows = rows_of(shape, q, Memory(None), 0, normalizers)
         with parallel(_SHARDS * layout.num_kv_heads) as item:
             shard, head = bound(item // layout.num_kv_heads), bound(item % layout.num_kv_heads)
             unit_mass = _UnitMass(rows, sequences, head, mass, (layer * layout.num_kv_heads + head) * num_pages)
@@ -80,14 +79,16 @@ class _UnitMass:
     """Adds the weights of a unit's rows to `mass`; the pages of this layer and head begin at page `first_page`."""
 
     def __init__(self, rows: QueryRows, sequences: KVSequences, head: Expr, mass: Memory, first_page: Expr) -> None:
-        layout, span_floats = rows.shape.layout, LoadedSpan.floats(rows.shape.layout)
+        layout = rows.shape.layout
+        span_floats = 0 if layout.is_paired else LoadedSpan.floats(layout)
         self.rows, self.sequences, self.head, self.mass, self.first_page = rows, sequences, head, mass, first_page
         num_rows = MAX_TILE * rows.shape.group
         self.scratch = rows.scratch(MAX_TILE, span_floats + 2 * num_rows)
         self.normalizers = self.scratch.floats + span_floats
         self.loaded = LoadedSpan(layout, self.scratch.memory, self.scratch.floats)
-        self.steps = AttentionSteps(rows.shape, self.scratch)
-        self.pages = registers(2 * BLOCK_PAGES, "int64")  # those that are loaded, and the first key of each
+        self.steps = steps_of(rows.shape, self.scratch)
+        # those that are loaded, the first token of each, and where its keys lie
+        self.pages = registers(3 * BLOCK_PAGES, "int64")
 
     def add(self, unit: AttentionUnit, shard: Expr) -> None:
         """Add the weights on those pages that are in a shard: a few pages at once, what is left one by one."""
@@ -104,8 +105,11 @@ class _UnitMass:
             page = bound(T.Cast("int64", sequences.table[stored.first]))
             with when(page % _SHARDS == shard):
                 i = bound(num_loaded[0])
-                self.loaded.load_keys_of(stored.page(0), i)
                 self.pages[i], self.pages[BLOCK_PAGES + i] = page, (first + j) * PAGE_SIZE
+                if self.rows.shape.layout.is_paired:
+                    self.pages[2 * BLOCK_PAGES + i] = stored.page(0).keys
+                else:
+                    self.loaded.load_keys_of(stored.page(0), i)
                 num_loaded[0] = i + 1
                 with when(i + 1 == BLOCK_PAGES):
                     self._add_pages(unit, range(BLOCK_PAGES))
@@ -125,14 +129,13 @@ class _UnitMass:
 
     def _add_tile(self, tile: MicroTile, pages: Sequence[Expr], totals: Memory) -> None:
         """Add the weights of a few rows; their `seen` counts from the sequence's start, and keys beyond may be NaN."""
-        scratch, memory, has_fma = self.scratch, self.scratch.memory, self.rows.shape.has_fma
         if len(pages) == 1:
-            self.steps.scores_of(tile, [self.loaded.page(pages[0])], [0])
+            self.steps.scores_of(tile, [self._page(pages[0])], [0])
         else:
 
             def part(_: Expr, start: Expr, size: int) -> None:
                 numbers = [start + k for k in range(size)]
-                self.steps.scores_of(tile, [self.loaded.page(k) for k in numbers], numbers)
+                self.steps.scores_of(tile, [self._page(k) for k in numbers], numbers)
 
             self.rows.shape.chunks(tile.num_rows, len(pages)).each(part)
         for token in range(len(tile.seen)):
@@ -140,8 +143,14 @@ class _UnitMass:
                 visible = tile.visible(token, self.pages[BLOCK_PAGES + i])
                 for r in tile.rows_of(token):
                     row = bound(tile.first + r)
-                    score = memory[lanes(scratch.weights(row) + k * PAGE_SIZE)]
-                    largest, share = (memory[self.normalizers + row * 2 + n] for n in range(2))
-                    weights = exp2(score - splat(largest), has_fma) * splat(share)
+                    largest, share = (self.scratch.memory[self.normalizers + row * 2 + n] for n in range(2))
+                    weights = self.steps.weights_below(tile, r, k, largest) * splat(share)
                     where = lanes(k * LANES)
                     totals[where] = totals[where] + T.Select(visible, weights, const(0))
+
+    def _page(self, i: Expr) -> KVPage:
+        """A page that was loaded; codes stay where they lie."""
+        if not self.rows.shape.layout.is_paired:
+            return self.loaded.page(i)
+        keys = bound(self.pages[2 * BLOCK_PAGES + i])
+        return StoredPage(self.sequences.pool, keys, keys, None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from radixlm.runtime.artifact.manifest import LayerLayout
 
 from ..codegen.builder import serial
-from ..codegen.targets import Target
+from ..codegen.targets import IntegerDot, Target
 from ..codegen.vector import LANES, Expr
 
 _MOST_VECTORS = 4  # of keys or values at once
@@ -44,6 +44,7 @@ class AttentionShape:
     num_registers: int  # of 16 lanes of float32
     has_fma: bool
     converts_fast: bool  # from what the pool stores to float32
+    integer_dot: IntegerDot | None  # how codes are multiplied as they lie in the pool
     scores: ScoreSpec
 
     @classmethod
@@ -52,7 +53,8 @@ class AttentionShape:
         features = target.features
         num_registers = 32 if "avx512f" in features else 8 if "avx2" in features else 4
         converts_fast = layout.dtype != "f16" or "f16c" in features
-        return cls(layout, num_heads, num_registers, target.has_fma, converts_fast, scores or ScoreSpec())
+        dot = target.integer_dot if layout.is_paired else None
+        return cls(layout, num_heads, num_registers, target.has_fma, converts_fast, dot, scores or ScoreSpec())
 
     @property
     def query_factor(self) -> float:

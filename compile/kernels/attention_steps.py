@@ -91,6 +91,10 @@ class AttentionSteps:
         """Index of the weights of a page's tokens."""
         return lanes(self.scratch.weights(tile.first + r) + p * PAGE_SIZE)
 
+    def weights_below(self, tile: MicroTile, r: int, p: Expr, largest: Expr) -> Expr:
+        """The weights of a page's tokens, where that of the score `largest` is 1; unseen tokens have some."""
+        return exp2(self.memory[self._weights(tile, r, p)] - splat(largest), self.has_fma)
+
     def weigh(self, tile: MicroTile, kv: KVSpan) -> None:
         """Turn scores into weights `2 ** (score - the row's maximum)`, in place; unseen tokens of a page weigh 0.
 

@@ -1,4 +1,5 @@
-"""Products of 8-bit integers, added in groups of four: `acc[n] += sum_b w[4n + b] * x[b]` for 16 outputs n.
+"""Products of 8-bit integers, added in groups of four: `acc[n] += sum_b w[4n + b] * x[b]` for 16 outputs n; and of
+16-bit integers in pairs.
 
 The one place that knows which instructions multiply integers. Every variant computes the same integers exactly.
 Weights are unsigned (0..255, or up to the largest code of their format), activations signed (-127..127, and the low
@@ -76,6 +77,18 @@ class Dot:
         wide_x = T.Cast(vector_type("int16", size), T.reinterpret(vector_type("int8", size), splat(x, size // 4)))
         return acc + _madd(wide_weights, wide_x, size // 2)
 
+    def accumulate_values(self, acc: Expr, values: Expr, weights: Expr) -> Expr:
+        """The piece's accumulator after adding `values` (int8 x piece_bytes) times `weights` (4 uint8 in an int32)."""
+        size = self.piece_bytes
+        if self.instruction in ("vnni512", "vnni256"):
+            unsigned = T.reinterpret(vector_type("uint8", size), splat(weights, self.piece_lanes))
+            name = f"llvm.x86.avx512.vpdpbusd.{size * 8}"
+            return T.call_llvm_pure_intrin(vector_type("int32", self.piece_lanes), name, acc, unsigned, values)
+        if self.instruction == "portable":
+            return _portable_values(acc, values, weights)
+        wide = T.Cast(vector_type("int16", size), T.reinterpret(vector_type("uint8", size), splat(weights, size // 4)))
+        return acc + _madd(T.Cast(vector_type("int16", size), values), wide, size // 2)
+
     def outputs(self, pieces: list[Expr]) -> Expr:
         """The 16 outputs, from the accumulators of all pieces."""
         if self.in_pairs:
@@ -97,6 +110,48 @@ def _madd(a: Expr, b: Expr, n: int) -> Expr:
     return T.call_llvm_pure_intrin(vector_type("int32", n), name, a, b)
 
 
+@dataclass(frozen=True)
+class PairDot:
+    """Products of 16-bit integers, added in pairs: `acc[n] += a[2n] * x[0] + a[2n + 1] * x[1]` for 16 outputs n, in
+    `num_pieces` pieces."""
+
+    instruction: IntegerDot
+    num_pieces: int
+
+    @classmethod
+    def of(cls, instruction: IntegerDot) -> PairDot:
+        """How a target does it."""
+        return cls(instruction, 2 if instruction in ("vnni256", "madd256") else 1)
+
+    @property
+    def piece_lanes(self) -> int:
+        """int32 lanes of a piece's accumulator."""
+        return LANES // self.num_pieces
+
+    def accumulate(self, acc: Expr, a: Expr, x: Expr) -> Expr:
+        """The piece's accumulator after adding `a` (int16 x 2 piece_lanes) times `x` (2 int16 in an int32)."""
+        n = self.piece_lanes
+        if self.instruction == "portable":
+            words, low = T.reinterpret(vector_type("int32", n), a), T.int32(16)
+            first = T.shift_right(T.shift_left(words, splat(low, n)), splat(low, n))
+            acc = acc + first * splat(T.shift_right(T.shift_left(x, low), low), n)
+            return acc + T.shift_right(words, splat(low, n)) * splat(T.shift_right(x, low), n)
+        pairs = T.reinterpret(vector_type("int16", 2 * n), splat(x, n))
+        if self.instruction in ("vnni512", "vnni256"):
+            name = f"llvm.x86.avx512.vpdpwssd.{32 * n}"
+            return T.call_llvm_pure_intrin(vector_type("int32", n), name, acc, a, pairs)
+        return acc + _madd(a, pairs, n)
+
+
+def _portable_values(acc: Expr, values: Expr, weights: Expr) -> Expr:
+    words = T.reinterpret("int32x16", values)
+    for byte in range(4):
+        value = T.shift_right(T.shift_left(words, splat(T.int32(24 - 8 * byte))), splat(T.int32(24)))
+        weight = T.bitwise_and(T.shift_right(weights, T.int32(8 * byte)), T.int32(255))
+        acc = acc + value * splat(weight)
+    return acc
+
+
 def _portable(acc: Expr, weights: Expr, x: Expr) -> Expr:
     words = T.reinterpret("int32x16", weights)
     for byte in range(4):
@@ -112,6 +167,11 @@ def dot_of(instruction: IntegerDot, max_level: int) -> Dot:
     if not pair_chunks or instruction not in _PAIRS:
         return _DOTS[instruction]
     return replace(_PAIRS[instruction], pair_chunks=pair_chunks)
+
+
+def dot_of_values(instruction: IntegerDot) -> Dot:
+    """How a target multiplies weights of 8 bits without a sign and values of 8 bits with one."""
+    return _DOTS[instruction]
 
 
 _DOTS: dict[IntegerDot, Dot] = {

@@ -17,10 +17,12 @@ from ..codegen.lane_reductions import max_of_lanes
 from ..codegen.vector import LANES, Expr, const, lanes, splat, to_f32, vector_type
 from ..weights.layout import round_up
 
-KV_DTYPES = {"f16": "float16", "f32": "float32", "int8": "int8"}
-_LIMIT = 127  # codes are in -_LIMIT.._LIMIT
+KV_DTYPES = {"f16": "float16", "f32": "float32", "int8": "int8", "k12v8": "int8"}
+KEY_LIMIT = 2047  # codes of k12v8's keys are in -KEY_LIMIT..KEY_LIMIT
+_LIMIT = 127  # other codes are in -_LIMIT.._LIMIT
+TOKENS_AT_ONCE = 4  # of k12v8's values, which one instruction multiplies
 _LEAST = 1e-30  # the largest magnitude of a row counts as this at least, so that its inverse is finite
-_ROUNDING = 1.5 * 2**23  # a float32 plus this has the nearest integer (of ties the even one) in its low bits
+ROUNDING = 1.5 * 2**23  # a float32 plus this has the nearest integer (of ties the even one) in its low bits
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,11 @@ class PagedPool:
         """Index of the first of the bytes of a token's scale."""
         return start - self.layout.num_scale_items + token * SCALE_BYTES
 
+    def value_code(self, values: Expr, token: Expr, column: Expr) -> Expr:
+        """Index of a number of a token's value, of those of k12v8 that begin at index `values`."""
+        group = token // TOKENS_AT_ONCE * self.layout.value_columns
+        return values + (group + column) * TOKENS_AT_ONCE + token % TOKENS_AT_ONCE
+
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
@@ -76,7 +83,7 @@ class PagedPool:
 class KVRow:
     """A token's key or value of one head, among those of its page that begin at index `start`.
 
-    It is stored as float32, or rounded to float16, or to int8 with a scale.
+    It is stored as float32, or rounded to float16, or to codes with a scale.
     """
 
     paged: PagedPool
@@ -111,24 +118,33 @@ class KVRow:
     def finish(self) -> None:
         """Store the row, once all its elements are put.
 
-        The scale of int8 is the largest magnitude over 127. A row that holds a NaN or an infinity gets such a scale,
-        so that every token that sees the row gets NaN.
+        The scale is the largest magnitude over 127, or of k12v8's keys over 2047. A row that holds a NaN or an infinity
+        gets such a scale, so that every token that sees the row gets NaN.
         """
         if self.floats is None:
             return
         pool = self.paged.pool
-        largest = bound(_largest_magnitude(self.floats, self.size))
-        inverse = bound(T.float32(_LIMIT) / largest)
-        scale = T.reinterpret(vector_type("int8", SCALE_BYTES), largest * T.float32(1 / _LIMIT))
+        is_key = self.paged.layout.is_paired and self.transposed
+        limit, dtype = (KEY_LIMIT, "int16") if is_key else (_LIMIT, "int8")
+        largest = bound(largest_magnitude(self.floats, self.size))
+        inverse = bound(T.float32(limit) / largest)
+        scale = T.reinterpret(vector_type("int8", SCALE_BYTES), largest * T.float32(1 / limit))
         pool[lanes(self.paged.scale(self.start, self.token), SCALE_BYTES)] = scale
-        codes = registers(round_up(self.size, LANES), "int8")
+        codes = registers(round_up(self.size, LANES), dtype)
         for i in range(0, self.size, LANES):
-            rounded = T.reinterpret("int32x16", self.floats[lanes(i)] * splat(inverse) + const(_ROUNDING))
-            codes[lanes(i)] = T.Cast("int8x16", rounded)
-        with serial(self.size) as j:
-            pool[self._at(j)] = codes[j]
+            whole = T.reinterpret("int32x16", self.floats[lanes(i)] * splat(inverse) + const(ROUNDING))
+            codes[lanes(i)] = T.Cast(vector_type(dtype), whole)
+        if is_key:
+            with serial(self.size // 2) as j:
+                where = lanes(self.start + (j * PAGE_SIZE + self.token) * 4, 4)
+                pool[where] = T.reinterpret("int8x4", codes[lanes(j * 2, 2)])
+        else:
+            with serial(self.size) as j:
+                pool[self._at(j)] = codes[j]
 
     def _at(self, i: Expr) -> Expr:
+        if self.paged.layout.is_paired:
+            return self.paged.value_code(self.start, self.token, i)
         if self.transposed:
             return self.start + i * PAGE_SIZE + self.token
         return self.start + self.token * self.size + i
@@ -144,12 +160,15 @@ def _scratch(paged: PagedPool, row_size: int) -> Memory | None:
     return floats
 
 
-def _largest_magnitude(floats: Memory, size: int) -> Expr:
-    """The largest magnitude of a row. Magnitudes are compared as integers: in that order infinity and NaN come last."""
+def largest_magnitude(floats: Memory, size: int, start: Expr = 0) -> Expr:
+    """The largest magnitude of `size` numbers from `floats[start]` on, in whole vectors.
+
+    Magnitudes are compared as integers: in that order infinity and NaN come last.
+    """
     largest = registers(LANES, "int32")
     largest[lanes(0)] = splat(T.reinterpret("int32", T.float32(_LEAST)))
     for i in range(0, size, LANES):
-        magnitude = T.bitwise_and(T.reinterpret("int32x16", floats[lanes(i)]), splat(T.int32(0x7FFFFFFF)))
+        magnitude = T.bitwise_and(T.reinterpret("int32x16", floats[lanes(start + i)]), splat(T.int32(0x7FFFFFFF)))
         largest[lanes(0)] = T.max(largest[lanes(0)], magnitude)
     return T.reinterpret("float32", max_of_lanes(largest[lanes(0)], "int32"))
 
@@ -177,10 +196,16 @@ def copy_rows(layout: KVLayout) -> Any:
 
 def _copy_head(paged: PagedPool, old: Expr, new: Expr, head: Expr, tokens: Expr) -> None:
     pool, layout = paged.pool, paged.layout
-    with serial(layout.key_dim) as d, serial(tokens) as t:
-        where = d * PAGE_SIZE + t
+    size = 4 if layout.is_paired else 1  # items that a token has side by side
+    with serial(layout.key_dim * 2 // size if layout.is_paired else layout.key_dim) as d, serial(tokens * size) as t:
+        where = d * (PAGE_SIZE * size) + t
         pool[paged.keys(new, head) + where] = pool[paged.keys(old, head) + where]
-    if not layout.values_in_keys:
+    if layout.is_paired:
+        with serial(tokens) as t, serial(layout.value_dim) as j:
+            pool[paged.value_code(paged.values(new, head), t, j)] = pool[
+                paged.value_code(paged.values(old, head), t, j)
+            ]
+    elif not layout.values_in_keys:
         with serial(tokens * layout.value_dim) as j:
             pool[paged.values(new, head) + j] = pool[paged.values(old, head) + j]
     if layout.has_scales:

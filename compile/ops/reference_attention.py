@@ -7,6 +7,7 @@ import numpy.typing as npt
 from radixlm.runtime.artifact.model_config import Mixer, Rope
 
 from .functions import Array
+from .reference_codes import rounded_weights
 from .rope_frequencies import attention_factor, rope_frequencies
 
 Positions = npt.NDArray[np.int64]
@@ -48,8 +49,13 @@ def visible(attention: Mixer, num_tokens: int) -> npt.NDArray[np.bool_]:
     return seen
 
 
-def attend(query: Array, key: Array, value: Array, attention: Mixer, sink: Array | None) -> Array:
-    """Softmax attention of one head, all `[tokens, numbers of a head]`; `sink` is a logit without a value."""
+def attend(
+    query: Array, key: Array, value: Array, attention: Mixer, sink: Array | None, *, in_codes: bool = False
+) -> Array:
+    """Softmax attention of one head, all `[tokens, numbers of a head]`; `sink` is a logit without a value.
+
+    With `in_codes` weights are rounded as attention in integers rounds them; values are so already.
+    """
     scores = query @ key.T * query.dtype.type(attention.scale)
     if attention.soft_cap is not None:
         cap = query.dtype.type(attention.soft_cap)
@@ -62,5 +68,5 @@ def attend(query: Array, key: Array, value: Array, attention: Mixer, sink: Array
     total = weights.sum(axis=-1, keepdims=True)
     if sink is not None:
         total = total + np.exp(sink - largest)
-    mixed: Array = weights / total @ value
+    mixed: Array = (rounded_weights(weights, value) if in_codes else weights) / total @ value
     return mixed

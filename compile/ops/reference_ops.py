@@ -20,6 +20,7 @@ from .functions import FUNCTIONS, GATED_FUNCTIONS, Array, normalized, sigmoid
 from .layers import Embedding, Linear, Norm, Vector
 from .operations import AttentionSpec, ExpertsSpec, LatentSpec
 from .reference_attention import attend, prepared, rope_table, rotated
+from .reference_codes import rounded_keys, rounded_queries, rounded_values
 from .reference_experts import expert_weights
 
 GetWeight = Callable[[str], npt.NDArray[Any]]
@@ -42,7 +43,7 @@ class ReferenceOps:
         weight: a dequantized tensor by its checkpoint name, matrices as `[out, in]`.
         rows: some rows of a matrix or an embedding, so that the largest need not be held as a whole.
         quantized: whether the activations that enter a matrix are rounded to int8 first, as kernels do.
-        kv_dtype: how keys (after RoPE) and values are rounded.
+        kv_dtype: how keys (after RoPE) and values are rounded, and with k12v8 queries and the weights of values.
         dtype: the precision of all else: float64 shows how much of a difference is float32's own.
     """
 
@@ -98,9 +99,11 @@ class ReferenceOps:
             if spec.value_norm is not None:
                 value = self._norm(value, spec.value_norm)
             key = self._rotated(key, spec.k_norm, spec)
-            self._kv[spec.kv_layer] = self._round_kv(key), self._round_kv(value)
+            rounded_value = rounded_values(value) if self._in_codes else self._round_kv(value)
+            self._kv[spec.kv_layer] = self._round_kv(key), rounded_value
         key, value = self._kv[spec.kv_layer]
         query = prepared(self._rotated(query, spec.q_norm, spec), attention, self.positions())
+        query = rounded_queries(query) if self._in_codes else query
         sinks = None if spec.sinks is None else self._read(spec.sinks.name)
         group = attention.num_heads // attention.num_kv_heads
         mixed = [
@@ -196,7 +199,8 @@ class ReferenceOps:
         self, query: Array, key: Array, value: Array, spec: AttentionSpec | LatentSpec, head: int, sinks: Array | None
     ) -> Array:
         """What one query head gathers, all `[tokens, head_dim]`; of values as many numbers as they have."""
-        return attend(query, key, value, spec.attention, None if sinks is None else sinks[head])
+        sink = None if sinks is None else sinks[head]
+        return attend(query, key, value, spec.attention, sink, in_codes=self._in_codes)
 
     @staticmethod
     def heads(x: Array, head_dim: int) -> Array:
@@ -259,7 +263,14 @@ class ReferenceOps:
         normed = normed * self._read(norm.name) if norm.has_gain else normed
         return normed + self._read(norm.bias_name) if norm.has_bias else normed
 
+    @property
+    def _in_codes(self) -> bool:
+        """Whether queries and the weights of values are rounded, too."""
+        return self._kv_dtype == "k12v8"
+
     def _round_kv(self, x: Array) -> Array:
+        if self._kv_dtype == "k12v8":
+            return rounded_keys(x)
         if self._kv_dtype == "int8":
             return round_to_int8(x, group=x.shape[-1])
         return x.astype(np.float16).astype(x.dtype) if self._kv_dtype == "f16" else x

@@ -16,15 +16,16 @@ FORMAT_VERSION: Final = 3
 PAGE_SIZE: Final = 16  # tokens in a page of KV
 TOP_LOGITS: Final = 64  # the most likely tokens that `top_logits` finds in each row of logits
 MAX_POSITION: Final = 1 << 30  # positions are below, for RoPE
-SCALE_BYTES: Final = 4  # of an int8 row of KV
+SCALE_BYTES: Final = 4  # of a row of codes
 UNSEALED: Final = "0" * 64  # in place of the manifest's own digest while that is computed
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=1 << 22)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 44)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-KVDType = Literal["f16", "f32", "int8"]
-_ITEM_BYTES: Final[dict[KVDType, int]] = {"f16": 2, "f32": 4, "int8": 1}
+KVDType = Literal["f16", "f32", "int8", "k12v8"]
+_ITEM_BYTES: Final[dict[KVDType, int]] = {"f16": 2, "f32": 4, "int8": 1, "k12v8": 1}
 _CACHE_LINE: Final = 64  # bytes
+_CODE_COLUMNS: Final = 16  # of values, which one vector multiplies
 
 
 class KVLayer(Strict, frozen=True, kw_only=True):
@@ -48,6 +49,10 @@ class LayerLayout:
     key or value of one head) is its codes times a scale: before the codes are the float32 scales of the `PAGE_SIZE`
     rows, and behind them what fills up a cache line, so that both are aligned. As float16 the scales would be half a
     line, round once more and overflow.
+
+    With k12v8 keys have 12 bits, in int16, and values 8. Scales are as in int8. Codes that are multiplied at once are
+    neighbours: keys lie as `[key_dim / 2, PAGE_SIZE, 2]`, values as `[PAGE_SIZE / 4, columns, 4]`. The columns of
+    values are filled up to a multiple of 16.
     """
 
     dtype: KVDType
@@ -70,12 +75,17 @@ class LayerLayout:
     @property
     def key_items(self) -> int:
         """Items of the pool that hold the keys of one head in a page."""
-        return self._items(self.key_dim)
+        return self._items(2 * self.key_dim if self.is_paired else self.key_dim)
 
     @property
     def value_items(self) -> int:
         """Items of the pool that hold the values of one head in a page, and nothing else."""
-        return 0 if self.values_in_keys else self._items(self.value_dim)
+        return 0 if self.values_in_keys else self._items(self.value_columns)
+
+    @property
+    def value_columns(self) -> int:
+        """Numbers that a value takes in a page, with what fills them up."""
+        return -(-self.value_dim // _CODE_COLUMNS) * _CODE_COLUMNS if self.is_paired else self.value_dim
 
     @property
     def page_items(self) -> int:
@@ -90,7 +100,12 @@ class LayerLayout:
     @property
     def has_scales(self) -> bool:
         """Whether each row has a scale."""
-        return self.dtype == "int8"
+        return self.dtype in ("int8", "k12v8")
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether keys and values are codes of unequal size, which integer products read as they lie."""
+        return self.dtype == "k12v8"
 
     @property
     def itemsize(self) -> int:
@@ -173,7 +188,7 @@ class KVLayout(Strict, frozen=True, kw_only=True):
     @property
     def has_scales(self) -> bool:
         """Whether each row has a scale."""
-        return self.dtype == "int8"
+        return self.of_layer(0).has_scales
 
     @property
     def itemsize(self) -> int:

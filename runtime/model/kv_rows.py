@@ -22,7 +22,9 @@ from .batch import Float32Array
 Items = npt.NDArray[Any]
 Order = npt.NDArray[np.integer[Any]]
 UInt8Array = npt.NDArray[np.uint8]
-_DTYPES: dict[KVDType, Any] = {"f16": np.float16, "f32": np.float32, "int8": np.int8}
+ROW_DTYPES: dict[KVDType, Any] = {"f16": np.float16, "f32": np.float32, "int8": np.int8, "k12v8": np.int16}
+"""What rows are out of pages; k12v8's values, which are int8 in the pool, are as wide as its keys."""
+_POOL_DTYPES = {**ROW_DTYPES, "k12v8": np.int8}
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class KVRows:
     """
 
     layout: KVLayout
-    items: Items  # [2, layers, kv_heads, tokens, head_dim], of the layout's dtype
-    scales: Float32Array | None  # [2, layers, kv_heads, tokens], of int8
+    items: Items  # [2, layers, kv_heads, tokens, head_dim], of `ROW_DTYPES`
+    scales: Float32Array | None  # [2, layers, kv_heads, tokens], of codes
 
     @classmethod
     def of_pages(cls, layout: KVLayout, pages: UInt8Array, num_tokens: int | None = None) -> KVRows:
@@ -52,16 +54,14 @@ class KVRows:
         if not 0 <= count <= len(pages) * PAGE_SIZE:
             raise EngineError(f"{count} rows are wanted of {len(pages)} pages of {PAGE_SIZE}")
         heads = _heads_of(layout, pages)
-        codes = heads[..., layout.num_scale_items :][..., : PAGE_SIZE * layout.head_dim]
-        keys, values = (codes[:, :, part] for part in range(2))
-        keys = keys.reshape(*keys.shape[:-1], layout.head_dim, PAGE_SIZE).swapaxes(-1, -2)
-        values = values.reshape(*values.shape[:-1], PAGE_SIZE, layout.head_dim)
+        in_page = (PAGE_SIZE, layout.head_dim)
+        rows = [_rows_in(layout, part, i).reshape(*part.shape[:3], *in_page) for i, part in enumerate(heads)]
         # [pages, layers, kv_heads, PAGE_SIZE, ...] to [layers, kv_heads, tokens, ...]
-        items = [np.moveaxis(part, 0, 2).reshape(*part.shape[1:3], -1, layout.head_dim) for part in (keys, values)]
+        items = [np.moveaxis(part, 0, 2).reshape(*part.shape[1:3], -1, layout.head_dim) for part in rows]
         scales = None
         if layout.has_scales:
-            stored = np.ascontiguousarray(heads[..., : layout.num_scale_items]).view(np.float32)
-            scales = np.moveaxis(stored, (0, 2), (3, 0)).reshape(2, stored.shape[1], stored.shape[3], -1)
+            stored = np.stack([np.ascontiguousarray(part[..., : layout.num_scale_items]) for part in heads])
+            scales = np.moveaxis(stored.view(np.float32), 1, 3).reshape(2, *stored.shape[2:4], -1)
             scales = scales[..., :count].copy()
         return cls(layout, np.stack(items)[..., :count, :].copy(), scales)
 
@@ -120,13 +120,13 @@ class KVRows:
                 padded = np.zeros((*shape[:2], num_pages * PAGE_SIZE, layout.head_dim), self.items.dtype)
                 padded[:, :, :count] = self.items[part]
             in_page = np.moveaxis(padded.reshape(*shape, layout.head_dim), 2, 0)  # [pages, layers, kv_heads, ...]
-            codes = heads[:, :, part, :, layout.num_scale_items :][..., : PAGE_SIZE * layout.head_dim]
-            codes[...] = (in_page.swapaxes(-1, -2) if part == 0 else in_page).reshape(codes.shape)
+            rows = _rows_in(layout, heads[part], part)
+            rows[...] = in_page.reshape(rows.shape)
             if self.scales is not None:
                 scales = np.zeros(shape, np.float32)
                 scales.reshape(*shape[:2], -1)[:, :, :count] = self.scales[part]
                 stored = np.ascontiguousarray(np.moveaxis(scales, 2, 0)).view(np.int8)
-                heads[:, :, part, :, : layout.num_scale_items] = stored
+                heads[part][..., : layout.num_scale_items] = stored
         return pages
 
     def keys_of(self, head: int) -> Float32Array:
@@ -135,14 +135,39 @@ class KVRows:
         return keys if self.scales is None else keys * self.scales[0, :, head, :, None]
 
 
+def value_dtype(layout: KVLayout) -> Any:
+    """What values are in pages."""
+    return _POOL_DTYPES[layout.dtype]
+
+
 def inverse_order(order: Order) -> Order:
     """What takes rows in `order`, a permutation of all of them in each layer and head, back to where they were."""
     inverse: Order = np.argsort(order, axis=-1)
     return inverse
 
 
-def _heads_of(layout: KVLayout, pages: UInt8Array) -> Items:
-    """A view of pages, `[N, layers, 2, kv_heads, head_items]`."""
-    shape = (len(pages), layout.num_layers, 2, layout.num_kv_heads, layout.head_items)
-    heads: Items = np.ascontiguousarray(pages).view(_DTYPES[layout.dtype]).reshape(shape)
-    return heads
+def _heads_of(layout: KVLayout, pages: UInt8Array) -> tuple[Items, Items]:
+    """Views of the keys and the values of pages, each `[N, layers, kv_heads, items]`."""
+    each, num_heads = layout.of_layer(0), layout.num_kv_heads
+    shape = (len(pages), layout.num_layers, each.page_items)
+    items = np.ascontiguousarray(pages).view(_POOL_DTYPES[layout.dtype]).reshape(shape)
+    num_keys = num_heads * each.key_items
+    parts = (items[..., :num_keys], each.key_items), (items[..., num_keys:], each.value_items)
+    keys, values = (part.reshape(*part.shape[:2], num_heads, size) for part, size in parts)
+    return keys, values
+
+
+def _rows_in(layout: KVLayout, heads: Items, part: int) -> Items:
+    """A view of the rows of keys (`part` 0) or values, `[N, layers, kv_heads, PAGE_SIZE, ...]`; what follows is one row
+    of `head_dim` numbers."""
+    dim, behind = layout.head_dim, heads[..., layout.num_scale_items :]
+    before = behind.shape[:-1]
+    if not layout.of_layer(0).is_paired:
+        numbers = behind[..., : PAGE_SIZE * dim]
+        if part == 0:
+            return numbers.reshape(*before, dim, PAGE_SIZE).swapaxes(-1, -2)
+        return numbers.reshape(*before, PAGE_SIZE, dim)
+    if part == 0:
+        return np.moveaxis(behind.view(np.int16).reshape(*before, dim // 2, PAGE_SIZE, 2), -2, -3)
+    fours = behind.reshape(*before, PAGE_SIZE // 4, layout.of_layer(0).value_columns, 4)
+    return fours[..., :dim, :].swapaxes(-1, -2)

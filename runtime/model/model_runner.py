@@ -27,7 +27,7 @@ from ..errors import CorruptArtifact, EngineError, InvalidParameter
 from .batch import Batch, BatchArrays, BatchShape, Float32Array, Int32Array, PageCopy, TopLogits, UInt8Array
 
 _ALIGNMENT = 64
-_KV_DTYPES = {"f16": np.float16, "f32": np.float32, "int8": np.int8}
+_KV_DTYPES = {"f16": np.float16, "f32": np.float32, "int8": np.int8, "k12v8": np.int8}
 _PADDED_VOCABULARY = 16
 _MAX_SHAPES = 256  # of batches whose arguments are kept
 _MADV_POPULATE_READ = 22  # Linux 5.14; older ones refuse it

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from ..artifact.manifest import PAGE_SIZE, SCALE_BYTES, KVLayout
 from ..errors import StoreError
-from ..model.kv_rows import KVRows, inverse_order
+from ..model.kv_rows import ROW_DTYPES, KVRows, inverse_order, value_dtype
 from .record import BLOCK, CHECKSUM_BYTES, padded
 
 MAX_RUN_TOKENS: Final = 1 << 16  # an order has 16 bits a token; a longer run is stored as several
@@ -51,9 +51,9 @@ class OrderedRun:
 
     kv: KVLayout
     order: RunOrder
-    rows: UInt8Array  # [layers, kv_heads, tokens, row_bytes]: key, value, and with int8 their scales
+    rows: UInt8Array  # [layers, kv_heads, tokens, row_bytes]: key, value, and of codes their scales
     probe_head: int
-    probe_keys: UInt8Array  # [layers, tokens, key_bytes]: keys of one head, and with int8 their scales, as in the text
+    probe_keys: UInt8Array  # [layers, tokens, key_bytes]: keys of one head, and of codes their scales, as in the text
 
     @classmethod
     def of_pages(cls, kv: KVLayout, pages: UInt8Array, scores: NDArray[Any], *, probe_head: int = 0) -> OrderedRun:
@@ -106,17 +106,25 @@ def ranked_before_text(scores: NDArray[Any], num_ranked: int) -> NDArray[np.floa
 
 def row_bytes(kv: KVLayout) -> int:
     """Bytes of a token's key and value in one layer and head."""
-    return 2 * key_bytes(kv)
+    return key_bytes(kv) + _value_code_bytes(kv) + (SCALE_BYTES if kv.has_scales else 0)
 
 
 def key_bytes(kv: KVLayout) -> int:
-    """Bytes of a token's key, or value, in one layer and head."""
-    return kv.head_dim * kv.itemsize + (SCALE_BYTES if kv.has_scales else 0)
+    """Bytes of a token's key in one layer and head."""
+    return _key_code_bytes(kv) + (SCALE_BYTES if kv.has_scales else 0)
+
+
+def _key_code_bytes(kv: KVLayout) -> int:
+    return kv.head_dim * np.dtype(ROW_DTYPES[kv.dtype]).itemsize
+
+
+def _value_code_bytes(kv: KVLayout) -> int:
+    return kv.head_dim * kv.itemsize
 
 
 def pack(rows: KVRows) -> UInt8Array:
     """Rows as bytes, `[layers, kv_heads, tokens, row_bytes]`."""
-    parts = [_bytes(rows.items[0]), _bytes(rows.items[1])]
+    parts = [_bytes(rows.items[0]), _bytes(rows.items[1].astype(value_dtype(rows.layout), copy=False))]
     if rows.scales is not None:
         parts += [_bytes(rows.scales[part][..., None]) for part in range(2)]
     return np.concatenate(parts, axis=-1)
@@ -124,21 +132,20 @@ def pack(rows: KVRows) -> UInt8Array:
 
 def unpack(kv: KVLayout, packed: UInt8Array) -> KVRows:
     """Undo `pack`. Without scales the result is a view of `packed`."""
-    num_code_bytes = kv.head_dim * kv.itemsize
-    dtype = {"f16": np.float16, "f32": np.float32, "int8": np.int8}[kv.dtype]
+    dtype = ROW_DTYPES[kv.dtype]
     if not kv.has_scales:
         items = packed.view(dtype).reshape(*packed.shape[:-1], 2, kv.head_dim)
         return KVRows(kv, np.moveaxis(items, -2, 0), None)
-    keys, values, scales = np.split(packed, (num_code_bytes, 2 * num_code_bytes), axis=-1)
-    items = np.stack([np.ascontiguousarray(part).view(dtype) for part in (keys, values)])
-    return KVRows(kv, items, np.ascontiguousarray(np.moveaxis(np.ascontiguousarray(scales).view(np.float32), -1, 0)))
+    ends = _key_code_bytes(kv), _key_code_bytes(kv) + _value_code_bytes(kv)
+    keys, values, scales = (np.ascontiguousarray(part) for part in np.split(packed, ends, axis=-1))
+    items = np.stack([keys.view(dtype), values.view(value_dtype(kv)).astype(dtype, copy=False)])
+    return KVRows(kv, items, np.ascontiguousarray(np.moveaxis(scales.view(np.float32), -1, 0)))
 
 
 def unpack_keys(kv: KVLayout, packed: UInt8Array) -> NDArray[np.float32]:
     """Keys with their scales as numbers: of uint8 `[..., key_bytes]` float32 `[..., head_dim]`."""
-    num_code_bytes = kv.head_dim * kv.itemsize
-    dtype = {"f16": np.float16, "f32": np.float32, "int8": np.int8}[kv.dtype]
-    keys = np.ascontiguousarray(packed[..., :num_code_bytes]).view(dtype).astype(np.float32)
+    num_code_bytes = _key_code_bytes(kv)
+    keys = np.ascontiguousarray(packed[..., :num_code_bytes]).view(ROW_DTYPES[kv.dtype]).astype(np.float32)
     return keys * np.ascontiguousarray(packed[..., num_code_bytes:]).view(np.float32) if kv.has_scales else keys
 
 

@@ -34,7 +34,7 @@ def batch(start: int, stop: int, pages: np.ndarray, num_missing: int = 0) -> Bat
     return Batch(ids, positions, slots.astype(np.int32), np.zeros_like(rows), pages[None], kv_rows + np.int32(1), rows)
 
 
-@pytest.fixture(params=["f32", "int8"])
+@pytest.fixture(params=["f32", "int8", "k12v8"])
 def runner(
     tiny_in_floats: Callable[[KVDType], Artifact], request: pytest.FixtureRequest
 ) -> Iterator[tuple[ModelRunner, Artifact]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayer, KVLayout
 
-DTYPES: dict[KVDType, type[np.generic]] = {"f16": np.float16, "f32": np.float32, "int8": np.int8}
+# of an item
+DTYPES: dict[KVDType, type[np.generic]] = {"f16": np.float16, "f32": np.float32, "int8": np.int8, "k12v8": np.int8}
 Part = Literal[0, 1]
 KEYS: Part = 0
 VALUES: Part = 1
@@ -27,22 +28,20 @@ def layout_of(
 
 @dataclass
 class Pool:
-    """`[layers, pages, 2, kv_heads, items]`, every row NaN until it is written; 1 where keys hold the values."""
+    """`[layers, pages, items]`, every row NaN until it is written; of a page first all heads' keys, then values."""
 
     layout: KVLayout
     num_pages: int
 
     def __post_init__(self) -> None:
         layout, dtype = self.layout, DTYPES[self.layout.dtype]
-        of_layer = layout.of_layer(0)
-        parts = 1 if of_layer.values_in_keys else 2
-        shape = (layout.num_layers, self.num_pages, parts, of_layer.num_kv_heads, of_layer.key_items)
+        shape = (layout.num_layers, self.num_pages, layout.of_layer(0).page_items)
         self.array = np.full(shape, -1, np.int8) if layout.has_scales else np.full(shape, np.nan, dtype)
 
     def write(self, part: Part, page: int, layer: int, tokens: slice | int, rows: np.ndarray) -> None:
         """Store `rows` `[kv_heads, (tokens,) head_dim]`, rounded as the pool's dtype wants."""
         if self.layout.has_scales:
-            codes, scales = rounded(rows)
+            codes, scales = rounded(rows, self.limit(part))
             self.scales(part, page, layer)[:, tokens] = scales
         else:
             codes = rows
@@ -54,13 +53,15 @@ class Pool:
         with np.errstate(invalid="ignore"):
             return items * self.scales(part, page, layer)[..., None] if self.layout.has_scales else items
 
-    def items(self, part: Part, page: int, layer: int) -> np.ndarray:
-        """A view `[kv_heads, PAGE_SIZE, head_dim]`; of int8 the codes."""
+    def items(self, part: Part, page: int, layer: int) -> Any:
+        """A view `[kv_heads, PAGE_SIZE, head_dim]`, of codes if there are scales."""
         start, layout = self.layout.num_scale_items, self.layout.of_layer(layer)
         if layout.values_in_keys and part == VALUES:
             return self.items(KEYS, page, layer)[..., : layout.value_dim]
-        head_dim = layout.key_dim
-        items = self.array[layer, page, part][:, start : start + PAGE_SIZE * head_dim]
+        head_dim, heads = layout.key_dim, self._heads(part, page, layer)
+        if layout.is_paired:
+            return Interleaved(heads, part, head_dim, layout.value_columns)
+        items = heads[:, start : start + PAGE_SIZE * head_dim]
         if part == KEYS:
             return items.reshape(-1, head_dim, PAGE_SIZE).swapaxes(1, 2)
         return items.reshape(-1, PAGE_SIZE, head_dim)
@@ -68,7 +69,19 @@ class Pool:
     def scales(self, part: Part, page: int, layer: int) -> np.ndarray:
         """A view, float32 `[kv_heads, PAGE_SIZE]`."""
         part = KEYS if self.layout.of_layer(layer).values_in_keys else part
-        return self.array[layer, page, part][:, : self.layout.num_scale_items].view(np.float32)
+        return self._heads(part, page, layer)[:, : self.layout.num_scale_items].view(np.float32)
+
+    def limit(self, part: Part) -> int:
+        """The largest code of keys or values."""
+        return 2047 if self.layout.dtype == "k12v8" and part == KEYS else 127
+
+    def _heads(self, part: Part, page: int, layer: int) -> np.ndarray:
+        """A view `[kv_heads, items]` of the keys or values of a page."""
+        layout = self.layout.of_layer(layer)
+        items = self.array[layer, page]
+        if part == KEYS:
+            return items[: layout.num_kv_heads * layout.key_items].reshape(layout.num_kv_heads, layout.key_items)
+        return items[layout.num_kv_heads * layout.key_items :].reshape(layout.num_kv_heads, layout.value_items)
 
     def with_unwritten(self, number: float) -> np.ndarray:
         """A copy of the array that has `number` where nothing was written; of int8 as the scale."""
@@ -78,8 +91,33 @@ class Pool:
         return array
 
 
-def rounded(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int8 codes of rows `[..., head_dim]`, and float32 scales `[...]`."""
+class Interleaved:
+    """Codes of k12v8 as if they lay `[kv_heads, PAGE_SIZE, head_dim]`: reads and writes what NumPy's index picks."""
+
+    def __init__(self, heads: np.ndarray, part: Part, head_dim: int, num_columns: int) -> None:
+        """`heads` `[kv_heads, items]`, a view of a page's keys or values, scales first."""
+        head, token, d = np.ogrid[: len(heads), :PAGE_SIZE, :head_dim]
+        start = PAGE_SIZE * 4
+        if part == KEYS:
+            self.memory = heads.view(np.int16)
+            self.index = head, start // 2 + d // 2 * (2 * PAGE_SIZE) + token * 2 + d % 2
+        else:
+            self.memory = heads
+            self.index = head, start + (token // 4 * num_columns + d) * 4 + token % 4
+        self.index = tuple(np.broadcast_arrays(*self.index))
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        return self.memory[tuple(i[key] for i in self.index)]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.memory[tuple(i[key] for i in self.index)] = value
+
+    def astype(self, dtype: Any) -> np.ndarray:
+        return self[:].astype(dtype)
+
+
+def rounded(rows: np.ndarray, limit: int = 127) -> tuple[np.ndarray, np.ndarray]:
+    """Codes of rows `[..., head_dim]`, and float32 scales `[...]`."""
     largest = np.maximum(np.abs(rows).max(axis=-1), 1e-30).astype(np.float32)
-    codes = np.rint(rows.astype(np.float32) * (np.float32(127) / largest)[..., None])
-    return codes.astype(np.int8), largest * np.float32(1 / 127)
+    codes = np.rint(rows.astype(np.float32) * (np.float32(limit) / largest)[..., None])
+    return codes.astype(np.int16 if limit > 127 else np.int8), largest * np.float32(1 / limit)

@@ -9,10 +9,10 @@ from radixlm.compile.kernels.kv_pool import copy_rows, move_pages
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayer, KVLayout
 
 from .harness import built, every_target, runnable
-from .pool import DTYPES, PARTS, Pool, layout_of
+from .pool import DTYPES, KEYS, PARTS, VALUES, Interleaved, Pool, layout_of
 
 NUM_PAGES = 7
-every_dtype = pytest.mark.parametrize("dtype", ["f16", "f32", "int8"])
+every_dtype = pytest.mark.parametrize("dtype", ["f16", "f32", "int8", "k12v8"])
 
 
 def filled(layout: KVLayout) -> Pool:
@@ -31,7 +31,7 @@ def test_copied_rows_are_the_first_of_their_page(target: Target, dtype: KVDType,
     for source, destination, count in copies[:-1]:  # none of them reads what another writes; the last copies nothing
         for layer in range(2):
             for part in PARTS:
-                for view in (expected.items, expected.scales) if dtype == "int8" else (expected.items,):
+                for view in (expected.items, expected.scales) if layout.has_scales else (expected.items,):
                     view(part, destination, layer)[:, :count] = view(part, source, layer)[:, :count]
     built(target, copy_rows, layout)(pool.array, *(column.copy() for column in copies.T), NUM_PAGES, len(copies))
     assert (pool.array == expected.array).all()
@@ -77,13 +77,17 @@ def test_layers_of_unequal_shape_move_whole_and_by_rows(dtype: KVDType) -> None:
     for layer, (heads, key, value) in enumerate(shapes):
         one, expected = layout.of_layer(layer), _layer(layout, original, layer).copy()
         num_keys, start = heads * one.key_items, one.num_scale_items
-        for first, size, dim in ((0, one.key_items, key), (num_keys, one.value_items, value)):
+        for part, first, size, dim in ((KEYS, 0, one.key_items, key), (VALUES, num_keys, one.value_items, value)):
             parts = expected[:, first : first + heads * size].reshape(NUM_PAGES, heads, size)
+            parts[1, :, : count * start // PAGE_SIZE] = parts[6, :, : count * start // PAGE_SIZE]
+            if one.is_paired:
+                source, copy = (Interleaved(parts[page], part, dim, one.value_columns) for page in (6, 1))
+                copy[:, :count] = source[:, :count]
+                continue
             codes = parts[:, :, start : start + PAGE_SIZE * dim]
             tokens = codes.reshape(NUM_PAGES, heads, dim, -1).swapaxes(2, 3) if first == 0 else codes
             tokens = tokens.reshape(NUM_PAGES, heads, PAGE_SIZE, dim) if first else tokens
             tokens[1, :, :count] = tokens[6, :, :count]
-            parts[1, :, : count * start // PAGE_SIZE] = parts[6, :, : count * start // PAGE_SIZE]
         assert (_layer(layout, pool, layer) == expected).all()
 
 

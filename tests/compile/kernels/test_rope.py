@@ -30,7 +30,7 @@ def test_angles_are_cosines_and_sines_of_positions(target: Target, num_rows: int
 
 
 @every_target
-@pytest.mark.parametrize("dtype", ["f16", "f32", "int8"])
+@pytest.mark.parametrize("dtype", ["f16", "f32", "int8", "k12v8"])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(4, 2, 8), (3, 3, 6), (2, 1, 2), (7, 1, 80)])
 def test_queries_and_keys_are_rotated_and_rows_appended(
     target: Target, dtype: KVDType, num_heads: int, num_kv_heads: int, head_dim: int
@@ -54,7 +54,7 @@ def test_queries_and_keys_are_rotated_and_rows_appended(
         for i in range(num_rows):
             row = slice(i, i + 1)
             kernel(qkv[row], angles[row], slots[row], q_alone[row], alone.array, layout.items_before(1), 5, 1)
-        assert (q_alone == q).all() and np.array_equal(alone.array, pool.array, equal_nan=dtype != "int8")
+        assert (q_alone == q).all() and np.array_equal(alone.array, pool.array, equal_nan=not layout.has_scales)
 
         q = q.reshape(num_rows, num_heads, head_dim)
         np.testing.assert_allclose(q, rotated(qkv, 0, num_heads, angles), 0, 1e-6)
@@ -66,23 +66,24 @@ def test_queries_and_keys_are_rotated_and_rows_appended(
         for page, part in itertools.product(range(5), PARTS):
             stored, wanted = pool.rows(part, page, 1), expected.rows(part, page, 1)
             assert (np.isnan(stored) == np.isnan(wanted)).all()
-            np.testing.assert_allclose(stored, wanted, 0, {"f32": 1e-6, "f16": 2e-3, "int8": 4e-2}[dtype])
+            np.testing.assert_allclose(stored, wanted, 0, {"f32": 1e-6, "f16": 2e-3}.get(dtype, 4e-2))
             written = ~np.isnan(wanted)
             if part == VALUES:  # they are rounded once
                 assert (stored == wanted)[written].all()
             pool.items(part, page, 1)[written] = expected.items(part, page, 1)[written]
-            if dtype == "int8":
+            if layout.has_scales:
                 pool.scales(part, page, 1)[written[..., 0]] = expected.scales(part, page, 1)[written[..., 0]]
-        assert np.array_equal(pool.array, expected.array, equal_nan=dtype != "int8")  # nothing else was written
+        assert np.array_equal(pool.array, expected.array, equal_nan=not layout.has_scales)  # nothing else was written
 
 
 @every_target
 @pytest.mark.parametrize("head_dim", [6, 48])
 @pytest.mark.parametrize("number", [0.0, 1e-30, 1e37, np.inf, -np.inf, np.nan])
-def test_a_row_of_int8_keeps_its_size_and_shows_what_is_not_finite(
-    target: Target, number: float, head_dim: int
+@pytest.mark.parametrize("dtype", ["int8", "k12v8"])
+def test_a_row_of_codes_keeps_its_size_and_shows_what_is_not_finite(
+    target: Target, dtype: KVDType, number: float, head_dim: int
 ) -> None:
-    layout = layout_of("int8", 1, 1, head_dim)
+    layout = layout_of(dtype, 1, 1, head_dim)
     row = np.random.default_rng(1).uniform(-1, 1, head_dim).astype(np.float32)
     if np.isfinite(number):
         row *= np.float32(number)
@@ -96,7 +97,7 @@ def test_a_row_of_int8_keeps_its_size_and_shows_what_is_not_finite(
     for part in PARTS:
         stored = pool.rows(part, 0, 0)[0, slot]
         if np.isfinite(number):
-            np.testing.assert_allclose(stored, row, 0, max(np.abs(row).max(), 1e-30) / 127 * 0.501)
+            np.testing.assert_allclose(stored, row, 0, max(np.abs(row).max(), 1e-30) / pool.limit(part) * 0.501)
         else:
             assert np.isnan(stored).all()
 

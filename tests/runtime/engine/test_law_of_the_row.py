@@ -100,11 +100,11 @@ def tiny_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tiny_int8_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with KV in int8."""
-    folder = tmp_path_factory.mktemp("law-int8")
+def tiny_codes_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with attention in integers."""
+    folder = tmp_path_factory.mktemp("law-codes")
     source = TINY_MODELS["qwen2"].write(folder / "source")
-    return compile_model(source, folder / "tiny.radixlm", quantize="q4", kv_dtype="int8").path
+    return compile_model(source, folder / "tiny.radixlm", quantize="q4", kv_dtype="k12v8").path
 
 
 @pytest.fixture(scope="module")
@@ -124,16 +124,16 @@ def gemma4_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gemma4_moe_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Experts beside a dense layer, values that are keys, and KV in int8."""
+    """Experts beside a dense layer, values that are keys, and attention in integers."""
     folder = tmp_path_factory.mktemp("law-gemma4-moe")
     source = FAMILIES["gemma4-moe"].write(folder / "source")
-    return compile_model(source, folder / "tiny.radixlm", quantize="q8", kv_dtype="int8").path
+    return compile_model(source, folder / "tiny.radixlm", quantize="q8", kv_dtype="k12v8").path
 
 
-_TINY = ["tiny", "tiny_int8", "tiny_f32", "gemma4", "gemma4_moe"]
+_TINY = ["tiny", "tiny_codes", "tiny_f32", "gemma4", "gemma4_moe"]
 
 
-@pytest.fixture(scope="module", params=["smollm2", *_TINY, "smollm2_int8"])
+@pytest.fixture(scope="module", params=["smollm2", *_TINY, "smollm2_codes"])
 def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     artifact = Artifact.open(request.getfixturevalue(f"{request.param}_artifact"))
     runner = ModelRunner(artifact, num_pages=NUM_PAGES)

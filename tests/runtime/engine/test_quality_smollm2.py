@@ -77,6 +77,16 @@ def test_kv_in_int8_costs_less_than_a_five_hundredth_of_a_nat(
     assert int8.agrees.mean() >= 0.96
 
 
+def test_attention_in_integers_costs_less_than_a_thousandth_of_a_nat(
+    comparison: Comparison, golden: SmolLM2Golden, embedding: np.ndarray, smollm2_codes_artifact: Path
+) -> None:
+    runner = ModelRunner(Artifact.open(smollm2_codes_artifact), num_pages=NUM_PAGES)
+    codes = Comparison.joined([compare_passage(runner, passage, embedding) for passage in golden.passages])
+    runner.close()
+    assert abs(codes.kl.mean() - comparison.kl.mean()) < 0.001
+    assert codes.agrees.mean() >= 0.96
+
+
 def test_mean_kl_is_at_most_1_1_times_that_of_llama_cpp(comparison: Comparison) -> None:
     bootstrap = comparison.bootstrap
     assert bootstrap.ratio <= 1.1, bootstrap

@@ -12,7 +12,7 @@ from radixlm.runtime.model.kv_rows import KVRows, inverse_order
 
 LAYOUTS = st.builds(
     KVLayout.uniform,
-    dtype=st.sampled_from(["f16", "f32", "int8"]),
+    dtype=st.sampled_from(["f16", "f32", "int8", "k12v8"]),
     num_layers=st.integers(1, 3),
     num_kv_heads=st.integers(1, 3),
     head_dim=st.sampled_from([2, 6, 16, 20]),
@@ -27,9 +27,24 @@ def random_pages(layout: KVLayout, num_pages: int, seed: int) -> np.ndarray:
     """Any bits, NaNs too, but for what no row owns, which is zero."""
     rng = np.random.default_rng(seed)
     pages = rng.integers(0, 256, (num_pages, layout.page_bytes), np.uint8)
+    each, start = layout.of_layer(0), layout.num_scale_items
+    if each.is_paired:
+        values = parts_of(layout, pages)[1][..., start:]
+        values.reshape(*values.shape[:3], PAGE_SIZE // 4, each.value_columns, 4)[..., layout.head_dim :, :] = 0
+        return pages
     heads = pages.reshape(-1, layout.head_items * layout.itemsize)
-    heads[:, (layout.num_scale_items + PAGE_SIZE * layout.head_dim) * layout.itemsize :] = 0
+    heads[:, (start + PAGE_SIZE * layout.head_dim) * layout.itemsize :] = 0
     return pages
+
+
+def parts_of(layout: KVLayout, pages: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Views of the bytes of keys and values, each `[pages, layers, kv_heads, bytes]`."""
+    each, size = layout.of_layer(0), layout.itemsize
+    layers = pages.reshape(len(pages), layout.num_layers, each.page_items * size)
+    parts = np.split(layers, [layout.num_kv_heads * each.key_items * size], axis=-1)
+    sizes = each.key_items * size, each.value_items * size
+    keys, values = (part.reshape(*part.shape[:2], layout.num_kv_heads, n) for part, n in zip(parts, sizes, strict=True))
+    return keys, values
 
 
 def random_order(layout: KVLayout, num_tokens: int, seed: int) -> np.ndarray:
@@ -80,7 +95,25 @@ def test_a_row_is_what_the_layout_says(dtype: KVDType) -> None:
                 assert scale == items[:start].tobytes()[4 * row : 4 * row + 4]
 
 
-@pytest.mark.parametrize("dtype", ["f16", "f32", "int8"])
+def test_a_row_of_k12v8_is_what_the_layout_says() -> None:
+    """Keys in pairs of numbers, values in fours of tokens and in 16 columns."""
+    layout = layout_of("k12v8")
+    pages = random_pages(layout, 2, 1)
+    rows = KVRows.of_pages(layout, pages, 21)
+    assert rows.scales is not None
+    keys, values = parts_of(layout, pages)
+    for token, layer, head in ((0, 0, 0), (15, 1, 2), (16, 1, 0), (20, 0, 1)):
+        page, row = divmod(token, PAGE_SIZE)
+        key, value = (part[page, layer, head] for part in (keys, values))
+        for d in range(6):
+            pair = key[64:].view(np.int16)[d // 2 * 32 + row * 2 + d % 2]
+            assert rows.items[0, layer, head, token, d] == pair
+            assert rows.items[1, layer, head, token, d] == value[64:].view(np.int8)[(row // 4 * 16 + d) * 4 + row % 4]
+        for number, part in enumerate((key, value)):
+            assert rows.scales[number, layer, head, token].tobytes() == part[4 * row : 4 * row + 4].tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32", "int8", "k12v8"])
 def test_chosen_rows_fill_pages_from_the_front_and_zeros_follow(dtype: KVDType) -> None:
     layout = layout_of(dtype)
     rows = KVRows.of_pages(layout, random_pages(layout, 3, 2))

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from radixlm.runtime.artifact.manifest import KVDType, KVLayout
-from radixlm.runtime.model.kv_rows import KVRows
+from radixlm.runtime.model.kv_rows import ROW_DTYPES, KVRows
 from radixlm.runtime.pruning import pruned_prefix
 from radixlm.runtime.pruning.probe_keys import ProbeKeyCache
 from radixlm.runtime.pruning.pruned_prefix import PrunedPrefix
@@ -73,9 +73,9 @@ def stored(
 ) -> Stored:
     rng, kv, num_tokens = np.random.default_rng(seed), kv_of(dtype), 16 * sum(lengths)
     shape = (2, kv.num_layers, kv.num_kv_heads, num_tokens, kv.head_dim)
-    items = rng.integers(-127, 128, shape).astype(np.int8) if dtype == "int8" else rng.normal(size=shape) * 2
-    scales = rng.random(shape[:-1], np.float32) / 50 if dtype == "int8" else None
-    exact = KVRows(kv, items.astype({"f16": np.float16, "f32": np.float32, "int8": np.int8}[dtype]), scales)
+    items = rng.integers(-127, 128, shape) if kv.has_scales else rng.normal(size=shape) * 2
+    scales = rng.random(shape[:-1], np.float32) / 50 if kv.has_scales else None
+    exact = KVRows(kv, items.astype(ROW_DTYPES[dtype]), scales)
     identity = identity_of(kv)
     heads = chain(sum(lengths), seed, identity=identity)
     store = PageStore.open(directory, identity, max_bytes=8 << 20, files=files)

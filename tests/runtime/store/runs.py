@@ -9,13 +9,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayout
+from radixlm.runtime.model.kv_rows import KVRows
 from radixlm.runtime.store import OSFiles, PageKey, PageStore, StoreIdentity
 from radixlm.runtime.store.ordered_reader import OpenRun
 from radixlm.runtime.store.ordered_run import OrderedRun
 
 from .pages import chain
 
-DTYPES: tuple[KVDType, ...] = ("f16", "f32", "int8")
+DTYPES: tuple[KVDType, ...] = ("f16", "f32", "int8", "k12v8")
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,11 @@ def run_of(kv: KVLayout, num_pages: int, seed: int = 0, **options: bytes) -> Run
     """Any bits where tokens are, NaNs too; scores of few values, so that many are equal."""
     rng = np.random.default_rng(seed)
     pages = rng.integers(0, 256, (num_pages, kv.page_bytes), np.uint8)
-    heads = pages.reshape(-1, kv.head_items * kv.itemsize)
-    heads[:, (kv.num_scale_items + PAGE_SIZE * kv.head_dim) * kv.itemsize :] = 0  # what no token owns
+    if kv.dtype == "k12v8":
+        pages = KVRows.of_pages(kv, pages).to_pages()  # zeros in what no token owns
+    else:
+        heads = pages.reshape(-1, kv.head_items * kv.itemsize)
+        heads[:, (kv.num_scale_items + PAGE_SIZE * kv.head_dim) * kv.itemsize :] = 0
     scores = rng.integers(0, 20, (kv.num_layers, kv.num_kv_heads, num_pages * PAGE_SIZE)).astype(np.float32)
     identity = identity_of(kv)
     return Run(kv, identity, chain(num_pages, seed, identity=identity, **options), pages, scores)  # type: ignore[arg-type]

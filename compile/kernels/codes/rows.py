@@ -1,0 +1,112 @@
+"""The rows of attention in integers: queries as codes of 13 bits, and what is needed of one micro-tile within a span.
+
+Knows how queries are rounded, not what becomes of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tvm.script.ir_builder import tirx as T
+
+from ...codegen.builder import Memory, bound, registers, serial
+from ...codegen.vector import LANES, Expr, const, fma, lanes, splat
+from ...weights.layout import round_up
+from ..attention_rows import QueryRows, RowScratch, RowState
+from ..kv_pool import KEY_LIMIT, ROUNDING, largest_magnitude
+from ..kv_spans import SPAN
+
+_MOST_QUERY = 4095  # 13 bits
+_MOST_ROWS = 8  # of a micro-tile
+_CODES = 4  # codes of weights that lie in a float32
+
+
+def query_limit(key_dim: int) -> int:
+    """Codes of queries are in `-limit..limit`: 13 bits, or what keeps the sum of `key_dim` products in 32 bits.
+
+    >>> query_limit(256), query_limit(512)
+    (4095, 2049)
+    """
+    return int(min(_MOST_QUERY, ((1 << 31) - 1) // (KEY_LIMIT * key_dim)))
+
+
+@dataclass(frozen=True)
+class CodeScratch(RowScratch):
+    """The state, and behind it the rows' queries as int16 and their scales; then, of one micro-tile, `[8, SPAN]` scores
+    (later weights), the weights' codes, `[8, 16]` sums of weights, and 16 maxima and 16 scales of these codes.
+
+    Rows are counted within the micro-tile by all but `query` and `query_scale`.
+    """
+
+    @property
+    def _query_floats(self) -> int:
+        return round_up(self.key_dim, LANES) // 2
+
+    def query(self, row: Expr) -> Expr:
+        """Index of a row's codes, two in a float32."""
+        return self.state.floats + row * self._query_floats
+
+    def query_scale(self, row: Expr) -> Expr:
+        """Index of the factor of a row's scores."""
+        return self.query(self.state.num_rows) + row
+
+    def weights(self, row: Expr) -> Expr:
+        """Index of a row's weights."""
+        return self.query_scale(round_up(self.state.num_rows, LANES) + LANES) + row * SPAN
+
+    def codes(self, row: Expr) -> Expr:
+        """Index of the codes of a row's weights, four in a float32."""
+        return self.weights(_MOST_ROWS) + row * (SPAN // _CODES)
+
+    def span_sums(self, row: Expr) -> Expr:
+        """Index of the 16 sums of a row's weights."""
+        return self.codes(_MOST_ROWS) + row * LANES
+
+    def span_maxima(self, micro: Expr) -> Expr:
+        """Index of the maxima of the micro-tile's rows."""
+        return self.span_sums(_MOST_ROWS)
+
+    @property
+    def code_scales(self) -> int:
+        """Index of the scales of the weights' codes."""
+        return int(self.span_maxima(0)) + LANES
+
+    @property
+    def floats(self) -> int:
+        """How many float32 it takes."""
+        return self.code_scales + LANES
+
+
+@dataclass(frozen=True)
+class CodeRows(QueryRows):
+    """Queries as codes: `rint(query * (limit / largest))`, where `largest` is the row's largest magnitude."""
+
+    def scratch(self, num_tokens: int, more_floats: int = 0) -> CodeScratch:
+        """Memory for `num_tokens` tokens, and `more_floats` float32 behind it."""
+        whole = CodeScratch(self.state(num_tokens, Memory(None)), self.shape.layout.key_dim)
+        memory = registers(whole.floats + more_floats, "float32")
+        return CodeScratch(self.state(num_tokens, memory), whole.key_dim)
+
+    def state(self, num_tokens: int, memory: Memory) -> RowState:
+        """The state of `num_tokens` tokens, whose outputs are whole vectors."""
+        plain = super().state(num_tokens, memory)
+        return replace(plain, value_dim=self.shape.layout.value_columns)
+
+    def _load_query(self, scratch: RowScratch, m: Expr, head: Expr, g: Expr, to: Expr) -> None:
+        assert isinstance(scratch, CodeScratch)
+        size, n, limit = self.shape.layout.key_dim, self.shape.n, query_limit(self.shape.layout.key_dim)
+        floats, source = self.q, bound((m * self.shape.num_heads + head * self.shape.group + g) * size)
+        if size % LANES:  # zeros behind the query
+            floats = registers(round_up(size, LANES), "float32")
+            floats[lanes(size // LANES * LANES)] = const(0)
+            with serial(size // n) as i:
+                floats[lanes(i * n, n)] = self.q[lanes(source + i * n, n)]
+            source = T.int64(0)
+        largest = bound(largest_magnitude(floats, size, source))
+        inverse = bound(T.float32(limit) / largest)
+        scratch.memory[scratch.query_scale(to)] = largest * T.float32(self.shape.query_factor / limit)
+        query = bound(scratch.query(to))
+        with serial(round_up(size, LANES) // LANES) as i:
+            whole = fma(floats[lanes(source + i * LANES)], splat(inverse), const(ROUNDING), self.shape.has_fma)
+            codes = T.Cast("int16x16", T.reinterpret("int32x16", whole))
+            scratch.memory[lanes(query + i * (LANES // 2), LANES // 2)] = T.reinterpret("float32x8", codes)

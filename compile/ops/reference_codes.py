@@ -1,0 +1,59 @@
+"""The roundings of attention in integers, in plain NumPy: numbers in, the numbers that their codes stand for out.
+
+Keys are codes of 12 bits, queries of 13 and values of 8, each row with a scale of its own. What weighs a value is
+rounded, too: within a span of 128 positions the weights of a row, each times its value's scale, are 0 to 255 parts of
+the largest. Sums of weights are not rounded.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .functions import Array
+
+SPAN = 128  # positions
+_KEY_LIMIT, _QUERY_LIMIT, _VALUE_LIMIT, _WEIGHT_LIMIT = 2047, 4095, 127, 255
+
+
+def query_limit(key_dim: int) -> int:
+    """The largest code of a query: its product with any key fits in 32 bits."""
+    return int(min(_QUERY_LIMIT, ((1 << 31) - 1) // (_KEY_LIMIT * key_dim)))
+
+
+def rounded_keys(keys: Array) -> Array:
+    """Keys `[..., n]` as their codes tell them."""
+    return _rounded(keys, _KEY_LIMIT)
+
+
+def rounded_values(values: Array) -> Array:
+    """Values `[..., n]` as their codes tell them."""
+    return _rounded(values, _VALUE_LIMIT)
+
+
+def rounded_queries(queries: Array) -> Array:
+    """Queries `[..., n]` as their codes tell them."""
+    return _rounded(queries, query_limit(queries.shape[-1]))
+
+
+def rounded_weights(weights: Array, values: Array) -> Array:
+    """Weights `[tokens, rows]` as their codes tell them; `values` `[rows, n]` are rounded already."""
+    scales = _largest(values)[:, 0] / _VALUE_LIMIT
+    scaled = weights * scales
+    for first in range(0, scaled.shape[-1], SPAN):
+        span = scaled[:, first : first + SPAN]
+        step = _largest(span) / _WEIGHT_LIMIT
+        span[...] = np.rint(span / step) * step
+    rounded: Array = (scaled / scales).astype(weights.dtype)
+    return rounded
+
+
+def _rounded(x: Array, limit: int) -> Array:
+    largest = _largest(x)
+    rounded: Array = (np.rint(x * (limit / largest)) * (largest / limit)).astype(x.dtype)
+    return rounded
+
+
+def _largest(x: Array) -> Array:
+    """Each row's largest magnitude, of zeros 1."""
+    largest: Array = np.abs(x).max(axis=-1, keepdims=True)
+    return np.where(largest == 0, largest.dtype.type(1), largest)
