@@ -78,9 +78,10 @@ def test_scored_forward_is_forward_and_its_mass_is_the_softmax(
     for start, stop in ((0, 40), (40, 41), (41, 69), (69, 70)):
         step = batch(token_ids, start, stop)
         assert np.array_equal(plain.forward(step), scored.forward_scored(step))
-    tolerance = 1e-3 if kv_dtype == "f32" else 1e-2  # of codes, numbers near ties are rounded either way
+    # of codes, numbers near ties are rounded either way; of k12v8 also weights, to 1/255 of the largest
+    tolerance = {"f32": 1e-3, "int8": 1e-2, "k12v8": 5e-2}[kv_dtype]
     mass, queries = expected_scores(config, token_ids, kv_dtype)
-    np.testing.assert_allclose(scored.attention_sums, mass, 2e-3 if kv_dtype == "k12v8" else 0, tolerance)
+    np.testing.assert_allclose(scored.attention_sums, mass, 0, tolerance)
     np.testing.assert_allclose(scored.queries[:, :1], queries[:, -1:], 0, tolerance)  # of the last step, one token
     np.testing.assert_allclose(scored.queries[:, 1:28], queries[:, 42:69], 0, tolerance)  # what is left of one before
     before = scored.attention_sums.copy()
