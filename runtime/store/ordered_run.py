@@ -115,7 +115,7 @@ def key_bytes(kv: KVLayout) -> int:
 
 
 def _key_code_bytes(kv: KVLayout) -> int:
-    return kv.head_dim * np.dtype(ROW_DTYPES[kv.dtype]).itemsize
+    return int(kv.head_dim * np.dtype(ROW_DTYPES[kv.dtype]).itemsize)
 
 
 def _value_code_bytes(kv: KVLayout) -> int:
@@ -145,7 +145,8 @@ def unpack(kv: KVLayout, packed: UInt8Array) -> KVRows:
 def unpack_keys(kv: KVLayout, packed: UInt8Array) -> NDArray[np.float32]:
     """Keys with their scales as numbers: of uint8 `[..., key_bytes]` float32 `[..., head_dim]`."""
     num_code_bytes = _key_code_bytes(kv)
-    keys = np.ascontiguousarray(packed[..., :num_code_bytes]).view(ROW_DTYPES[kv.dtype]).astype(np.float32)
+    codes = np.ascontiguousarray(packed[..., :num_code_bytes]).view(ROW_DTYPES[kv.dtype])
+    keys: NDArray[np.float32] = codes.astype(np.float32)
     return keys * np.ascontiguousarray(packed[..., num_code_bytes:]).view(np.float32) if kv.has_scales else keys
 
 
