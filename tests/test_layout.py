@@ -35,7 +35,7 @@ RUNTIME_FOR_COMPILE = {"artifact", "errors", "model.batch", "model.model_runner"
 # module, `__init__` stands above all.
 RUNTIME_ORDER = (
     *("errors", "artifact", "model", "chat", "kv_log", "cache", "store"),
-    *("prefix", "pruning", "engine", "server", "replicas"),
+    *("prefix", "pruning", "speculation", "engine", "server", "replicas"),
 )
 # The folders of compile/, in the same way: functions for a CPU, numbers of weights, kernels, operations on rows,
 # layers, model families, file formats. The modules beside them, from `compiler` to `verification`, stand above all.

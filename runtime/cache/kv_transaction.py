@@ -24,7 +24,8 @@ from .sparse_span import SparseSpan
 
 
 class Reservation(NamedTuple):
-    """Room for the KV of tokens `[start, stop)` of one sequence.
+    """Room for the KV of tokens `[start, stop)` of one sequence; the last of them may be a draft, which is not the
+    sequence's yet.
 
     Their pages are the first `num_kept_pages` of the sequence's own, and after them the `new_page_ids`. `copies`
     are the row copies to do before the forward (none or one: the rows of a partial page that others own too).
@@ -40,6 +41,7 @@ class Reservation(NamedTuple):
     copies: tuple[PageCopy, ...]
     rows: range
     sparse: SparseSpan | None
+    draft_ids: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -47,9 +49,14 @@ class Reservation(NamedTuple):
         return self.stop - self.start
 
     @property
+    def decodes(self) -> bool:
+        """Whether there is one token, but for a draft."""
+        return self.num_tokens == 1 + len(self.draft_ids)
+
+    @property
     def token_ids(self) -> collections.abc.Sequence[int]:
         """The tokens that the step computes; their positions are `range(start, stop)`."""
-        return self.sequence.token_ids[self.start : self.stop]
+        return [*self.sequence.token_ids[self.start : self.stop], *self.draft_ids]
 
     @property
     def num_pages(self) -> int:
@@ -103,8 +110,12 @@ class KVTransaction:
         """All row copies to do before the forward."""
         return [copy for reservation in self._reservations.values() for copy in reservation.copies]
 
-    def reserve(self, sequence: Sequence, num_tokens: int) -> Reservation:
+    def reserve(
+        self, sequence: Sequence, num_tokens: int, draft_ids: collections.abc.Sequence[int] = ()
+    ) -> Reservation:
         """Take pages for the next `num_tokens` uncomputed tokens; the sequence changes in `commit` only.
+
+        Behind all uncomputed tokens there may be a draft, a guess of what comes next; `accept` says how much is right.
 
         Evicts from the tree, least recently used first, when too few pages are free; a rollback does not
         bring those back. If the sequence's last page is partial and not its own alone, it is replaced by a
@@ -119,7 +130,9 @@ class KVTransaction:
         sequence.require_open()
         assert not sequence.is_reserved, f"{sequence} is reserved already"
         assert 0 < num_tokens <= sequence.num_uncomputed, f"{num_tokens} tokens of {sequence}"
-        start, stop = sequence.num_computed, sequence.num_computed + num_tokens
+        assert not draft_ids or num_tokens == sequence.num_uncomputed, "a draft comes behind all tokens"
+        assert len(sequence) + len(draft_ids) <= sequence.context_length, "a draft ends in the context"
+        start, stop = sequence.num_computed, sequence.num_computed + num_tokens + len(draft_ids)
         sparse = sequence.sparse
         rows = range(start, stop) if sparse is None else range(start - sparse.num_missing, stop - sparse.num_missing)
         num_kept, num_rows = len(sequence.page_ids), rows.start % PAGE_SIZE
@@ -127,15 +140,34 @@ class KVTransaction:
         num_kept -= must_copy
         taken = take_pages(self._pool, self._tree, num_pages_for(rows.stop) - num_kept)
         copies = (PageCopy(sequence.page_ids[-1], taken[0], num_rows),) if must_copy else ()
-        reservation = Reservation(sequence, start, stop, num_kept, taken, copies, rows, sparse)
+        reservation = Reservation(sequence, start, stop, num_kept, taken, copies, rows, sparse, tuple(draft_ids))
         self._reservations[sequence.seq_id] = reservation
         sequence.set_reserved(True)
         if self._kv_log is not None:
             copied = [[copy.src_page, copy.dst_page, copy.num_rows] for copy in copies]
             num_free = self._pool.num_free
             reserved, free = [start, stop], [num_free + len(taken), num_free]  # after evictions, which have lines
-            self._kv_log.write("reserve", sequence, reserved=reserved, pages=taken, copies=copied, free=free)
+            draft = {"draft": len(draft_ids)} if draft_ids else {}
+            self._kv_log.write("reserve", sequence, reserved=reserved, pages=taken, copies=copied, free=free, **draft)
         return reservation
+
+    def accept(self, sequence: Sequence, num_tokens: int) -> None:
+        """Append the first `num_tokens` tokens of a sequence's draft to it, and give back the pages that only others
+        of the draft are in. What is left of the reservation is for `commit`.
+        """
+        before = self._reservations[sequence.seq_id]
+        num_rejected = len(before.draft_ids) - num_tokens
+        assert num_rejected >= 0, f"{num_tokens} tokens of a draft of {len(before.draft_ids)}"
+        rows = before.rows[: len(before.rows) - num_rejected]
+        num_pages, num_free = num_pages_for(rows.stop) - before.num_kept_pages, self._pool.num_free
+        sequence.append(before.draft_ids[:num_tokens])
+        kept, rejected = before.new_page_ids[:num_pages], before.new_page_ids[num_pages:]
+        self._pool.release(rejected)
+        self._reservations[sequence.seq_id] = before._replace(
+            stop=before.stop - num_rejected, new_page_ids=kept, rows=rows, draft_ids=()
+        )
+        if self._kv_log is not None:
+            self._kv_log.write("accept", sequence, pages=kept, free=[num_free, self._pool.num_free])
 
     def drop(self, sequence: Sequence) -> None:
         """Give back what was reserved for one sequence, for instance to preempt it; the others stay."""
@@ -154,6 +186,7 @@ class KVTransaction:
         own. Call it when the forward and the sampling have succeeded, then append the sampled tokens.
         """
         for reservation in self.reservations:
+            assert not reservation.draft_ids, "a draft was neither accepted nor rejected"
             sequence, num_kept = reservation.sequence, reservation.num_kept_pages
             num_free = self._pool.num_free
             if reservation.copies:  # their source is the sequence's no longer

@@ -133,6 +133,21 @@ class Node:
             return own
         return own + max(self.children, key=lambda child: child.last_used).tokens(0, most - len(own))
 
+    def ahead(self, key: bytes, most: int) -> tuple[int, ...]:
+        """At most `most` tokens behind all of `key`, which begins where its children do, in the runs used last."""
+        node, done = self, 0
+        while done < len(key):
+            child, common = node.nearest(key, done)
+            if child is None or common == 0:
+                return ()
+            common = num_common_tokens(child.run, key, 0, done)
+            if done + common * TOKEN_BYTES == len(key) and common < child.num_tokens:
+                return child.tokens(common, most)
+            if common < child.num_tokens:
+                return ()
+            node, done = child, done + len(child.run)
+        return node.tokens(node.num_tokens, most)
+
     def nearest(self, key: bytes, key_start: int) -> tuple[Node | None, int]:
         """The child that shares the most first-page tokens with `key[key_start:]`, and how many they are.
 

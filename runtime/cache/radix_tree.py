@@ -104,6 +104,13 @@ class RadixTree:
         """The longest run of the namespace that begins like `token_ids`; changes nothing."""
         return FoundRun.below(self.root(namespace), token_ids)
 
+    def ahead(self, namespace: bytes | None, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
+        """At most `most` tokens that the namespace has behind all of `token_ids`, in the runs used last; changes
+        nothing.
+        """
+        root = self.root(namespace)
+        return () if root is None else root.ahead(encode_key(token_ids), most)
+
     def insert(
         self,
         namespace: bytes,

@@ -77,6 +77,8 @@ class CoreCounters:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0
+    num_drafted_tokens: int = 0  # guesses that were held against the model
+    num_accepted_tokens: int = 0  # those of them that were right
     num_computed_tokens: int = 0  # that went through the model: of prompts, and generated
     num_failed_steps: int = 0
     num_failed_steps_in_a_row: int = 0  # up to now
@@ -103,6 +105,11 @@ class CoreCounters:
         if num_tokens:
             self.num_computed_tokens += num_tokens
             self.num_failed_steps_in_a_row, self.restarted_after = 0, None
+
+    def count_draft(self, num_drafted: int, num_accepted: int) -> None:
+        """A draft was held against the model."""
+        self.num_drafted_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
 
     def count_failed_step(self, error: Exception) -> None:
         """A step raised."""

@@ -28,9 +28,11 @@ from .engine_queue import WorkQueue
 from .request import Request
 from .request_ends import RequestEnds
 from .request_options import RequestLimits
-from .sampler import Refusal, Sampled, SampledToken
 from .scheduler import RequestBroken, Scheduler, SchedulerPolicy
-from .step_plan import ScheduledRequest, StepPlan, compute
+from .step.compute import compute
+from .step.plan import ScheduledRequest, StepPlan
+from .step.sampler import Refusal, Sampled, SampledToken
+from .step.verify import Verified
 from .waiting_request import find_prefix
 
 _LOGGER = logging.getLogger(__name__)
@@ -189,14 +191,16 @@ class EngineCore:
             begun = self._clock()
             self._start(scheduled, begun)
             try:
-                sampled = compute(self._forward, step, scheduled, vocab_size=self.limits.vocab_size)
-                damaged = [item for item, token in sampled if token is None]
-                for item in damaged:
-                    step.drop(item.reservation.sequence)  # what came out of it must not be reused
+                sampled = compute(self._forward, step, scheduled, vocab_size=self.limits.vocab_size, clock=self._clock)
+                for item, token in sampled:
+                    if _is_damaged(token):
+                        step.drop(item.reservation.sequence)  # what came out of it must not be reused
+                    elif isinstance(token, Verified):
+                        step.accept(item.reservation.sequence, token.num_accepted)
                 step.commit()
             except Exception as error:
                 return self._ends.fail_step(step, [item.request for item in scheduled], error, check=self.check)
-        self.counters.count_step(sum(item.reservation.num_tokens for item in scheduled))
+        self.counters.count_step(sum(item.reservation.num_tokens - len(item.draft.token_ids) for item in scheduled))
         ended = self._clock()
         self._scheduler.observe(plan, ended - begun)
         if self.tier is not None:
@@ -279,11 +283,18 @@ class EngineCore:
         for request in requests:
             self.on_progress(request.request_id, request.progress(now))
 
-    def _hand_out(self, plan: StepPlan, sampled: list[tuple[ScheduledRequest, Sampled]]) -> list[RequestOutput]:
-        """Give each request its token, and say of those that cannot go on why."""
+    def _hand_out(
+        self, plan: StepPlan, sampled: list[tuple[ScheduledRequest, Sampled | Verified]]
+    ) -> list[RequestOutput]:
+        """Give each request its tokens, and say of those that cannot go on why."""
         now = self._clock()
-        outputs = [self._accept(item.request, token, now) for item, token in sampled if token is not None]
-        damaged = [item.request for item, token in sampled if token is None]
+        outputs: list[RequestOutput] = []
+        for item, token in sampled:
+            if isinstance(token, Verified):
+                outputs += self._take(item, token, now)
+            elif token is not None:
+                outputs.append(self._accept(item.request, token, now))
+        damaged = [item.request for item, token in sampled if _is_damaged(token)]
         for request in damaged:
             self._scheduler.remove(request.request_id)
             outputs.append(self._ends.fail_damaged(request))
@@ -296,6 +307,24 @@ class EngineCore:
         if plan.unservable is not None:
             self._scheduler.remove(plan.unservable.request_id)
             outputs.append(self._ends.fail_unservable(plan.unservable))
+        return outputs
+
+    def _take(self, item: ScheduledRequest, verified: Verified, now: float) -> list[RequestOutput]:
+        """Hand out what a draft has brought; the reply has it already."""
+        request, num_accepted = item.request, verified.num_accepted
+        request.drafted(item.draft, num_accepted)
+        self.counters.count_draft(len(item.draft.token_ids), num_accepted)
+        outputs = [RequestOutput(request.request_id, delta) for delta in verified.deltas]
+        for number in range(len(verified.deltas)):
+            self.counters.count_token(now, request.spec.arrived_at, now if number else verified.before)
+        if verified.error is not None:
+            self._scheduler.remove(request.request_id)
+            return [*outputs, self._ends.fail(request, verified.error)]
+        if isinstance(verified.last, SampledToken):
+            request.admitted.append((verified.last.token_id,))
+        if request.is_finished:
+            self._scheduler.remove(request.request_id)
+            outputs[-1] = self._ends.finish(request, verified.deltas[-1])
         return outputs
 
     def _accept(self, request: Request, token: SampledToken | Refusal, now: float) -> RequestOutput:
@@ -313,3 +342,8 @@ class EngineCore:
             return RequestOutput(request.request_id, delta)
         self._scheduler.remove(request.request_id)
         return self._ends.finish(request, delta)
+
+
+def _is_damaged(token: Sampled | Verified) -> bool:
+    """Whether logits were not finite that a request needed."""
+    return token is None or (isinstance(token, Verified) and token.last is None and token.error is None)

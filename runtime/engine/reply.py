@@ -12,8 +12,8 @@ from typing import Protocol
 from ..chat.thought_splitter import Said, ThoughtSplitter
 from ..chat.token_constraint import HeldOpen, TokenConstraint
 from .completion import Delta, FinishReason, StopReason, TokenLogprob
-from .sampler import SampledToken, SamplerState
 from .sampling_params import SamplingParams
+from .step.sampler import SampledToken, SamplerState
 
 
 class TextDecoder(Protocol):

@@ -17,12 +17,13 @@ from ..cache.reply_alias import ReplyAlias
 from ..cache.sequence import Sequence
 from ..cache.why_not_more import WhyNotMore
 from ..prefix.expected_prompts import ExpectedPrompt
+from ..speculation.drafter import Draft, Drafter
 from .completion import CacheMatch, Completion, Delta, PrefillProgress, PrefixReuse, PromptLogprobs, Timings
 from .prompts import Prompts
 from .reply import Reply
 from .request_options import NO_OPTIONS, RequestLimits, RequestOptions
-from .sampler import Refusal, SampledToken
 from .sampling_params import SamplingParams
+from .step.sampler import Refusal, SampledToken
 
 if TYPE_CHECKING:
     from radixlm.tokenizer_fix import PreparedPrompt, SpelledPrompt
@@ -63,6 +64,8 @@ class Request:
         reuse: what of the prompt was not computed.
         prompt_logprobs: those of the prompt's tokens so far; None: not asked for. All of its rows are computed then.
         sequence: tokens and KV; None until the scheduler admits the request.
+        drafter: guesses what the reply goes on with; None: nothing has been guessed so far.
+        num_drafted, num_accepted: tokens that were guessed, and those of them that were right.
     """
 
     def __init__(self, spec: RequestSpec, reply: Reply) -> None:
@@ -75,6 +78,8 @@ class Request:
             self.prompt = replace(spec.prompt, num_match=0)
         self.sequence: Sequence | None = None
         self.num_preemptions = 0
+        self.drafter: Drafter | None = None
+        self.num_drafted = self.num_accepted = 0
         self._max_length = 0  # of the sequence, known when it is admitted
         self._started_at: float | None = None
 
@@ -210,8 +215,29 @@ class Request:
             return replace(self.reply.end_unsaid(), prompt_logprobs=self.prompt_logprobs)
         sequence, is_first = self.admitted, not self.num_generated
         sequence.append((sampled.token_id,))
-        delta = self.reply.accept(sampled, now, is_full=len(sequence) == self._max_length)
+        delta = self.reply.accept(sampled, now, is_full=self.is_full(len(sequence)))
         return replace(delta, prompt_logprobs=self.prompt_logprobs) if is_first and self.prompt_logprobs else delta
+
+    def drafted(self, draft: Draft, num_accepted: int) -> None:
+        """Note how much of a draft was right."""
+        assert self.drafter is not None, "it made the draft"
+        self.drafter.observe(draft, num_accepted)
+        self.num_drafted += len(draft.token_ids)
+        self.num_accepted += num_accepted
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether what the reply goes on with may be guessed: it has begun, and all of it is exact."""
+        return bool(self.num_generated) and self.prompt_logprobs is None and self.reuse.pruning is None
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that the reply may still have."""
+        return self._max_length - len(self.admitted)
+
+    def is_full(self, length: int) -> bool:
+        """Whether the reply ends when its sequence has so many tokens."""
+        return length == self._max_length
 
     def aliases(self) -> list[ReplyAlias]:
         """The finished reply and how it may be rendered, where that is another text."""

@@ -14,8 +14,11 @@ from ..cache.prefix_cache import PrefixCache
 from ..cache.prefix_match import PrefixMatch
 from ..cache.sequence import Sequence
 from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows
+from ..speculation.draft_length import StepCost
 from .request import Request
-from .step_plan import PromptTime, StepPace, StepPlan
+from .step.drafts import StepDrafts
+from .step.pace import PromptTime, StepPace
+from .step.plan import StepPlan
 from .waiting_request import Admission, AdmissionPolicy, WaitingRequest, computes_more
 
 
@@ -41,6 +44,8 @@ class SchedulerPolicy:
 
     A step has `max_num_logits` rows of logits, at least one for each sequence. A prompt whose logprobs are asked for
     takes one for each token, and so is computed in shorter parts.
+
+    Where it `speculates`, steps without prompts check guesses of what replies go on with, as many as pay.
     """
 
     max_num_seqs: int = 64
@@ -50,6 +55,7 @@ class SchedulerPolicy:
     num_candidates: int = 32
     admission: AdmissionPolicy = "optimistic"
     prompts_s: float | None = None
+    speculates: bool = False
 
 
 class Scheduler:
@@ -72,6 +78,7 @@ class Scheduler:
         self._arrivals: dict[str, int] = {}
         self._num_arrived = 0
         self._pace = None if policy.prompts_s is None else StepPace(policy.prompts_s)
+        self._step_cost = StepCost() if policy.speculates else None
         self.num_preemptions = 0
 
     def __contains__(self, request_id: str) -> bool:
@@ -160,8 +167,11 @@ class Scheduler:
         time = self._prompt_time(len(decoding), len(prefilling))
         most, num_logits = self._policy.max_num_batched_tokens, self._policy.max_num_logits
         plan = StepPlan(step, most, stops, time, max_num_logits=num_logits)
+        drafts = None if prefilling or self.num_waiting else self._step_drafts(decoding)
         for request in decoding:
-            if request.request_id in self._running and plan.budget > 0:
+            if request.request_id not in self._running or plan.budget <= 0:
+                continue
+            if drafts is None or not drafts.reserve(request, plan):
                 self._advance(request, plan)
         if time is None:
             self._advance_each(prefilling, plan)
@@ -180,8 +190,11 @@ class Scheduler:
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Note how long the step of a plan took."""
+        scheduled = plan.scheduled
         if self._pace is not None:
-            self._pace.observe_step([item.reservation for item in plan.scheduled], seconds)
+            self._pace.observe_step([item.reservation for item in scheduled], seconds)
+        if self._step_cost is not None and all(item.reservation.decodes for item in scheduled):
+            self._step_cost.observe(sum(item.reservation.num_tokens for item in scheduled), seconds)
 
     def drop_loaded_rows(self, namespace: bytes | None = None) -> None:
         """Drop the rows that were loaded for waiting requests, of a namespace or of all; the requests compute them."""
@@ -216,6 +229,11 @@ class Scheduler:
         for request in self._running.values():
             (decoding if request.admitted.num_uncomputed == 1 else prefilling).append(request)
         return decoding, prefilling
+
+    def _step_drafts(self, decoding: list[Request]) -> StepDrafts | None:
+        if self._step_cost is None:
+            return None
+        return StepDrafts(self._cache, self._step_cost, len(decoding), max_num_logits=self._policy.max_num_logits)
 
     def _prompt_time(self, num_decoding: int, num_prefilling: int) -> PromptTime | None:
         if self._pace is None:

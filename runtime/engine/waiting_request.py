@@ -20,7 +20,7 @@ from .completion import KVPruning, PrefixReuse
 from .request import Request
 
 if TYPE_CHECKING:
-    from .step_plan import StepPlan
+    from .step.plan import StepPlan
 
 
 def find_prefix(cache: PrefixCache, request: Request, context_length: int) -> PrefixMatch:

@@ -74,6 +74,11 @@ class Reserve(OfSequence, tag="reserve", frozen=True):
     reserved: Change
     pages: list[int]
     copies: list[Rows]
+    draft: Count = 0
+
+
+class Accept(OfSequence, tag="accept", frozen=True):
+    pages: list[int]
 
 
 class Commit(OfSequence, tag="commit", frozen=True):
@@ -119,6 +124,8 @@ class StartOver(Line, tag="start_over", frozen=True):
     pass
 
 
-SequenceLine = Open | OpenPruned | Fork | Resume | Reserve | Commit | Share | Drop | Append | Pop | Preempt | Close
+SequenceLine = (
+    Open | OpenPruned | Fork | Resume | Reserve | Accept | Commit | Share | Drop | Append | Pop | Preempt | Close
+)
 AnyLine = SequenceLine | Begin | State | Keep | Evict | StartOver
 DECODER: msgspec.json.Decoder[AnyLine] = msgspec.json.Decoder(AnyLine)

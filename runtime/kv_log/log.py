@@ -16,6 +16,8 @@ how many of its tokens are `computed`, each before and after::
                           What is behind `start` is not shared, until a `pop` below `stop`, a `resume` that gains,
                           or a `preempt` ends that
     reserve               `pages` taken to compute the tokens `reserved`; `copies` of rows: [source, target, rows]
+                          The last `draft` ones may be behind the sequence's own: guesses
+    accept                `pages` that are left of those, once as much of the draft is appended as was right
     commit, drop          the end of that; after a commit, `pages` are the sequence's after its first `kept` ones
     share                 likewise: its full pages are the tree's now, which had some of them already
     append, pop           of tokens; `pop` gives back the pages that no token is left in

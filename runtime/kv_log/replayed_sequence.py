@@ -87,6 +87,8 @@ class ReplayedSequence:
                 self._resume(line)
             case lines.Reserve():
                 self._reserve(line)
+            case lines.Accept():
+                self._accept(line)
             case lines.Drop():
                 self._end_reservation()
             case lines.Commit():
@@ -134,13 +136,19 @@ class ReplayedSequence:
     def _reserve(self, line: lines.Reserve) -> None:
         start, stop = line.reserved
         require(self.reserved is None, "it is reserved already")
-        require(start == self.computed < stop <= self.length, "it reserves other tokens than the next")
+        require(start == self.computed < stop <= self.length + line.draft, "it reserves other tokens than the next")
         num_pages = len(self.pages) - len(line.copies) + len(line.pages)
         require(num_pages == _num_pages(self.rows_of(stop)), "it takes too many pages, or too few")
         last = self.pages[-1:], line.pages[:1], self.rows_of(start) % PAGE_SIZE
         for source, target, num_rows in line.copies:
             require(([source], [target], num_rows) == last, "it copies other rows than its last page's")
         self.owners.take_free(line.pages)
+        self.reserved = line.pages
+
+    def _accept(self, line: lines.Accept) -> None:
+        reserved, num_kept = self.reserved or [], len(line.pages)
+        require(line.pages == reserved[:num_kept], "it keeps other pages than were reserved")
+        self.owners.give(reserved[num_kept:])
         self.reserved = line.pages
 
     def _end_reservation(self) -> list[int]:

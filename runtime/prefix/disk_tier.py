@@ -139,7 +139,7 @@ class DiskTier:
 
     def observe(self, reservations: collections.abc.Sequence[Reservation], seconds: float) -> None:
         """Note how long a step took, if it was of prompts: decode costs more a token, and is no measure."""
-        prefill = [reservation for reservation in reservations if reservation.num_tokens > 1]
+        prefill = [reservation for reservation in reservations if not reservation.decodes]
         num_tokens = sum(reservation.num_tokens for reservation in prefill)
         if num_tokens < _PREFILL_PER_DECODE * (len(reservations) - len(prefill)) or not num_tokens:
             return

@@ -20,7 +20,7 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.cache.sparse_span import SparseSpan
 from radixlm.runtime.engine.request import Request
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.step_plan import StepPlan
+from radixlm.runtime.engine.step.plan import StepPlan
 from radixlm.runtime.model.batch import Batch, Float32Array, UInt8Array
 
 from ..runtime.fake_model import EOS, alone

@@ -21,9 +21,9 @@ from radixlm.runtime.engine.engine_queue import WorkQueue
 from radixlm.runtime.engine.reply import Reply, TextDecoder
 from radixlm.runtime.engine.request import Request, RequestSpec
 from radixlm.runtime.engine.request_options import RequestLimits, RequestOptions
-from radixlm.runtime.engine.sampler import SamplerState, sample
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import SchedulerPolicy
+from radixlm.runtime.engine.step.sampler import SamplerState, sample
 from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.model.batch import Batch, Float32Array, PageCopy, TopLogits, UInt8Array
 from radixlm.runtime.prefix.disk_tier import DiskTier

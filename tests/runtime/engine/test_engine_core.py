@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.engine.completion import PrefixReuse
-from radixlm.runtime.engine.sampler import sample
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import SchedulerPolicy
+from radixlm.runtime.engine.step.sampler import sample
 from radixlm.runtime.errors import (
     ContextLengthExceeded,
     EmptyPrompt,

@@ -12,7 +12,6 @@ import pytest
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.radix_tree import RadixTree
-from radixlm.runtime.engine import step_plan
 from radixlm.runtime.engine.completion import RequestOutput
 from radixlm.runtime.engine.engine_core import EngineCore
 from radixlm.runtime.engine.engine_loop import EngineLoop
@@ -20,6 +19,7 @@ from radixlm.runtime.engine.generation_stream import GenerationStream
 from radixlm.runtime.engine.request import Request
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import Scheduler, SchedulerPolicy
+from radixlm.runtime.engine.step import compute as step_compute
 from radixlm.runtime.errors import EngineDied
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.prefix.disk_reader import DiskReader
@@ -139,7 +139,7 @@ def throwing(wrapped: Callable[..., Any], at: int, *, after: bool) -> Callable[.
 @pytest.mark.parametrize(
     ("owner", "method"),
     [
-        (step_plan, "sample"),
+        (step_compute, "sample"),
         (RadixTree, "insert"),
         (PagePool, "add_to_tree"),
         (PagePool, "release"),

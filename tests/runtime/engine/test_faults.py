@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.radix_tree import RadixTree
-from radixlm.runtime.engine import step_plan
 from radixlm.runtime.engine.completion import RequestOutput
 from radixlm.runtime.engine.engine_loop import EngineLoop
 from radixlm.runtime.engine.generation_stream import GenerationStream
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import Scheduler, SchedulerPolicy
+from radixlm.runtime.engine.step import compute as step_compute
 from radixlm.runtime.engine.upkeep import Upkeep
 from radixlm.runtime.errors import EngineError, RadixLMError, StepFailed
 
@@ -78,7 +78,7 @@ def finish(bench: Bench, failed: Sequence[str]) -> None:
 @pytest.mark.parametrize("stage", ["forward", "top_logits", "sample"])
 def test_computing_fails_the_requests_of_the_step_alone(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = bench_at_work()
-    owner = step_plan if stage == "sample" else bench.model
+    owner = step_compute if stage == "sample" else bench.model
     monkeypatch.setattr(owner, stage, once(getattr(owner, stage)))
     bench.step()
     counters = bench.core.counters

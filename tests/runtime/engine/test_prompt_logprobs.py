@@ -13,7 +13,7 @@ from radixlm.runtime.engine.completion import Completion, PromptLogprobs, TokenL
 from radixlm.runtime.engine.request import Request
 from radixlm.runtime.engine.sampling_params import MAX_PROMPT_LOGPROBS, SamplingParams
 from radixlm.runtime.engine.scheduler import SchedulerPolicy
-from radixlm.runtime.engine.step_plan import StepPlan
+from radixlm.runtime.engine.step.plan import StepPlan
 from radixlm.runtime.errors import EngineError, InvalidParameter
 from radixlm.runtime.model.batch import Batch, Float32Array
 

@@ -12,10 +12,10 @@ from radixlm.runtime.cache.sparse_span import SparseSpan
 from radixlm.runtime.engine.completion import PrefixReuse
 from radixlm.runtime.engine.reply import Reply
 from radixlm.runtime.engine.request import Request, RequestSpec
-from radixlm.runtime.engine.sampler import SampledToken
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import Scheduler, SchedulerPolicy
-from radixlm.runtime.engine.step_plan import StepPlan
+from radixlm.runtime.engine.step.plan import StepPlan
+from radixlm.runtime.engine.step.sampler import SampledToken
 
 from ..fake_model import VOCAB_SIZE, LetterDecoder, prompt
 from ..sparse_rows import loaded_rows

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.step_plan import StepPlan
+from radixlm.runtime.engine.step.plan import StepPlan
 from radixlm.runtime.prefix import disk_reader
 
 from ..fake_model import EOS, FAKE_PAGE_BYTES, alone

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from radixlm.runtime.cache.kv_transaction import KVTransaction
 from radixlm.runtime.cache.page_pool import PagePool
-from radixlm.runtime.engine import step_plan
 from radixlm.runtime.engine.completion import RequestOutput
 from radixlm.runtime.engine.generation_stream import GenerationStream
 from radixlm.runtime.engine.request import Request
+from radixlm.runtime.engine.step import compute as step_compute
 from radixlm.runtime.model.batch import Batch, Float32Array
 from radixlm.runtime.server.reply_stream import ReplyStream
 
@@ -24,7 +24,7 @@ STAGES: dict[str, tuple[Any, str]] = {
     "copy_rows": (SlowModel, "copy_rows"),
     "forward": (SlowModel, "forward"),
     "top_logits": (SlowModel, "top_logits"),
-    "sample": (step_plan, "sample"),
+    "sample": (step_compute, "sample"),
     "accept": (Request, "accept"),
     "commit": (KVTransaction, "commit"),
     "delivery": (GenerationStream, "deliver"),

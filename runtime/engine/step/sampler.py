@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..chat.token_constraint import BoolArray, TokenConstraint, allowed_of
-from ..errors import ConstraintFailed
-from ..model.batch import Float32Array, Int32Array, TopLogits
-from .completion import TokenLogprob
-from .sampling_params import SamplingParams
+from ...chat.token_constraint import BoolArray, TokenConstraint, allowed_of
+from ...errors import ConstraintFailed
+from ...model.batch import Float32Array, Int32Array, TopLogits
+from ..completion import TokenLogprob
+from ..sampling_params import SamplingParams
 
 Float64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]

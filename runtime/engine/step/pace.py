@@ -1,0 +1,128 @@
+"""How long a step may take, by how long steps took lately.
+
+Knows tokens and seconds, not requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...cache.kv_transaction import Reservation
+from ...prefix.rates import LinearRate
+
+ALONE_S = 0.25  # of a prompt that is alone, or of all that end in a step: so long does the next request wait for it
+GRACE_S = 3.0  # that prompts may take more than streams: many short prompts are computed at once, which is faster
+_LEAST, _FIRST = 8, 64  # tokens of a prompt: fewer cost a step as much; before anything was measured
+_KEPT = 0.75  # of how long streams took by themselves before, with each such step
+
+
+@dataclass
+class StepPace:
+    """What a step may take.
+
+    >>> pace = StepPace(limit_s=0.05)
+    >>> pace.num_tokens(0, pace.prompts_s(num_streams=0, has_others=True))  # nothing was measured yet
+    64
+    >>> pace.observe(num_streams=0, chunks=[(0, 512)], seconds=0.256)
+    >>> pace.num_tokens(0, pace.prompts_s(num_streams=0, has_others=True))
+    100
+
+    Attributes:
+        limit_s: seconds of parts of prompts in a step while others wait or stream. Where prompts have taken `GRACE_S`
+            more than streams, there are steps without prompts, so that streams keep half of their speed.
+    """
+
+    limit_s: float
+    _rate: LinearRate = field(default_factory=LinearRate)
+    _streams_s: float = 0.0  # of a step without prompts
+    _debt_s: float = 0.0  # that prompts took more than streams
+
+    def prompts_s(self, *, num_streams: int, has_others: bool) -> float:
+        """Seconds for parts of prompts in the next step; 0: no prompts.
+
+        Args:
+            num_streams: requests that decode in it.
+            has_others: whether more than one prompt is to be computed.
+        """
+        if num_streams and self._debt_s >= GRACE_S:
+            return 0.0
+        return self.limit_s if num_streams or has_others else max(ALONE_S, self.limit_s)
+
+    def num_tokens(self, position: int, seconds: float) -> int:
+        """Tokens of a prompt, from `position` on, that take about so long; a few where that is fewer than pay."""
+        each_s = self._rate.seconds(float(position))
+        return max(_LEAST, int(seconds / each_s + 1e-6)) if each_s else _FIRST
+
+    def seconds(self, position: int, num_tokens: int) -> float:
+        """That so many tokens of a prompt take, from `position` on; 0 before anything was measured."""
+        return num_tokens * (self._rate.seconds(position + num_tokens / 2) or 0.0)
+
+    def observe(self, *, num_streams: int, chunks: Sequence[tuple[int, int]], seconds: float) -> None:
+        """Note how long a step took: `num_streams` requests decoded beside `chunks` (start, stop) of prompts."""
+        if seconds <= 0.0:
+            return
+        if not chunks:
+            self._streams_s = seconds if not self._streams_s else _KEPT * self._streams_s + (1 - _KEPT) * seconds
+            self._debt_s = max(0.0, self._debt_s - seconds)
+            return
+        if not num_streams:
+            self._debt_s = 0.0
+        else:
+            streams_s = min(self._streams_s, 0.75 * seconds)
+            seconds -= streams_s
+            self._debt_s = max(0.0, self._debt_s + seconds - streams_s)
+        num_tokens = sum(stop - start for start, stop in chunks)
+        position = sum((stop - start) * (start + stop) / 2 for start, stop in chunks) / num_tokens
+        self._rate.observe(position, seconds / num_tokens, float(num_tokens))
+
+    def observe_step(self, reservations: Sequence[Reservation], seconds: float) -> None:
+        """The same, of what a step reserved; a sequence with one token decodes."""
+        chunks = [(each.start, each.stop) for each in reservations if not each.decodes]
+        self.observe(num_streams=len(reservations) - len(chunks), chunks=chunks, seconds=seconds)
+
+
+class PromptTime:
+    """What is left of the seconds that a step has for prompts.
+
+    Prompts that end in the step may take `ALONE_S` together: fifty short ones are computed in a few steps, as beside
+    one another they cost less. Parts of longer ones take `parts_s`.
+    """
+
+    def __init__(self, pace: StepPace, parts_s: float) -> None:
+        self._pace = pace
+        self._parts_s, self._all_s = parts_s, max(ALONE_S, parts_s) if parts_s else 0.0
+        self._used_by_parts_s = self._used_s = self._share_aside = 0.0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more prompt may begin in the step."""
+        return self._left_s > 0.0
+
+    def has_room_for(self, position: int, num_tokens: int) -> bool:
+        """Whether a part of a prompt's tokens from `position` on fits, or all of them do."""
+        return self._left_of_parts_s > 0.0 or num_tokens <= self._pace.num_tokens(position, self._left_s)
+
+    def set_aside(self, share: float) -> None:
+        """Let a share of all be for later."""
+        self._share_aside = share
+
+    def num_tokens(self, position: int, num_tokens: int, share: float) -> int:
+        """How many of a prompt's `num_tokens` from `position` on take a share of what is left."""
+        if num_tokens <= self._pace.num_tokens(position, share * self._left_s):
+            return num_tokens
+        return min(num_tokens, self._pace.num_tokens(position, share * self._left_of_parts_s))
+
+    def take(self, position: int, num_tokens: int, *, ends: bool) -> None:
+        """Use the time of so many tokens, with which the prompt ends or not."""
+        seconds = self._pace.seconds(position, num_tokens)
+        self._used_s += seconds
+        self._used_by_parts_s += 0.0 if ends else seconds
+
+    @property
+    def _left_s(self) -> float:
+        return self._all_s * (1 - self._share_aside) - self._used_s
+
+    @property
+    def _left_of_parts_s(self) -> float:
+        return min(self._left_s, self._parts_s * (1 - self._share_aside) - self._used_by_parts_s)

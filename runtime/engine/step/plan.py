@@ -1,0 +1,144 @@
+"""Plan what one step computes: the requests of the step within its tokens and its time, and whether one more fits.
+
+Knows requests, pages and reservations; whose turn it is, is the scheduler's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ...cache.kv_transaction import KVTransaction, Reservation
+from ...errors import OutOfPages
+from ...speculation.drafter import NO_DRAFT, Draft
+from ..request import Request
+from .pace import PromptTime
+
+
+class ScheduledRequest(NamedTuple):
+    """One request's share of a step.
+
+    Of its last `num_logits` tokens the logits are wanted: of the last one if it samples, of those of a prompt whose
+    logprobs are asked for, and of a draft and the token before it.
+    """
+
+    request: Request
+    reservation: Reservation
+    num_logits: int
+    samples: bool
+    draft: Draft = NO_DRAFT
+
+
+class StepPlan:
+    """The requests of a step, in order, and the tokens that may still be added.
+
+    `unservable` is a request that does not fit the pool even alone, if one was met: it can only fail.
+    """
+
+    def __init__(
+        self,
+        step: KVTransaction,
+        max_num_tokens: int,
+        stops: Mapping[str, int] | None = None,
+        time: PromptTime | None = None,
+        *,
+        max_num_logits: int = 64,
+    ) -> None:
+        """An empty plan; a request that has a position in `stops` before it computes no further than that, prompts take
+        no longer than `time`, and `max_num_logits` rows of logits are wanted at most."""
+        self.budget = max_num_tokens
+        self._time, self._aside = time, 0
+        self._num_logits_left, self._logits_aside = max_num_logits, 0
+        self.unservable: Request | None = None
+        self._step = step
+        self._stops = stops or {}
+        self._scheduled: dict[str, ScheduledRequest] = {}
+
+    @property
+    def scheduled(self) -> list[ScheduledRequest]:
+        """The requests of the step, in order."""
+        return list(self._scheduled.values())
+
+    @property
+    def has_room(self) -> bool:
+        """Whether tokens of prompts may still be added."""
+        return self.budget > 0 and (self._time is None or self._time.has_room)
+
+    def has_room_for(self, request: Request) -> bool:
+        """Whether tokens of a running request's prompt may still be added."""
+        sequence = request.admitted
+        return self.has_room and (
+            self._time is None or self._time.has_room_for(sequence.num_computed, sequence.num_uncomputed)
+        )
+
+    def reserve(self, request: Request, share: float = 1.0) -> bool:
+        """Add as many of the request's tokens as the budget allows, none where the step has no row of logits left for
+        it; False, with nothing changed, without pages.
+
+        Args:
+            share: of the time that is left for prompts.
+        """
+        sequence = request.admitted
+        num_tokens = min(sequence.num_uncomputed, self.budget)
+        if self._time is not None and num_tokens > 1:
+            num_tokens = min(num_tokens, self._time.num_tokens(sequence.num_computed, sequence.num_uncomputed, share))
+        if self._stops and (stop := self._stops.get(request.request_id, 0)) > sequence.num_computed:
+            num_tokens = min(num_tokens, stop - sequence.num_computed)
+        num_logits = request.num_logits(num_tokens)
+        if num_logits > self._num_logits_left:
+            num_tokens -= num_logits - self._num_logits_left
+            num_logits = request.num_logits(num_tokens)
+        if num_tokens == 0:
+            return True
+        try:
+            reservation = self._step.reserve(sequence, num_tokens)
+        except OutOfPages:
+            return False
+        self.budget -= num_tokens
+        self._num_logits_left -= num_logits
+        samples = reservation.stop == len(sequence)
+        if self._time is not None and num_tokens > 1:
+            self._time.take(reservation.start, num_tokens, ends=samples)
+        self._scheduled[request.request_id] = ScheduledRequest(request, reservation, num_logits, samples)
+        return True
+
+    def reserve_draft(self, request: Request, draft: Draft) -> bool:
+        """Add a request's one uncomputed token and a draft behind it; False, with nothing changed, without pages."""
+        num_logits = 1 + len(draft.token_ids)
+        try:
+            reservation = self._step.reserve(request.admitted, 1, draft.token_ids)
+        except OutOfPages:
+            return False
+        self.budget -= num_logits
+        self._num_logits_left -= num_logits
+        self._scheduled[request.request_id] = ScheduledRequest(request, reservation, num_logits, True, draft)
+        return True
+
+    def drop(self, request: Request) -> None:
+        """Take a request out again, if it is in; its pages and tokens are free for others."""
+        dropped = self._scheduled.pop(request.request_id, None)
+        if dropped is not None:
+            self._step.drop(dropped.reservation.sequence)
+            self.budget += dropped.reservation.num_tokens
+            self._num_logits_left += dropped.num_logits
+
+    def set_half_aside(self) -> None:
+        """Keep half of all until `take_back`, for the oldest prompt: it has what others leave it."""
+        self._aside = (self.budget + 1) // 2
+        self.budget -= self._aside
+        self._logits_aside = (self._num_logits_left + 1) // 2
+        self._num_logits_left -= self._logits_aside
+        if self._time is not None:
+            self._time.set_aside(0.5)
+
+    def take_back(self) -> None:
+        """Have all that is left."""
+        self.budget, self._aside = self.budget + self._aside, 0
+        self._num_logits_left, self._logits_aside = self._num_logits_left + self._logits_aside, 0
+        if self._time is not None:
+            self._time.set_aside(0.0)
+
+    def num_held_pages(self, request: Request) -> int:
+        """Pages that a running request holds, those of this step included."""
+        scheduled = self._scheduled.get(request.request_id)
+        return scheduled.reservation.num_pages if scheduled else len(request.admitted.page_ids)

@@ -1,0 +1,56 @@
+"""Hold a draft against what the model says: the reply goes on token by token, as without one.
+
+The law of the row makes it exact: a row of logits is the same bits whatever is computed beside it, and the n-th token
+of a reply takes the n-th number of its generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from ..completion import Delta
+from ..request import Request
+from .sampler import Refusal, Sampled
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What became of a draft.
+
+    Attributes:
+        num_accepted: tokens of it that were right.
+        deltas: of these, and of the last one.
+        last: the token behind them, which is not the draft's; or why there is none. None: its logits are not finite.
+        error: what went wrong with the one request.
+        before: when the token before all of these came, in seconds on the engine's clock.
+    """
+
+    num_accepted: int
+    deltas: list[Delta]
+    last: Sampled = None
+    error: Exception | None = None
+    before: float | None = None
+
+
+def verify(request: Request, draft_ids: Sequence[int], sample: Callable[[int], Sampled], now: float) -> Verified:
+    """Give a reply as many tokens of a draft as are right, and one more. The sequence stays as it is.
+
+    Args:
+        sample: the token behind so many of the draft, with what the reply has drawn and counted by then.
+    """
+    deltas: list[Delta] = []
+    length, before = len(request.admitted), request.reply.last_token_at
+    for number in count():
+        try:
+            sampled = sample(number)
+            if sampled is None or isinstance(sampled, Refusal):
+                return Verified(number, deltas, sampled, None if sampled is None else sampled.error, before)
+            deltas.append(request.reply.accept(sampled, now, is_full=request.is_full(length + number + 1)))
+        except Exception as error:
+            return Verified(number, deltas, error=error, before=before)
+        is_right = number < len(draft_ids) and sampled.token_id == draft_ids[number]
+        if not is_right or request.is_finished:
+            return Verified(number, deltas, sampled, before=before)
+    raise AssertionError("the token behind a draft is the last")

@@ -1,0 +1,130 @@
+"""Drafts change no byte: replies are those without, whatever is guessed, and what was wrong is never seen again."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.engine.step import drafts
+from radixlm.runtime.kv_log.log import KVLog
+from radixlm.runtime.kv_log.replay import KVReplay
+from radixlm.runtime.speculation.draft_length import StepCost
+from radixlm.runtime.speculation.drafter import NO_DRAFT, Draft
+
+from ..fake_model import CONTEXT_LENGTH, POLICY, VOCAB_SIZE, Bench, alone
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=30)
+PENALIZED = SamplingParams(
+    temperature=0.9, seed=9, max_tokens=40, presence_penalty=1.5, repetition_penalty=1.3, top_p=0.9
+)
+SHORT = SamplingParams(temperature=0.0, max_tokens=9, stop=("CAB",), min_tokens=3)
+PROMPTS = ([1, 2, 3], [5] * 20, [number * number % 37 for number in range(50)], list(range(30)))
+
+
+class Oracle:
+    """Drafts that are right up to a place, and wrong from there on."""
+
+    replies: dict[tuple[int, ...], Sequence[int]] = {}
+    chance = random.Random(0)
+    right = 1.0  # share of drafts whose next token is right
+
+    def __init__(self, token_ids: Sequence[int], look_ahead: object) -> None:
+        self._ids = token_ids
+        self._prompt = next(
+            (ids for ids in sorted(self.replies, key=len, reverse=True) if tuple(token_ids[: len(ids)]) == ids), None
+        )
+        self.seen: list[tuple[int, int]] = []
+
+    def propose(self, most: int, cost: StepCost, *, num_rows: int, num_expected: float) -> Draft:
+        if self._prompt is None or not most:
+            return NO_DRAFT
+        known = self.replies[self._prompt][len(self._ids) - len(self._prompt) :]
+        number = self.chance.randint(0, most)
+        guesses = list(known[:number]) + [self.chance.randrange(VOCAB_SIZE) for _ in range(number - len(known))]
+        for place in range(len(guesses)):
+            if self.chance.random() >= self.right:
+                guesses[place] = self.chance.randrange(VOCAB_SIZE)
+        return Draft(tuple(guesses), 0, 0.5) if guesses else NO_DRAFT
+
+    def observe(self, draft: Draft, num_accepted: int) -> None:
+        self.seen.append((len(draft.token_ids), num_accepted))
+
+
+@pytest.fixture(params=[1.0, 0.7, 0.0], ids=["right", "mixed", "wrong"])
+def oracle(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Oracle]]:
+    monkeypatch.setattr(drafts, "Drafter", Oracle)
+    Oracle.replies, Oracle.right, Oracle.chance = {}, request.param, random.Random(1)
+    yield Oracle
+
+
+def bench(num_pages: int = 64, **changes: Any) -> Bench:
+    return Bench(num_pages, policy=replace(POLICY, speculates=True, **changes))
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALIZED, SHORT], ids=["greedy", "sampled", "penalized", "short"])
+def test_replies_are_those_without_drafts(oracle: type[Oracle], params: SamplingParams) -> None:
+    expected = {str(number): alone(ids, params) for number, ids in enumerate(PROMPTS)}
+    oracle.replies = {tuple(ids): expected[str(number)] for number, ids in enumerate(PROMPTS)}
+    served = bench()
+    for number, ids in enumerate(PROMPTS):
+        served.add(str(number), ids, params)
+    served.run()
+    for name, tokens in expected.items():
+        assert len(tokens) >= len(served.tokens(name)) and served.tokens(name) == tokens[: len(served.tokens(name))]
+        if not params.stop:
+            assert served.tokens(name) == tokens
+    counters = served.core.counters
+    assert counters.num_drafted_tokens > 0
+    assert (counters.num_accepted_tokens > counters.num_drafted_tokens // 2) == (
+        oracle.right == 1.0
+    ) or oracle.right == 0.7
+    for request in served.requests.values():
+        assert request.num_drafted >= request.num_accepted
+    served.core.check()
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), right=st.sampled_from([0.0, 0.5, 0.9, 1.0]), num_pages=st.sampled_from([8, 12, 40]))
+def test_random_requests_with_guesses_are_served_as_alone(seed: int, right: float, num_pages: int) -> None:
+    """Requests that share prefixes, give pages back, are aborted and come again with the replies that they got."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafts, "Drafter", Oracle)
+        chance = random.Random(seed)
+        Oracle.replies, Oracle.right, Oracle.chance = {}, right, random.Random(seed + 1)
+        lines = io.StringIO()
+        served = Bench(num_pages, policy=replace(POLICY, speculates=True), kv_log=KVLog(lines))
+        prompts = [[chance.randrange(37) for _ in range(chance.randrange(1, 60))]]
+        expected: dict[str, tuple[int, ...]] = {}
+        for number in range(12):
+            base = chance.choice(prompts)
+            ids = [
+                *base[: chance.randrange(1, len(base) + 1)],
+                *(chance.randrange(37) for _ in range(chance.randrange(9))),
+            ]
+            ids = ids[: CONTEXT_LENGTH - 20]
+            greedy = chance.random() < 0.5
+            params = SamplingParams(temperature=0.0 if greedy else 1.0, seed=number, max_tokens=chance.randrange(1, 20))
+            name = str(number)
+            expected[name] = alone(ids, params)
+            Oracle.replies[tuple(ids)] = expected[name]
+            served.add(name, ids, params, chance.choice([b"", b"other", None]))
+            prompts.append([*ids, *expected[name][: chance.randrange(len(expected[name]) + 1)]])
+            for _ in range(chance.randrange(6)):
+                served.step()
+            if chance.random() < 0.15:
+                served.abort(name)
+                del expected[name]
+        served.run()
+        for name, tokens in expected.items():
+            assert served.tokens(name) == tokens
+        replayed = KVReplay()
+        replayed.run(lines.getvalue().encode().splitlines(keepends=True))
+        assert replayed.owners.tree == set(served.cache.tree.page_ids())
