@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict, Unpack, get_args
+from typing import Literal, TypedDict, Unpack, get_args
 
 from ..artifact import Artifact
 from ..artifact.manifest import Manifest
@@ -26,6 +26,9 @@ from .waiting_request import AdmissionPolicy
 
 DEFAULT_STORE_BYTES = 10_000_000_000
 MAX_THREADS = 1024  # far above it the thread pool aborts the process
+
+SpeculatePolicy = Literal["auto", "off", "lookup"]
+"""Where guesses of what replies go on with come from."""
 
 OpenRunner = Callable[[Artifact, int, int | None], Runner]
 """Makes a runner of an artifact, with a number of KV pages and of threads."""
@@ -47,6 +50,7 @@ class EngineKeywords(TypedDict, total=False):
     template_kwargs: Mapping[str, object] | None
     cache_ttl_s: float | None
     idle_work: bool
+    speculate: SpeculatePolicy
     store: str | Path | PageStore | None
     store_bytes: int
     kv_budget: float | None
@@ -84,6 +88,9 @@ class EngineOptions:
         cache_ttl_s: cached prefixes that no request uses for so many seconds are dropped; None: only to make room.
         idle_work: compute what a conversation's next prompt begins with, while nothing else is to be done, where the
             chat template renders a reply otherwise than it was generated, as without its thought; on free pages alone.
+        speculate: guess what replies go on with, and check the guesses as rows of one step: no reply changes by a
+            byte. `lookup`: by a request's own tokens and by what its namespace's cache goes on with; `off`: one token a
+            step; `auto`: what is never slower, which is `lookup`, but `off` with a `kv_budget`.
         store: a directory for what memory has no room for, and for the next process; None: no disk is used. A prefix
             on disk is loaded where that is quicker than computing it, and is the same to the last bit. Or a store
             that was opened for this artifact, which the engine closes.
@@ -113,6 +120,7 @@ class EngineOptions:
     template_kwargs: Mapping[str, object] | None = None
     cache_ttl_s: float | None = None
     idle_work: bool = True
+    speculate: SpeculatePolicy = "off"
     store: str | Path | PageStore | None = None
     store_bytes: int = DEFAULT_STORE_BYTES
     kv_budget: float | None = None
@@ -126,6 +134,11 @@ class EngineOptions:
             raise InvalidParameter(f"max_queue is {self.max_queue}; it must be 0 or more, or None")
         if self.prefill_ms is not None and not self.prefill_ms > 0:
             raise InvalidParameter(f"prefill_ms is {self.prefill_ms}; it must be above 0, or None")
+        if self.speculate not in get_args(SpeculatePolicy):
+            allowed = ", ".join(get_args(SpeculatePolicy))
+            raise InvalidParameter(f"speculate is {self.speculate!r}; use one of {allowed}")
+        if self.speculate == "lookup" and self.kv_budget is not None:
+            raise InvalidParameter("speculate guesses replies of whole prefixes; leave it out, or kv_budget")
         if self.admission not in get_args(AdmissionPolicy):
             allowed = ", ".join(get_args(AdmissionPolicy))
             raise InvalidParameter(f"admission is {self.admission!r}; use one of {allowed}")
@@ -187,6 +200,7 @@ class EngineOptions:
             max_num_logits=limits.max_num_logits,
             admission=self.admission,
             prompts_s=None if self.prefill_ms is None else self.prefill_ms / 1000,
+            speculates=self.speculate != "off" and self.kv_budget is None,
         )
 
 

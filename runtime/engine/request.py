@@ -228,7 +228,12 @@ class Request:
     @property
     def may_draft(self) -> bool:
         """Whether what the reply goes on with may be guessed: it has begun, and all of it is exact."""
-        return bool(self.num_generated) and self.prompt_logprobs is None and self.reuse.pruning is None
+        return (
+            bool(self.num_generated)
+            and self.spec.options.speculate
+            and self.prompt_logprobs is None
+            and self.reuse.pruning is None
+        )
 
     @property
     def num_left(self) -> int:

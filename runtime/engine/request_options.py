@@ -38,6 +38,7 @@ class OptionKeywords(TypedDict, total=False):
     strip_suffix: bool | None
     tools: Sequence[Tool]
     template_kwargs: Mapping[str, object] | None
+    speculate: bool
     with_progress: bool
 
 
@@ -68,6 +69,7 @@ class RequestOptions:
         tools: of a conversation: what the chat template is told of. `Engine.tool_format.grammar(tools, "auto")` is a
             constraint by which the model calls them.
         template_kwargs: of a conversation: more variables of the chat template, such as `enable_thinking`.
+        speculate: whether what the reply goes on with may be guessed; the reply is the same bytes.
         with_progress: the stream has deltas without text that say when the request starts, and how far its prompt is.
 
     Raises:
@@ -82,6 +84,7 @@ class RequestOptions:
     strip_suffix: bool | None = None
     tools: Sequence[Tool] = ()
     template_kwargs: Mapping[str, object] | None = None
+    speculate: bool = True
     with_progress: bool = False
 
     def __post_init__(self) -> None:

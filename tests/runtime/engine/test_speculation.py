@@ -6,7 +6,7 @@ import io
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -32,15 +32,14 @@ PROMPTS = ([1, 2, 3], [5] * 20, [number * number % 37 for number in range(50)], 
 class Oracle:
     """Drafts that are right up to a place, and wrong from there on."""
 
-    replies: dict[tuple[int, ...], Sequence[int]] = {}
-    chance = random.Random(0)
-    right = 1.0  # share of drafts whose next token is right
+    replies: ClassVar[dict[tuple[int, ...], Sequence[int]]]
+    chance: ClassVar[random.Random]
+    right: ClassVar[float]  # share of guesses that are right
 
     def __init__(self, token_ids: Sequence[int], look_ahead: object) -> None:
         self._ids = token_ids
-        self._prompt = next(
-            (ids for ids in sorted(self.replies, key=len, reverse=True) if tuple(token_ids[: len(ids)]) == ids), None
-        )
+        begins = (ids for ids in self.replies if tuple(token_ids[: len(ids)]) == ids)
+        self._prompt = max(begins, key=len, default=None)
         self.seen: list[tuple[int, int]] = []
 
     def propose(self, most: int, cost: StepCost, *, num_rows: int, num_expected: float) -> Draft:
@@ -83,9 +82,8 @@ def test_replies_are_those_without_drafts(oracle: type[Oracle], params: Sampling
             assert served.tokens(name) == tokens
     counters = served.core.counters
     assert counters.num_drafted_tokens > 0
-    assert (counters.num_accepted_tokens > counters.num_drafted_tokens // 2) == (
-        oracle.right == 1.0
-    ) or oracle.right == 0.7
+    share = counters.num_accepted_tokens / counters.num_drafted_tokens
+    assert share > 0.5 if oracle.right == 1.0 else share < 0.2 if oracle.right == 0.0 else share > 0.1
     for request in served.requests.values():
         assert request.num_drafted >= request.num_accepted
     served.core.check()
@@ -105,11 +103,8 @@ def test_random_requests_with_guesses_are_served_as_alone(seed: int, right: floa
         expected: dict[str, tuple[int, ...]] = {}
         for number in range(12):
             base = chance.choice(prompts)
-            ids = [
-                *base[: chance.randrange(1, len(base) + 1)],
-                *(chance.randrange(37) for _ in range(chance.randrange(9))),
-            ]
-            ids = ids[: CONTEXT_LENGTH - 20]
+            new = [chance.randrange(37) for _ in range(chance.randrange(9))]
+            ids = [*base[: chance.randrange(1, len(base) + 1)], *new][: CONTEXT_LENGTH - 20]
             greedy = chance.random() < 0.5
             params = SamplingParams(temperature=0.0 if greedy else 1.0, seed=number, max_tokens=chance.randrange(1, 20))
             name = str(number)
