@@ -15,7 +15,7 @@ import click
 if TYPE_CHECKING:
     from radixlm.runtime import Engine, SamplingParams
     from radixlm.runtime.cache.prefix_match import MatchPolicy
-    from radixlm.runtime.engine.engine_options import OpenRunner
+    from radixlm.runtime.engine.engine_options import OpenRunner, SpeculatePolicy
     from radixlm.runtime.engine.prompts import SuffixPolicy
     from radixlm.runtime.engine.waiting_request import AdmissionPolicy
 
@@ -70,6 +70,7 @@ class EngineOptions:
         max_num_batched_tokens: int | None = None,
         prefill_ms: float | None = DEFAULT_PREFILL_MS,
         idle_work: bool = True,
+        speculate: SpeculatePolicy = "auto",
         admission: AdmissionPolicy = "optimistic",
         kv_log: Path | None = None,
         kv_log_bytes: int | None = None,
@@ -110,6 +111,7 @@ class EngineOptions:
             max_num_batched_tokens=max_num_batched_tokens,
             prefill_ms=prefill_ms or None,
             idle_work=idle_work,
+            speculate=speculate,
             admission=admission,
             kv_log=kv_log,
             kv_log_bytes=kv_log_bytes,

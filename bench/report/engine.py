@@ -105,6 +105,33 @@ def request_cost(results: Json) -> Iterator[str]:
     yield table({"": "{name}", "ms": "{ms:.2f}", "beyond the engine, ms": beyond}, rows)
 
 
+def speculation(results: Json) -> Iterator[str]:
+    """Tokens a second with guesses over those without, task by task."""
+    yield "## What guessing brings"
+    yield (
+        "Tokens a second of one request after its first token, with guesses (`--speculate auto`) and without, one "
+        "after the other in each round; the ratio is of one round. Every reply had the same tokens both ways."
+    )
+    for run in results["runs"].values():
+        yield f"### {run['model']}"
+        rows = [
+            {
+                "task": name,
+                "plain": spread(each["plain_per_s"] for each in rounds),
+                "guesses": spread(each["guesses_per_s"] for each in rounds),
+                "times": spread(each["guesses_per_s"] / each["plain_per_s"] for each in rounds),
+                "num_tokens": auto(Spread.of(each["num_tokens"] for each in rounds).median),
+                "drafted": sum(each["drafted"] for each in rounds),
+                "accepted": sum(each["accepted"] for each in rounds),
+            }
+            for name, rounds in run["tasks"].items()
+        ]
+        columns: dict[str, Cell] = {"": "{task}", "tokens": "{num_tokens}", "without": "{plain}", "with": "{guesses}"}
+        columns |= {"times": "**{times}**", "guesses": "{drafted}", "of them right": "{accepted}"}
+        yield table(columns, rows)
+        yield origin(run)
+
+
 def _limits(results: Json) -> str:
     found = results["limits"]
     rows = [

@@ -20,6 +20,7 @@ SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
     "quality": engine.quality,
     "engine": engine.engine,
     "request_cost": engine.request_cost,
+    "speculation": engine.speculation,
     "growth": engine.growth,
     "match_cost": cache.match_cost,
     "mooncake": cache.mooncake,

@@ -114,6 +114,8 @@ class Usage:
     tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # cached tokens: {"exact": 96}
     disk_tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # of those, the ones loaded from disk for it
     pruning: KVPruning | None = None  # None: all keys and values of the cached tokens are used, and the reply is exact
+    drafted_tokens: int = 0  # guesses of the reply's tokens that were checked
+    accepted_tokens: int = 0  # of those, the ones that were right, and are tokens of the reply
     thought_tokens: int = 0  # of `completion_tokens`, those of the thought, its tags among them
 
 

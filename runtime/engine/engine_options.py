@@ -120,7 +120,7 @@ class EngineOptions:
     template_kwargs: Mapping[str, object] | None = None
     cache_ttl_s: float | None = None
     idle_work: bool = True
-    speculate: SpeculatePolicy = "off"
+    speculate: SpeculatePolicy = "auto"
     store: str | Path | PageStore | None = None
     store_bytes: int = DEFAULT_STORE_BYTES
     kv_budget: float | None = None

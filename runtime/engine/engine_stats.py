@@ -39,6 +39,8 @@ class EngineStats:
     restarted_after: str | None = None  # the kind of error that it died of, until a step computes something
     context_length: int = 0  # tokens of prompt and reply together
     context_notice: str | None = None  # why that is less than the model's, unless it was asked for
+    num_drafted_tokens: int = 0  # guesses that were held against the model
+    num_accepted_tokens: int = 0  # those of them that were right
     num_computed_tokens: int = 0  # that went through the model: of prompts, and generated
     num_idle_tokens: int = 0  # likewise, of prompts that were expected, while there was nothing else to do
     num_evicted_pages: int = 0
@@ -85,6 +87,8 @@ class EngineStats:
             num_prompt_tokens=counters.num_prompt_tokens,
             num_cached_tokens=counters.num_cached_tokens,
             num_generated_tokens=counters.num_generated_tokens,
+            num_drafted_tokens=counters.num_drafted_tokens,
+            num_accepted_tokens=counters.num_accepted_tokens,
             num_computed_tokens=counters.num_computed_tokens,
             num_idle_tokens=0 if core.expected is None else core.expected.num_tokens,
             num_evicted_pages=cache.tree.num_evicted_pages,

@@ -290,7 +290,10 @@ class Request:
             logprobs=None if self.spec.params.logprobs is None else tuple(reply.logprobs),
             finish_reason=reply.finish_reason,
             usage=replace(
-                self.reuse.usage(len(self.prompt.ids), self.num_generated), thought_tokens=reply.num_thought_tokens
+                self.reuse.usage(len(self.prompt.ids), self.num_generated),
+                drafted_tokens=self.num_drafted,
+                accepted_tokens=self.num_accepted,
+                thought_tokens=reply.num_thought_tokens,
             ),
             timings=self._timings(now),
             cache_match=self._cache_match(),

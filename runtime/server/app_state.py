@@ -48,6 +48,7 @@ class OptionFields(Protocol):
     prompt_cache_key: str | None
     cache_match: MatchPolicy | None
     kv_budget: float | None
+    speculate: bool | None
     return_progress: bool | None
 
 
@@ -95,6 +96,7 @@ class AppState:
             cache_match=body.cache_match,
             kv_budget=body.kv_budget,
             request_id=record_of(request).request_id or None,
+            speculate=body.speculate is not False,
             with_progress=bool(body.return_progress),
         )
 

@@ -96,7 +96,10 @@ class Metrics(Collector):
             hits |= {(kind, "disk"): from_disk.get(kind, 0) for kind in KINDS}
         yield _counter("prefix_query_tokens", "Tokens of prompts that were looked up in the cache.", queried)
         yield _counter("prefix_hit_tokens", "Tokens of prompts that the cache had.", hits, "kind", "tier")
-        yield _counter("computed_tokens", "Tokens that went through the model.", computed)
+        yield _counter("computed_tokens", "Tokens that went through the model, wrong guesses not counted.", computed)
+        drafted, accepted = {(): stats.num_drafted_tokens}, {(): stats.num_accepted_tokens}
+        yield _counter("drafted_tokens", "Guesses of tokens that were checked.", drafted)
+        yield _counter("accepted_tokens", "Guesses of tokens that were right.", accepted)
         idle = {(): stats.num_idle_tokens}
         yield _counter("idle_tokens", "Tokens of expected prompts, computed while there was nothing else to do.", idle)
         yield _counter("generated_tokens", "Tokens of replies.", {(): stats.num_generated_tokens})

@@ -168,6 +168,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     kv_budget: KVShare | None = None  # of a prefix on disk, the share of keys and values that is enough
     cache_salt: CacheText | None = None  # what only requests with the same salt may reuse
     prompt_cache_key: CacheText | None = None  # likewise
+    speculate: bool | None = None  # false: nothing is guessed; the reply is the same bytes
     return_progress: ReturnProgress | None = None
     truncation: Truncation | None = None  # what becomes of what does not fit; None: as the server has it
 

@@ -29,6 +29,8 @@ class PromptTokensDetails(msgspec.Struct):
 
 class CompletionTokensDetails(msgspec.Struct):
     reasoning_tokens: int  # of a thought, with its tags
+    accepted_prediction_tokens: int = 0  # guesses that were right: tokens of the reply
+    rejected_prediction_tokens: int = 0  # guesses that were not: no tokens of the reply
 
 
 class UsageReply(msgspec.Struct):
@@ -36,7 +38,7 @@ class UsageReply(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET  # unset: there is no thought
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET  # unset: all are 0
 
 
 class RunningUsage(msgspec.Struct):

@@ -52,8 +52,10 @@ def usage_of(completions: Sequence[Completion], num_choices: int = 1, *, tells_c
         prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, _details(prompts, tells_cached_text)
     )
     thought_tokens = sum(completion.usage.thought_tokens for completion in completions)
-    if thought_tokens:
-        usage.completion_tokens_details = CompletionTokensDetails(thought_tokens)
+    drafted = sum(completion.usage.drafted_tokens for completion in completions)
+    accepted = sum(completion.usage.accepted_tokens for completion in completions)
+    if thought_tokens or drafted:
+        usage.completion_tokens_details = CompletionTokensDetails(thought_tokens, accepted, drafted - accepted)
     return usage
 
 

@@ -94,6 +94,7 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
     kv_budget: KVShare | None = None  # ours: of a prefix on disk, the share of keys and values that is enough
     cache_salt: CacheText | None = None  # what only requests with the same salt may reuse
     prompt_cache_key: CacheText | None = None  # likewise
+    speculate: bool | None = None  # ours: false: nothing is guessed; the reply is the same bytes
     return_progress: ReturnProgress | None = None
     truncation: Truncation | None = None  # ours: what becomes of what does not fit; None: as the server has it
     return_token_ids: bool | None = None  # the ids of the prompt that were really used, and those of the reply

@@ -94,6 +94,7 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     kv_budget: KVShare | None = None  # ours: of a prefix on disk, the share of keys and values that is enough
     cache_salt: CacheText | None = None  # what only requests with the same salt may reuse
     prompt_cache_key: CacheText | None = None  # likewise
+    speculate: bool | None = None  # ours: false: nothing is guessed; the reply is the same bytes
     return_progress: ReturnProgress | None = None
     prompt_cache_retention: str | None = None  # prefixes stay as long as there is room, whatever is asked
     metadata: dict[str, str] | None = None  # for the client's own books: sent back, nothing is done with it
