@@ -1,7 +1,7 @@
 """Run requests step by step: schedule, compute, sample, commit.
 
 One thread owns it; it starts none and never waits. Everything it works with is handed in, and a failure stays
-with the one request, or with the requests of the one step, that it concerns. How requests end is `request_ends.py`'s.
+with the one request, or with the requests of the one step, that it concerns. How requests end is `outputs.py`'s.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ..prefix.wanted_prefix import Wanted
 from .completion import PrefillProgress, RequestOutput
 from .counters import CoreCounters
 from .engine_queue import WorkQueue
+from .outputs import Outputs
 from .request import Request
-from .request_ends import RequestEnds
 from .request_options import RequestLimits
-from .scheduler import RequestBroken, Scheduler, SchedulerPolicy
+from .scheduler import RequestBroken, Scheduler
 from .step.compute import compute
-from .step.plan import ScheduledRequest, StepPlan
-from .step.sampler import Refusal, Sampled, SampledToken
-from .step.verify import Verified
+from .step.plan import ScheduledRequest
+from .step.policy import SchedulerPolicy
+from .step.verify import Verified, is_damaged
 from .waiting_request import find_prefix
 
 _LOGGER = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class EngineCore:
         self._loading: dict[str, Request] = {}  # by id, those that wait for the disk
         self._scheduler = Scheduler(cache, policy or SchedulerPolicy(), context_length=limits.context_length)
         self.expected = expected
-        self._ends = RequestEnds(self._scheduler, cache, tier, self.counters, expected, clock=clock)
+        self._outputs = Outputs(self._scheduler, cache, tier, self.counters, expected, clock=clock)
 
     @property
     def has_work(self) -> bool:
@@ -166,8 +166,8 @@ class EngineCore:
         try:
             delta = request.reply.cancel()
         except Exception as error:
-            return self._ends.fail(request, error)
-        return self._ends.finish(request, delta)
+            return self._outputs.fail(request, error)
+        return self._outputs.finish(request, delta)
 
     def step(self) -> list[RequestOutput]:
         """Compute one batch, and return what is new; empty if nobody has a token yet, or nothing is to be
@@ -184,29 +184,29 @@ class EngineCore:
                 step.rollback()
                 self._scheduler.remove(broken.request.request_id)
                 cause = broken.__cause__ if isinstance(broken.__cause__, Exception) else broken
-                return [self._ends.fail(broken.request, cause)]
+                return [self._outputs.fail(broken.request, cause)]
             except Exception as error:
-                return self._ends.fail_step(step, self._scheduler.requests(), error, check=self.check)
+                return self._outputs.fail_step(step, self._scheduler.requests(), error, check=self.check)
             scheduled = plan.scheduled
             begun = self._clock()
             self._start(scheduled, begun)
             try:
                 sampled = compute(self._forward, step, scheduled, vocab_size=self.limits.vocab_size, clock=self._clock)
                 for item, token in sampled:
-                    if _is_damaged(token):
+                    if is_damaged(token):
                         step.drop(item.reservation.sequence)  # what came out of it must not be reused
                     elif isinstance(token, Verified):
                         step.accept(item.reservation.sequence, token.num_accepted)
                 step.commit()
             except Exception as error:
-                return self._ends.fail_step(step, [item.request for item in scheduled], error, check=self.check)
+                return self._outputs.fail_step(step, [item.request for item in scheduled], error, check=self.check)
         self.counters.count_step(sum(item.reservation.num_tokens - len(item.draft.token_ids) for item in scheduled))
         ended = self._clock()
         self._scheduler.observe(plan, ended - begun)
         if self.tier is not None:
             self.tier.observe([item.reservation for item in scheduled], ended - begun)
         self._tell_progress([item.request for item in scheduled if not item.request.num_generated], ended)
-        return self._hand_out(plan, sampled)
+        return self._outputs.hand_out(plan, sampled)
 
     def warm_up(self) -> None:
         """Compute a token of no request on a free page, so that the first request finds weights mapped in and threads
@@ -282,68 +282,3 @@ class EngineCore:
     def _tell_progress(self, requests: list[Request], now: float) -> None:
         for request in requests:
             self.on_progress(request.request_id, request.progress(now))
-
-    def _hand_out(
-        self, plan: StepPlan, sampled: list[tuple[ScheduledRequest, Sampled | Verified]]
-    ) -> list[RequestOutput]:
-        """Give each request its tokens, and say of those that cannot go on why."""
-        now = self._clock()
-        outputs: list[RequestOutput] = []
-        for item, token in sampled:
-            if isinstance(token, Verified):
-                outputs += self._take(item, token, now)
-            elif token is not None:
-                outputs.append(self._accept(item.request, token, now))
-        damaged = [item.request for item, token in sampled if _is_damaged(token)]
-        for request in damaged:
-            self._scheduler.remove(request.request_id)
-            outputs.append(self._ends.fail_damaged(request))
-        if damaged:
-            self._cache.clear()  # the numbers may have been wrong in earlier pages already
-            for request in damaged:
-                if self.tier is not None and request.namespace is not None:  # else nothing of it is there
-                    self.tier.distrust(request.namespace, request.admitted.token_ids)
-            self._scheduler.drop_loaded_rows()
-        if plan.unservable is not None:
-            self._scheduler.remove(plan.unservable.request_id)
-            outputs.append(self._ends.fail_unservable(plan.unservable))
-        return outputs
-
-    def _take(self, item: ScheduledRequest, verified: Verified, now: float) -> list[RequestOutput]:
-        """Hand out what a draft has brought; the reply has it already."""
-        request, num_accepted = item.request, verified.num_accepted
-        request.drafted(item.draft, num_accepted)
-        self.counters.count_draft(len(item.draft.token_ids), num_accepted)
-        outputs = [RequestOutput(request.request_id, delta) for delta in verified.deltas]
-        for number in range(len(verified.deltas)):
-            self.counters.count_token(now, request.spec.arrived_at, now if number else verified.before)
-        if verified.error is not None:
-            self._scheduler.remove(request.request_id)
-            return [*outputs, self._ends.fail(request, verified.error)]
-        if isinstance(verified.last, SampledToken):
-            request.admitted.append((verified.last.token_id,))
-        if request.is_finished:
-            self._scheduler.remove(request.request_id)
-            outputs[-1] = self._ends.finish(request, verified.deltas[-1])
-        return outputs
-
-    def _accept(self, request: Request, token: SampledToken | Refusal, now: float) -> RequestOutput:
-        before = request.reply.last_token_at
-        try:
-            delta = request.accept(token, now)
-        except Exception as error:
-            self._scheduler.remove(request.request_id)
-            return self._ends.fail(request, error)
-        if delta.token_ids:
-            self.counters.count_token(now, request.spec.arrived_at, before)
-        if before is None and self.tier is not None:
-            self.tier.computed(request.admitted, num_reused=request.reuse.num_tokens)
-        if delta.finish_reason is None:
-            return RequestOutput(request.request_id, delta)
-        self._scheduler.remove(request.request_id)
-        return self._ends.finish(request, delta)
-
-
-def _is_damaged(token: Sampled | Verified) -> bool:
-    """Whether logits were not finite that a request needed."""
-    return token is None or (isinstance(token, Verified) and token.last is None and token.error is None)

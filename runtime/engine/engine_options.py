@@ -21,7 +21,7 @@ from ..model.batch import Runner
 from ..store import PageStore
 from .prompts import SuffixPolicy
 from .request_options import RequestOptions, checked_budget, checked_match
-from .scheduler import SchedulerPolicy
+from .step.policy import SchedulerPolicy
 from .waiting_request import AdmissionPolicy
 
 DEFAULT_STORE_BYTES = 10_000_000_000

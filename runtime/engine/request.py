@@ -6,14 +6,13 @@ The token list and the KV belong to its `Sequence`. Knows nothing of other reque
 from __future__ import annotations
 
 import collections.abc
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Self
 
 from ..cache.cache_uses import CacheUse, PageMark
 from ..cache.prefix_match import MatchKind, PrefixMatch
-from ..cache.reply_alias import ReplyAlias
 from ..cache.sequence import Sequence
 from ..cache.why_not_more import WhyNotMore
 from ..prefix.expected_prompts import ExpectedPrompt
@@ -21,37 +20,13 @@ from ..speculation.drafter import Draft, Drafter
 from .completion import CacheMatch, Completion, Delta, PrefillProgress, PrefixReuse, PromptLogprobs, Timings
 from .prompts import Prompts
 from .reply import Reply
-from .request_options import NO_OPTIONS, RequestLimits, RequestOptions
+from .request_options import RequestLimits, RequestOptions
+from .request_spec import RequestSpec
 from .sampling_params import SamplingParams
 from .step.sampler import Refusal, SampledToken
 
 if TYPE_CHECKING:
-    from radixlm.tokenizer_fix import PreparedPrompt, SpelledPrompt
-
-
-@dataclass(frozen=True)
-class RequestSpec:
-    """What was asked, in the engine's terms: nothing of it changes while the request is served."""
-
-    request_id: str  # the engine's own
-    prompt: PreparedPrompt
-    params: SamplingParams
-    options: RequestOptions = NO_OPTIONS
-    arrived_at: float = 0.0  # seconds on the engine's clock
-    spelled: Callable[[], SpelledPrompt] | None = None  # what the prompt spells, if it may be matched by text
-    renderings: Callable[[str, str], collections.abc.Sequence[str]] | None = None  # of a reply, later, and its thought
-    expects: Callable[[str, str], ExpectedPrompt] | None = None  # the prompt after a reply and its thought, if known
-    explain: Callable[[WhyNotMore], WhyNotMore] = lambda why: why  # adds the texts of its ids
-
-    @property
-    def name(self) -> str:
-        """The caller's own name of the request, or the engine's."""
-        return self.options.request_id or self.request_id
-
-    @property
-    def namespace(self) -> bytes | None:
-        """Whose cache the request uses; None: it reuses nothing, and nothing is kept of it."""
-        return None if self.options.cache_match == "off" else self.options.namespace
+    from radixlm.tokenizer_fix import PreparedPrompt
 
 
 class Request:
@@ -244,18 +219,6 @@ class Request:
         """Whether the reply ends when its sequence has so many tokens."""
         return length == self._max_length
 
-    def aliases(self) -> list[ReplyAlias]:
-        """The finished reply and how it may be rendered, where that is another text."""
-        renderings, reply = self.spec.renderings, self.reply
-        if renderings is None or reply.is_cut or not reply.token_ids:
-            return []
-        ids = tuple(reply.ids_without_end)
-        text = self._spelled(ids) if reply.num_thought_tokens else reply.text
-        if text is None or not self._spells(ids, text):
-            return []
-        found = (ReplyAlias.of(ids, text, each) for each in renderings(reply.text, reply.thought))
-        return [alias for alias in found if alias is not None]
-
     def next_prompt(self) -> ExpectedPrompt | None:
         """What the prompt that goes on from the finished reply begins with; None: nothing is known of it."""
         expects = self.spec.expects
@@ -311,20 +274,6 @@ class Request:
     def _longest(self, num_prompt_tokens: int, context_length: int) -> int:
         max_tokens = self.spec.params.max_tokens
         return context_length if max_tokens is None else min(context_length, num_prompt_tokens + max_tokens)
-
-    def _spells(self, ids: Iterable[int], text: str) -> bool:
-        """Whether ids are `text` but for white space around it: special tokens and half characters are not in it."""
-        spelled = self._spelled(ids)
-        return spelled is not None and spelled.strip() == text.strip()
-
-    def _spelled(self, ids: Iterable[int]) -> str | None:
-        """The text of ids; None: there are special tokens or half characters in it, or it is not asked for."""
-        if self.spec.spelled is None:
-            return None
-        try:
-            return b"".join(map(self.spec.spelled().spell, ids)).decode()
-        except UnicodeDecodeError:
-            return None
 
     def _cache_match(self) -> CacheMatch:
         why = self.reuse.why_not_more

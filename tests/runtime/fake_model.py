@@ -19,10 +19,11 @@ from radixlm.runtime.engine.completion import RequestOutput
 from radixlm.runtime.engine.engine_core import EngineCore
 from radixlm.runtime.engine.engine_queue import WorkQueue
 from radixlm.runtime.engine.reply import Reply, TextDecoder
-from radixlm.runtime.engine.request import Request, RequestSpec
+from radixlm.runtime.engine.request import Request
 from radixlm.runtime.engine.request_options import RequestLimits, RequestOptions
+from radixlm.runtime.engine.request_spec import RequestSpec
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.scheduler import SchedulerPolicy
+from radixlm.runtime.engine.step.policy import SchedulerPolicy
 from radixlm.runtime.engine.step.sampler import SamplerState, sample
 from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.model.batch import Batch, Float32Array, PageCopy, TopLogits, UInt8Array

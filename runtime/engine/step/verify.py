@@ -54,3 +54,8 @@ def verify(request: Request, draft_ids: Sequence[int], sample: Callable[[int], S
         if not is_right or request.is_finished:
             return Verified(number, deltas, sampled, before=before)
     raise AssertionError("the token behind a draft is the last")
+
+
+def is_damaged(token: Sampled | Verified) -> bool:
+    """Whether logits were not finite that a request needed."""
+    return token is None or (isinstance(token, Verified) and token.last is None and token.error is None)

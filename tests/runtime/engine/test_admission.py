@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.scheduler import SchedulerPolicy
+from radixlm.runtime.engine.step.policy import SchedulerPolicy
 from radixlm.runtime.engine.waiting_request import AdmissionPolicy
 from radixlm.runtime.errors import InvalidParameter
 

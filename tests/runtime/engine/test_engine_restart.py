@@ -18,8 +18,9 @@ from radixlm.runtime.engine.engine_loop import EngineLoop
 from radixlm.runtime.engine.generation_stream import GenerationStream
 from radixlm.runtime.engine.request import Request
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.scheduler import Scheduler, SchedulerPolicy
+from radixlm.runtime.engine.scheduler import Scheduler
 from radixlm.runtime.engine.step import compute as step_compute
+from radixlm.runtime.engine.step.policy import SchedulerPolicy
 from radixlm.runtime.errors import EngineDied
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.prefix.disk_reader import DiskReader

@@ -12,8 +12,8 @@ import pytest
 from radixlm.runtime.engine.completion import Completion, PromptLogprobs, TokenLogprob
 from radixlm.runtime.engine.request import Request
 from radixlm.runtime.engine.sampling_params import MAX_PROMPT_LOGPROBS, SamplingParams
-from radixlm.runtime.engine.scheduler import SchedulerPolicy
 from radixlm.runtime.engine.step.plan import StepPlan
+from radixlm.runtime.engine.step.policy import SchedulerPolicy
 from radixlm.runtime.errors import EngineError, InvalidParameter
 from radixlm.runtime.model.batch import Batch, Float32Array
 

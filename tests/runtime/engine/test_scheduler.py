@@ -11,10 +11,12 @@ from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.sparse_span import SparseSpan
 from radixlm.runtime.engine.completion import PrefixReuse
 from radixlm.runtime.engine.reply import Reply
-from radixlm.runtime.engine.request import Request, RequestSpec
+from radixlm.runtime.engine.request import Request
+from radixlm.runtime.engine.request_spec import RequestSpec
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.scheduler import Scheduler, SchedulerPolicy
+from radixlm.runtime.engine.scheduler import Scheduler
 from radixlm.runtime.engine.step.plan import StepPlan
+from radixlm.runtime.engine.step.policy import SchedulerPolicy
 from radixlm.runtime.engine.step.sampler import SampledToken
 
 from ..fake_model import VOCAB_SIZE, LetterDecoder, prompt

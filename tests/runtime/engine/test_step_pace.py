@@ -8,10 +8,12 @@ import pytest
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.engine.reply import Reply
-from radixlm.runtime.engine.request import Request, RequestSpec
+from radixlm.runtime.engine.request import Request
+from radixlm.runtime.engine.request_spec import RequestSpec
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.scheduler import Scheduler, SchedulerPolicy
+from radixlm.runtime.engine.scheduler import Scheduler
 from radixlm.runtime.engine.step.pace import ALONE_S, StepPace
+from radixlm.runtime.engine.step.policy import SchedulerPolicy
 from radixlm.runtime.engine.step.sampler import SampledToken
 
 from ..fake_model import VOCAB_SIZE, LetterDecoder, prompt

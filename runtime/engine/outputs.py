@@ -1,6 +1,6 @@
-"""End requests: with what they generated, or with an error that says what became of them.
+"""Give requests what a step sampled, and end them: with what they generated, or with an error.
 
-Closes their sequences and counts them. Knows the queues only for a step that failed; not what a step computes.
+Closes the sequences of those that end, and counts. Knows the queues, not what a step computes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from .completion import Delta, RequestOutput
 from .counters import CoreCounters
 from .request import Request
 from .scheduler import Scheduler
+from .step.plan import ScheduledRequest, StepPlan
+from .step.sampler import Refusal, Sampled, SampledToken
+from .step.verify import Verified, is_damaged
 
 _LOGGER = logging.getLogger(__name__)
 
 
-class RequestEnds:
-    """Makes the last output of requests, which have left the queues if nothing else is said.
+class Outputs:
+    """Makes what requests put out; those that end have left the queues, if nothing else is said.
 
     Args:
         clock: seconds; only differences count.
@@ -40,6 +43,66 @@ class RequestEnds:
     ) -> None:
         self._scheduler, self._cache, self._tier, self._counters = scheduler, cache, tier, counters
         self._expected, self._clock = expected, clock
+
+    def hand_out(
+        self, plan: StepPlan, sampled: list[tuple[ScheduledRequest, Sampled | Verified]]
+    ) -> list[RequestOutput]:
+        """Give each request its tokens, and say of those that cannot go on why."""
+        now = self._clock()
+        outputs: list[RequestOutput] = []
+        for item, token in sampled:
+            if isinstance(token, Verified):
+                outputs += self._take(item, token, now)
+            elif token is not None:
+                outputs.append(self._accept(item.request, token, now))
+        damaged = [item.request for item, token in sampled if is_damaged(token)]
+        for request in damaged:
+            self._scheduler.remove(request.request_id)
+            outputs.append(self.fail_damaged(request))
+        if damaged:
+            self._cache.clear()  # the numbers may have been wrong in earlier pages already
+            for request in damaged:
+                if self._tier is not None and request.namespace is not None:  # else nothing of it is there
+                    self._tier.distrust(request.namespace, request.admitted.token_ids)
+            self._scheduler.drop_loaded_rows()
+        if plan.unservable is not None:
+            self._scheduler.remove(plan.unservable.request_id)
+            outputs.append(self.fail_unservable(plan.unservable))
+        return outputs
+
+    def _take(self, item: ScheduledRequest, verified: Verified, now: float) -> list[RequestOutput]:
+        """Hand out what a draft has brought; the reply has it already."""
+        request, num_accepted = item.request, verified.num_accepted
+        request.drafted(item.draft, num_accepted)
+        self._counters.count_draft(len(item.draft.token_ids), num_accepted)
+        outputs = [RequestOutput(request.request_id, delta) for delta in verified.deltas]
+        for number in range(len(verified.deltas)):
+            self._counters.count_token(now, request.spec.arrived_at, now if number else verified.before)
+        if verified.error is not None:
+            self._scheduler.remove(request.request_id)
+            return [*outputs, self.fail(request, verified.error)]
+        if isinstance(verified.last, SampledToken):
+            request.admitted.append((verified.last.token_id,))
+        if request.is_finished:
+            self._scheduler.remove(request.request_id)
+            outputs[-1] = self.finish(request, verified.deltas[-1])
+        return outputs
+
+    def _accept(self, request: Request, token: SampledToken | Refusal, now: float) -> RequestOutput:
+        before = request.reply.last_token_at
+        try:
+            delta = request.accept(token, now)
+        except Exception as error:
+            self._scheduler.remove(request.request_id)
+            return self.fail(request, error)
+        if delta.token_ids:
+            self._counters.count_token(now, request.spec.arrived_at, before)
+        if before is None and self._tier is not None:
+            self._tier.computed(request.admitted, num_reused=request.reuse.num_tokens)
+        if delta.finish_reason is None:
+            return RequestOutput(request.request_id, delta)
+        self._scheduler.remove(request.request_id)
+        return self.finish(request, delta)
 
     def finish(self, request: Request, delta: Delta) -> RequestOutput:
         """End a request whose last delta this is; what it computed stays cached."""
@@ -133,7 +196,7 @@ class RequestEnds:
         if request.namespace is None:
             return
         self._cache.uses.record(request.namespace, request.cache_use(self._clock()))
-        for alias in () if request.sequence is None else request.aliases():
+        for alias in () if request.sequence is None else request.spec.aliases(request.reply):
             self._cache.aliases.record(request.namespace, request.prompt.ids, alias)
 
     def _fail(self, request: Request, failure: RadixLMError) -> RequestOutput:
