@@ -29,19 +29,27 @@ class ScriptedRunner:
         self.script: deque[int] = deque()
         self._vocab_size = vocab_size
         self._model = model
+        self._guesses: list[int] = []  # of the last forward: what is fed behind the row that says a token
 
     def forward(self, batch: Batch) -> Float32Array:
         """The model's logits `[R, vocab_size]`, or zeros."""
+        arrays = batch.arrays
+        self._guesses = arrays.token_ids[arrays.logit_rows[1:]].tolist()
         if self._model is not None:
             return self._model.forward(batch)
         return np.zeros((batch.shape[3], self._vocab_size), np.float32)
 
     def top_logits(self, num_rows: int, vocab_size: int) -> TopLogits:
-        """The next id of the script as the largest logit; the model's own after its end."""
+        """The next id of the script as the largest logit, and the ones after it as far as they were guessed; the
+        model's own after its end."""
         if self._model is not None and not self.script:
             return self._model.top_logits(num_rows, vocab_size)
-        token_id = self.script.popleft() if self.script else 0
-        ids = np.full((num_rows, 1), token_id, np.int32)
+        said = [self.script.popleft() if self.script else 0]
+        for guess in self._guesses[: num_rows - 1]:
+            if guess != said[-1] or not self.script:
+                break
+            said.append(self.script.popleft())
+        ids = np.array([*said, *said[-1:] * (num_rows - len(said))], np.int32)[:, None]
         return TopLogits(np.zeros_like(ids, np.float32), ids, np.ones(num_rows, np.int32))
 
     def copy_rows(self, copies: Sequence[PageCopy]) -> None:

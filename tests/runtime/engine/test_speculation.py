@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.step import drafts
 from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.kv_log.replay import KVReplay
+from radixlm.runtime.model.batch import Batch
+from radixlm.runtime.model.scripted_runner import ScriptedRunner
 from radixlm.runtime.speculation.draft_length import StepCost
 from radixlm.runtime.speculation.drafter import NO_DRAFT, Draft
 
@@ -123,3 +126,12 @@ def test_random_requests_with_guesses_are_served_as_alone(seed: int, right: floa
         replayed = KVReplay()
         replayed.run(lines.getvalue().encode().splitlines(keepends=True))
         assert replayed.owners.tree == set(served.cache.tree.page_ids())
+
+
+def test_a_script_is_said_as_it_is_whatever_is_guessed() -> None:
+    """The row behind a guess that was right says the next id; rows behind a wrong one are not asked for."""
+    runner = ScriptedRunner(10)
+    runner.script.extend([7, 8, 9, 1])
+    fed, rows = np.array([5, 7, 8, 3], np.int32), np.arange(4, dtype=np.int32)
+    runner.forward(Batch(fed, rows, rows, 0 * rows, np.zeros((1, 1), np.int32), rows + 1, rows))
+    assert runner.top_logits(4, 10).token_ids[:3, 0].tolist() == [7, 8, 9] and list(runner.script) == [1]
