@@ -107,7 +107,8 @@ class CoreCounters:
             self.num_failed_steps_in_a_row, self.restarted_after = 0, None
 
     def count_draft(self, num_drafted: int, num_accepted: int) -> None:
-        """A draft was held against the model."""
+        """A draft was held against the model; what of it was wrong was not computed, as it were."""
+        self.num_computed_tokens += num_accepted
         self.num_drafted_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
 

@@ -61,7 +61,9 @@ class ScriptedTalk:
         self._end = artifact.manifest.tokenizer.eos_token_ids[0]
         self._runner = CountingRunner(artifact.manifest.model.vocab_size)
         model: Any = artifact
-        self.engine = Engine(model, open_runner=lambda *_: self._runner, max_num_seqs=4, match=match, idle_work=False)
+        self.engine = Engine(
+            model, open_runner=lambda *_: self._runner, max_num_seqs=4, match=match, idle_work=False, speculate="off"
+        )
 
     def chat(self, messages: Sequence[Message], reply: Sequence[int]) -> Said:
         """The reply to messages: these ids and the end of the turn."""

@@ -45,7 +45,7 @@ class StoringTalk(ScriptedTalk):
         self._end = artifact.manifest.tokenizer.eos_token_ids[0]
         self._runner = StoringRunner(artifact.manifest.model.vocab_size)
         model: Any = artifact
-        self.engine = Engine(model, open_runner=lambda *_: self._runner, max_num_seqs=4, store=store)
+        self.engine = Engine(model, open_runner=lambda *_: self._runner, max_num_seqs=4, store=store, speculate="off")
 
     def begin(self) -> str:
         """The first turn; its reply."""

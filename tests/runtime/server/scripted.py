@@ -47,7 +47,7 @@ class Scripted:
         artifact = fake_artifact(
             tokenizer, template, vocab_size=VOCAB_SIZE, bos_token_id=1, eos_token_id=END_OF_TURN, context_length=1024
         )
-        self.engine = Engine(artifact, max_num_seqs=8, open_runner=lambda _, __, ___: self.runner)  # type: ignore[arg-type]
+        self.engine = Engine(artifact, max_num_seqs=8, speculate="off", open_runner=lambda _, __, ___: self.runner)  # type: ignore[arg-type]
         self.engine.grammars.answer_limit_s = 60.0  # what is found out is not to depend on how busy the machine is
         self.format = format or self.engine.prompts.tool_format
         self.client = TestClient(create_app(self.engine))
