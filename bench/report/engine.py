@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..engine import figures
 from ..timing import Spread
-from .tables import Cell, Json, auto, spread, table
+from .tables import Cell, Json, auto, origin, spread, table
 
 _OF_A_PROCESS = (figures.START, figures.MEMORY, figures.RESIDENT)
 _LIMITS = {
