@@ -14,7 +14,7 @@ PEER_MODELS := SmolLM2-135M-Instruct.Q4_1 qwen2.5-coder-0.5b-instruct-q4_k_m
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-long test-browser test-clients test-agents test-ray bench bench-cache bench-peers peers bench-ladder bench-growth bench-replay bench-agents bench-load bench-store bench-partial bench-quality goldens lock clean
+.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray bench bench-cache bench-peers peers bench-ladder bench-growth bench-replay bench-agents bench-load bench-store bench-partial bench-quality goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -51,6 +51,11 @@ test-agents: $(VENV)/.run .venv-agents/.suite
 		$(SERVED) RADIXLM_NPM_AGENTS=$(abspath $(AGENTS)) RADIXLM_AIDER=$(abspath .venv-aider)/bin/aider \
 		.venv-agents/bin/pytest --confcutdir=tests/agents tests/agents; \
 	else echo "test-agents is left out: there is no npm to install coding agents with"; fi
+
+# lm-evaluation-harness, guidellm and aiperf as they are, and what the benches of vLLM and SGLang send. Three minutes, and
+# once five more and 1.4 GB to install them.
+test-instruments: $(ARTIFACT)/manifest.json .venv-instruments/.suite
+	$(SERVED) .venv-instruments/bin/pytest --confcutdir=tests/instruments tests/instruments
 
 # Two engines behind Ray Serve, with models that cost nothing. Two minutes, and once one more to install it.
 test-ray: .venv-ray/.suite

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Pins the newest versions that pyproject.toml allows: requirements.lock to run, requirements-dev.lock to test,
-# requirements-bench.lock to measure, those of browser, clients, agents and aider for the suites that only talk to a server,
-# requirements-ray.lock for the one of several engines behind Ray Serve.
+# requirements-bench.lock to measure, those of browser, clients, agents, aider and instruments for the suites that only
+# talk to a server, requirements-ray.lock for the one of several engines behind Ray Serve.
 set -eu
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -28,11 +28,31 @@ for extra in ("dev", "bench"):
     (scratch / f"{extra}.in").write_text("\n".join(wanted))
 extras = pyproject["project"]["optional-dependencies"]
 (scratch / "ray.in").write_text("\n".join(["-r run", *extras["ray"], "pytest>=8.3"]))
-for extra in ("browser", "clients", "agents", "aider"):
+for extra in ("browser", "clients", "agents", "aider", "instruments"):
     (scratch / f"{extra}.in").write_text("\n".join(pyproject["project"]["optional-dependencies"][extra]))
 PYTHON
 
 for name in run dev bench browser clients agents aider ray; do resolve "$name"; done
+# guidellm asks for torch, which brings 4 GB for GPUs, and uses its loader of data alone: tests/instruments has a stand-in
+"${PYTHON:-python3.11}" -m venv "$scratch/venv-instruments"
+"$scratch/venv-instruments/bin/pip" --quiet --disable-pip-version-check install --dry-run \
+    --report "$scratch/instruments.json" -r "$scratch/instruments.in"
+{
+    echo '# What the suite tests/instruments needs, without radixlm, and without torch, of which it has a stand-in.'
+    echo '# pip: --no-deps. Made by `make lock`.'
+    "${PYTHON:-python3.11}" - "$scratch/instruments.json" <<'PYTHON'
+import json
+import sys
+
+OF_TORCH = {"torch", "triton", "sympy", "mpmath", "networkx", "setuptools"}
+with open(sys.argv[1]) as file:
+    found = [each["metadata"] for each in json.load(file)["install"]]
+for each in sorted(found, key=lambda each: each["name"].lower()):
+    is_of_gpu = each["name"].startswith(("nvidia-", "cuda-")) and each["name"] != "nvidia-ml-py"
+    if each["name"] not in OF_TORCH and not is_of_gpu:
+        print(f"{each['name']}=={each['version']}")
+PYTHON
+} >requirements-instruments.lock
 for suite in browser clients agents aider; do
     {
         echo "# What the suite tests/$suite needs, without radixlm. Made by \`make lock\`."

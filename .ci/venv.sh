@@ -30,6 +30,7 @@ if ! new_enough "$venv/bin/python"; then
     fi
 fi
 echo "installing $lock"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$lock"
+no_deps=$(sed -n 's/^# pip: \(--no-deps\).*/\1/p' "$lock")  # what it leaves out on purpose is not to come by itself
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check $no_deps -r "$lock"
 [ -z "$alone" ] || exit 0
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .

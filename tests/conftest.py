@@ -18,7 +18,7 @@ from .goldens.tiny_models import TINY_MODELS
 from .real_models import GEMMA_3_270M, QWEN_2_5_CODER, real_model
 
 # Suites of their own, in environments of their own: see the Makefile.
-collect_ignore = ["agents", "browser", "clients", "ray"]
+collect_ignore = ["agents", "browser", "clients", "instruments", "ray"]
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

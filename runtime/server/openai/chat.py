@@ -116,12 +116,14 @@ class ChatCompletions:
         def chunk(choice: ChatChunkChoice) -> Reply:
             return start(choices=[choice], usage=usage.of(choice.index))
 
-        for index in range(body.num_choices):
-            first = chunk(ChatChunkChoice(ChatDelta(content="", role="assistant"), index=index))
-            first.truncation = msgspec.UNSET if index else truncation
-            yield first
+        has_begun = [False] * body.num_choices
         readers = [asked.reader(self.state) for _ in range(body.num_choices)]
         async for index, delta in choices:
+            if not has_begun[index]:  # not before: benches take the first chunk for the first token
+                first = chunk(ChatChunkChoice(ChatDelta(content="", role="assistant"), index=index))
+                first.truncation = msgspec.UNSET if any(has_begun) else truncation
+                has_begun[index] = True
+                yield first
             usage.count(index, delta)
             if delta.progress is not None:
                 told = chunk(ChatChunkChoice(ChatDelta(), index=index))

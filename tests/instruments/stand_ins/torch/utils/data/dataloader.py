@@ -1,0 +1,1 @@
+from . import DataLoader as DataLoader

@@ -1,0 +1,1 @@
+from . import IterableDataset as IterableDataset
