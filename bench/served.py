@@ -127,12 +127,22 @@ class Client:
         sock = self._connection.sock
         if sock is not None and select.select([sock], [], [], 0)[0]:  # nothing is due but the end
             self._connection.close()
+            sock = None
         data = None if body is None else json.dumps(body)
-        self._connection.request(method, path, data, {"content-type": "application/json"})
-        response = self._connection.getresponse()
+        try:
+            response = self._sent(method, path, data)
+        except (http.client.RemoteDisconnected, ConnectionError):
+            if sock is None:
+                raise
+            self._connection.close()  # the end of the stream before was still on its way
+            response = self._sent(method, path, data)
         if response.status != http.client.OK:
             raise RuntimeError(f"{method} {path} was answered {response.status}: {response.read()[:500]!r}")
         return response
+
+    def _sent(self, method: str, path: str, data: str | None) -> http.client.HTTPResponse:
+        self._connection.request(method, path, data, {"content-type": "application/json"})
+        return self._connection.getresponse()
 
 
 def parse_events(parts: Sequence[tuple[float, bytes]]) -> list[Event]:

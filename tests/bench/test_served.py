@@ -54,6 +54,14 @@ def test_a_client_whose_server_closed_the_connection_opens_another(client: Clien
     assert client.json("GET", "/")["connection"] == 1
 
 
+def test_a_connection_that_ends_while_a_request_is_on_its_way_is_opened_again(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp ends it after a stream; that may come a moment after the next request was sent."""
+    monkeypatch.setattr("bench.served.select.select", lambda *arguments: ([], [], []))
+    assert [client.json("GET", path)["connection"] for path in ("/close", "/", "/")] == [0, 1, 1]
+
+
 def test_an_answer_that_is_no_success_is_an_error(client: Client) -> None:
     with pytest.raises(RuntimeError, match="GET /broken was answered 500"):
         client.json("GET", "/broken")
