@@ -20,7 +20,7 @@ from ..weights.layout import CHUNK, CHUNKS, GROUP, ROW_BLOCK
 from ..weights.scales import WeightScales, scale_dtypes
 from .experts.entries import SLAB_ENTRIES, ExpertLists, ExpertRows
 from .integer_dot import Instruction, dot_of
-from .integer_tile import SUPER_SPANS, Tile, TileArithmetic
+from .integer_tile import SUPER_SPANS, OneOutput, Tile, TileArithmetic
 from .linear import LinearSpec, Neighbours, Slabs, Spans, TileRows
 from .quantized_rows import QuantizedRows
 
@@ -35,8 +35,8 @@ TILES: dict[Instruction, tuple[int, int]] = {
     "pairs256": (2, 1),
     "portable": (2, 1),
 }
-SLAB_TILES = 16  # register tiles of rows that share unpacked weights
-PANEL = 12  # groups that are unpacked at a time: 18 KiB of L1 for three blocks
+SLAB_TILES = 32  # register tiles of rows that share unpacked weights
+PANEL = 7  # groups that are unpacked at a time: 10.5 KiB for three blocks; what L1 has left is for activations
 DIRECT_TILES = 2
 
 
@@ -73,6 +73,32 @@ def integer_linear(spec: LinearSpec, target: Target, experts: ExpertRows | None 
     return k.function
 
 
+def integer_candidates(spec: LinearSpec, count: int, target: Target) -> Any:
+    """A PrimFunc `(codes, scales, offsets, bias, x_codes, x_scales, x_sums, y, candidates, num_rows) -> 0`.
+
+    Computes `count` outputs of each row, those of int32 `candidates` `[num_rows, count]`, and writes them over what is
+    in `y`. They have the bits that `integer_linear` gives them. A candidate may stand twice.
+    """
+    with Kernel() as k:
+        codes, scales, offsets, bias, x_codes, x_scales, x_sums, y, candidates, num_rows = k.arguments(
+            codes="uint8",
+            **scale_dtypes(spec.kind),
+            bias="float32",
+            x_codes="int32",
+            x_scales="float32",
+            x_sums="int32",
+            y="float32",
+            candidates="int32",
+            num_rows=SIZE,
+        )
+        x = QuantizedRows(x_codes, x_scales, x_sums, spec.num_inputs // GROUP, spec.wide)
+        stored = WeightScales(spec.kind, scales, offsets, spec.num_inputs, target.has_f16c)
+        dot = dot_of(target.integer_dot, CODES[spec.kind.codes].max_level)
+        arithmetic = TileArithmetic(spec, dot, stored, x, bias, y, target.has_fma)
+        _IntegerMatrix(arithmetic, target, codes).times_candidates(candidates, count, num_rows)
+    return k.function
+
+
 class _IntegerMatrix:
     """Emits the loops over one weight matrix."""
 
@@ -85,7 +111,7 @@ class _IntegerMatrix:
         self.tile_rows, self.tile_blocks = TILES[self.dot.instruction]
 
     def times_rows(self, num_rows: Expr) -> None:
-        """A few rows meet the weights as they are stored; for many, weights are unpacked once for 64 rows."""
+        """A few rows meet the weights as they are stored; for many, weights are unpacked once for 128 rows."""
         num_tiles = (num_rows + (self.tile_rows - 1)) // self.tile_rows
         spans = Spans(self.blocks, self.tile_blocks)
 
@@ -147,6 +173,15 @@ class _IntegerMatrix:
                             times(width, self.tile_rows, num_tiles, self._times_slab)
 
             spans.each_width(span, times_span)
+
+    def times_candidates(self, candidates: Memory, count: int, num_rows: Expr) -> None:
+        """One output of one row after another; the block of the next one is asked for meanwhile."""
+        with parallel(num_rows * count) as item:
+            row = bound(item // count)
+            output = bound(T.Cast("int64", candidates[item]))
+            after = bound(T.Cast("int64", candidates[T.min(item + 1, num_rows * count - 1)]))
+            tile = OneOutput(self.arithmetic, output, after)
+            self._times_few(tile, T.int64(1), lambda t: Neighbours(row, row + 1))
 
     def _times_few(self, tile: Tile, num_tiles: Expr, rows_of: Callable[[Expr], TileRows]) -> None:
         with serial(num_tiles) as t:

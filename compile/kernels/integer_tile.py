@@ -10,7 +10,7 @@ from itertools import product
 
 from tvm.script.ir_builder import tirx as T
 
-from ..codegen.builder import Memory, registers, serial, when
+from ..codegen.builder import Memory, bound, registers, serial, when
 from ..codegen.vector import Expr, const, fma, lanes, splat
 from ..weights.kinds import SUPER_GROUP
 from ..weights.layout import CHUNKS, GROUP, ROW_BLOCK
@@ -211,3 +211,21 @@ class Tile:
         for i in range(len(self.cells) * dot.num_pieces):
             where = lanes(i * dot.piece_lanes, dot.piece_lanes)
             self.integers[where] = T.shift_left(self.integers[where], splat(T.int32(8), dot.piece_lanes))
+
+
+class OneOutput(Tile):
+    """One output of one row. Its block's others are computed beside it, and dropped."""
+
+    def __init__(self, matrix: TileArithmetic, output: Expr, next_output: Expr) -> None:
+        block = bound(output // ROW_BLOCK)
+        super().__init__(matrix, block, 1, 1, next_block=bound(next_output // ROW_BLOCK))
+        self.output = output
+
+    def finish(self, rows: TileRows) -> None:
+        """Write the output."""
+        spec, outputs = self.matrix.spec, registers(ROW_BLOCK, "float32")
+        assert spec.factor == 1 and not spec.add_to_output, "outputs are written over others"
+        outputs[lanes(0)] = self.sums[lanes(0)]
+        if spec.has_bias:
+            outputs[lanes(0)] = outputs[lanes(0)] + self.matrix.bias[lanes(self.first_block * ROW_BLOCK)]
+        self.matrix.y[rows.y(0) * spec.y_stride + spec.column + self.output] = outputs[self.output % ROW_BLOCK]

@@ -101,7 +101,7 @@ class Decoder:
         self.layers = [DecoderLayer(config, index, names) for index in range(config.num_hidden_layers)]
         self.norm = model_norm(config, names.model("norm"), config.norm_eps)
         head = self.embed_tokens.name if config.tie_word_embeddings else names.model("head")
-        self.lm_head = Linear(head, config.vocab_size, config.hidden_size, config.output_bias, sensitive=True)
+        self.lm_head = Linear(head, config.vocab_size, config.hidden_size, config.output_bias)
         self.embedding_norm = Norm("", config.hidden_size, config.norm_eps, has_gain=False)
 
     def parts(self) -> Iterator[Part]:

@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from radixlm.runtime.artifact.manifest import TOP_LOGITS
+
 from ..codegen.targets import Target
 from ..kernels.activation import ActivationSpec, activation
 from ..kernels.experts.entries import ExpertRows
 from ..kernels.float_linear import float_linear
 from ..kernels.gather_columns import gather_columns
-from ..kernels.integer_linear import integer_linear
+from ..kernels.integer_linear import integer_candidates, integer_linear
 from ..kernels.linear import LinearSpec
 from ..kernels.quantized_rows import quantized_bytes
+from ..kernels.top_k import num_maxima, top_k
 from ..weights.kinds import WeightKind
 from ..weights.layout import ROW_BLOCK, round_up
 from ..weights.plan import Matrix, WeightPlan
@@ -85,6 +88,43 @@ class LinearOps:
                     y.num_rows,
                 )
             column += matrix.num_outputs
+
+    def refine(self, x: Activation, head: Linear, y: Rows) -> None:
+        """Write the largest outputs of each row of `y` once more, from activations in 16 bits.
+
+        Which ones these are depends on the row's own outputs in 8 bits. Plain weights have nothing to refine.
+        """
+        matrix = self._plan.matrix(((head.name, head.num_outputs),), x.width)
+        if not matrix.kind.is_quantized:
+            return
+        most, count, num_rows = y.max_rows, TOP_LOGITS, y.num_rows
+        sizes = {"maxima": num_maxima(head.num_outputs), "largest": count, "ids": count, "is_finite": 1}
+        maxima, largest, ids, is_finite = (
+            self._program.place(("candidates", role), most * size * 4) for role, size in sizes.items()
+        )
+        self._program.call(
+            ("top_k", count),
+            lambda: top_k(count),
+            *(y.memory, maxima, largest, ids, is_finite, y.stride, head.num_outputs),
+            num_rows,
+        )
+        bias: Argument = 0
+        if head.has_bias:
+            bias = Stored(self._plan.vector(((head.bias_name, head.num_outputs),)).name)
+        entering = self._sorted(x, matrix) if matrix.is_sorted else x
+        spec = LinearSpec(
+            matrix.kind, matrix.num_outputs, matrix.padded_inputs, y.stride, has_bias=head.has_bias, wide=True
+        )
+        self._program.call(
+            ("candidates", spec),
+            lambda: integer_candidates(spec, count, self._target),
+            *arrays(matrix.name, matrix.kind),
+            bias,
+            *self._quantized(entering, True),
+            y.memory,
+            ids,
+            num_rows,
+        )
 
     def multiply_experts(self, x: Activation, layer: ExpertLinear, y: Rows, lists: Place, rows: ExpertRows) -> None:
         """Write the outputs of each entry's expert into its row of `y`, or of those columns that `y` names."""

@@ -155,7 +155,10 @@ class Ops:
         return x
 
     def logits(self, x: Rows, norm: Norm, head: Linear, *, factor: float = 1.0, soft_cap: float | None = None) -> Rows:
-        """Normalize the rows whose logits are wanted, and multiply them with the output matrix."""
+        """Normalize the rows whose logits are wanted, and multiply them with the output matrix.
+
+        All logits come from activations in 8 bits where weights are integers; then a row's largest, from 16 bits.
+        """
         num_rows, most = Size("num_logits"), self.limits.num_logits
         picked = Rows(self.program.place("picked", most * x.stride * 4), x.stride, (0,), num_rows, most)
         self.program.call(
@@ -167,7 +170,9 @@ class Ops:
             num_rows,
         )
         out = Rows(Input("logits"), round_up(head.num_outputs, ROW_BLOCK), (0,), num_rows, most)
-        self._linear.multiply(self.norm(picked, norm), (head,), out)
+        normed = self.norm(picked, norm)
+        self._linear.multiply(normed, (head,), out)
+        self._linear.refine(normed, head, out)
         if factor != 1.0 or soft_cap is not None:
             self.program.call(
                 ("bound_rows", out.stride, factor, soft_cap),

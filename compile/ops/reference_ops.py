@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from radixlm.runtime.artifact.manifest import KVDType
+from radixlm.runtime.artifact.manifest import TOP_LOGITS, KVDType
 from radixlm.runtime.artifact.model_config import Function, Rope
 
 from .functions import FUNCTIONS, GATED_FUNCTIONS, Array, normalized, sigmoid
@@ -183,7 +183,10 @@ class ReferenceOps:
 
     def logits(self, x: Rows, norm: Norm, head: Linear, *, factor: float = 1.0, soft_cap: float | None = None) -> Rows:
         """The logits of all rows."""
-        logits = self._multiply(self._norm(x[0], norm), head)
+        normed = self._norm(x[0], norm)
+        logits = self._multiply(normed, head)
+        if self._quantized(head.name):
+            refine(logits, self._multiply(normed, head, rounded=False))
         logits = logits if factor == 1.0 else logits * self._number(factor)
         if soft_cap is not None:
             logits = np.tanh(logits / self._number(soft_cap)) * self._number(soft_cap)
@@ -242,8 +245,8 @@ class ReferenceOps:
         parts = [multiply(x, layer) for layer in (spec.gate, spec.up) if layer is not None]
         return multiply(self.activate(tuple(parts), spec.experts.function, 0), spec.down)
 
-    def _multiply(self, x: Array, layer: Linear) -> Array:
-        x = round_to_int8(x) if self._quantized(layer.name) else x
+    def _multiply(self, x: Array, layer: Linear, *, rounded: bool = True) -> Array:
+        x = round_to_int8(x) if rounded and self._quantized(layer.name) else x
         product = np.concatenate([x @ strip.T for strip in self._strips(layer)], axis=-1)
         return product + self._read(layer.bias_name) if layer.has_bias else product
 
@@ -277,6 +280,13 @@ class ReferenceOps:
 
     def _read(self, name: str) -> Array:
         return self._weight(name).astype(self._dtype, copy=False)
+
+
+def refine(logits: Array, exact: Array) -> None:
+    """Replace the largest logits of each row, as many as sampling looks at, by exact ones."""
+    count = min(TOP_LOGITS, logits.shape[-1])
+    largest = np.argpartition(logits, -count, axis=-1)[:, -count:]
+    np.put_along_axis(logits, largest, np.take_along_axis(exact, largest, axis=-1), axis=-1)
 
 
 def round_to_int8(x: Array, group: int = ACTIVATION_GROUP) -> Array:

@@ -12,6 +12,7 @@ from radixlm.compile.ops.reference_ops import nothing_quantized, round_to_int8
 from radixlm.compile.ops.rope_frequencies import rope_frequencies
 from radixlm.compile.reference import reference_logits
 from radixlm.compile.sources.huggingface_config import huggingface_settings
+from radixlm.runtime.artifact.manifest import TOP_LOGITS
 from radixlm.runtime.artifact.model_config import FactorsScaling, ModelConfig, Rope
 
 from ..goldens.tiny_models import TINY_MODELS, TinyModel
@@ -131,3 +132,14 @@ def test_activations_are_rounded_before_the_named_matrices_only() -> None:
     assert np.array_equal(exact, logits_of(tiny, ids, quantized=nothing_quantized))
     assert 0 < np.abs(some - exact).max() < np.abs(everything - exact).max() < 0.2 * exact.std()
     assert asked == {name for name in tiny.tensors if name.endswith("weight") and "norm" not in name}
+
+
+def test_the_largest_logits_are_exact_where_the_output_matrix_rounds_its_inputs() -> None:
+    tiny = TINY_MODELS["qwen2"]
+    ids = tiny.prompts()[1]
+    exact = logits_of(tiny, ids)
+    rounded = logits_of(tiny, ids, quantized=lambda name: name == "model.embed_tokens.weight")
+    is_exact = rounded == exact
+    largest = np.argsort(-exact, axis=-1)[:, : TOP_LOGITS // 2]
+    assert np.take_along_axis(is_exact, largest, axis=-1).all()
+    assert not is_exact.all(axis=-1).any()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from radixlm.compile.codegen.targets import Target
-from radixlm.compile.kernels.integer_linear import integer_linear
+from radixlm.compile.kernels.integer_linear import integer_candidates, integer_linear
 from radixlm.compile.kernels.linear import LinearSpec
 from radixlm.compile.kernels.quantized_rows import ROW_TILE
 from radixlm.compile.weights.kinds import (
@@ -224,6 +224,30 @@ def test_a_row_is_the_same_bits_alone_and_among_others(target: Target, kind: Wei
         for count in (2, 3, 5, 8, 9, 64, 65):
             rows = np.random.default_rng(count).permutation(131)[:count]
             assert (case.run(target, rows) == together[rows]).all()
+
+    check()
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 9])
+@pytest.mark.parametrize("kind", [Q8, Q4_MINIMUM, Q6_K, Q4_K], ids=lambda kind: kind.label)
+@every_target
+def test_candidates_get_the_bits_of_the_whole_matrix(target: Target, kind: WeightKind, num_rows: int) -> None:
+    @examples(2)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        case = Case.draw(kind, data.draw, num_rows, wide=True)
+        case.spec = replace(case.spec, column=0, factor=1.0, add_to_output=False)
+        num_outputs = case.weight.shape[0]
+        candidates = np.random.default_rng(num_rows).integers(0, num_outputs, (num_rows, 32)).astype(np.int32)
+        candidates[:, 0], candidates[:, 1:4] = num_outputs - 1, 0
+        y, packed, whole = case.y.copy(), pack(case.weight), case.run(target)
+        codes, scales, sums = case.rows.packed()
+        bias = case.bias if case.spec.has_bias else None
+        kernel = built(target, integer_candidates, case.spec, 32, target)
+        kernel(packed.codes, packed.scales, packed.offsets, bias, codes, scales, sums, y, candidates, num_rows)
+        is_candidate = np.zeros(y.shape, bool)
+        np.put_along_axis(is_candidate, candidates.astype(np.int64), True, axis=1)
+        assert (y == np.where(is_candidate, whole, case.y)).all()
 
     check()
 
