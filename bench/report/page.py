@@ -36,6 +36,7 @@ SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
     "kernels": engine.kernels,
     "replay": cache.replay,
     "agents": cache.agents,
+    "questions": serving.questions,
     "replay_live": cache.replay_live,
     "suffix": cache.suffix,
 }

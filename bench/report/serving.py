@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from .tables import Cell, Json, each, format_cell, origin, table
+from .tables import Cell, Json, each, format_cell, met, origin, spread, table
 
 
 def ladder(results: Json) -> Iterator[str]:
@@ -55,6 +55,31 @@ def load(results: Json) -> Iterator[str]:
         f"{name}: `{run['origin']['command']}`, commit {run['origin']['commit']}, {run['origin']['date']}."
         for name, run in runs.items()
     )
+
+
+def questions(results: Json) -> Iterator[str]:
+    """A row for each question: seconds of both, and how many times faster."""
+    yield "## A coding agent's first and second question"
+    yield (
+        "The requests that opencode sends, to Qwen2.5-Coder-0.5B in Q4_K_M: for a title, with its instructions and "
+        "tools, and with the second question behind the first reply. Replies have "
+        f"{results['num_reply_tokens']} tokens. Fresh servers with their defaults, in turns; medians of the rounds, "
+        "and their range. Cached tokens are those of the last round."
+    )
+
+    def cached(name: str) -> Cell:
+        return lambda row: "{num_cached_tokens:,} of {num_prompt_tokens:,}".format(**row["tokens"][name])
+
+    columns: dict[str, Cell] = {
+        "question": "{number}",
+        "radixlm, s": lambda row: spread(row["seconds"]["radixlm"]),
+        "llama.cpp, s": lambda row: spread(row["seconds"]["llama.cpp"]),
+        "times as fast": lambda row: spread(row["ratios"]),
+        "bar": lambda row: f"{row['bar']}: {met(row['is_met'])}",
+        "radixlm, cached": cached("radixlm"),
+        "llama.cpp, cached": cached("llama.cpp"),
+    }
+    yield table(columns, [{"number": number, **row} for number, row in enumerate(results["rows"], 1)])
 
 
 def _pages_free(rung: Json) -> str:
