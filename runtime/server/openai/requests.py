@@ -195,6 +195,19 @@ _PLAIN_FIELDS = tuple(
 )
 
 
+class ChatReasoning(msgspec.Struct, forbid_unknown_fields=True):
+    """What OpenRouter's clients say of thoughts; a budget of tokens is ignored and listed."""
+
+    effort: ReasoningEffort | None = None
+    enabled: bool | None = None
+
+
+class ChatThinking(msgspec.Struct, forbid_unknown_fields=True):
+    """What clients of GLM and DeepSeek say of them; likewise."""
+
+    type: Literal["enabled", "disabled", "auto", "adaptive"]
+
+
 class ChatRequest(SamplingRequest, kw_only=True):
     """Body of `POST /v1/chat/completions`."""
 
@@ -208,6 +221,8 @@ class ChatRequest(SamplingRequest, kw_only=True):
     functions: list[FunctionDefinition] | None = None  # OpenAI's older name of tools, one call a reply,
     function_call: FunctionChoice | None = None  # and of tool_choice
     reasoning_effort: ReasoningEffort | None = None  # for the chat template
+    reasoning: ChatReasoning | None = None  # another way to say so,
+    thinking: ChatThinking | None = None  # and a third, of whether the model thinks at all
     chat_template_kwargs: dict[str, Any] | None = None  # as vLLM's: more variables of the chat template
     # What OpenAI's clients send along and has no meaning here may ask for nothing.
     modalities: list[Literal["text"]] | None = None
@@ -243,8 +258,16 @@ class ChatRequest(SamplingRequest, kw_only=True):
 
     @property
     def template_kwargs(self) -> Mapping[str, object] | None:
-        """More variables of the chat template: what is asked for, and the effort."""
-        return effort_kwargs(self.reasoning_effort, self.chat_template_kwargs)
+        """More variables of the chat template: what is asked for, the effort, and whether the model thinks."""
+        effort = None if self.reasoning is None else self.reasoning.effort
+        told = effort_kwargs(self.reasoning_effort or effort, None)
+        if self.reasoning is not None and self.reasoning.enabled is not None:
+            told = {"enable_thinking": self.reasoning.enabled} | dict(told or {})
+        elif self.thinking is not None and self.thinking.type in ("enabled", "disabled"):
+            told = {"enable_thinking": self.thinking.type == "enabled"} | dict(told or {})
+        if told is None or self.chat_template_kwargs is None:
+            return self.chat_template_kwargs if told is None else told
+        return {**told, **self.chat_template_kwargs}
 
     def _own_wishes(self) -> dict[str, object]:
         if self.top_logprobs and not self.logprobs:

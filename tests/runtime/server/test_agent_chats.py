@@ -103,6 +103,14 @@ BODIES: dict[str, tuple[dict[str, Any], set[str]]] = {
         },
         {"messages.content.cache_control", "messages.cache_control", "metadata"},
     ),
+    "openrouter": (
+        {
+            "messages": [USER],
+            "reasoning": {"max_tokens": 2000, "effort": "low"},
+            "thinking": {"type": "enabled", "budget_tokens": 2000},
+        },
+        {"reasoning.max_tokens", "thinking.budget_tokens"},
+    ),
     "aider": ({"messages": [USER], "temperature": 0, "reasoning_effort": "minimal", "tools": None, "n": 1}, set()),
 }
 

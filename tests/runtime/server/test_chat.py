@@ -251,6 +251,20 @@ def test_an_unforeseen_error_keeps_its_text_to_the_log(client: TestClient, engin
         ({"chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": True}),
         ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
         ({"reasoning_effort": "none"}, {"enable_thinking": False}),
+        ({"reasoning": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        ({"reasoning": {"effort": "none"}}, {"enable_thinking": False}),
+        ({"reasoning": {"enabled": False}}, {"enable_thinking": False}),
+        ({"reasoning": {"enabled": True, "effort": "high"}}, {"enable_thinking": True, "reasoning_effort": "high"}),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        (
+            {"thinking": {"type": "enabled"}, "reasoning_effort": "low"},
+            {"enable_thinking": True, "reasoning_effort": "low"},
+        ),
+        ({"thinking": {"type": "auto"}}, None),
+        (
+            {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": True}},
+            {"enable_thinking": True},
+        ),
         ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": True}),
     ],
 )
