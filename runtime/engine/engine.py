@@ -20,7 +20,7 @@ from ..cache.cache_tree import CacheCleared, CacheTree
 from ..chat.later_turns import LaterTurns
 from ..chat.tools.tool_calls import ToolCall
 from ..chat.tools.tool_format import ToolFormat
-from ..errors import InvalidParameter
+from ..errors import InvalidParameter, StoreOff
 from .completion import Completion
 from .engine_options import EngineKeywords, EngineOptions
 from .engine_stats import EngineStats
@@ -42,6 +42,8 @@ from .upkeep import IdleThread
 
 if TYPE_CHECKING:
     from ..chat.grammars import Grammars
+
+CLEARS_WITHIN_S = 60.0  # the disk; what is to be forgotten waits for what is to be written
 
 
 class Engine:
@@ -195,13 +197,18 @@ class Engine:
         """Compiles what replies are to keep to; see `Prompts.grammars`."""
         return self.prompts.grammars
 
-    def note_call(self, call: ToolCall, options: RequestOptions = NO_OPTIONS) -> None:
+    def note_call(
+        self, call: ToolCall, options: RequestOptions = NO_OPTIONS, stream: GenerationStream | None = None
+    ) -> None:
         """A client was given this call in a reply to a request with these options: it is known when it comes back,
-        however the client writes its arguments.
+        however the client writes its arguments; where there is a store and the reply's `stream`, after a restart, too.
         """
         namespace = self._options.decide(options, self.manifest.model).calls_of
-        if namespace is not None:
-            self.prompts.given_calls.note(namespace, call)
+        if namespace is None:
+            return
+        self.prompts.given_calls.note(namespace, call)
+        if stream is not None and self._options.store is not None:
+            self._loop.post(lambda core: core.keep_call(namespace, call, stream.computed_ids))
 
     def as_generated(self, messages: Sequence[Message], options: RequestOptions = NO_OPTIONS) -> Sequence[Message]:
         """A conversation in which the calls of `note_call` have their arguments as the model wrote them."""
@@ -227,7 +234,11 @@ class Engine:
         self.tokenizer.forget_texts(namespace)
         self.prompts.given_calls.forget(namespace)
         cleared, done = self._loop.call(lambda core: core.forget(namespace))
-        done.result()
+        try:
+            done.result(CLEARS_WITHIN_S)
+        except TimeoutError:
+            message = f"memory has forgotten them, and the disk not in {CLEARS_WITHIN_S:.0f} s; ask again to be sure"
+            raise StoreOff(message) from None
         return cleared
 
     def num_cached_elsewhere(self, prompt_ids: Sequence[int], namespace: bytes = b"") -> int:

@@ -16,8 +16,10 @@ from ..cache.cache_tree import CacheCleared, CacheTree
 from ..cache.cache_uses import CacheUse
 from ..cache.prefix_cache import PrefixCache
 from ..cache.sequence import num_pages_for
+from ..chat.tools.tool_calls import ToolCall
 from ..errors import InvalidParameter
 from ..model.batch import Batch, Forward
+from ..prefix.call_saver import MadeBy
 from ..prefix.disk_tier import DiskTier
 from ..prefix.expected_prompts import ExpectedPrompts
 from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows
@@ -142,6 +144,11 @@ class EngineCore:
         nothing: Future[None] = Future()
         nothing.set_result(None)
         return cleared, nothing
+
+    def keep_call(self, namespace: bytes, call: ToolCall, made_by: MadeBy) -> None:
+        """Have the store keep a call that a client was given, after its reply."""
+        if self.tier is not None:
+            self.tier.keep_call(namespace, call, made_by)
 
     def add(self, request: Request) -> None:
         """Let a request wait for its turn.

@@ -63,6 +63,7 @@ class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
         self._outputs: SimpleQueue[RequestOutput] = SimpleQueue()
         self._wake_task: Callable[[], None] | None = None
         self._last: RequestOutput | None = None
+        self._completion: Completion | None = None  # the engine's thread has delivered
         self._wants_end_only = False
 
     @classmethod
@@ -84,8 +85,15 @@ class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
         progress = self.progress
         return len(self.prompt_token_ids) if progress is None else progress.num_prompt_tokens
 
+    def computed_ids(self) -> tuple[int, ...] | None:
+        """The ids of prompt and reply that the model was given, once the reply has ended; None before that."""
+        end = self._completion
+        return None if end is None else (end.prompt_token_ids + end.token_ids)[:-1]
+
     def deliver(self, output: RequestOutput) -> None:
         """Add what came, on the engine's thread."""
+        if output.completion is not None:
+            self._completion = output.completion
         if output.delta is not None and output.delta.progress is not None:
             self.progress = output.delta.progress
             if not self._with_progress:

@@ -98,6 +98,8 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
                 choose_rows=None if scored is None else choose_rows(manifest, cache, scored, clock=clock),
             )
             opened.callback(tier.close)
+            for namespace, call in tier.calls.known():
+                prompts.given_calls.note(namespace, call)
             known = StoredPrefill.of(
                 store.directory, store.identity, num_threads=options.num_threads, is_scored=scored is not None
             )

@@ -18,11 +18,13 @@ from ..artifact.manifest import PAGE_SIZE
 from ..cache.kv_transaction import Reservation
 from ..cache.prefix_cache import PrefixCache
 from ..cache.sequence import Sequence
+from ..chat.tools.tool_calls import ToolCall
 from ..model.batch import PageIO
 from ..store.page_key import NO_PARENT, PageKey
 from ..store.record import BLOCK, padded
 from ..store.store_state import PutResult
 from .alias_saver import AliasSaver
+from .call_saver import CallSaver, MadeBy
 from .chosen_loader import ChosenLoader
 from .chosen_rows import ChosenRows
 from .disk_index import DiskIndex
@@ -77,6 +79,7 @@ class DiskTier:
         self.writer = DiskWriter(store, queue, max_bytes=max(queue_bytes, page_bytes), wrote=self._wrote)
         self.reader = DiskReader(store, page_bytes, queue)
         self._aliases = AliasSaver(cache.aliases, store, self.writer)
+        self.calls = CallSaver(store, self.writer)
         self.loader = PrefixLoader(
             cache,
             io,
@@ -92,7 +95,7 @@ class DiskTier:
         self.chosen = None if choose_rows is None else choose_rows(self)
         order = None if self.chosen is None else self.chosen.order
         self._saver = PageSaver(
-            cache, self.index, self.writer, io, store.identity, store.touch, self._aliases, queue, order
+            cache, self.index, self.writer, io, store.identity, store.touch, self._aliases, self.calls, queue, order
         )
         self._rows: ChosenLoader | None = None
         if self.chosen is not None:
@@ -161,6 +164,10 @@ class DiskTier:
     def save(self, namespace: bytes, token_ids: collections.abc.Sequence[int], generated: bytes) -> None:
         """Save the full pages of these tokens, which are in the tree, between the next steps."""
         self._saver.save(namespace, token_ids, generated)
+
+    def keep_call(self, namespace: bytes, call: ToolCall, made_by: MadeBy) -> None:
+        """Save a call that a client was given, after the pages of its reply."""
+        self._saver.keep_call(namespace, call, made_by)
 
     def used(self, namespace: bytes, token_ids: collections.abc.Sequence[int], *, num_reused: int) -> None:
         """Note that the prompt `token_ids` is computed, of which the first `num_reused` were found: what it found is

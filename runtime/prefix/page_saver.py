@@ -17,9 +17,11 @@ import numpy as np
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
 from ..cache.radix_node import Node, tokens_of
+from ..chat.tools.tool_calls import ToolCall
 from ..model.batch import PageIO
 from ..store.page_key import NO_PARENT, PageKey, StoreIdentity
 from .alias_saver import AliasSaver
+from .call_saver import CallSaver, MadeBy
 from .chosen_rows import RunOrder
 from .disk_index import DiskIndex
 from .disk_reader import EngineThread
@@ -66,7 +68,7 @@ class PageSaver:
 
     Args:
         touched: told of the keys of pages that are on disk and were used in memory.
-        aliases: are saved after the pages that they belong to.
+        aliases, calls: are saved after the pages that they belong to.
         reorder: has a run stored in a better order when nothing waits to be saved.
     """
 
@@ -77,6 +79,7 @@ class PageSaver:
     identity: StoreIdentity
     touched: Callable[[Sequence[bytes]], None]
     aliases: AliasSaver
+    calls: CallSaver
     queue: EngineThread
     reorder: RunOrder | None = None
     num_saved_pages: int = 0
@@ -142,6 +145,7 @@ class PageSaver:
         """Drop what waits, of a namespace or all."""
         self._chains = deque(c for c in self._chains if namespace is not None and c.namespace != namespace)
         self.aliases.forget(namespace)
+        self.calls.forget(namespace)
         if self.reorder is not None:
             self.reorder.forget(namespace)
 
@@ -152,9 +156,19 @@ class PageSaver:
                 if not self._is_ready:
                     time.sleep(0.01)  # for the writer to make room
                 self.advance()
-            self.aliases.save()
+            self._save_small()
         except Exception:
             _LOGGER.exception("what was computed last could not be saved")
+
+    def keep_call(self, namespace: bytes, call: ToolCall, made_by: MadeBy) -> None:
+        """Have a call saved after the pages of its reply."""
+        self.calls.keep(namespace, call, made_by)
+        if not self._chains:
+            self.calls.save()
+
+    def _save_small(self) -> None:
+        self.aliases.save()
+        self.calls.save()
 
     @property
     def _is_ready(self) -> bool:
@@ -172,7 +186,7 @@ class PageSaver:
             if self._chains:
                 self.advance()
                 if not self._chains:
-                    self.aliases.save()
+                    self._save_small()
             elif self.reorder is not None:
                 self.reorder.advance()
         except Exception:  # what is not saved is computed again

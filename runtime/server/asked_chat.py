@@ -65,9 +65,10 @@ class AskedChat:
         choices = await state.open(request, asks, prompt_logprobs=self.params.prompt_logprobs)
         return OpenedChat(choices, truncated)
 
-    def reader(self, state: AppState) -> ToolCallReader | None:
+    def reader(self, state: AppState, choices: Choices, index: int = 0) -> ToolCallReader | None:
         """Finds the calls in a reply, each of which is known when it comes back; None where none can be."""
-        return self.use.reader(state.engine.tool_format, partial(state.engine.note_call, options=self.options))
+        note = partial(state.engine.note_call, options=self.options, stream=choices.stream(index))
+        return self.use.reader(state.engine.tool_format, note)
 
     async def _constraint(self, state: AppState, request: Request) -> ConstraintSource | None:
         with self.naming():

@@ -113,6 +113,10 @@ class Choices:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
 
+    def stream(self, index: int) -> GenerationStream:
+        """The engine's stream of one choice."""
+        return self._streams[index].stream
+
     async def result(self, index: int) -> Completion:
         """Wait for the end of one choice; after its last delta, it is there at once."""
         return await self._streams[index].result()

@@ -54,7 +54,7 @@ class ReplyStream:
     """One request's reply: iterate it once, or await `result`. Left as a context manager, it is cancelled."""
 
     def __init__(self, stream: GenerationStream, ready: asyncio.Event, record: RequestRecord | None = None) -> None:
-        self._stream = stream
+        self.stream = stream
         self._ready = ready
         self._record = record
         self._has_ended = False
@@ -97,19 +97,19 @@ class ReplyStream:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompt, as far as is known."""
-        return self._stream.num_prompt_tokens
+        return self.stream.num_prompt_tokens
 
     @property
     def num_swallowed(self) -> int:
         """How many characters the reply's tokens begin with that are not in its text."""
-        return self._stream.num_swallowed
+        return self.stream.num_swallowed
 
     async def result(self) -> Completion:
         """Wait for the end; after iterating, it is there at once."""
-        self._stream.skip_to_end()
+        self.stream.skip_to_end()
         async for _ in self:
             pass
-        return self._stream.result()
+        return self.stream.result()
 
     async def __aenter__(self) -> Self:
         return self
@@ -119,7 +119,7 @@ class ReplyStream:
     ) -> None:
         self.cancel()
         if self._record is not None and not self._has_ended:
-            self._stream.skip_to_end()
+            self.stream.skip_to_end()
             with contextlib.suppress(TimeoutError, RadixLMError):
                 async with asyncio.timeout(CANCELLING_S):
                     while await self._next() is not None:
@@ -127,14 +127,14 @@ class ReplyStream:
 
     def cancel(self) -> None:
         """End the request as soon as possible; harmless when it has ended."""
-        self._stream.cancel()
+        self.stream.cancel()
 
     async def _next(self) -> Delta | None:
         """The next delta; None after the last one, whose completion goes to the record."""
         while True:
             self._ready.clear()  # before polling: what comes after the poll sets it again
             try:
-                delta = self._stream.poll()
+                delta = self.stream.poll()
             except StopIteration:
                 return None
             except RadixLMError:
@@ -148,5 +148,5 @@ class ReplyStream:
         if delta.finish_reason is not None:
             self._has_ended = True
             if self._record is not None:
-                self._record.completions.append(self._stream.result())
+                self._record.completions.append(self.stream.result())
         return delta

@@ -2,6 +2,7 @@
 
 from .alias_record import StoredAlias
 from .bundle import ImportReport, export_bundle, import_bundle, is_bundle
+from .call_record import StoredCall
 from .files import Files, OSFiles
 from .page_key import NO_PARENT, PageKey, StoreIdentity
 from .page_store import PageStore
@@ -20,6 +21,7 @@ __all__ = [
     "StoreIdentity",
     "StoreStats",
     "StoredAlias",
+    "StoredCall",
     "VerifyReport",
     "export_bundle",
     "import_bundle",

@@ -189,14 +189,14 @@ class Index:
         return self._rows("kind = ? ORDER BY last_used, segment, block", int(kind))
 
     def touch(self, keys: Iterable[bytes], use: int) -> None:
-        """Note that records were used, and with a page those before it in its prompt and its aliases."""
+        """Note that records were used, and with a page those before it in its prompt, its aliases and calls."""
         self._name(keys)
         self._sql.execute(
             "WITH RECURSIVE up(key) AS (SELECT key FROM named UNION "
             f"SELECT records.parent FROM up CROSS JOIN records ON records.key = up.key AND kind = {Kind.PAGE:d}) "
             "INSERT OR IGNORE INTO named SELECT key FROM up"
         )
-        for which in ("key", f"kind = {Kind.ALIAS:d} AND parent"):
+        for which in ("key", f"kind IN ({Kind.ALIAS:d}, {Kind.CALL:d}) AND parent"):
             self._sql.execute(
                 f"UPDATE records SET last_used = ? WHERE last_used < ? AND {which} IN (SELECT key FROM named)",
                 (use, use),

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from ..errors import StoreCorrupt, StoreOff
 from .alias_record import StoredAlias
+from .call_record import StoredCall
 from .catalogue import verify
 from .chunk_cache import ChunkCache
 from .files import INDEX, Files, OSFiles, StoreLock, read_secret
@@ -105,6 +106,11 @@ class PageStore:
         rows = self._rows(lambda index: index.rows_of_kind(Kind.ALIAS).items())
         return (alias for row in rows if (alias := StoredAlias.of(row.header)) is not None)
 
+    def calls(self) -> Iterator[StoredCall]:
+        """All calls of this model, the one used longest ago first."""
+        rows = self._rows(lambda index: index.rows_of_kind(Kind.CALL).items())
+        return (call for row in rows if (call := StoredCall.of(row.header)) is not None)
+
     def put(self, heads: Sequence[PageKey], payload: NDArray[np.uint8], *, evicts: bool = True) -> PutResult:
         """Store pages; readers find all of them at once, when they outlive a loss of power.
 
@@ -123,7 +129,13 @@ class PageStore:
 
     def put_alias(self, alias: StoredAlias) -> PutResult:
         """Store an alias, if its page is there. It is evicted, dropped and discarded with that page."""
-        header = alias.header(self.identity)
+        return self._put_beside_pages(alias.header(self.identity))
+
+    def put_call(self, call: StoredCall) -> PutResult:
+        """Store a call, likewise."""
+        return self._put_beside_pages(call.header(self.identity))
+
+    def _put_beside_pages(self, header: RecordHeader | None) -> PutResult:
         return PutResult() if header is None else self._change(partial(self._writer.put, [(header, b"")]))
 
     def put_ordered(self, heads: Sequence[PageKey], run: OrderedRun, *, chunk_size: int = 16) -> PutResult:

@@ -54,6 +54,7 @@ class Kind(IntEnum):
     DISCARDED = 2  # was something else; its bytes are gone
     RUN = 3  # the rows of several pages by importance; its parent is the last of them
     ALIAS = 4  # how a reply is rendered; its parent is the last full page of prompt and reply
+    CALL = 5  # of a tool, that a client was given; its parent likewise
 
 
 @dataclass(frozen=True)

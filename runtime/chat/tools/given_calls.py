@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -45,7 +46,7 @@ class _Given:
 
     @property
     def num_bytes(self) -> int:
-        return len(self.name) + len(self.arguments) + _OVERHEAD
+        return sys.getsizeof(self.name) + sys.getsizeof(self.arguments) + _OVERHEAD
 
 
 class GivenCalls:

@@ -65,8 +65,9 @@ class Messages:
             truncates=self.state.truncates(body.truncation),
         )
         opened = await asked.open(self.state, request)
-        message = _Message(self.state, body, asked, _truncation(asked, opened, conversation))
         choices = opened.choices
+        blocks = ReplyBlocks(asked.reader(self.state, choices))
+        message = _Message(self.state, body, asked, blocks, _truncation(asked, opened, conversation))
         if body.stream:
             events, keep_alive_s = message.events(choices), self.state.keep_alive_s
             return EventStream(events, choices, encode=named_event, done=b"", keep_alive_s=keep_alive_s, comment=PING)
@@ -99,12 +100,12 @@ class _Message:
         state: AppState,
         body: MessagesRequest,
         asked: AskedChat,
+        blocks: ReplyBlocks,
         truncation: TruncationReply | msgspec.UnsetType,
     ) -> None:
-        self._state, self._asked = state, asked
+        self._state, self._asked, self._blocks = state, asked, blocks
         self._tells_progress = bool(body.return_progress)
         self._is_kept = (asked.options.cache_match or state.engine.match) != "off"
-        self._blocks = ReplyBlocks(asked.reader(state))
         self._reply = partial(
             MessageReply, id=new_id("msg_"), model=state.models.named(body.model), truncation=truncation
         )

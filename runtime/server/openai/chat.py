@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...chat.tools.tool_calls import ToolCallReader
 from ...engine.completion import Completion, PromptLogprobs
 from ..app_state import AppState, json_response
 from ..asked_chat import AskedChat
@@ -71,24 +72,33 @@ class ChatCompletions:
             return EventStream(chunks, choices, keep_alive_s=self.state.keep_alive_s)
         async with choices:
             completions = await while_connected(request.receive, choices.results())
-        whole = self._whole(start, completions, asked, body)
+        whole = self._whole(start, choices, completions, asked, body)
         whole.truncation = truncation
         whole.prompt_logprobs = await self._prompt(body, completions[0].prompt_logprobs)
         return json_response(whole)
 
     def _whole(
-        self, start: partial[Reply], completions: Sequence[Completion], asked: AskedChat, body: ChatRequest
+        self,
+        start: partial[Reply],
+        choices: Choices,
+        completions: Sequence[Completion],
+        asked: AskedChat,
+        body: ChatRequest,
     ) -> Reply:
         has_ids = bool(body.return_token_ids)
         return start(
             object="chat.completion",
-            choices=[self._choice(index, completion, asked, body) for index, completion in enumerate(completions)],
+            choices=[
+                self._choice(index, completion, asked.reader(self.state, choices, index), body)
+                for index, completion in enumerate(completions)
+            ],
             usage=self._usage(completions, len(completions)),
             prompt_token_ids=completions[0].prompt_token_ids if has_ids else msgspec.UNSET,
         )
 
-    def _choice(self, index: int, completion: Completion, asked: AskedChat, body: ChatRequest) -> ChatChoice:
-        reader = asked.reader(self.state)
+    def _choice(
+        self, index: int, completion: Completion, reader: ToolCallReader | None, body: ChatRequest
+    ) -> ChatChoice:
         message = message_of(completion, reader)
         reason = finish_reason_of(completion.finish_reason, reader)
         return ChatChoice(
@@ -117,7 +127,7 @@ class ChatCompletions:
             return start(choices=[choice], usage=usage.of(choice.index))
 
         has_begun = [False] * body.num_choices
-        readers = [asked.reader(self.state) for _ in range(body.num_choices)]
+        readers = [asked.reader(self.state, choices, index) for index in range(body.num_choices)]
         async for index, delta in choices:
             if not has_begun[index]:  # not before: benches take the first chunk for the first token
                 first = chunk(ChatChunkChoice(ChatDelta(content="", role="assistant"), index=index))

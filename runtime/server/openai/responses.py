@@ -79,7 +79,7 @@ class Responses:
         if asked.truncates:
             places = sorted(place for dropped in opened.truncated.dropped for place in history.places[dropped])
             truncated = TruncationReply("middle", tuple(places), opened.truncated.num_dropped_tokens)
-        reader = asked.reader(self.state)
+        reader = asked.reader(self.state, choices)
         output = ResponseOutput(reader, {each.tool.name: each for each in tools}, seals=body.seals_thoughts)
         response = _Response(self.state, body, asked.params, output, truncated)
         if body.stream:

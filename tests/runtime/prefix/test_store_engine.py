@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.cache.cache_namespace import CacheScope
+from radixlm.runtime.chat.tools.tool_calls import ToolCall
 from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
+from radixlm.runtime.engine.request_options import NO_OPTIONS, RequestOptions
 from radixlm.runtime.errors import EngineClosed, InvalidParameter, StoreError, StoreOff
 from radixlm.runtime.prefix import disk_reader, disk_writer
 from radixlm.runtime.prefix.disk_tier import DiskTier
@@ -220,6 +222,64 @@ def test_clearing_ends_when_the_engine_is_closed_over_a_disk_that_hangs(
         assert len(ends) == 2 and any(isinstance(end, StoreOff) for end in ends)
     finally:
         may_go_on.set()
+
+
+def test_a_call_is_known_after_a_restart_to_its_namespace_alone(open_engine: Open) -> None:
+    call = ToolCall("call_1", "edit", '{"line": 1, "path": "é"}')
+
+    def arguments(engine: Engine, options: RequestOptions = NO_OPTIONS) -> str:
+        function = {"name": "edit", "arguments": '{"path":"\\u00e9","line":1}'}
+        said = {"role": "assistant", "tool_calls": [{"id": "call_1", "function": function}]}
+        [message] = engine.as_generated([said], options)
+        calls: Any = message["tool_calls"]
+        return str(calls[0]["function"]["arguments"])
+
+    engine = open_engine()
+    stream = engine.stream(PROMPT, PARAMS)
+    engine.note_call(call, stream=stream)  # before its reply has ended
+    stream.result()
+    engine = open_engine()
+    assert arguments(engine) == call.arguments
+    assert arguments(engine, RequestOptions(namespace=b"another")) != call.arguments
+    late = engine.stream(PROMPT[:100], PARAMS)
+    late.result()
+    engine.note_call(ToolCall("call_1", "edit", '{"path": "é", "line": 1}'), stream=late)  # and behind its end
+    assert arguments(open_engine()) == '{"path": "é", "line": 1}'
+    open_engine().clear_cache()
+    engine = open_engine()
+    assert arguments(engine) == '{"path":"\\u00e9","line":1}'
+
+
+def test_a_call_of_a_reply_that_is_not_kept_is_not_kept(open_engine: Open) -> None:
+    engine = open_engine()
+    stream = engine.stream(PROMPT, PARAMS, cache_match="off")
+    engine.note_call(ToolCall("call_1", "edit", "{}"), RequestOptions(cache_match="off"), stream)
+    stream.result()
+    engine.note_call(ToolCall("call_2", "edit", "{}"), NO_OPTIONS, stream)  # its pages are nowhere
+    assert len(open_engine().prompts.given_calls) == 0
+
+
+def test_clearing_waits_for_a_disk_that_hangs_no_longer_than_it_says(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_engine().generate(PROMPT, PARAMS)
+    engine, may_go_on = open_engine(), threading.Event()
+    discard = PageStore.discard
+
+    def hang(*arguments: Any) -> object:
+        assert may_go_on.wait(60)
+        return discard(*arguments)
+
+    monkeypatch.setattr(PageStore, "discard", hang)
+    monkeypatch.setattr("radixlm.runtime.engine.engine.CLEARS_WITHIN_S", 0.05)
+    try:
+        with pytest.raises(StoreOff, match="ask again"):
+            engine.clear_cache()
+    finally:
+        may_go_on.set()
+    monkeypatch.setattr("radixlm.runtime.engine.engine.CLEARS_WITHIN_S", 60.0)
+    engine.clear_cache()
+    assert engine.generate(PROMPT, PARAMS).usage.cached_tokens == 0
 
 
 def test_an_engine_that_cannot_be_opened_lets_go_of_its_store(tiny_artifact: Path, tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ class FakeEngine:
     def __post_init__(self) -> None:
         self.go_on.set()
 
-    def note_call(self, call: object, options: RequestOptions) -> None:
+    def note_call(self, call: object, options: RequestOptions, stream: object) -> None:
         """It remembers no calls,"""
 
     def as_generated(self, messages: Sequence[object], options: RequestOptions) -> Sequence[object]:
