@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from radixlm.runtime.server.model_names import ModelNames
 
 from .. import serve
 from .client_file import write_file
@@ -47,6 +46,8 @@ def command(write: bool, no_store: bool, client: str, model: str, serve_options:
     agent = CLIENTS[client]
 
     def tell(engine: Engine) -> None:
+        from radixlm.runtime.server.model_names import ModelNames
+
         served = Served(
             url=url_of(options["host"], options["port"]),
             model=ModelNames.of(options["model_ids"], default=engine.manifest.name).own,

@@ -219,7 +219,7 @@ def test_a_prompt_longer_than_the_context(artifact: Path) -> None:
         ("--temperature", "nan"),
         ("--top-p", "2"),
         ("--top-k", "-5"),
-        ("--max-tokens", "0"),
+        ("--max-tokens", "-1"),
         ("--repetition-penalty", "0"),
         ("--kv-cache-gb", "0.000001"),
         ("--max-num-seqs", "100000"),

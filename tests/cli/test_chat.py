@@ -93,6 +93,7 @@ def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEn
             "max_num_batched_tokens": None,
             "prefill_ms": 50.0,
             "idle_work": True,
+            "speculate": "auto",
             "admission": "optimistic",
             "kv_log": None,
             "kv_log_bytes": None,
