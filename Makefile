@@ -14,7 +14,7 @@ PEER_MODELS := SmolLM2-135M-Instruct.Q4_1 qwen2.5-coder-0.5b-instruct-q4_k_m
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray bench bench-cache bench-peers peers bench-ladder bench-growth bench-replay bench-agents bench-questions bench-load bench-store bench-partial bench-quality goldens lock clean
+.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray bench bench-cache bench-peers peers bench-ladder bench-growth bench-replay bench-agents bench-questions bench-speculation bench-load bench-store bench-partial bench-quality goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -108,6 +108,11 @@ bench-replay: $(ARTIFACT)/manifest.json $(VENV)/.bench
 # llama.cpp computes of the same requests; four minutes.
 bench-agents: $(VENV)/.test $(VENV)/.bench .cache/llama.cpp/.built
 	$(BIN)/python -m bench.agents
+	$(BIN)/python -m bench.report
+
+# What guesses of a reply's tokens bring, task by task; four minutes.
+bench-speculation: $(ARTIFACT)/manifest.json $(VENV)/.bench
+	$(BIN)/python -m bench.engine.speculation $(ARTIFACT)
 	$(BIN)/python -m bench.report
 
 # A real model under a coding agent: opencode's first and second question, llama.cpp beside; ten minutes, and the agents of

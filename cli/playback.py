@@ -46,7 +46,7 @@ class Playback:
     def __init__(self, artifact: Path, options: EngineOptions, *, max_tokens: int, generates: bool) -> None:
         self._max_tokens, self._generates = max_tokens, generates
         self._replies: list[str] = []
-        self._engine = options.open(artifact, idle_work=False, open_runner=self._open_runner)
+        self._engine = options.open(artifact, idle_work=False, speculate="off", open_runner=self._open_runner)
         eos_ids = self._engine.manifest.tokenizer.eos_token_ids
         self._end = eos_ids[:1] or (0,)
 

@@ -66,7 +66,12 @@ class AgentServer:
         self.model, self._artifact = model, artifact_of(model)
         self._script = ScriptedRunner(self._artifact.manifest.model.vocab_size)
         self.engine = Engine(
-            self._artifact, kv_cache_bytes=KV_BYTES, max_num_seqs=1, idle_work=idle_work, open_runner=self._open_runner
+            self._artifact,
+            kv_cache_bytes=KV_BYTES,
+            max_num_seqs=1,
+            idle_work=idle_work,
+            speculate="off",
+            open_runner=self._open_runner,
         )
         self.engine.grammars.answer_limit_s = 60.0
         self._asked: list[tuple[Sequence[Message], Any]] = []

@@ -42,7 +42,12 @@ class ReplayEngine(Closable):
     def __init__(self, artifact: TalkingArtifact) -> None:
         self._script = ScriptedRunner(artifact.manifest.model.vocab_size)
         self.engine = Engine(
-            artifact, kv_cache_bytes=KV_BYTES, max_num_seqs=1, idle_work=False, open_runner=self._open_runner
+            artifact,
+            kv_cache_bytes=KV_BYTES,
+            max_num_seqs=1,
+            idle_work=False,
+            speculate="off",
+            open_runner=self._open_runner,
         )
         self.end_id = artifact.manifest.tokenizer.eos_token_ids[0]
 

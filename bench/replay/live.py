@@ -60,7 +60,9 @@ class LiveReplay(Closable):
     """A model that is asked one turn at a time; a context manager."""
 
     def __init__(self, artifact: Path, *, max_tokens: int = 64, seed: int = 0) -> None:
-        self._engine = Engine(artifact, max_num_seqs=1, kv_cache_bytes=1 << 29, open_runner=self._open_runner)
+        self._engine = Engine(
+            artifact, max_num_seqs=1, kv_cache_bytes=1 << 29, speculate="off", open_runner=self._open_runner
+        )
         self._max_tokens, self._seed = max_tokens, seed
 
     def talk(self, opening: str, questions: Iterable[str], stop: str | None = None) -> list[LiveTurn]:

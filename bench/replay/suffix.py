@@ -74,6 +74,7 @@ class Talk(Closable):
             max_num_seqs=1,
             match=way.match,
             idle_work=False,
+            speculate="off",
             open_runner=self._open_runner,
         )
         self._end_id = self._engine.manifest.tokenizer.eos_token_ids[0]

@@ -15,7 +15,7 @@ from radixlm.runtime.chat.tools.tool_format import Tool
 from radixlm.runtime.engine.engine import Engine, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
-ASK = [{"role": "user", "content": "Write JSON with name, city and year: Ada Lovelace, London, 1815."}]
+ASK = [{"role": "user", "content": "Write JSON with name, city and year: Alan Turing, London, 1912."}]
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "city": {"type": "string"}, "year": {"type": "integer"}},
@@ -39,7 +39,7 @@ def test_a_schema_is_filled_with_what_the_prompt_says(engine: Engine) -> None:
     reply = engine.chat(ASK, GREEDY, constraint=Grammar.json_schema(SCHEMA))
     value = json.loads(reply.text)
     jsonschema.validate(value, SCHEMA)
-    assert value == {"name": "Ada Lovelace", "city": "London", "year": 1815}
+    assert value == {"name": "Alan Turing", "city": "London", "year": 1912}
     assert reply.finish_reason == "stop"
 
 

@@ -74,7 +74,6 @@ def test_leaving_before_the_first_token_cancels_a_stream(address: tuple[str, int
     engine.go_on.clear()
     connection = send(address, stream=True)
     cancelled = wait_for_stream(engine)
-    assert b"text/event-stream" in connection.recv(4096)
     assert not cancelled.is_set()
     connection.close()
     assert cancelled.wait(10)
