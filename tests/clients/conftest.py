@@ -16,7 +16,7 @@ from ..serve_process import ServeProcess
 
 KEY, OTHER_KEY = "sk-clients", "sk-others"
 MODEL = "smollm2"
-QUESTION = "Hi"  # the reply ends by itself, which some clients insist on
+QUESTION = "Hey"  # the reply ends by itself, which some clients insist on
 OPTIONS = ("--model-id", MODEL, "--kv-cache-gb", "0.2", "--api-key", KEY, "--api-key", OTHER_KEY)
 
 

@@ -83,7 +83,8 @@ def test_tokens_are_counted(anthropic_client: anthropic.Anthropic) -> None:
 
 
 def test_a_tool_is_called_and_answered(anthropic_client: anthropic.Anthropic) -> None:
-    asked = {**GREEDY, "max_tokens": 100, "tools": [WEATHER]}
+    hello = [{"role": "user", "content": "Hello"}]  # to which the model has a short call
+    asked = {**GREEDY, "messages": hello, "max_tokens": 100, "tools": [WEATHER]}
     with anthropic_client.messages.stream(**asked, tool_choice={"type": "any"}) as stream:
         inputs = [event.snapshot for event in stream if event.type == "input_json"]
         message = stream.get_final_message()
@@ -91,7 +92,7 @@ def test_a_tool_is_called_and_answered(anthropic_client: anthropic.Anthropic) ->
     calls = [block for block in message.content if block.type == "tool_use"]
     assert {call.name for call in calls} == {"get_weather"} and all(type(c.input["sunny"]) is bool for c in calls)
     results = [{"type": "tool_result", "tool_use_id": call.id, "content": "Rain."} for call in calls]
-    history = [*HI, {"role": "assistant", "content": message.content}, {"role": "user", "content": results}]
+    history = [*hello, {"role": "assistant", "content": message.content}, {"role": "user", "content": results}]
     after = anthropic_client.messages.create(**{**asked, "messages": history})
     assert after.usage.cache_read_input_tokens > 0 and num_prompt(after.usage) > num_prompt(message.usage)
 
