@@ -32,8 +32,8 @@ def test_runs_are_drawn_where_they_lie_with_their_tokens_and_pages(page: Page, s
     end = max(run["start"] + run["num_tokens"] for run in runs)
     assert all(fits for *_, fits in shown)
     numbers = [(int(tok.split()[0]), int(pages.split()[0]), float(left.rstrip("%"))) for tok, pages, left, *_ in shown]
-    drawn = sorted((tokens, pages, pytest.approx(left, abs=0.01)) for tokens, pages, left in numbers)
-    assert drawn == sorted((run["num_tokens"], run["num_pages"], 100 * run["start"] / end) for run in runs)
+    said = sorted((run["num_tokens"], run["num_pages"], 100 * run["start"] / end) for run in runs)
+    assert [(tokens, pages, pytest.approx(left, abs=0.01)) for tokens, pages, left in sorted(numbers)] == said
     levels = [int(level) for *_, level, _ in shown]
     assert levels[0] == 1 and all(after <= before + 1 for before, after in itertools.pairwise(levels))
     expect(page.locator("#sums")).to_contain_text(f"{len(runs)} runs")
