@@ -41,7 +41,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """`add` requests, `step` until they are finished, `abort` those that nobody waits for any more.
+    """`add` requests, `step` until they are finished, `abort` those that no client waits for any more.
 
     Args:
         forward: the model.
@@ -177,8 +177,8 @@ class EngineCore:
         return self._outputs.finish(request, delta)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one batch, and return what is new; empty if nobody has a token yet, or nothing is to be
-        done.
+        """Compute one batch, and return what is new; empty if no request has a token yet, or nothing is to
+        be done.
         """
         self.queue.run()
         if not self._scheduler.has_work:

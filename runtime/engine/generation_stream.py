@@ -154,7 +154,7 @@ class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
             self._cancel(self._engine_id)
 
     def skip_to_end(self) -> None:
-        """Say that no delta but the last will be read: nobody is woken for the others."""
+        """Say that no delta but the last will be read: the others wake no thread."""
         self._wants_end_only = True
 
     def result(self) -> Completion:

@@ -205,7 +205,8 @@ class Scheduler:
     def _step_drafts(self, decoding: list[Request]) -> StepDrafts | None:
         if self._step_cost is None:
             return None
-        return StepDrafts(self._cache, self._step_cost, len(decoding), max_num_logits=self._policy.max_num_logits)
+        most = min(self._policy.max_num_logits, self._policy.max_num_batched_tokens)
+        return StepDrafts(self._cache, self._step_cost, len(decoding), max_num_rows=most)
 
     def _prompt_time(self, num_decoding: int, num_prefilling: int) -> PromptTime | None:
         if self._pace is None:

@@ -1,6 +1,6 @@
 """Guess what one reply goes on with: as the tree knows it, or as its own tokens went on before.
 
-Knows one sequence's tokens and its namespace's tree; what it finds there is nobody else's.
+Knows one sequence's tokens and its namespace's tree, and no other namespace's.
 """
 
 from __future__ import annotations

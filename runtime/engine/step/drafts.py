@@ -22,17 +22,18 @@ class StepDrafts:
 
     Args:
         num_decoding: requests that decode in the step.
+        max_num_rows: tokens with logits that the step may have.
     """
 
-    def __init__(self, cache: PrefixCache, cost: StepCost, num_decoding: int, *, max_num_logits: int) -> None:
+    def __init__(self, cache: PrefixCache, cost: StepCost, num_decoding: int, *, max_num_rows: int) -> None:
         self._cache, self._cost = cache, cost
         self._num_rows, self._num_expected = num_decoding, float(num_decoding)
-        self._num_rows_left = max_num_logits - num_decoding
+        self._num_rows_left = max_num_rows - num_decoding
         self._num_pages_left = cache.pool.num_free - num_decoding
 
     def reserve(self, request: Request, plan: StepPlan) -> bool:
         """Add a request with a draft to a plan; False, with nothing changed, if it has none that pays."""
-        most = min(self._room(request), self._num_rows_left, plan.budget - 1)
+        most = min(self._room(request), self._num_rows_left)
         if most <= 0 or not request.may_draft:
             return False
         sequence = request.admitted

@@ -135,3 +135,21 @@ def test_a_script_is_said_as_it_is_whatever_is_guessed() -> None:
     fed, rows = np.array([5, 7, 8, 3], np.int32), np.arange(4, dtype=np.int32)
     runner.forward(Batch(fed, rows, rows, 0 * rows, np.zeros((1, 1), np.int32), rows + 1, rows))
     assert runner.top_logits(4, 10).token_ids[:3, 0].tolist() == [7, 8, 9] and list(runner.script) == [1]
+
+
+def test_drafts_leave_every_request_its_own_token_in_a_small_step(oracle: type[Oracle]) -> None:
+    """The first of eight requests took all tokens of the step for its guesses, and others stood still."""
+    expected = {str(number): alone([number + 1], GREEDY) for number in range(8)}
+    oracle.replies = {(number + 1,): expected[str(number)] for number in range(8)}
+    served = bench(max_num_batched_tokens=10)
+    for number in range(8):
+        served.add(str(number), [number + 1], GREEDY)
+    while any(not request.num_generated for request in served.requests.values()):
+        served.step()
+    while not any(request.is_finished for request in served.requests.values()):
+        before = {name: request.num_generated for name, request in served.requests.items()}
+        served.step()
+        assert all(request.num_generated > before[name] for name, request in served.requests.items())
+    served.run()
+    for name, tokens in expected.items():
+        assert served.tokens(name) == tokens
