@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from radixlm.runtime.artifact import Artifact
     from radixlm.runtime.cache.why_not_more import WhyNotMore
     from radixlm.runtime.model.batch import Runner
-    from radixlm.runtime.server.openai.requests import ChatRequest, CompletionRequest
+    from radixlm.runtime.server.openai.chat_request import ChatRequest
+    from radixlm.runtime.server.openai.requests import CompletionRequest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Playback:
 
     def _ask(self, request: ChatRequest | CompletionRequest, params: SamplingParams, namespace: bytes) -> Completion:
         from radixlm.runtime.engine.request_options import RequestOptions
-        from radixlm.runtime.server.openai.requests import ChatRequest
+        from radixlm.runtime.server.openai.chat_request import ChatRequest
 
         options = RequestOptions(namespace=namespace, cache_match=request.cache_match)
         if isinstance(request, ChatRequest):
@@ -115,7 +116,7 @@ class Playback:
 
     def _ids(self, request: ChatRequest | CompletionRequest, reply: Reply | None) -> tuple[int, ...]:
         from radixlm.runtime.chat.space_first import given_reply
-        from radixlm.runtime.server.openai.requests import ChatRequest
+        from radixlm.runtime.server.openai.chat_request import ChatRequest
 
         tokenizer = self._engine.tokenizer
         if isinstance(reply, tuple):

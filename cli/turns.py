@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from radixlm.runtime.server.openai.requests import ChatRequest, CompletionRequest
+    from radixlm.runtime.server.openai.chat_request import ChatRequest
+    from radixlm.runtime.server.openai.requests import CompletionRequest
 
 Reply = str | tuple[int, ...]
 EXPECTED = (
@@ -46,7 +47,8 @@ class Turn:
         Raises:
             msgspec.ValidationError: it is none.
         """
-        from radixlm.runtime.server.openai.requests import ChatRequest, CompletionRequest
+        from radixlm.runtime.server.openai.chat_request import ChatRequest
+        from radixlm.runtime.server.openai.requests import CompletionRequest
 
         if "messages" not in self.body:
             return msgspec.convert(self.body, CompletionRequest)

@@ -31,6 +31,7 @@ from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.model import model_runner
 from radixlm.runtime.model.batch import Batch
+from radixlm.runtime.model.memory import zeros
 from radixlm.runtime.model.model_runner import ModelRunner
 from tvm.script.ir_builder import tirx as T
 
@@ -91,13 +92,12 @@ def profiled_modules() -> Iterator[list[Counters]]:
 def open_runner(artifact: Artifact, num_pages: int) -> tuple[ModelRunner, Bytes]:
     """A runner, and its workspace, which is otherwise private to it."""
     allocated: list[Bytes] = []
-    allocate = model_runner._zeros
 
     def remember(shape: tuple[int, ...], dtype: Any) -> Any:
-        allocated.append(allocate(shape, dtype))
+        allocated.append(zeros(shape, dtype))
         return allocated[-1]
 
-    with patch.object(model_runner, "_zeros", remember):
+    with patch.object(model_runner, "zeros", remember):
         runner = ModelRunner(artifact, num_pages=num_pages)
     [workspace] = (a for a in allocated if a.dtype == np.uint8 and a.size == artifact.manifest.module.workspace_bytes)
     return runner, workspace

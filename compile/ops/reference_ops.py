@@ -13,21 +13,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from radixlm.runtime.artifact.manifest import TOP_LOGITS, KVDType
+from radixlm.runtime.artifact.manifest import KVDType
 from radixlm.runtime.artifact.model_config import Function, Rope
 
 from .functions import FUNCTIONS, GATED_FUNCTIONS, Array, normalized, sigmoid
 from .layers import Embedding, Linear, Norm, Vector
 from .operations import AttentionSpec, ExpertsSpec, LatentSpec
 from .reference_attention import attend, prepared, rope_table, rotated
-from .reference_codes import rounded_keys, rounded_queries, rounded_values
+from .reference_codes import refine, round_to_int8, rounded_keys, rounded_queries, rounded_values
 from .reference_experts import expert_weights
 
 GetWeight = Callable[[str], npt.NDArray[Any]]
 GetRows = Callable[[str, slice], npt.NDArray[Any]]
 Rows = tuple[Array, ...]  # of joined matrices, the outputs of each, `[tokens, width]`
 
-ACTIVATION_GROUP = 32  # activations that share one int8 scale
 STRIP = 1 << 24  # numbers of a matrix that are read at a time
 
 
@@ -280,25 +279,3 @@ class ReferenceOps:
 
     def _read(self, name: str) -> Array:
         return self._weight(name).astype(self._dtype, copy=False)
-
-
-def refine(logits: Array, exact: Array) -> None:
-    """Replace the largest logits of each row, as many as sampling looks at, by exact ones."""
-    count = min(TOP_LOGITS, logits.shape[-1])
-    largest = np.argpartition(logits, -count, axis=-1)[:, -count:]
-    np.put_along_axis(logits, largest, np.take_along_axis(exact, largest, axis=-1), axis=-1)
-
-
-def round_to_int8(x: Array, group: int = ACTIVATION_GROUP) -> Array:
-    """What is left of numbers `[..., K]` after int8 rounding in groups, of activations 32.
-
-    Codes are `x * (127 / max|x|)` rounded half to even, the scale is `max|x| / 127`. A last group of fewer
-    numbers stands alone; a group of zeros stays zeros.
-    """
-    padding = -x.shape[-1] % group
-    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
-    groups = padded.reshape(*x.shape[:-1], -1, group)
-    largest = np.abs(groups).max(axis=-1, keepdims=True)
-    codes = np.rint(groups * (127 / np.where(largest == 0, 1, largest)))
-    rounded: Array = (codes * (largest / 127)).astype(x.dtype).reshape(padded.shape)
-    return rounded[..., : x.shape[-1]]

@@ -6,27 +6,24 @@ text is `prompts.py`'s, the thread `engine_loop.py`'s, batching and pages `engin
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack, cast, overload
 
-from radixlm.tokenizer_fix import PreparedPrompt
-
 from ..artifact import Artifact
 from ..cache.cache_tree import CacheCleared, CacheTree
-from ..chat.later_turns import LaterTurns
 from ..chat.tools.tool_calls import ToolCall
 from ..chat.tools.tool_format import ToolFormat
-from ..errors import InvalidParameter, StoreOff
+from ..errors import StoreOff
 from .completion import Completion
 from .engine_options import EngineKeywords, EngineOptions
 from .engine_stats import EngineStats
 from .generation_stream import GenerationStream, complete_all
 from .opening import open_parts
 from .request import Request
+from .request_maker import RequestMaker
 from .request_options import (
     NO_OPTIONS,
     Message,
@@ -80,15 +77,15 @@ class Engine:
         artifact = Artifact.open(model) if isinstance(model, str | Path) else model
         opened = open_parts(artifact, options)
         self.manifest, self.prompts, self.namespaces = artifact.manifest, opened.prompts, opened.namespaces
-        self.tokenizer, self._later = self.prompts.tokenizer, LaterTurns(self.prompts)
+        self.tokenizer = self.prompts.tokenizer
         self.encode, self.encode_chat = self.prompts.encode, self.prompts.encode_chat
         self.decode, self.render = self.prompts.decode, self.prompts.render
         self.default_params = SamplingParams.recommended(self.manifest.sampling)
         self.match, self.context_length = options.match, opened.core.limits.context_length
         self._opened_at, self._context_notice = options.clock(), opened.context_notice
-        self._numbers = itertools.count()
         self._idle_threads: list[IdleThread] = []
         self._core, self._loop, self.queue = opened.core, opened.loop, opened.loop.queue
+        self._requests = RequestMaker(self.prompts, self.manifest, options, opened.core.limits, self.queue)
         # An engine that nobody closes is closed when it is collected, or before the interpreter ends.
         self._finalizer = weakref.finalize(self, self._loop.close)
 
@@ -124,7 +121,7 @@ class Engine:
         asked = options_of(**options)
         if are_prompts(prompt):
             return complete_all(partial(self.stream, each, params, options=asked) for each in prompt)
-        return self._answer(self._completion(cast(Prompt, prompt), params, asked))
+        return self._answer(self._requests.completion(cast(Prompt, prompt), params, asked))
 
     def stream(
         self,
@@ -141,7 +138,7 @@ class Engine:
         `poll` has something new (a delta or an error): an event loop passes
         `lambda: loop.call_soon_threadsafe(event.set)`. It must neither block nor raise.
         """
-        return self._start(self._completion(prompt, params, options_of(**options)), on_ready)
+        return self._start(self._requests.completion(prompt, params, options_of(**options)), on_ready)
 
     @overload
     def chat(
@@ -174,7 +171,7 @@ class Engine:
         asked = options_of(**options)
         if are_conversations(messages):
             return complete_all(partial(self.stream_chat, each, params, options=asked) for each in messages)
-        return self._answer(self._chat(cast("Sequence[Message]", messages), params, asked))
+        return self._answer(self._requests.chat(cast("Sequence[Message]", messages), params, asked))
 
     def stream_chat(
         self,
@@ -185,7 +182,7 @@ class Engine:
         **options: Unpack[RequestKeywords],
     ) -> GenerationStream:
         """Like `chat`, but returns at once; see `stream`."""
-        return self._start(self._chat(messages, params, options_of(**options)), on_ready)
+        return self._start(self._requests.chat(messages, params, options_of(**options)), on_ready)
 
     @property
     def tool_format(self) -> ToolFormat:
@@ -203,7 +200,7 @@ class Engine:
         """A client was given this call in a reply to a request with these options: it is known when it comes back,
         however the client writes its arguments; where there is a store and the reply's `stream`, after a restart, too.
         """
-        namespace = self._options.decide(options, self.manifest.model).calls_of
+        namespace = self._requests.decided(options).calls_of
         if namespace is None:
             return
         self.prompts.given_calls.note(namespace, call)
@@ -212,8 +209,7 @@ class Engine:
 
     def as_generated(self, messages: Sequence[Message], options: RequestOptions = NO_OPTIONS) -> Sequence[Message]:
         """A conversation in which the calls of `note_call` have their arguments as the model wrote them."""
-        namespace = self._options.decide(options, self.manifest.model).calls_of
-        return messages if namespace is None else self.prompts.given_calls.respelled(namespace, messages)
+        return self._requests.as_generated(messages, options)
 
     def cache_tree(self, namespace: bytes = b"") -> CacheTree:
         """What is cached for a namespace, after the step that runs.
@@ -289,68 +285,6 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _completion(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions) -> Request:
-        """A request to continue text or ids. A prompt keeps its suffix with a grammar, which may want no space, and
-        where all of its tokens have logprobs.
-        """
-        if options.tools:
-            raise InvalidParameter("tools are for conversations; use chat", param="tools")
-        if options.template_kwargs:
-            raise InvalidParameter("template_kwargs are for conversations; use chat", param="chat_template_kwargs")
-        self.queue.require_room()
-        options = self._options.decide(options, self.manifest.model)
-        is_whole = options.constraint is not None or (params is not None and params.prompt_logprobs is not None)
-        prepared = self.prompts.completion(
-            prompt,
-            seam_of=options.seam_of,
-            context_length=self.context_length,
-            strip_suffix=False if is_whole else options.strip_suffix,
-        )
-        return self._request(prepared, params, options)
-
-    def _chat(self, messages: Sequence[Message], params: SamplingParams | None, options: RequestOptions) -> Request:
-        """A request to answer a conversation."""
-        if options.strip_suffix is not None:
-            raise InvalidParameter("strip_suffix is for prompts that are no conversation", param="strip_suffix")
-        self.queue.require_room()
-        options = self._options.decide(options, self.manifest.model)
-        messages = self.as_generated(messages, options)
-        prepared = self.prompts.chat(
-            messages,
-            options.tools,
-            options.template_kwargs,
-            seam_of=options.seam_of,
-            context_length=self.context_length,
-        )
-        next_ids = partial(
-            self._later.next_ids, messages, options.tools, options.template_kwargs, seam_of=options.seam_of
-        )
-        renderings = partial(self._later.renderings, tools=options.tools)
-        return self._request(prepared, params, options, renderings, next_ids, is_chat=True)
-
-    def _request(
-        self,
-        prompt: PreparedPrompt,
-        params: SamplingParams | None,
-        options: RequestOptions,
-        renderings: Callable[[str, str], Sequence[str]] | None = None,
-        next_ids: Callable[[str, str], Sequence[int]] | None = None,
-        *,
-        is_chat: bool = False,
-    ) -> Request:
-        return Request.prepared(
-            f"request-{next(self._numbers)}",
-            prompt,
-            self.default_params if params is None else params,
-            options,
-            prompts=self.prompts,
-            limits=self._core.limits,
-            renderings=renderings,
-            next_ids=next_ids,
-            is_chat=is_chat,
-            clock=self._options.clock,
-        )
 
     def _answer(self, request: Request) -> Completion:
         """Wait for the end of a request, which ends with the wait."""

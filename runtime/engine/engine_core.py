@@ -30,12 +30,12 @@ from .engine_queue import WorkQueue
 from .outputs import Outputs
 from .request import Request
 from .request_options import RequestLimits
-from .scheduler import RequestBroken, Scheduler
+from .scheduler import Scheduler
 from .step.compute import compute
 from .step.plan import ScheduledRequest
 from .step.policy import SchedulerPolicy
 from .step.verify import Verified, is_damaged
-from .waiting_request import find_prefix
+from .waiting_request import RequestBroken, find_prefix
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -211,7 +211,7 @@ class EngineCore:
         ended = self._clock()
         self._scheduler.observe(plan, ended - begun)
         if self.tier is not None:
-            self.tier.observe([item.reservation for item in scheduled], ended - begun)
+            self.tier.rates.observe_step([item.reservation for item in scheduled], ended - begun)
         self._tell_progress([item.request for item in scheduled if not item.request.num_generated], ended)
         return self._outputs.hand_out(plan, sampled)
 

@@ -5,11 +5,9 @@ The token list and the KV belong to its `Sequence`. Knows nothing of other reque
 
 from __future__ import annotations
 
-import collections.abc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from ..cache.cache_uses import CacheUse, PageMark
 from ..cache.prefix_match import MatchKind, PrefixMatch
@@ -18,15 +16,12 @@ from ..cache.why_not_more import WhyNotMore
 from ..prefix.expected_prompts import ExpectedPrompt
 from ..speculation.drafter import Draft, Drafter
 from .completion import CacheMatch, Completion, Delta, PrefillProgress, PrefixReuse, PromptLogprobs, Timings
-from .prompts import Prompts
 from .reply import Reply
-from .request_options import RequestLimits, RequestOptions
 from .request_spec import RequestSpec
-from .sampling_params import SamplingParams
 from .step.sampler import Refusal, SampledToken
 
 if TYPE_CHECKING:
-    from radixlm.tokenizer_fix import PreparedPrompt
+    pass
 
 
 class Request:
@@ -57,40 +52,6 @@ class Request:
         self.num_drafted = self.num_accepted = 0
         self._max_length = 0  # of the sequence, known when it is admitted
         self._started_at: float | None = None
-
-    @classmethod
-    def prepared(
-        cls,
-        request_id: str,
-        prompt: PreparedPrompt,
-        params: SamplingParams,
-        options: RequestOptions,
-        *,
-        prompts: Prompts,
-        limits: RequestLimits,
-        renderings: Callable[[str, str], collections.abc.Sequence[str]] | None,
-        next_ids: Callable[[str, str], collections.abc.Sequence[int]] | None,
-        is_chat: bool,
-        clock: Callable[[], float],
-    ) -> Self:
-        """A request for a prompt of `prompts`, checked against `limits`.
-
-        Raises:
-            EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidRequest, InvalidGrammar: it cannot be served.
-        """
-        limits.validate(prompt, params)
-        reply = prompts.reply(prompt, params, options.constraint, is_chat=is_chat)
-        by_text = options.cache_match == "text"
-        spelled = cache(lambda: prompts.tokenizer.spelled(prompt.ids)) if by_text else None
-        renderings = renderings if by_text else None
-        expects: Callable[[str, str], ExpectedPrompt] | None = None
-        if next_ids is not None:
-            spell = prompts.tokenizer.spelled if by_text else None
-            expects = lambda *said: ExpectedPrompt(options.namespace, lambda: next_ids(*said), spell)  # noqa: E731
-        return cls(
-            RequestSpec(request_id, prompt, params, options, clock(), spelled, renderings, expects, prompts.explain),
-            reply,
-        )
 
     def __repr__(self) -> str:
         name = repr(self.request_id)

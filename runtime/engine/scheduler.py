@@ -6,6 +6,7 @@ Knows requests, pages and a token budget. No tensors, no text, and no clock: tim
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import chain, islice
 
 from ..cache.kv_transaction import KVTransaction
@@ -19,15 +20,7 @@ from .step.drafts import StepDrafts
 from .step.pace import PromptTime, StepPace
 from .step.plan import StepPlan
 from .step.policy import SchedulerPolicy
-from .waiting_request import Admission, WaitingRequest, computes_more
-
-
-class RequestBroken(Exception):
-    """Looking at one waiting request raised: it can only fail, and nothing else is changed."""
-
-    def __init__(self, request: Request) -> None:
-        super().__init__(request.request_id)
-        self.request = request
+from .waiting_request import Admission, RequestBroken, WaitingRequest
 
 
 class Scheduler:
@@ -276,7 +269,9 @@ class Scheduler:
         return self._preempted.pop(request.request_id)
 
     def _start_best(self, plan: StepPlan, now: float) -> Request | None:
-        chosen = self._choose(now)
+        score = partial(WaitingRequest.score, now=now, ageing=self._policy.ageing_tokens_per_s)
+        candidates = islice(self._waiting.values(), self._policy.num_candidates)
+        chosen = self._admission.choose(candidates, self._running.values(), score)
         if chosen is None:
             return None
         waiting, match = chosen
@@ -301,24 +296,3 @@ class Scheduler:
         if sequence is None:
             return self._start_best(plan, now)
         return self._waiting.pop(request.request_id).request
-
-    def _choose(self, now: float) -> tuple[WaitingRequest, PrefixMatch] | None:
-        """The waiting request with the longest cached prefix, age counted in; the older one on ties."""
-        best: tuple[WaitingRequest, PrefixMatch] | None = None
-        best_score = 0.0
-        for waiting in islice(self._waiting.values(), self._policy.num_candidates):
-            try:
-                match = waiting.peek(self._cache, self._context_length)
-            except Exception as error:
-                raise RequestBroken(waiting.request) from error
-            if waiting.rows is None and self._is_being_computed(match):
-                continue
-            waited_s = max(0.0, now - waiting.request.spec.arrived_at)
-            score = waiting.num_cached_tokens + self._policy.ageing_tokens_per_s * waited_s
-            if best is None or score > best_score:
-                best, best_score = (waiting, match), score
-        return best
-
-    def _is_being_computed(self, match: PrefixMatch) -> bool:
-        """Whether a running request is at work on more of this prompt: then that one computes it for both."""
-        return any(computes_more(other.admitted, match) for other in self._running.values())

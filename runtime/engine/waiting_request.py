@@ -5,7 +5,7 @@ Knows one request, the cache and the step that is planned, not whose turn it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -21,6 +21,14 @@ from .request import Request
 
 if TYPE_CHECKING:
     from .step.plan import StepPlan
+
+
+class RequestBroken(Exception):
+    """Looking at one waiting request raised: it can only fail, and nothing else is changed."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request.request_id)
+        self.request = request
 
 
 def find_prefix(cache: PrefixCache, request: Request, context_length: int) -> PrefixMatch:
@@ -61,6 +69,10 @@ class WaitingRequest:
         if self.rows is not None:
             return self.rows.span.stop
         return 0 if self.match is None else self.match.num_tokens
+
+    def score(self, *, now: float, ageing: float) -> float:
+        """Tokens that are cached, and `ageing` for each second that it has waited."""
+        return self.num_cached_tokens + ageing * max(0.0, now - self.request.spec.arrived_at)
 
     def peek(self, cache: PrefixCache, context_length: int) -> PrefixMatch:
         """What was found cached, as far as it is still there: to look by text each time is too slow."""
@@ -143,6 +155,29 @@ class Admission:
     cache: PrefixCache
     policy: AdmissionPolicy
     context_length: int
+
+    def choose(
+        self, waiting: Iterable[WaitingRequest], running: Iterable[Request], score: Callable[[WaitingRequest], float]
+    ) -> tuple[WaitingRequest, PrefixMatch] | None:
+        """The waiting request with the highest score, the first on ties. Requests are passed over while a running one
+        is at work on more of their prompt: that one computes it for both.
+
+        Raises:
+            RequestBroken: one of them cannot even be looked at.
+        """
+        running = list(running)
+        best: tuple[WaitingRequest, PrefixMatch] | None = None
+        best_score = 0.0
+        for each in waiting:
+            try:
+                match = each.peek(self.cache, self.context_length)
+            except Exception as error:
+                raise RequestBroken(each.request) from error
+            if each.rows is None and any(computes_more(other.admitted, match) for other in running):
+                continue
+            if best is None or score(each) > best_score:
+                best, best_score = (each, match), score(each)
+        return best
 
     def fits(
         self,

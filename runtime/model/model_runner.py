@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
-import mmap
 import os
 import sys
 import threading
@@ -18,20 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..artifact import Artifact
 from ..artifact.cpu import default_num_threads
 from ..artifact.manifest import MAX_POSITION, PAGE_SIZE, TOP_LOGITS
 from ..errors import CorruptArtifact, EngineError, InvalidParameter
 from .batch import Batch, BatchArrays, BatchShape, Float32Array, Int32Array, PageCopy, TopLogits, UInt8Array
+from .memory import map_in, map_weights, zeros
 
-_ALIGNMENT = 64
 _KV_DTYPES = {"f16": np.float16, "f32": np.float32, "int8": np.int8, "k12v8": np.int8}
 _PADDED_VOCABULARY = 16
 _MAX_SHAPES = 256  # of batches whose arguments are kept
-_MADV_POPULATE_READ = 22  # Linux 5.14; older ones refuse it
-_MAPPED_AT_A_TIME = 16 << 20  # bytes; other threads wait to map memory meanwhile
 _NO_ROWS: Int32Array = np.zeros(1, np.int32)[:0]  # an array made empty has strides that TVM refuses
 
 
@@ -71,8 +67,8 @@ class ModelRunner:
             why = manifest.model.why_not_partial or "compile it again"
             raise EngineError(f"{artifact.module_path} cannot score KV rows, which a KV budget needs: {why}")
         self._functions = _load_functions(artifact, num_threads)
-        weights = _map_weights(artifact)
-        threading.Thread(target=_map_in, args=(weights,), name="radixlm-weights", daemon=True).start()
+        weights = map_weights(artifact)
+        threading.Thread(target=map_in, args=(weights,), name="radixlm-weights", daemon=True).start()
         pool_shape = (num_pages, layout.page_items)
         heads = manifest.model.num_attention_heads
         scores_shapes: tuple[tuple[int, ...], ...] = ()
@@ -83,15 +79,15 @@ class ModelRunner:
             )
         num_logits, padded = module.max_num_logits, -(-vocab_size // _PADDED_VOCABULARY) * _PADDED_VOCABULARY
         try:
-            pool = _zeros(pool_shape, _KV_DTYPES[layout.dtype])
-            workspace = _zeros((module.workspace_bytes,), np.uint8)
-            scores = [_zeros(shape, np.float32) for shape in scores_shapes]
-            self._logits: Float32Array = _zeros((num_logits, padded), np.float32)
-            scratch = _zeros((num_logits, module.top_logits_scratch), np.float32)
+            pool = zeros(pool_shape, _KV_DTYPES[layout.dtype])
+            workspace = zeros((module.workspace_bytes,), np.uint8)
+            scores = [zeros(shape, np.float32) for shape in scores_shapes]
+            self._logits: Float32Array = zeros((num_logits, padded), np.float32)
+            scratch = zeros((num_logits, module.top_logits_scratch), np.float32)
             top = TopLogits(
-                _zeros((num_logits, TOP_LOGITS), np.float32),
-                _zeros((num_logits, TOP_LOGITS), np.int32),
-                _zeros((num_logits,), np.int32),
+                zeros((num_logits, TOP_LOGITS), np.float32),
+                zeros((num_logits, TOP_LOGITS), np.int32),
+                zeros((num_logits,), np.int32),
             )
         except (MemoryError, OSError, ValueError, OverflowError) as error:
             raise EngineError(
@@ -112,7 +108,7 @@ class ModelRunner:
             for num_rows in range(num_logits + 1)
         ]
         num_values = module.max_num_tokens * (self._max_pages + 6)
-        self._values: Int32Array = _zeros((num_values,), np.int32)
+        self._values: Int32Array = zeros((num_values,), np.int32)
         self._arguments: dict[BatchShape, tuple[Any, ...]] = {}
 
     def forward(self, batch: Batch) -> Float32Array:
@@ -244,38 +240,6 @@ class ModelRunner:
             low, high = ranges[name]
             if array.size and (array.min() < low or array.max() >= high):
                 raise EngineError(f"{name} holds {array.min()}..{array.max()}, must be in {low}..{high - 1}")
-
-
-def _zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Page-aligned zeros that take memory only once they are touched."""
-    size = int(np.prod([np.dtype(dtype).itemsize, *shape], dtype=object))
-    memory = mmap.mmap(-1, max(size, 1))
-    return np.frombuffer(memory, np.uint8, size).view(dtype).reshape(shape)
-
-
-def _map_weights(artifact: Artifact) -> npt.NDArray[np.uint8]:
-    """The data section of the weights, mapped and never copied (MAP_PRIVATE, because DLPack wants writable memory)."""
-    offset = artifact.data_offset()
-    with artifact.weights_path.open("rb") as file:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    weights = np.frombuffer(memory, np.uint8, artifact.manifest.module.weights_bytes, offset)
-    assert weights.ctypes.data % _ALIGNMENT == 0
-    return weights
-
-
-def _map_in(memory: npt.NDArray[np.uint8]) -> None:
-    """Have the system read and map the pages of `memory` before they are used, unless they are more than it has.
-
-    The first forward would do that page by page, in the middle of its work.
-    """
-    if memory.nbytes > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE:
-        return
-    madvise = ctypes.CDLL(None).madvise  # the one of `mmap` keeps the interpreter's lock
-    start, stop = memory.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE, memory.ctypes.data + memory.nbytes
-    for address in range(start, stop, _MAPPED_AT_A_TIME):
-        size = min(_MAPPED_AT_A_TIME, stop - address)
-        if madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_READ):
-            return
 
 
 @functools.cache

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..artifact.manifest import PAGE_SIZE
-from ..cache.kv_transaction import Reservation
 from ..cache.prefix_cache import PrefixCache
 from ..cache.sequence import Sequence
 from ..chat.tools.tool_calls import ToolCall
@@ -44,7 +43,6 @@ _LOGGER = logging.getLogger(__name__)
 
 QUEUE_BYTES = 128 << 20  # of pages that wait to be written
 CLOSE_S = 10.0  # to write what waits, at the end
-_PREFILL_PER_DECODE = 16  # tokens of prompts beside each of a reply, for a step to measure prefill
 
 
 class DiskTier:
@@ -139,15 +137,6 @@ class DiskTier:
         beyond: the disk has what is behind them.
         """
         return self.loader.before_step()
-
-    def observe(self, reservations: collections.abc.Sequence[Reservation], seconds: float) -> None:
-        """Note how long a step took, if it was of prompts: decode costs more a token, and is no measure."""
-        prefill = [reservation for reservation in reservations if not reservation.decodes]
-        num_tokens = sum(reservation.num_tokens for reservation in prefill)
-        if num_tokens < _PREFILL_PER_DECODE * (len(reservations) - len(prefill)) or not num_tokens:
-            return
-        positions = sum(item.num_tokens * (item.start + item.stop) / 2 for item in prefill)
-        self.rates.observe_compute(num_tokens=num_tokens, position=positions / num_tokens, seconds=seconds)
 
     def computed(self, sequence: Sequence, *, num_reused: int) -> None:
         """Save the prompt of a sequence, which is computed, and note what it used: the first `num_reused` tokens."""

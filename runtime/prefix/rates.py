@@ -5,12 +5,15 @@ Knows no pages, threads or plans.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..artifact.manifest import PAGE_SIZE
+from ..cache.kv_transaction import Reservation
 
 _KEPT = 0.9  # of what was measured before, with each new measurement
 _MIN_COMPUTED_TOKENS = 32  # of a step that measures prefill: fewer are decode, which costs far more a token
+_PREFILL_PER_DECODE = 16  # tokens of prompts beside each of a reply, for a step to measure prefill
 
 ComputeSums = tuple[float, float, float, float, float]
 """What a LinearRate knows: the weight of all that was observed, and its weighted sums of x, y, x * x and x * y."""
@@ -82,6 +85,15 @@ class Rates:
         before = self.disk_bytes_per_s
         # seconds a byte are averaged, not bytes a second: what counts is how long it takes
         self.disk_bytes_per_s = rate if before is None else 2 / (1 / rate + 1 / before)
+
+    def observe_step(self, reservations: Sequence[Reservation], seconds: float) -> None:
+        """Note how long a step took, if it was of prompts: decode costs more a token, and is no measure."""
+        prefill = [reservation for reservation in reservations if not reservation.decodes]
+        num_tokens = sum(reservation.num_tokens for reservation in prefill)
+        if num_tokens < _PREFILL_PER_DECODE * (len(reservations) - len(prefill)) or not num_tokens:
+            return
+        positions = sum(item.num_tokens * (item.start + item.stop) / 2 for item in prefill)
+        self.observe_compute(num_tokens=num_tokens, position=positions / num_tokens, seconds=seconds)
 
     def observe_compute(self, *, num_tokens: int, position: float, seconds: float) -> None:
         """Note that a step of so many tokens, at this mean position, took so long; small steps tell nothing."""

@@ -20,8 +20,9 @@ from .anthropic.replies import CountTokensReply, MessageReply
 from .anthropic.requests import CountTokensRequest, MessagesRequest
 from .cache import CacheReply, ClearedReply
 from .errors import ErrorReply
+from .openai.chat_request import ChatRequest
 from .openai.replies import ChatReply, TextReply
-from .openai.requests import ChatRequest, CompletionRequest
+from .openai.requests import CompletionRequest
 from .openai.response_replies import ResponseReply
 from .openai.response_requests import ResponseRequest
 from .openai.tokenize import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest, TokenizerInfoReply

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from radixlm.cli.main import cli
 from radixlm.cli.turns import ReplyTo, Turn, read_turns
-from radixlm.runtime.server.openai.requests import ChatRequest
+from radixlm.runtime.server.openai.chat_request import ChatRequest
 
 SYSTEM = {"role": "system", "content": "You are there to answer what is asked."}
 QUESTION = {"role": "user", "content": "What is the use of a tree?"}

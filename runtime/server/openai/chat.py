@@ -20,6 +20,7 @@ from ..choices import Choices
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream
 from ..request_log import new_id
+from .chat_request import ChatRequest
 from .legacy_functions import legacy_delta, legacy_message, legacy_reason
 from .replies import (
     ChatChoice,
@@ -32,7 +33,6 @@ from .replies import (
     UsageReply,
 )
 from .reply_parts import ChunkUsage, chat_logprobs, deltas_of, finish_reason_of, message_of, usage_of
-from .requests import ChatRequest
 from .told_prompt import prompt_logprobs
 
 

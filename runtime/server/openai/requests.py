@@ -7,15 +7,13 @@ refuses. Else the reply would answer a question that was not asked. Knows shapes
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
 from ...cache.cache_namespace import MAX_LENGTH
 from ...cache.prefix_match import MatchPolicy
-from ...chat.tools.tool_format import ToolChoice
-from ...chat.tools.tool_use import ToolUse
 from ...engine.sampling_params import SamplingParams
 from ...errors import InvalidParameter
 from ..limits import (
@@ -42,10 +40,7 @@ from ..limits import (
     require_at_most,
 )
 from ..truncation import Truncation
-from .legacy_functions import FunctionChoice, function_use, functions_field
-from .messages import Conversation
 from .response_format import GuidedRequest
-from .tools import FunctionDefinition, FunctionTool, NamedChoice, parameters_field, tool_use
 
 Prompt = str | list[int]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -193,95 +188,6 @@ _PLAIN_FIELDS = tuple(
     for field in dataclasses.fields(SamplingParams)
     if field.name in SamplingRequest.__struct_fields__ and field.name != "stop"
 )
-
-
-class ChatReasoning(msgspec.Struct, forbid_unknown_fields=True):
-    """What OpenRouter's clients say of thoughts; a budget of tokens is ignored and listed."""
-
-    effort: ReasoningEffort | None = None
-    enabled: bool | None = None
-
-
-class ChatThinking(msgspec.Struct, forbid_unknown_fields=True):
-    """What clients of GLM and DeepSeek say of them; likewise."""
-
-    type: Literal["enabled", "disabled", "auto", "adaptive"]
-
-
-class ChatRequest(SamplingRequest, kw_only=True):
-    """Body of `POST /v1/chat/completions`."""
-
-    messages: Conversation
-    max_completion_tokens: MaxTokens | None = None  # OpenAI's newer name of max_tokens
-    logprobs: bool | None = None
-    top_logprobs: NumLogprobs | None = None
-    tools: list[FunctionTool] | None = None
-    tool_choice: ToolChoice | NamedChoice | None = None  # None: auto
-    parallel_tool_calls: bool | None = None  # None: true
-    functions: list[FunctionDefinition] | None = None  # OpenAI's older name of tools, one call a reply,
-    function_call: FunctionChoice | None = None  # and of tool_choice
-    reasoning_effort: ReasoningEffort | None = None  # for the chat template
-    reasoning: ChatReasoning | None = None  # another way to say so,
-    thinking: ChatThinking | None = None  # and a third, of whether the model thinks at all
-    chat_template_kwargs: dict[str, Any] | None = None  # as vLLM's: more variables of the chat template
-    # What OpenAI's clients send along and has no meaning here may ask for nothing.
-    modalities: list[Literal["text"]] | None = None
-    audio: None = None
-    prediction: None = None
-    web_search_options: None = None
-    service_tier: str | None = None  # all requests are served alike
-    store: bool | None = None  # nothing is stored, here or elsewhere
-    safety_identifier: str | None = None  # as `user`
-    prompt_cache_retention: str | None = None  # prefixes stay as long as there is room, whatever is asked
-
-    @property
-    def is_legacy(self) -> bool:
-        """Whether functions are offered, and called, as before there were tools."""
-        return bool(self.functions) or self.function_call is not None
-
-    @property
-    def parameters_field(self) -> Callable[[int], str]:
-        """Names the field that has a tool's parameters."""
-        return functions_field if self.is_legacy else parameters_field
-
-    def tool_use(self) -> ToolUse:
-        """What the model is told of tools, and what it may do with them.
-
-        Raises:
-            InvalidParameter: the fields do not fit each other.
-        """
-        if self.is_legacy:
-            if self.tools or self.tool_choice is not None:
-                raise InvalidParameter("functions and tools are both set; send tools alone", param="functions")
-            return function_use(self.functions or (), self.function_call)
-        return tool_use(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
-
-    @property
-    def template_kwargs(self) -> Mapping[str, object] | None:
-        """More variables of the chat template: what is asked for, the effort, and whether the model thinks."""
-        effort = None if self.reasoning is None else self.reasoning.effort
-        told = effort_kwargs(self.reasoning_effort or effort, None)
-        if self.reasoning is not None and self.reasoning.enabled is not None:
-            told = {"enable_thinking": self.reasoning.enabled} | dict(told or {})
-        elif self.thinking is not None and self.thinking.type in ("enabled", "disabled"):
-            told = {"enable_thinking": self.thinking.type == "enabled"} | dict(told or {})
-        if told is None or self.chat_template_kwargs is None:
-            return self.chat_template_kwargs if told is None else told
-        return {**told, **self.chat_template_kwargs}
-
-    def _own_wishes(self) -> dict[str, object]:
-        if self.top_logprobs and not self.logprobs:
-            raise InvalidParameter(
-                "top_logprobs is set, logprobs is not; set logprobs to true as well", param="top_logprobs"
-            )
-        wishes: dict[str, object] = {"logprobs": (self.top_logprobs or 0) if self.logprobs else None}
-        if self.max_completion_tokens is not None:
-            wishes["max_tokens"] = self.max_completion_tokens
-        return wishes
-
-    def _own_names(self) -> Mapping[str, str]:
-        names = {"logprobs": "top_logprobs"}
-        return names if self.max_completion_tokens is None else names | {"max_tokens": "max_completion_tokens"}
 
 
 class CompletionRequest(SamplingRequest, kw_only=True):

@@ -14,7 +14,8 @@ from radixlm.runtime.server import create_app, field_policy
 from radixlm.runtime.server.anthropic.requests import MessagesRequest
 from radixlm.runtime.server.errors import HTTPError
 from radixlm.runtime.server.field_policy import HARMLESS, MAX_UNKNOWN, REFUSED, is_near, judge
-from radixlm.runtime.server.openai.requests import ChatRequest, CompletionRequest
+from radixlm.runtime.server.openai.chat_request import ChatRequest
+from radixlm.runtime.server.openai.requests import CompletionRequest
 from radixlm.runtime.server.openai.response_requests import ResponseRequest
 from starlette.testclient import TestClient
 
