@@ -6,6 +6,8 @@ every machine, however busy. Knows the library's matcher, not where its grammar 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import llguidance
 import numpy as np
 
@@ -55,6 +57,22 @@ class GrammarConstraint:
         self._is_filled = False
         if not self._matcher.consume_token(token_id):
             raise self._failure()
+
+    def forced(self) -> tuple[int, ...]:
+        """Tokens of the only text that may come next; see `Foresight`. What is too much work is not known."""
+        ahead = self._matcher.deep_copy()  # 4 us, and what goes wrong there harms no reply
+        token_ids = ahead.compute_ff_tokens()
+        return () if ahead.is_error() else tuple(token_ids)
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of these may come, one after the other."""
+        ahead = self._matcher.deep_copy()
+        number = ahead.validate_tokens(list(token_ids))
+        return 0 if ahead.is_error() else number
+
+    def fork(self) -> GrammarConstraint:
+        """A constraint that goes on from here by itself."""
+        return GrammarConstraint(self._matcher.deep_copy(), 32 * len(self._mask))
 
     def _failure(self) -> ConstraintFailed:
         reason = " ".join(self._matcher.get_error().replace("<non-verbose/>", "").split())

@@ -14,7 +14,7 @@ from ..errors import ConstraintFailed
 from ..model.batch import Int32Array
 from .thought_format import ThoughtFormat
 from .thought_splitter import splitter_of
-from .token_constraint import ConstraintSource, TokenConstraint, allowed_of, mask_of
+from .token_constraint import ConstraintSource, Foresight, HeldOpen, TokenConstraint, allowed_of, mask_of
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,23 @@ class ThoughtFirst:
             self._begin.clear()
             assert self._inner is not None, "the mask allows no other token"
             self._inner.accept(token_id)
+
+    def forced(self) -> tuple[int, ...]:
+        """As the constraint of the answer says, once that has begun; see `Foresight`."""
+        return self._answers.forced() if isinstance(self._answers, Foresight) else ()
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """As the constraint of the answer says, once that has begun; see `Foresight`."""
+        return self._answers.num_allowed(token_ids) if isinstance(self._answers, Foresight) else len(token_ids)
+
+    def fork(self) -> TokenConstraint:
+        """What goes on by itself from here: the constraint of the answer, and before it one that allows all."""
+        return self._answers.fork() if isinstance(self._answers, Foresight) else HeldOpen(0, frozenset(), 0)
+
+    @property
+    def _answers(self) -> TokenConstraint | None:
+        """The constraint of the answer, once nothing but that can come."""
+        return None if self._is_inside or self._gap or self._begin else self._inner
 
     def _thinking_mask(self) -> Int32Array:
         """Any token but the ends of a reply, and those that spill from a thought into the answer."""

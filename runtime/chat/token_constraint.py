@@ -5,7 +5,9 @@ Knows token ids and bits, not grammars; `grammar_constraint.py` implements it.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from copy import copy
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +44,25 @@ class TokenConstraint(Protocol):
     @property
     def is_finished(self) -> bool:
         """Whether the reply is complete and can only end."""
+        ...
+
+
+@runtime_checkable
+class Foresight(Protocol):
+    """What some constraints can say of the tokens behind the next one; they stay where they are."""
+
+    def forced(self) -> tuple[int, ...]:
+        """Tokens of the only text that may come next, as the tokenizer cuts it; none where there is a choice. Others
+        that spell it may be allowed, too.
+        """
+        ...
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of these may come, one after the other."""
+        ...
+
+    def fork(self) -> TokenConstraint:
+        """A constraint that goes on from here by itself."""
         ...
 
 
@@ -87,6 +108,20 @@ class HeldOpen:
         if self._inner is not None:
             self._inner.accept(token_id)
         self._num_left = max(0, self._num_left - 1)
+
+    def forced(self) -> tuple[int, ...]:
+        """As the other constraint says; see `Foresight`."""
+        return self._inner.forced() if isinstance(self._inner, Foresight) else ()
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """As the other constraint says, whatever may not end the reply; see `Foresight`."""
+        return self._inner.num_allowed(token_ids) if isinstance(self._inner, Foresight) else len(token_ids)
+
+    def fork(self) -> HeldOpen:
+        """One that goes on by itself; without the other constraint where that cannot."""
+        forked = copy(self)
+        forked._inner = self._inner.fork() if isinstance(self._inner, Foresight) else None
+        return forked
 
 
 def mask_of(is_allowed: BoolArray) -> Int32Array:

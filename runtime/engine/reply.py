@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from ..chat.thought_splitter import Said, ThoughtSplitter
-from ..chat.token_constraint import HeldOpen, TokenConstraint
+from ..chat.token_constraint import Foresight, HeldOpen, TokenConstraint
 from .completion import Delta, FinishReason, StopReason, TokenLogprob
 from .sampling_params import SamplingParams
 from .step.sampler import SampledToken, SamplerState
@@ -89,6 +89,11 @@ class Reply:
     def thought(self) -> str:
         """The thought that was released so far."""
         return "".join(self._thoughts)
+
+    @property
+    def foresight(self) -> Foresight | None:
+        """What its constraint can say of the tokens behind the next one."""
+        return self._constraint if isinstance(self._constraint, Foresight) else None
 
     @property
     def ids_without_end(self) -> list[int]:

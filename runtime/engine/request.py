@@ -14,7 +14,8 @@ from ..cache.prefix_match import MatchKind, PrefixMatch
 from ..cache.sequence import Sequence
 from ..cache.why_not_more import WhyNotMore
 from ..prefix.expected_prompts import ExpectedPrompt
-from ..speculation.drafter import Draft, Drafter
+from ..speculation.draft import Draft
+from ..speculation.drafter import Drafter
 from .completion import CacheMatch, Completion, Delta, PrefillProgress, PrefixReuse, PromptLogprobs, Timings
 from .reply import Reply
 from .request_spec import RequestSpec

@@ -1,34 +1,36 @@
-"""Guess what one reply goes on with: as the tree knows it, or as its own tokens went on before.
+"""Guess what one reply goes on with: as its grammar wants it, as the tree knows it, or as its tokens went on before.
 
-Knows one sequence's tokens and its namespace's tree, and no other namespace's.
+Knows one sequence's tokens and its namespace's tree, and no other namespace's; of a grammar, what it allows next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 
+from ..chat.token_constraint import Foresight
+from .draft import FORCED, NO_DRAFT, TREE, Draft
 from .draft_length import MAX_DRAFT, Acceptance, StepCost, draft_length
-from .suffix_lookup import SuffixLookup
+from .suffix_lookup import LENGTHS, SuffixLookup
 
 LookAhead = Callable[[Sequence[int], int], tuple[int, ...]]
 """At most so many tokens that the tree has behind all of these."""
 
 _LOOK_EVERY = 8  # tokens: the tree is asked again so often where it knew nothing
 _AHEAD = 256  # tokens that the tree is asked for at once
-_EXPECTED = {0: 0.8, 4: 0.7, 3: 0.5, 2: 0.3}  # right guesses: of the tree's (0), and by the length of a suffix
-
-
-@dataclass(frozen=True)
-class Draft:
-    """Guesses, and the kind that they are of."""
-
-    token_ids: tuple[int, ...]
-    kind: int
-    share: float = 0.0  # of them that are expected to be right, where those before them were
-
-
-NO_DRAFT = Draft((), 0)
+_EXPECTED = {
+    TREE: 0.8,
+    32: 0.95,
+    16: 0.9,
+    8: 0.8,
+    4: 0.7,
+    3: 0.5,
+    2: 0.3,
+    1: 0.15,
+    FORCED: 0.95,
+}  # right guesses, by kind
 
 
 @dataclass
@@ -38,13 +40,17 @@ class Drafter:
     Args:
         token_ids: of prompt and reply so far.
         look_ahead: into the tree; None: it is not to be asked.
+        foresight: of the reply's grammar; None: it has none.
     """
 
     token_ids: Sequence[int]
     look_ahead: LookAhead | None = None
+    foresight: Foresight | None = None
     _ahead: tuple[int, ...] = ()
     _looks_at: int = 0  # the length at which the tree is asked next
     _seen: dict[int, Acceptance] = field(default_factory=lambda: {kind: Acceptance(e) for kind, e in _EXPECTED.items()})
+
+    _after: dict[int, Acceptance] = field(default_factory=dict)  # by the token before a guess
 
     def __post_init__(self) -> None:
         self._lookup = SuffixLookup(self.token_ids)
@@ -55,24 +61,49 @@ class Drafter:
         most = min(most, MAX_DRAFT)
         if most <= 0:
             return NO_DRAFT
-        for kind, token_ids in self._sources(most):
+        forced = () if self.foresight is None else self.foresight.forced()[:most]
+        for kind, token_ids in self._sources(forced, most):
+            if self.foresight is not None and len(token_ids) > len(forced):
+                token_ids = token_ids[: self.foresight.num_allowed(token_ids)]
             if not token_ids:
                 continue
-            share = self._seen[kind].share
-            number = draft_length(share, cost, num_rows=num_rows, num_expected=num_expected, most=len(token_ids))
+            draft = self._draft(kind, token_ids, len(forced))
+            number = draft_length(draft.chances, cost, num_rows=num_rows, num_expected=num_expected)
             if number:
-                return Draft(token_ids[:number], kind, share)
+                return draft.first(number)
             self._seen[kind].forget()
         return NO_DRAFT
 
     def observe(self, draft: Draft, num_accepted: int) -> None:
         """Note how much of a draft was right."""
-        self._seen[draft.kind].observe(len(draft.token_ids), num_accepted)
+        forced, number = draft.num_forced, len(draft.token_ids)
+        if forced:
+            self._seen[FORCED].observe(forced, min(forced, num_accepted))
+        if number > forced and num_accepted >= forced:
+            self._seen[draft.kind].observe(number - forced, num_accepted - forced)
+        before = self._ids_before(draft.token_ids)
+        for place in range(forced, min(number, num_accepted + 1)):
+            self._after.setdefault(before[place], Acceptance(0.0)).observe(1, int(place < num_accepted))
 
-    def _sources(self, most: int) -> list[tuple[int, tuple[int, ...]]]:
-        """What each source has, the best first."""
-        found, length = self._lookup.draft(most)
-        return [(0, self._tree(most)), (length, found)]
+    def _draft(self, kind: int, token_ids: tuple[int, ...], num_forced: int) -> Draft:
+        sure, share, after = self._seen[FORCED].share, self._seen[kind].share, self._after
+        shares = [sure] * min(num_forced, len(token_ids))
+        for before in self._ids_before(token_ids)[len(shares) :]:
+            is_known = 0 < kind < LENGTHS[0] and before in after  # what goes on for so long is no matter of one token
+            shares.append(after[before].share_of(share) if is_known else share)
+        return Draft(token_ids, kind, tuple(accumulate(shares, mul)), num_forced)
+
+    def _ids_before(self, token_ids: Sequence[int]) -> list[int]:
+        """The token before each of a draft's."""
+        return [self._lookup.last, *token_ids[:-1]]
+
+    def _sources(self, forced: tuple[int, ...], most: int) -> list[tuple[int, tuple[int, ...]]]:
+        """What each source has behind the forced tokens, with these, the best first."""
+        ahead = self._tree(most)
+        if ahead[: len(forced)] != forced[: len(ahead)]:
+            ahead = ()
+        found, length = self._lookup.draft(most - len(forced), behind=forced)
+        return [(TREE, ahead), (length if found else FORCED, (*forced, *found))]
 
     def _tree(self, most: int) -> tuple[int, ...]:
         if not self._ahead and self.look_ahead is not None and len(self._lookup) >= self._looks_at:
@@ -81,7 +112,9 @@ class Drafter:
         return self._ahead[:most]
 
     def _catch_up(self) -> None:
-        """Take in the tokens that came since the last time."""
+        """Take in the tokens that came since the last time; those that were taken back are forgotten."""
+        if len(self.token_ids) < len(self._lookup):
+            self._lookup, self._ahead = SuffixLookup(self.token_ids), ()
         new = self.token_ids[len(self._lookup) :]
         if new:
             is_as_known = self._ahead[: len(new)] == tuple(new)

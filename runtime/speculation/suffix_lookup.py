@@ -11,7 +11,9 @@ import numpy as np
 
 from ..model.batch import Int32Array
 
-LENGTHS = (4, 3, 2)  # tokens of a suffix, the best first
+LENGTHS = (32, 16, 8, 4, 3, 2, 1)  # tokens of a suffix that are the same, the best first
+SHORT = (4, 3, 2, 1)  # those that are looked for; of what is found, the longest
+_CANDIDATES = 16  # that are compared, the last ones
 
 
 class SuffixLookup:
@@ -32,6 +34,11 @@ class SuffixLookup:
     def __len__(self) -> int:
         return self._length
 
+    @property
+    def last(self) -> int:
+        """The last token; there must be one."""
+        return int(self._ids[self._length - 1])
+
     def extend(self, token_ids: Sequence[int]) -> None:
         """Add tokens at the end."""
         length = self._length + len(token_ids)
@@ -41,18 +48,42 @@ class SuffixLookup:
         self._ids[self._length : length] = token_ids
         self._length = length
 
-    def draft(self, most: int) -> tuple[tuple[int, ...], int]:
-        """At most `most` tokens that followed the longest suffix the last time, and the length of that; 0: none did."""
+    def draft(self, most: int, *, behind: Sequence[int] = ()) -> tuple[tuple[int, ...], int]:
+        """At most `most` tokens that followed the longest suffix, and its length, rounded down to one of `LENGTHS`; 0:
+        none did. The suffix is that of all tokens and those `behind` them, which are not added.
+        """
+        own = self._length
+        self.extend(behind)
+        try:
+            return self._draft(most)
+        finally:
+            self._length = own
+
+    def _draft(self, most: int) -> tuple[tuple[int, ...], int]:
         ids = self._ids[: self._length]
-        for length in LENGTHS:
+        for length in SHORT if most > 0 else ():
             starts = self._length - length  # of earlier suffixes
             if starts <= 0:
                 continue
             is_same = ids[:starts] == ids[starts]
             for place in range(1, length):
                 is_same &= ids[place : starts + place] == ids[starts + place]
-            found = int(np.argmax(is_same[::-1]))
-            if is_same[starts - 1 - found]:
-                begin = starts - 1 - found + length
+            found = np.flatnonzero(is_same)[-_CANDIDATES:]
+            if found.size:
+                begin, length = self._longest((found + length).tolist())
                 return tuple(ids[begin : begin + most].tolist()), length
         return (), 0
+
+    def _longest(self, ends: list[int]) -> tuple[int, int]:
+        """Of places where suffixes end, that of the longest one, the last on ties, and how much of it is the same."""
+        own = self._ids[max(0, self._length - LENGTHS[0]) : self._length][::-1]
+        best, longest = 0, 0
+        for end in reversed(ends):
+            earlier = self._ids[max(0, end - len(own)) : end][::-1]
+            differs = own[: len(earlier)] != earlier
+            length = int(np.argmax(differs)) if differs.any() else len(earlier)
+            if length > longest:
+                best, longest = end, length
+                if length == len(own):
+                    break
+        return best, next(length for length in LENGTHS if length <= longest)

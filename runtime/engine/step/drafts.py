@@ -39,14 +39,15 @@ class StepDrafts:
         sequence = request.admitted
         if request.drafter is None:
             ahead = partial(self._cache.tree.ahead, sequence.namespace)
-            request.drafter = Drafter(sequence.token_ids, None if sequence.namespace is None else ahead)
+            foresight = request.reply.foresight
+            request.drafter = Drafter(sequence.token_ids, None if sequence.namespace is None else ahead, foresight)
         cost, rows, expected = self._cost, self._num_rows, self._num_expected
         draft = request.drafter.propose(most, cost, num_rows=rows, num_expected=expected)
         number = len(draft.token_ids)
         if not number or not plan.reserve_draft(request, draft):
             return False
         self._num_rows, self._num_rows_left = rows + number, self._num_rows_left - number
-        self._num_expected += sum(draft.share**place for place in range(1, number + 1))
+        self._num_expected += sum(draft.chances)
         self._num_pages_left -= -(-number // PAGE_SIZE)
         return True
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ...cache.kv_transaction import KVTransaction, Reservation
 from ...errors import OutOfPages
-from ...speculation.drafter import NO_DRAFT, Draft
+from ...speculation.draft import NO_DRAFT, Draft
 from ..request import Request
 from .pace import PromptTime
 

@@ -201,6 +201,26 @@ def test_replies_of_one_grammar_do_not_share_their_state(small: Bench) -> None:
         assert said == [said[seed % 5] for seed in range(100)]
 
 
+def test_forced_tokens_are_what_must_come_and_tell_without_going_there(bench: Bench) -> None:
+    schema = {"type": "object", "properties": {"file_name": {"type": "boolean"}}, "required": ["file_name"]}
+    schema["additionalProperties"] = False
+    constraint = bench.grammars.compile(Grammar.json_schema(schema)).start()
+    for byte in b'{"':
+        assert constraint.forced() == () or byte == ord("{")
+        constraint.accept(bench.id_of[bytes([byte])])
+    forced = constraint.forced()
+    spelled = b"".join(bench.vocabulary.tokens[token_id] for token_id in forced)
+    assert len(forced) >= 1 and b'file_name"'.startswith(spelled) and spelled.startswith(b"file")
+    wrong = bench.id_of[b"x"]
+    assert constraint.num_allowed([*forced, wrong]) == len(forced) and constraint.num_allowed([wrong]) == 0
+    forked = constraint.fork()
+    for token_id in forced:
+        forked.accept(token_id)
+    assert constraint.forced() == forced != forked.forced()
+    constraint.accept(forced[0])
+    assert constraint.forced() == forced[1:]
+
+
 # Hostile ones. Each is refused or harmless, and the process that they are tried in lives on.
 
 DOUBLED = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(60)} | {"a60": {"type": "string"}}

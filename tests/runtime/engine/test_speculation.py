@@ -18,8 +18,8 @@ from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.kv_log.replay import KVReplay
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.model.scripted_runner import ScriptedRunner
+from radixlm.runtime.speculation.draft import NO_DRAFT, Draft
 from radixlm.runtime.speculation.draft_length import StepCost
-from radixlm.runtime.speculation.drafter import NO_DRAFT, Draft
 
 from ..fake_model import CONTEXT_LENGTH, POLICY, VOCAB_SIZE, Bench, alone
 
@@ -39,7 +39,7 @@ class Oracle:
     chance: ClassVar[random.Random]
     right: ClassVar[float]  # share of guesses that are right
 
-    def __init__(self, token_ids: Sequence[int], look_ahead: object) -> None:
+    def __init__(self, token_ids: Sequence[int], *_: object) -> None:
         self._ids = token_ids
         begins = (ids for ids in self.replies if tuple(token_ids[: len(ids)]) == ids)
         self._prompt = max(begins, key=len, default=None)
@@ -54,7 +54,7 @@ class Oracle:
         for place in range(len(guesses)):
             if self.chance.random() >= self.right:
                 guesses[place] = self.chance.randrange(VOCAB_SIZE)
-        return Draft(tuple(guesses), 0, 0.5) if guesses else NO_DRAFT
+        return Draft.of(tuple(guesses), 0, 0.5) if guesses else NO_DRAFT
 
     def observe(self, draft: Draft, num_accepted: int) -> None:
         self.seen.append((len(draft.token_ids), num_accepted))

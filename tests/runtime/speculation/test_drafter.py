@@ -1,0 +1,90 @@
+"""Guesses: what grammars force comes first, the longest repetition is followed, and as many are made as pay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from radixlm.runtime.chat.token_constraint import HeldOpen, TokenConstraint
+from radixlm.runtime.speculation.draft import FORCED, Draft
+from radixlm.runtime.speculation.draft_length import StepCost, draft_length
+from radixlm.runtime.speculation.drafter import Drafter
+from radixlm.runtime.speculation.suffix_lookup import SuffixLookup
+
+
+def free_rows() -> StepCost:
+    """Steps that cost the same with any number of rows."""
+    cost = StepCost()
+    for rows in (1, 8, 16, 33) * 20:
+        cost.observe(rows, 0.02)
+    return cost
+
+
+class Only:
+    """A grammar that allows one text, of some tokens, and then anything below a bound."""
+
+    def __init__(self, text: Sequence[int], below: int) -> None:
+        self._text, self._below = tuple(text), below
+
+    def forced(self) -> tuple[int, ...]:
+        return self._text
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        for place, token_id in enumerate(token_ids):
+            if token_id >= self._below if place >= len(self._text) else token_id != self._text[place]:
+                return place
+        return len(token_ids)
+
+    def fork(self) -> TokenConstraint:
+        return HeldOpen(0, frozenset(), 0)
+
+
+def propose(drafter: Drafter, most: int = 8) -> Draft:
+    return drafter.propose(most, free_rows(), num_rows=1, num_expected=1.0)
+
+
+def test_the_longest_repetition_is_followed_and_not_the_last() -> None:
+    lookup = SuffixLookup([1, 2, 3, 4, 50, 9, 4, 60, 9, 2, 3, 4])
+    assert lookup.draft(2) == ((50, 9), 3)
+    assert lookup.draft(1, behind=[60]) == ((9,), 2) and len(lookup) == 12
+    assert SuffixLookup([7, 8, 9, *[7, 8, 9] * 20]).draft(3) == ((7, 8, 9), 32)
+
+
+def test_forced_tokens_come_first_and_what_followed_them_before_comes_behind() -> None:
+    drafter = Drafter([5, 6, 7, 20, 30, 1], None, Only([6, 7], 25))
+    assert propose(drafter).token_ids == (6, 7, 20)  # 30 is not allowed
+    assert propose(drafter).num_forced == 2 and propose(drafter).kind == 2
+    assert propose(drafter, 1).token_ids == (6,)
+    assert propose(Drafter([1, 2], None, Only([6, 7], 25))).kind == FORCED
+
+
+def test_what_the_tree_knows_is_kept_where_the_grammar_wants_the_same() -> None:
+    ahead = lambda token_ids, most: (6, 7, 8, 30)  # noqa: E731
+    assert propose(Drafter([1, 2], ahead, Only([6, 7], 25))).token_ids == (6, 7, 8)
+    assert propose(Drafter([1, 2], ahead, Only([5], 25))).token_ids == (5,)
+
+
+def test_forced_tokens_are_not_the_fault_of_what_comes_behind() -> None:
+    drafter = Drafter([5, 6, 7, 20, 3, 1], None, Only([6, 7], 25))
+    for _ in range(30):
+        draft = propose(drafter)
+        drafter.observe(draft, 2)
+    assert propose(drafter).num_forced == 2 and propose(drafter).chances[1] > 0.9
+
+
+def test_tokens_that_were_taken_back_are_forgotten() -> None:
+    ids = [1, 2, 3, 1, 2, 3]
+    drafter = Drafter(ids)
+    assert propose(drafter).token_ids[:2] == (1, 2)
+    del ids[4:]
+    assert propose(drafter).token_ids[:2] == (2, 3)
+
+
+def test_a_tile_of_rows_is_filled_and_the_next_one_only_where_it_pays() -> None:
+    """Rows of a tile of four are free, and the next tile costs half of a step: no more than three doubtful guesses."""
+    cost = StepCost()
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8) * 20:
+        cost.observe(rows, 0.020 if rows <= 4 else 0.030)
+    doubtful = [0.5**place for place in range(1, 8)]
+    sure = [0.98**place for place in range(1, 8)]
+    assert draft_length(doubtful, cost, num_rows=1, num_expected=1.0) == 3
+    assert draft_length(sure, cost, num_rows=1, num_expected=1.0) == 7
