@@ -19,6 +19,7 @@ from .options import (
     SamplingOptions,
     compile_options,
     engine_options,
+    guess_options,
     sampling_options,
     store_options,
     take,
@@ -40,6 +41,7 @@ HELP = "/reset forgets the conversation, /exit leaves (so does Ctrl-D); Ctrl-C s
 @click.option("--system", default=DEFAULT_SYSTEM, show_default=True, help="The system prompt; may be empty.")
 @compile_options
 @store_options
+@guess_options
 @engine_options
 @sampling_options
 def command(model: str, system: str, **options: Any) -> None:

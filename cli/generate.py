@@ -13,6 +13,7 @@ from .options import (
     SamplingOptions,
     compile_options,
     engine_options,
+    guess_options,
     sampling_options,
     store_options,
     take,
@@ -24,6 +25,7 @@ from .options import (
 @click.argument("prompt")
 @compile_options
 @store_options
+@guess_options
 @engine_options
 @sampling_options
 def command(model: str, prompt: str, **options: Any) -> None:

@@ -59,6 +59,8 @@ class EngineOptions:
     store: str | None = None
     store_gb: float | None = None
     kv_budget: float | None = None
+    draft: str | None = None
+    speculate: SpeculatePolicy | None = None  # None: auto, but where it is said
 
     def open(
         self,
@@ -111,7 +113,8 @@ class EngineOptions:
             max_num_batched_tokens=max_num_batched_tokens,
             prefill_ms=prefill_ms or None,
             idle_work=idle_work,
-            speculate=speculate,
+            speculate=self.speculate or speculate,
+            draft=None if self.draft is None else Path(self.draft),
             admission=admission,
             kv_log=kv_log,
             kv_log_bytes=kv_log_bytes,
@@ -190,6 +193,31 @@ def engine_options(function: F) -> F:
             "--kv-cache-gb",
             type=click.FloatRange(min=0, min_open=True),
             help="Memory for keys and values, in GB.  [default: as much as is needed, up to a quarter of what is free]",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def guess_options(function: F) -> F:
+    """Add the fields of `EngineOptions` that say how replies are guessed."""
+    for option in (
+        click.option(
+            "--draft",
+            type=click.Path(exists=True, file_okay=False),
+            metavar="ARTIFACT",
+            help="Guess with a second, smaller artifact that has the same tokens, too; its pages take a quarter of "
+            "--kv-cache-gb at most.",
+        ),
+        click.option(
+            "--speculate",
+            type=click.Choice(["auto", "off", "lookup", "draft"]),
+            default="auto",
+            show_default=True,
+            help="Guess what replies go on with, and check the guesses as rows of one step, where that pays: no reply "
+            "changes by a byte. lookup: by a request's own tokens, and by what the cache of its namespace goes on "
+            "with; draft: by --draft alone; auto: by all that there is, unless there is a --kv-budget; off: one token "
+            "a step.",
         ),
     ):
         function = option(function)

@@ -17,13 +17,13 @@ from .options import (
     EngineOptions,
     compile_options,
     engine_options,
+    guess_options,
     store_options,
     take,
 )
 
 if TYPE_CHECKING:
     from radixlm.runtime import Engine
-    from radixlm.runtime.engine.engine_options import SpeculatePolicy
     from radixlm.runtime.engine.waiting_request import AdmissionPolicy
     from radixlm.runtime.server.truncation import Truncation
 
@@ -134,15 +134,6 @@ class KeyOption(click.Option):
     "template drops a reply's thought; on free memory alone.",
 )
 @click.option(
-    "--speculate",
-    type=click.Choice(["auto", "off", "lookup"]),
-    default="auto",
-    show_default=True,
-    help="Guess what replies go on with, and check the guesses as rows of one step, where that pays: no reply changes "
-    "by a byte. lookup: by a request's own tokens, and by what the cache of its namespace goes on with; auto: as "
-    "lookup, unless there is a --kv-budget; off: one token a step.",
-)
-@click.option(
     "--prefill-ms",
     type=click.FloatRange(min=0),
     default=DEFAULT_PREFILL_MS,
@@ -191,6 +182,7 @@ class KeyOption(click.Option):
 )
 @compile_options
 @store_options
+@guess_options
 @engine_options
 def command(
     model: str,
@@ -207,7 +199,6 @@ def command(
     context_length: int | None,
     max_num_batched_tokens: int | None,
     idle_work: bool,
-    speculate: SpeculatePolicy,
     prefill_ms: float,
     admission: AdmissionPolicy,
     log_format: str,
@@ -270,7 +261,6 @@ def command(
         context_length=context_length,
         max_num_batched_tokens=max_num_batched_tokens,
         idle_work=idle_work,
-        speculate=speculate,
         prefill_ms=prefill_ms,
         admission=admission,
         kv_log=log_kv,

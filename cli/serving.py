@@ -27,7 +27,7 @@ from radixlm.runtime.server.http.listener import listen
 from radixlm.runtime.server.http.origins import local_hosts
 
 from .log_config import log_config
-from .tables import conversations
+from .tables import conversations, size
 
 if TYPE_CHECKING:
     from radixlm.runtime import Engine
@@ -85,6 +85,9 @@ class Serving:
                 engine.warm_up()
                 loading.app = app
                 self._say(f"serving {self.artifact} at {url}/v1")
+                if (draft := engine.stats().draft) is not None and (about := draft.about) is not None:
+                    taken = f"{size(about.weights_bytes)} of weights, {size(about.kv_bytes)} of keys and values"
+                    self._say(f"guessing with {about.name}: {taken}")
                 if engine.prompts.chat_template is None:
                     self._say(f"conversations: {conversations(False)}")
                 if opened is not None:

@@ -24,6 +24,7 @@ from ..prefix.disk_tier import DiskTier
 from ..prefix.expected_prompts import ExpectedPrompts
 from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows
 from ..prefix.wanted_prefix import Wanted
+from ..speculation.draft_model import DraftModel
 from .completion import PrefillProgress, RequestOutput
 from .counters import CoreCounters
 from .engine_queue import WorkQueue
@@ -52,9 +53,10 @@ class EngineCore:
         tier: what keeps pages on disk, if anything does; a request that it loads for waits outside of the scheduler.
         queue: what the tier has run between two steps; by default one that nothing else knows.
         expected: is told what prompts may come, and computed by whoever knows that there is time.
+        draft_model: guesses what replies go on with; None: no model does.
 
     Attributes:
-        tier, queue, expected: see above.
+        tier, queue, expected, draft_model: see above.
         on_progress: gets a request's id and how far its prompt is, within steps; must not raise.
 
     Raises:
@@ -72,6 +74,7 @@ class EngineCore:
         tier: DiskTier | None = None,
         queue: WorkQueue | None = None,
         expected: ExpectedPrompts | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         num_needed = num_pages_for(limits.context_length) + 1
         if num_needed > cache.pool.num_pages:
@@ -87,7 +90,9 @@ class EngineCore:
         self._clock = clock
         self.tier, self.queue = tier, WorkQueue(clock=clock) if queue is None else queue
         self._loading: dict[str, Request] = {}  # by id, those that wait for the disk
-        self._scheduler = Scheduler(cache, policy or SchedulerPolicy(), context_length=limits.context_length)
+        self.draft_model = draft_model
+        policy, context_length = policy or SchedulerPolicy(), limits.context_length
+        self._scheduler = Scheduler(cache, policy, context_length=context_length, draft_model=draft_model)
         self.expected = expected
         self._outputs = Outputs(self._scheduler, cache, tier, self.counters, expected, clock=clock)
 
@@ -136,6 +141,8 @@ class EngineCore:
         """Forget a namespace in memory and on disk; the second comes when nothing of it is on disk any more."""
         cleared = CacheCleared.of(self._cache, namespace)
         self._scheduler.drop_loaded_rows(namespace)
+        if self.draft_model is not None:
+            self.draft_model.forget(namespace)
         if self.expected is not None:
             self.expected.forget(namespace)
         if self.tier is not None:

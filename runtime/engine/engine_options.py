@@ -27,7 +27,7 @@ from .waiting_request import AdmissionPolicy
 DEFAULT_STORE_BYTES = 10_000_000_000
 MAX_THREADS = 1024  # far above it the thread pool aborts the process
 
-SpeculatePolicy = Literal["auto", "off", "lookup"]
+SpeculatePolicy = Literal["auto", "off", "lookup", "draft"]
 """Where guesses of what replies go on with come from."""
 
 OpenRunner = Callable[[Artifact, int, int | None], Runner]
@@ -51,6 +51,7 @@ class EngineKeywords(TypedDict, total=False):
     cache_ttl_s: float | None
     idle_work: bool
     speculate: SpeculatePolicy
+    draft: str | Path | Artifact | None
     store: str | Path | PageStore | None
     store_bytes: int
     kv_budget: float | None
@@ -89,8 +90,11 @@ class EngineOptions:
         idle_work: compute what a conversation's next prompt begins with, while nothing else is to be done, where the
             chat template renders a reply otherwise than it was generated, as without its thought; on free pages alone.
         speculate: guess what replies go on with, and check the guesses as rows of one step: no reply changes by a
-            byte. `lookup`: by a request's own tokens and by what its namespace's cache goes on with; `off`: one token a
-            step; `auto`: what is never slower, which is `lookup`, but `off` with a `kv_budget`.
+            byte. `lookup`: by a request's own tokens and by what its namespace's cache goes on with; `draft`: by the
+            `draft` alone; `off`: one token a step; `auto`: what is never slower, which is all that there is, but `off`
+            with a `kv_budget`.
+        draft: a second, smaller artifact whose tokenizer has the same tokens, that guesses. It has KV pages of its own,
+            a quarter of the first's bytes at most. None: there is none.
         store: a directory for what memory has no room for, and for the next process; None: no disk is used. A prefix
             on disk is loaded where that is quicker than computing it, and is the same to the last bit. Or a store
             that was opened for this artifact, which the engine closes.
@@ -121,6 +125,7 @@ class EngineOptions:
     cache_ttl_s: float | None = None
     idle_work: bool = True
     speculate: SpeculatePolicy = "auto"
+    draft: str | Path | Artifact | None = None
     store: str | Path | PageStore | None = None
     store_bytes: int = DEFAULT_STORE_BYTES
     kv_budget: float | None = None
@@ -137,6 +142,12 @@ class EngineOptions:
         if self.speculate not in get_args(SpeculatePolicy):
             allowed = ", ".join(get_args(SpeculatePolicy))
             raise InvalidParameter(f"speculate is {self.speculate!r}; use one of {allowed}")
+        if self.speculate == "draft" and self.draft is None:
+            raise InvalidParameter("speculate is 'draft', and there is no draft; give a second artifact (--draft)")
+        if self.draft is not None and self.speculate in ("off", "lookup"):
+            raise InvalidParameter(f"a draft is given and speculate is {self.speculate!r}; leave one of them out")
+        if self.draft is not None and self.kv_budget is not None:
+            raise InvalidParameter("a draft guesses replies of whole prefixes; leave it out, or kv_budget")
         if self.speculate == "lookup" and self.kv_budget is not None:
             raise InvalidParameter("speculate guesses replies of whole prefixes; leave it out, or kv_budget")
         if self.admission not in get_args(AdmissionPolicy):
@@ -201,6 +212,7 @@ class EngineOptions:
             admission=self.admission,
             prompts_s=None if self.prefill_ms is None else self.prefill_ms / 1000,
             speculates=self.speculate != "off" and self.kv_budget is None,
+            looks_up=self.speculate != "draft",
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..prefix.tier_stats import TierStats
+from ..speculation.draft_stats import DraftStats
 from .counters import LatencyCounts
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class EngineStats:
     context_notice: str | None = None  # why that is less than the model's, unless it was asked for
     num_drafted_tokens: int = 0  # guesses that were held against the model
     num_accepted_tokens: int = 0  # those of them that were right
+    draft: DraftStats | None = None  # None: no model guesses
     num_computed_tokens: int = 0  # that went through the model: of prompts, and generated
     num_idle_tokens: int = 0  # likewise, of prompts that were expected, while there was nothing else to do
     num_evicted_pages: int = 0
@@ -89,6 +91,7 @@ class EngineStats:
             num_generated_tokens=counters.num_generated_tokens,
             num_drafted_tokens=counters.num_drafted_tokens,
             num_accepted_tokens=counters.num_accepted_tokens,
+            draft=None if core.draft_model is None else core.draft_model.stats(),
             num_computed_tokens=counters.num_computed_tokens,
             num_idle_tokens=0 if core.expected is None else core.expected.num_tokens,
             num_evicted_pages=cache.tree.num_evicted_pages,

@@ -83,6 +83,29 @@ class KVCacheSize:
             )
         return cls(num_pages, held, f"{holds}; {would_do}, or serve with --context-length {held} if that is meant")
 
+    @classmethod
+    def of_draft(
+        cls, manifest: Manifest, *, beside: Manifest, size: KVCacheSize, available_bytes: int | None = None
+    ) -> KVCacheSize:
+        """Pages for a model that guesses for the one `beside`, which has `size`: as many tokens, in a quarter of its
+        bytes at most, or what holds `MIN_CONTEXT_LENGTH` tokens.
+
+        Raises:
+            InvalidParameter: they and both models' weights do not fit the available memory.
+        """
+        page_bytes = manifest.kv.page_bytes
+        quarter = size.num_pages * beside.kv.page_bytes // 4 // page_bytes
+        num_pages = min(size.num_pages, max(quarter, num_pages_for(MIN_CONTEXT_LENGTH) + SPARE_PAGES), MAX_NUM_PAGES)
+        available = available_memory_bytes() if available_bytes is None else available_bytes
+        taken = size.num_pages * beside.kv.page_bytes + _model_bytes(beside)
+        needed = num_pages * page_bytes + _model_bytes(manifest)
+        if taken + needed > available:
+            raise InvalidParameter(
+                f"the draft's {needed} bytes and the model's {taken} do not fit the {available} bytes of available "
+                f"memory; lower --kv-cache-gb, or leave the draft out"
+            )
+        return cls(num_pages, min(manifest.context_length, size.context_length, (num_pages - SPARE_PAGES) * PAGE_SIZE))
+
 
 def _default_pages(manifest: Manifest, available: int, *, max_num_seqs: int, context_length: int) -> tuple[int, str]:
     """How many pages there are if nothing is said, and of what."""

@@ -6,16 +6,18 @@ Knows in what order parts are opened, and that they are closed again; not reques
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 from ..artifact import Artifact
+from ..artifact.manifest import Manifest
 from ..cache.cache_namespace import CacheNamespaces, ModelIdentity
 from ..cache.page_pool import PagePool
 from ..cache.prefix_cache import PrefixCache
+from ..chat.artifact_tokenizer import open_tokenizer
 from ..errors import InvalidParameter
 from ..kv_log.log import KVLog
 from ..model.batch import PageIO, Runner
@@ -24,6 +26,9 @@ from ..prefix.expected_prompts import ExpectedPrompts
 from ..prefix.prefill_measure import measure_prefill
 from ..prefix.stored_prefill import StoredPrefill
 from ..pruning.pruning import choose_rows, score
+from ..speculation.draft_model import DraftModel
+from ..speculation.draft_stats import DraftAbout
+from ..speculation.same_tokens import require_same_tokens
 from ..store import PageStore, StoreIdentity
 from .engine_core import EngineCore
 from .engine_loop import EngineLoop
@@ -85,6 +90,10 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         prompts = Prompts(
             artifact, clock=clock, strip_suffix=options.strip_suffix, template_kwargs=options.template_kwargs
         )
+        draft_model: DraftModel | None = None
+        if options.draft is not None:
+            draft_model, close_draft = _open_draft(options, manifest, size, prompts)
+            opened.callback(close_draft)
         limits = RequestLimits(prompts.vocab_size, size.context_length)
         cache = PrefixCache(PagePool(size.num_pages), clock=clock, kv_log=log)
         scored = None if options.kv_budget is None else score(runner)
@@ -121,12 +130,21 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
                 post=queue.post,
             )
         core = EngineCore(
-            scored or runner, cache, limits, policy=policy, clock=clock, tier=tier, queue=queue, expected=expected
+            scored or runner,
+            cache,
+            limits,
+            policy=policy,
+            clock=clock,
+            tier=tier,
+            queue=queue,
+            expected=expected,
+            draft_model=draft_model,
         )
         drops = [
             cache.drop_unused,
             *([] if tier is None else [tier.drop_unused]),
             *([] if expected is None else [expected.forget_unused]),
+            *([] if draft_model is None else [draft_model.drop_unused]),
             prompts.tokenizer.forget_unused_texts,
             prompts.given_calls.forget_unused,
         ]
@@ -145,6 +163,40 @@ def _keep_measured(measures: Generator[None, None, bool], tier: DiskTier, known:
     """
     if tier.stats().num_pages and (yield from measures):
         known.save(tier.rates)  # now: short requests teach the rates nothing of far tokens
+
+
+def _open_draft(
+    options: EngineOptions, manifest: Manifest, size: KVCacheSize, prompts: Prompts
+) -> tuple[DraftModel, Callable[[], None]]:
+    """The model that guesses, and what closes it.
+
+    Raises:
+        ArtifactError: it cannot be run.
+        InvalidParameter: it has other tokens, or there is no memory for it.
+    """
+    draft = options.draft if isinstance(options.draft, Artifact) else Artifact.open(options.draft or "")
+    own = open_tokenizer(draft, None, options.clock)
+    require_same_tokens(manifest.name, prompts.tokenizer, draft.manifest.name, own, prompts.vocab_size)
+    if draft.manifest.model.vocab_size < prompts.vocab_size:
+        raise InvalidParameter(
+            f"the draft {draft.manifest.name} knows {draft.manifest.model.vocab_size} tokens, and {manifest.name} "
+            f"{prompts.vocab_size}; choose a draft of the same family"
+        )
+    pages = KVCacheSize.of_draft(draft.manifest, beside=manifest, size=size)
+    runner = _open_runner(draft, pages.num_pages, options)
+    guesses = DraftModel(
+        runner,
+        PrefixCache(PagePool(pages.num_pages), clock=options.clock),
+        context_length=pages.context_length,
+        vocab_size=prompts.vocab_size,
+        clock=options.clock,
+        about=DraftAbout(
+            draft.manifest.name,
+            weights_bytes=draft.manifest.module.weights_bytes,
+            kv_bytes=pages.num_pages * draft.manifest.kv.page_bytes,
+        ),
+    )
+    return guesses, runner.close
 
 
 def _open_runner(artifact: Artifact, num_pages: int, options: EngineOptions) -> Runner:

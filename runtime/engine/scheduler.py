@@ -14,9 +14,9 @@ from ..cache.prefix_cache import PrefixCache
 from ..cache.prefix_match import PrefixMatch
 from ..cache.sequence import Sequence
 from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows
-from ..speculation.draft_length import StepCost
+from ..speculation.draft_model import DraftModel
 from .request import Request
-from .step.drafts import StepDrafts
+from .step.drafts import Guessing
 from .step.pace import PromptTime, StepPace
 from .step.plan import StepPlan
 from .step.policy import SchedulerPolicy
@@ -32,7 +32,14 @@ class Scheduler:
     the tree, and are computed.
     """
 
-    def __init__(self, cache: PrefixCache, policy: SchedulerPolicy, *, context_length: int) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        policy: SchedulerPolicy,
+        *,
+        context_length: int,
+        draft_model: DraftModel | None = None,
+    ) -> None:
         self._cache = cache
         self._policy = policy
         self._context_length = context_length
@@ -43,7 +50,7 @@ class Scheduler:
         self._arrivals: dict[str, int] = {}
         self._num_arrived = 0
         self._pace = None if policy.prompts_s is None else StepPace(policy.prompts_s)
-        self._step_cost = StepCost() if policy.speculates else None
+        self._guessing = Guessing.of(policy, cache, draft_model)
         self.num_preemptions = 0
 
     def __contains__(self, request_id: str) -> bool:
@@ -100,10 +107,12 @@ class Scheduler:
         for queue in (self._preempted, self._running):
             queue.clear()
         self._arrivals.clear()
+        self._guessing.start_over()
 
     def remove(self, request_id: str) -> Request:
         """Forget a request, finished or not; its sequence stays open and is the caller's to close."""
         del self._arrivals[request_id]
+        self._guessing.end(request_id)
         for queue in (self._running, self._preempted):
             if request_id in queue:
                 return queue.pop(request_id)
@@ -132,7 +141,7 @@ class Scheduler:
         time = self._prompt_time(len(decoding), len(prefilling))
         most, num_logits = self._policy.max_num_batched_tokens, self._policy.max_num_logits
         plan = StepPlan(step, most, stops, time, max_num_logits=num_logits)
-        drafts = None if prefilling or self.num_waiting else self._step_drafts(decoding)
+        drafts = None if prefilling or self.num_waiting else self._guessing.begin(decoding)
         for request in decoding:
             if request.request_id not in self._running or plan.budget <= 0:
                 continue
@@ -158,8 +167,7 @@ class Scheduler:
         scheduled = plan.scheduled
         if self._pace is not None:
             self._pace.observe_step([item.reservation for item in scheduled], seconds)
-        if self._step_cost is not None and all(item.reservation.decodes for item in scheduled):
-            self._step_cost.observe(sum(item.reservation.num_tokens for item in scheduled), seconds)
+        self._guessing.observe(scheduled, seconds)
 
     def drop_loaded_rows(self, namespace: bytes | None = None) -> None:
         """Drop the rows that were loaded for waiting requests, of a namespace or of all; the requests compute them."""
@@ -175,6 +183,7 @@ class Scheduler:
         assert len(self._running) <= self._policy.max_num_seqs
         arrivals = [self._arrival(request) for request in self._running.values()]
         assert arrivals == sorted(arrivals), "running requests are not in order of arrival"
+        self._guessing.check(list(self._running))
         for waiting in self._waiting.values():
             assert waiting.request.sequence is None, f"{waiting.request!r} waits and has a sequence"
         for request in chain(self._running.values(), self._preempted.values()):
@@ -194,12 +203,6 @@ class Scheduler:
         for request in self._running.values():
             (decoding if request.admitted.num_uncomputed == 1 else prefilling).append(request)
         return decoding, prefilling
-
-    def _step_drafts(self, decoding: list[Request]) -> StepDrafts | None:
-        if self._step_cost is None:
-            return None
-        most = min(self._policy.max_num_logits, self._policy.max_num_batched_tokens)
-        return StepDrafts(self._cache, self._step_cost, len(decoding), max_num_rows=most)
 
     def _prompt_time(self, num_decoding: int, num_prefilling: int) -> PromptTime | None:
         if self._pace is None:
@@ -235,6 +238,7 @@ class Scheduler:
         self._preempted[request.request_id] = self._running.pop(request.request_id)
         request.preempted()
         self.num_preemptions += 1
+        self._guessing.end(request.request_id)
 
     # Waiting requests.
 

@@ -23,6 +23,7 @@ from ..artifact.manifest import PAGE_SIZE
 from ..engine.counters import LatencyCounts
 from ..engine.engine_stats import EngineStats
 from ..prefix.tier_stats import TierStats
+from ..speculation.draft_stats import DraftStats
 
 KINDS = ("exact", "seam", "text", "alias")
 Samples = Mapping[Any, float]  # by a tuple with a text for each label
@@ -66,6 +67,8 @@ class Metrics(Collector):
         yield from self._requests(stats)
         yield from self._tokens(stats)
         yield from self._pages(stats)
+        if stats.draft is not None:
+            yield from _draft_metrics(stats.draft)
         if stats.tier is not None:
             yield from _store_metrics(stats.tier)
         yield _histogram("request_queue_time_seconds", "From arrival to the first step.", stats.in_queue)
@@ -115,6 +118,19 @@ class Metrics(Collector):
         yield _counter("kv_pages_evicted", "Cached pages that made room.", {(): stats.num_evicted_pages})
         yield _gauge("kv_rows_reserved", "Tokens that the pages of an owner could hold.", reserved, "owner")
         yield _gauge("kv_rows_unused", "Of those, rows that no token is in: fragmentation.", unused, "owner")
+
+
+def _draft_metrics(draft: DraftStats) -> Iterator[Metric]:
+    """Of the model that guesses."""
+    pages = {"free": draft.num_free_pages, "cached": draft.num_cached_pages}
+    pages["used"] = draft.num_pages - sum(pages.values())
+    by_state = {(state,): count for state, count in pages.items()}
+    yield _gauge("draft_kv_pages", f"Pages of {PAGE_SIZE} tokens of the draft model.", by_state, "state")
+    computed = {(): draft.num_computed_tokens}
+    yield _counter("draft_computed_tokens", "Tokens that went through the draft model.", computed)
+    if draft.about is not None:
+        parts = {("weights",): draft.about.weights_bytes, ("keys_and_values",): draft.about.kv_bytes}
+        yield _gauge("draft_bytes", "Memory of the draft model.", parts, "part")
 
 
 def _store_metrics(tier: TierStats) -> Iterator[Metric]:

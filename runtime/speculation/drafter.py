@@ -11,7 +11,7 @@ from itertools import accumulate
 from operator import mul
 
 from ..chat.token_constraint import Foresight
-from .draft import FORCED, NO_DRAFT, TREE, Draft
+from .draft import FORCED, MODEL, NO_DRAFT, TREE, Draft
 from .draft_length import MAX_DRAFT, Acceptance, StepCost, draft_length
 from .suffix_lookup import LENGTHS, SuffixLookup
 
@@ -41,11 +41,13 @@ class Drafter:
         token_ids: of prompt and reply so far.
         look_ahead: into the tree; None: it is not to be asked.
         foresight: of the reply's grammar; None: it has none.
+        told: of a draft model's drafts, how many tokens were checked, and how many of them were right.
     """
 
     token_ids: Sequence[int]
     look_ahead: LookAhead | None = None
     foresight: Foresight | None = None
+    told: Callable[[int, int], None] | None = None
     _ahead: tuple[int, ...] = ()
     _looks_at: int = 0  # the length at which the tree is asked next
     _seen: dict[int, Acceptance] = field(default_factory=lambda: {kind: Acceptance(e) for kind, e in _EXPECTED.items()})
@@ -77,6 +79,10 @@ class Drafter:
     def observe(self, draft: Draft, num_accepted: int) -> None:
         """Note how much of a draft was right."""
         forced, number = draft.num_forced, len(draft.token_ids)
+        if draft.kind == MODEL:
+            assert self.told is not None, "a draft of no model"
+            self.told(number, num_accepted)
+            return
         if forced:
             self._seen[FORCED].observe(forced, min(forced, num_accepted))
         if number > forced and num_accepted >= forced:

@@ -94,6 +94,7 @@ def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEn
             "prefill_ms": 50.0,
             "idle_work": True,
             "speculate": "auto",
+            "draft": None,
             "admission": "optimistic",
             "kv_log": None,
             "kv_log_bytes": None,

@@ -28,6 +28,7 @@ from radixlm.runtime.engine.step.sampler import SamplerState, sample
 from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.model.batch import Batch, Float32Array, PageCopy, TopLogits, UInt8Array
 from radixlm.runtime.prefix.disk_tier import DiskTier
+from radixlm.runtime.speculation.draft_model import DraftModel
 from radixlm.tokenizer_fix import SpelledPrompt
 
 VOCAB_SIZE = 40
@@ -178,6 +179,7 @@ class Bench:
     requests: dict[str, Request] = field(default_factory=dict)
     kv_log: KVLog | None = None
     open_tier: Callable[[PrefixCache, FakeModel, WorkQueue], DiskTier] | None = None
+    draft_model: DraftModel | None = None
 
     def __post_init__(self) -> None:
         self.model = self.make_model(self.num_pages, self.vocab_size)
@@ -186,7 +188,14 @@ class Bench:
         queue = WorkQueue(clock=lambda: self.now)
         self.tier = None if self.open_tier is None else self.open_tier(self.cache, self.model, queue)
         self.core = EngineCore(
-            self.model, self.cache, limits, policy=self.policy, clock=lambda: self.now, tier=self.tier, queue=queue
+            self.model,
+            self.cache,
+            limits,
+            policy=self.policy,
+            clock=lambda: self.now,
+            tier=self.tier,
+            queue=queue,
+            draft_model=self.draft_model,
         )
 
     def request(

@@ -1,58 +1,181 @@
-"""Add guesses to a step that decodes: to which requests, and how many of them pay.
+"""Add guesses to steps that decode: to which requests, from where, and how many of them pay.
 
 Knows requests, pages and what steps cost; not how guesses are made, nor how they are checked.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from ...artifact.manifest import PAGE_SIZE
 from ...cache.prefix_cache import PrefixCache
+from ...errors import ConstraintFailed
+from ...model.batch import Float32Array, TopLogits
+from ...speculation.draft import NO_DRAFT, Draft
 from ...speculation.draft_length import StepCost
+from ...speculation.draft_model import Ask, Choose, DraftModel
+from ...speculation.draft_worth import MAX_DEPTH
 from ...speculation.drafter import Drafter
 from ..request import Request
-from .plan import StepPlan
+from .plan import ScheduledRequest, StepPlan
+from .policy import SchedulerPolicy
+from .sampler import SampledToken, sample
+
+
+@dataclass
+class Guessing:
+    """What guesses are made with, from step to step.
+
+    Args:
+        cache: of the model that they are made for.
+        is_on: whether any are made.
+        max_num_rows: tokens with logits that a step may have.
+        looks_up: guess by what was said before.
+        model: guesses, too.
+    """
+
+    cache: PrefixCache
+    max_num_rows: int
+    is_on: bool = True
+    looks_up: bool = True
+    model: DraftModel | None = None
+    cost: StepCost = field(default_factory=StepCost)
+
+    @classmethod
+    def of(cls, policy: SchedulerPolicy, cache: PrefixCache, model: DraftModel | None) -> Guessing:
+        """What a policy allows."""
+        max_num_rows = min(policy.max_num_logits, policy.max_num_batched_tokens)
+        return cls(cache, max_num_rows, policy.speculates, policy.looks_up, model)
+
+    def begin(self, decoding: Sequence[Request]) -> StepDrafts | None:
+        """The guesses of a step in which these requests decode, and no others have prompts; None: none are made."""
+        if not self.is_on:
+            return None
+        drafts = StepDrafts(self, len(decoding))
+        if self.model is not None and self.model.worth.may_guess():
+            drafts.ask(self.model, decoding)
+        return drafts
+
+    def observe(self, scheduled: Sequence[ScheduledRequest], seconds: float) -> None:
+        """Note how long a step took."""
+        if self.is_on and all(item.reservation.decodes for item in scheduled):
+            self.cost.observe(sum(item.reservation.num_tokens for item in scheduled), seconds)
+
+    def end(self, request_id: str) -> None:
+        """A request gave its pages back, or ended."""
+        if self.model is not None:
+            self.model.end(request_id)
+
+    def start_over(self) -> None:
+        """All requests are forgotten, in whatever state they are."""
+        if self.model is not None:
+            self.model.start_over()
+
+    def check(self, running: Sequence[str]) -> None:
+        """Raise AssertionError unless guesses are made for running requests alone; between steps."""
+        if self.model is not None:
+            self.model.check(running)
+
+    def drafter(self, request: Request) -> Drafter:
+        """What guesses for a request, from now on the same."""
+        if request.drafter is None:
+            sequence, model = request.admitted, self.model
+            looks = self.looks_up and sequence.namespace is not None
+            request.drafter = Drafter(
+                sequence.token_ids,
+                partial(self.cache.tree.ahead, sequence.namespace) if looks else None,
+                request.reply.foresight,
+                told=None if model is None else partial(model.observe, request.request_id),
+            )
+        return request.drafter
 
 
 class StepDrafts:
     """The guesses of one step.
 
     They take free pages only, evict nothing, and leave each request its own row and page.
-
-    Args:
-        num_decoding: requests that decode in the step.
-        max_num_rows: tokens with logits that the step may have.
     """
 
-    def __init__(self, cache: PrefixCache, cost: StepCost, num_decoding: int, *, max_num_rows: int) -> None:
-        self._cache, self._cost = cache, cost
+    def __init__(self, guessing: Guessing, num_decoding: int) -> None:
+        self._guessing, self._cost = guessing, guessing.cost
         self._num_rows, self._num_expected = num_decoding, float(num_decoding)
-        self._num_rows_left = max_num_rows - num_decoding
-        self._num_pages_left = cache.pool.num_free - num_decoding
+        self._num_rows_left = guessing.max_num_rows - num_decoding
+        self._num_pages_left = guessing.cache.pool.num_free - num_decoding
+        self._made: dict[str, Draft] = {}  # by the model
+
+    def ask(self, model: DraftModel, decoding: Sequence[Request]) -> None:
+        """Have the draft model guess for the requests for which that promises more than what was said before."""
+        may = [request for request in decoding if request.may_draft]
+        most = min(MAX_DEPTH, self._num_rows_left // max(1, len(may)))
+        rows, expected = self._num_rows, self._num_expected
+        promised = model.worth.promise(
+            self._cost, num_requests=len(may), num_rows=rows, num_expected=expected, most=most
+        )
+        asks: list[Ask] = []
+        for request in may:
+            known = self._propose(request, min(self._room(request), self._num_rows_left))
+            room = min(most, self._room(request))
+            if room > 0 and promised > sum(known.chances):
+                asks.append(_ask(request, room))
+            self._made[request.request_id] = known
+        self._made |= model.guess(asks, self._cost, num_rows=rows, num_expected=expected)
 
     def reserve(self, request: Request, plan: StepPlan) -> bool:
         """Add a request with a draft to a plan; False, with nothing changed, if it has none that pays."""
         most = min(self._room(request), self._num_rows_left)
         if most <= 0 or not request.may_draft:
             return False
-        sequence = request.admitted
-        if request.drafter is None:
-            ahead = partial(self._cache.tree.ahead, sequence.namespace)
-            foresight = request.reply.foresight
-            request.drafter = Drafter(sequence.token_ids, None if sequence.namespace is None else ahead, foresight)
-        cost, rows, expected = self._cost, self._num_rows, self._num_expected
-        draft = request.drafter.propose(most, cost, num_rows=rows, num_expected=expected)
+        made = self._made.get(request.request_id)
+        draft = self._propose(request, most) if made is None else made.first(most)
         number = len(draft.token_ids)
         if not number or not plan.reserve_draft(request, draft):
             return False
-        self._num_rows, self._num_rows_left = rows + number, self._num_rows_left - number
+        self._num_rows, self._num_rows_left = self._num_rows + number, self._num_rows_left - number
         self._num_expected += sum(draft.chances)
         self._num_pages_left -= -(-number // PAGE_SIZE)
         return True
+
+    def _propose(self, request: Request, most: int) -> Draft:
+        """What was said before goes on with."""
+        drafter = self._guessing.drafter(request)
+        if not self._guessing.looks_up:
+            return NO_DRAFT
+        return drafter.propose(most, self._cost, num_rows=self._num_rows, num_expected=self._num_expected)
 
     def _room(self, request: Request) -> int:
         """Tokens behind the next one that the reply may have, on the sequence's last page and on free ones."""
         sequence = request.admitted
         on_page = -(sequence.num_rows + 1) % PAGE_SIZE
         return min(request.num_left - 1, on_page + max(0, self._num_pages_left) * PAGE_SIZE)
+
+
+def _ask(request: Request, most: int) -> Ask:
+    """The wish for a request's guesses, which are chosen as its reply's tokens are, with the same random numbers."""
+    sequence = request.admitted
+    return Ask(
+        request.request_id,
+        sequence.token_ids,
+        sequence.namespace,
+        most,
+        request.num_generated,
+        request.num_left,
+        _choose_as(request),
+    )
+
+
+def _choose_as(request: Request) -> Choose:
+    state = request.reply.sampler.ahead()
+
+    def choose(logits: Float32Array, top: TopLogits) -> tuple[int, float] | None:
+        sampled = sample(logits, top, [state])[0]
+        if not isinstance(sampled, SampledToken):
+            return None
+        try:
+            state.record(sampled.token_id)
+        except ConstraintFailed:
+            return None
+        return sampled.token_id, state.likelihood(sampled.token_id, top)
+
+    return choose

@@ -25,7 +25,8 @@ class SchedulerPolicy:
     A step has `max_num_logits` rows of logits, at least one for each sequence. A prompt whose logprobs are asked for
     takes one for each token, and so is computed in shorter parts.
 
-    Where it `speculates`, steps without prompts check guesses of what replies go on with, as many as pay.
+    Where it `speculates`, steps without prompts check guesses of what replies go on with, as many as pay: of a draft
+    model if there is one, and where it `looks_up`, of what was said before.
     """
 
     max_num_seqs: int = 64
@@ -36,3 +37,4 @@ class SchedulerPolicy:
     admission: AdmissionPolicy = "optimistic"
     prompts_s: float | None = None
     speculates: bool = False
+    looks_up: bool = True

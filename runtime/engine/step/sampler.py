@@ -7,12 +7,13 @@ the rows beside it. Knows numbers and bits, not text, grammars or pages.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ...chat.token_constraint import BoolArray, TokenConstraint, allowed_of
+from ...chat.token_constraint import BoolArray, Foresight, TokenConstraint, allowed_of
 from ...errors import ConstraintFailed
 from ...model.batch import Float32Array, Int32Array, TopLogits
 from ..completion import TokenLogprob
@@ -70,6 +71,28 @@ class SamplerState:
         self.takes_best = is_plain and constraint is None
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.intp, len(params.logit_bias))
         self._bias = np.fromiter(params.logit_bias.values(), np.float64, len(params.logit_bias))
+
+    def ahead(self) -> SamplerState:
+        """The state as it is, to go on by itself: what is drawn and counted there is not drawn or counted here. It
+        keeps to no constraint that cannot be gone on with.
+        """
+        other = copy(self)
+        if self._generator is not None:
+            bits = np.random.PCG64(0)
+            bits.state = self._generator.bit_generator.state  # type: ignore[assignment]  # a PCG64's
+            other._generator = np.random.Generator(bits)
+        other._counts = None if self._counts is None else self._counts.copy()
+        other._is_seen = None if self._is_seen is None else self._is_seen.copy()
+        other.constraint = self.constraint.fork() if isinstance(self.constraint, Foresight) else None
+        return other
+
+    def likelihood(self, token_id: int, top: TopLogits) -> float:
+        """How likely the largest logits of one row find a token, among themselves and at the temperature of the reply,
+        or as they are if it is greedy.
+        """
+        temperature = 1.0 if self.params.greedy else self.params.temperature
+        weights = _weights(top.values[0].astype(np.float64), temperature)
+        return float(weights[top.token_ids[0] == token_id].sum() / weights.sum())
 
     def record(self, token_id: int) -> None:
         """Count a token of the reply, and go on in what it must keep to.

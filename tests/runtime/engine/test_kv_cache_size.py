@@ -70,6 +70,22 @@ def test_the_model_leaves_less_for_pages() -> None:
         choose(available_bytes=1000 * PAGE_BYTES, model_bytes=1001 * PAGE_BYTES)
 
 
+def test_a_draft_takes_a_quarter_at_most_and_no_more_pages_than_the_model() -> None:
+    def of_draft(page_bytes: int, num_pages: int, available_bytes: int = 10**9) -> KVCacheSize:
+        module = SimpleNamespace(weights_bytes=1000, workspace_bytes=0)
+        model: Any = SimpleNamespace(context_length=1600, kv=SimpleNamespace(page_bytes=PAGE_BYTES), module=module)
+        draft: Any = SimpleNamespace(context_length=1200, kv=SimpleNamespace(page_bytes=page_bytes), module=module)
+        size = KVCacheSize(num_pages, 1600)
+        return KVCacheSize.of_draft(draft, beside=model, size=size, available_bytes=available_bytes)
+
+    assert of_draft(PAGE_BYTES, 400) == KVCacheSize(100, 1200)
+    assert of_draft(PAGE_BYTES // 10, 400) == KVCacheSize(400, 1200)
+    assert of_draft(PAGE_BYTES, 60) == KVCacheSize(15, 14 * 16)
+    assert of_draft(PAGE_BYTES, 20) == KVCacheSize(9, 128)  # the least
+    with pytest.raises(InvalidParameter, match="the draft's 101000 bytes and the model's 401000 do not fit the 500000"):
+        of_draft(PAGE_BYTES, 400, 500_000)
+
+
 def test_this_machine_has_memory() -> None:
     assert available_memory_bytes() > 1 << 20
 

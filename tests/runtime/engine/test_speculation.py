@@ -39,7 +39,7 @@ class Oracle:
     chance: ClassVar[random.Random]
     right: ClassVar[float]  # share of guesses that are right
 
-    def __init__(self, token_ids: Sequence[int], *_: object) -> None:
+    def __init__(self, token_ids: Sequence[int], *_: object, **__: object) -> None:
         self._ids = token_ids
         begins = (ids for ids in self.replies if tuple(token_ids[: len(ids)]) == ids)
         self._prompt = max(begins, key=len, default=None)
