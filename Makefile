@@ -14,7 +14,7 @@ PEER_MODELS := SmolLM2-135M-Instruct.Q4_1 qwen2.5-coder-0.5b-instruct-q4_k_m
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray bench bench-cache bench-peers peers bench-ladder bench-growth bench-replay bench-agents bench-questions bench-speculation bench-load bench-store bench-partial bench-quality goldens lock clean
+.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray bench bench-cache bench-peers peers bench-ladder bench-growth bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-quality goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -122,9 +122,21 @@ bench-questions: $(CODER)/manifest.json $(VENV)/.bench .cache/llama.cpp/.built $
 	$(BIN)/python -m bench.agents.questions $(CODER)
 	$(BIN)/python -m bench.report
 
+# A prompt of 16,000 tokens alone, beside others, and in llama.cpp's server; keys and values in 16 bits, and in 12 and 8. A
+# quarter of an hour.
+CODER_K12V8 := .cache/qwen-coder-k12v8.radixlm
+bench-long-prompt: $(CODER)/manifest.json $(CODER_K12V8)/manifest.json $(VENV)/.bench .cache/llama.cpp/.built
+	$(BIN)/python -m bench.agents.long_prompt $(CODER)
+	$(BIN)/python -m bench.agents.long_prompt $(CODER_K12V8)
+	$(BIN)/python -m bench.report
+
 $(CODER)/manifest.json: $(COMPILER) | $(VENV)/.run
 	@rm -rf $(CODER)
 	@$(BIN)/radixlm compile "$$($(BIN)/python -m bench.peers.models)" -o $(CODER)
+
+$(CODER_K12V8)/manifest.json: $(COMPILER) | $(VENV)/.run
+	@rm -rf $(CODER_K12V8)
+	@$(BIN)/radixlm compile "$$($(BIN)/python -m bench.peers.models)" --kv-dtype k12v8 -o $(CODER_K12V8)
 
 # Fifty and two hundred impatient clients of a server with too small a pool; two models, LOAD_SECONDS each, and RADIXLM_DATA.
 LOAD_SECONDS := 600

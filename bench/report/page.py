@@ -37,6 +37,7 @@ SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
     "replay": cache.replay,
     "agents": cache.agents,
     "questions": serving.questions,
+    "long_prompt": serving.long_prompt,
     "replay_live": cache.replay_live,
     "suffix": cache.suffix,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from .tables import Cell, Json, each, format_cell, met, origin, spread, table
+from .tables import Cell, Json, auto, each, format_cell, met, origin, spread, table
 
 
 def ladder(results: Json) -> Iterator[str]:
@@ -80,6 +80,31 @@ def questions(results: Json) -> Iterator[str]:
         "llama.cpp, cached": cached("llama.cpp"),
     }
     yield table(columns, [{"number": number, **row} for number, row in enumerate(results["rows"], 1)])
+
+
+def long_prompt(results: Json) -> Iterator[str]:
+    """For each artifact a row for each bar, and what the rounds saw."""
+    yield "## A prompt of 16,000 tokens"
+    yield (
+        "Qwen2.5-Coder-0.5B in Q4_K_M. A fresh server with its defaults gets a long prompt of random ids alone, and "
+        "another one beside a stream and, every five seconds, a prompt of 100 tokens. llama.cpp, with flash attention, "
+        "gets the first one, too. The longest gap is between two tokens of the stream while the long prompt is "
+        "computed."
+    )
+    for name, run in results["runs"].items():
+        bars: dict[str, Cell] = {f"{name}, {run['num_tokens']:,} tokens": "{name}", "measured": "{value:auto}"}
+        yield table(bars | {"bar": lambda row: f"{row['bar']:g}: {met(row['is_met'])}"}, run["bars"])
+        rounds: dict[str, Cell] = {
+            "alone, s": "{long_alone_s:auto}",
+            "beside, s": "{long_beside_s:auto}",
+            "llama.cpp alone, s": lambda row: "-" if row["peer_alone_s"] is None else auto(row["peer_alone_s"]),
+            "stream alone, tok/s": "{stream_alone:auto}",
+            "stream beside, tok/s": "{stream_beside:auto}",
+            "longest gap, s": "{stream_gap_s:auto}",
+            "first tokens of short ones, s": lambda row: spread(row["short_s"]),
+        }
+        yield table(rounds, run["rounds"])
+        yield origin(run)
 
 
 def _pages_free(rung: Json) -> str:

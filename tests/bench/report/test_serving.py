@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
+from bench.agents.long_prompt import Round, figures
 from bench.load.ladder import Rung, is_met
 from bench.machine import Origin
 from bench.report import serving
@@ -67,3 +68,18 @@ def test_the_table_has_a_column_for_each_run_and_says_what_did_not_hold(lines: L
     assert "| memory warm → end, MiB | 1.0 → 2.0, +1.00 a minute | 1.0 → 2.0, +1.00 a minute |" in rows
     assert "| all held | yes | **no** |" in rows
     assert "| 429 queue full | 7 | 7 |" in rows
+
+
+def test_a_long_prompt_has_a_row_for_each_bar_and_shows_which_is_missed(lines: Lines) -> None:
+    rounds = [
+        Round(30.0, 60.0, 80.0, 36.0, 0.2, (0.3, 0.9), 240.0),
+        Round(30.0, 69.0, 80.0, 44.0, 0.2, (0.4, 1.1)),
+    ]
+    found = figures(rounds, 16_000)
+    assert [bar["is_met"] for bar in found["bars"]] == [False, True, True, True]
+    run = {**found, "origin": asdict(Origin.of_this_process())}
+    rows = lines(serving.long_prompt({"runs": {"m": run}}))
+    assert rows[0] == "| a short request's first token, s, at worst | 1.10 | 1: **missed** |"
+    assert rows[2] == "| the long prompt's time, of its time alone | 2.15 | 2.2: met |"
+    assert rows[3] == "| alone, times as fast as llama.cpp | 8.00 | 5: met |"
+    assert rows[5] == "| 30.0 | 69.0 | - | 80.0 | 44.0 | 0.20 | 0.75 (0.40-1.10) |"

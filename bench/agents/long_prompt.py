@@ -1,0 +1,183 @@
+"""A prompt of 16,000 tokens: alone, beside others, and in llama.cpp's server.
+
+    python -m bench.agents.long_prompt ARTIFACT [--rounds 1] [--tokens 16000] [--llama-cpp .cache/llama.cpp]
+
+ARTIFACT is Qwen2.5-Coder-0.5B, compiled of the Q4_K_M file that llama.cpp gets. In each round a fresh `radixlm serve`
+with its defaults computes a long prompt alone, and then another one beside a stream that decodes all the time and a
+client that sends a short prompt every five seconds. A fresh llama-server with flash attention gets the first prompt
+alone; it is left out where there is none. Prompts are random ids that no cache has; the short ones have 100. The stream
+is drawn at temperature 1, so that guesses are rarely right. Two minutes a round on two cores; llama.cpp takes five.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.artifact.cpu import default_num_threads
+from radixlm.tokenizer_fix import TokenizerProfile
+
+from ..connection import BrokenReply, Call, Connection
+from ..options import read_options
+from ..peers.client import LlamaCppClient
+from ..peers.models import qwen_coder
+from ..processes import RADIXLM
+from ..prompts import Prompts
+from ..report.page import publish
+from ..served import Json, ServedProcess
+
+FIRST_TOKEN_BAR_S, STREAM_BAR, LONG_BAR, PEER_BAR = 1.0, 0.5, 2.2, 5.0
+NUM_SHORT_TOKENS = 100
+_ALONE_S = 5.0  # before the long prompt and behind it, by which the stream's own speed is measured
+_EVERY_S = 5.0
+_HEADERS = {"content-type": "application/json", "host": "localhost"}
+
+
+@dataclass(frozen=True)
+class Round:
+    """Seconds to first tokens, tokens a second of the stream, and the longest time between two of its tokens.
+
+    The stream's speed alone is the higher one of before and behind the long prompt.
+    """
+
+    long_alone_s: float
+    long_beside_s: float
+    stream_alone: float
+    stream_beside: float
+    stream_gap_s: float
+    short_s: tuple[float, ...]
+    peer_alone_s: float | None = None
+
+
+def main() -> None:
+    """Measure, print, write `results/long_prompt.json`, which keeps the last run of each artifact."""
+    options = read_options(__doc__, "artifact", rounds=1, tokens=16_000, llama_cpp=Path(".cache/llama.cpp"))
+    artifact = Artifact.open(options.artifact)
+    peer = options.llama_cpp.resolve() / "llama-server"
+    rounds = []
+    for number in range(options.rounds):
+        measured = measure(artifact, number, options.tokens, peer if peer.exists() else None)
+        print(measured, file=sys.stderr)
+        rounds.append(measured)
+    publish("long_prompt", figures(rounds, options.tokens), run=f"{artifact.path.stem}, {artifact.manifest.kv.dtype}")
+
+
+def measure(artifact: Artifact, number: int, num_tokens: int, peer: Path | None) -> Round:
+    """A round, whose prompts are those of its number."""
+    profile = TokenizerProfile.from_dict(artifact.manifest.tokenizer.profile)
+    prompts = Prompts(number, min(artifact.manifest.model.vocab_size, profile.vocab_size))
+    alone = prompts.ids(num_tokens)
+    with ServedProcess([RADIXLM, "serve", str(artifact.path)]) as server:
+        num_streamed = artifact.manifest.context_length - NUM_SHORT_TOKENS
+        measured = asyncio.run(Clients(server.port, prompts, num_streamed).round(alone, prompts.ids(num_tokens)))
+    return measured if peer is None else Round(**asdict(measured) | {"peer_alone_s": _peer_s(peer, alone)})
+
+
+def _peer_s(program: Path, prompt: Sequence[int]) -> float:
+    """Seconds to llama.cpp's first token of a prompt."""
+    options = ("--parallel", "1", "--ctx-size", str(len(prompt) + NUM_SHORT_TOKENS), "--flash-attn", "on")
+    threads = str(default_num_threads())
+    command = [str(program), "--model", str(qwen_coder()), "--threads", threads, "--cache-ram", "0", *options]
+    with ServedProcess(command) as server:
+        return LlamaCppClient(server.port).ask(prompt, 1).to_first_s
+
+
+class Clients:
+    """All clients of a round; `num_streamed` tokens are more than the stream gets in that time."""
+
+    def __init__(self, port: int, prompts: Prompts, num_streamed: int) -> None:
+        self._port, self._prompts, self._num_streamed = port, prompts, num_streamed
+
+    async def round(self, alone: Sequence[int], beside: Sequence[int]) -> Round:
+        """Compute one long prompt alone, and one beside others.
+
+        Raises:
+            RuntimeError: the stream ended too soon, or no short request was sent.
+        """
+        long_alone_s = await self._first_token_s(alone)
+        streamed: list[float] = []
+        stream = asyncio.create_task(self._stream(streamed))
+        while not streamed:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(_ALONE_S)
+        began = time.perf_counter()
+        long = asyncio.create_task(self._first_token_s(beside))
+        short_s = []
+        while not long.done():
+            await asyncio.wait([long], timeout=_EVERY_S)
+            if not long.done():
+                short_s.append(await self._first_token_s(self._prompts.ids(NUM_SHORT_TOKENS)))
+        ended = time.perf_counter()
+        await asyncio.sleep(_ALONE_S)
+        if stream.done() or not short_s:
+            raise RuntimeError("the stream ended before the long prompt did, or no short request was sent")
+        stream.cancel()
+        own = max(_per_s(streamed, began - _ALONE_S, began), _per_s(streamed, ended, ended + _ALONE_S))
+        gap = max(later - at for at, later in pairwise(streamed) if began <= at <= ended)
+        return Round(long_alone_s, long.result(), own, _per_s(streamed, began, ended), gap, tuple(short_s))
+
+    async def _first_token_s(self, prompt: Sequence[int]) -> float:
+        """From sending a prompt to its reply's first token."""
+        start = time.perf_counter()
+        async for at in self._arrivals(prompt, 2, temperature=0.0):
+            return at - start
+        raise BrokenReply("a reply has no token")
+
+    async def _stream(self, arrivals: list[float]) -> None:
+        async for at in self._arrivals(self._prompts.ids(NUM_SHORT_TOKENS), self._num_streamed, temperature=1.0):
+            arrivals.append(at)
+
+    async def _arrivals(self, prompt: Sequence[int], max_tokens: int, temperature: float) -> AsyncIterator[float]:
+        """When each token of a reply comes."""
+        fixed = {"seed": 1, "ignore_eos": True, "stream": True, "return_token_ids": True}
+        body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "temperature": temperature, **fixed})
+        connection = Connection(self._port)
+        try:
+            head = await connection.ask(Call("POST", "/v1/completions", body.encode(), _HEADERS))
+            if head.status != 200:
+                raise BrokenReply(f"{head.status}: {(await connection.body(head))[:300]!r}")
+            async for event in connection.events(head):
+                at = time.perf_counter()
+                if event != b"[DONE]":
+                    for choice in json.loads(event)["choices"]:
+                        for _ in choice.get("token_ids", ()):
+                            yield at
+        finally:
+            connection.drop()
+
+
+def figures(rounds: Sequence[Round], num_tokens: int) -> Json:
+    """The worst short request of all rounds, and the medians of the ratios; each beside its bar."""
+    worst = max(seconds for each in rounds for seconds in each.short_s)
+    stream = statistics.median(each.stream_beside / each.stream_alone for each in rounds)
+    long = statistics.median(each.long_beside_s / each.long_alone_s for each in rounds)
+    bars = [
+        _bar("a short request's first token, s, at worst", worst, FIRST_TOKEN_BAR_S, worst <= FIRST_TOKEN_BAR_S),
+        _bar("a stream's speed, of its speed alone", stream, STREAM_BAR, stream >= STREAM_BAR),
+        _bar("the long prompt's time, of its time alone", long, LONG_BAR, long <= LONG_BAR),
+    ]
+    ratios = [each.peer_alone_s / each.long_alone_s for each in rounds if each.peer_alone_s is not None]
+    if ratios:
+        peer = statistics.median(ratios)
+        bars.append(_bar("alone, times as fast as llama.cpp", peer, PEER_BAR, peer >= PEER_BAR))
+    return {"num_tokens": num_tokens, "rounds": [asdict(each) for each in rounds], "bars": bars}
+
+
+def _bar(name: str, value: float, bar: float, is_met: bool) -> Json:
+    return {"name": name, "value": value, "bar": bar, "is_met": is_met}
+
+
+def _per_s(arrivals: Sequence[float], start: float, end: float) -> float:
+    return sum(start <= at < end for at in arrivals) / (end - start)
+
+
+if __name__ == "__main__":
+    main()
