@@ -95,6 +95,10 @@ class ServeProcess:
         """Tell the server to stop, and do not wait."""
         self._process.terminate()
 
+    def wait_until_ended(self) -> int:
+        """The exit status, when the process has ended by itself; minus the number of the signal that ended it."""
+        return self._process.wait(STARTS_WITHIN_S)
+
     def wait_until_idle(self) -> None:
         """Return once no request runs or waits: what was cancelled is gone long before it would have ended."""
         deadline = time.monotonic() + 10

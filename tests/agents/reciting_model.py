@@ -6,6 +6,7 @@ wrong text. Any number of requests at a time.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -22,6 +23,7 @@ class RecitingModel:
     Args:
         reply_to: the ids to say, given those of a prompt; after them, `end` is said.
         opens_reply: the ids that a prompt ends with, and that stand nowhere else but before replies.
+        row_s: seconds that it takes for a token.
 
     Attributes:
         num_rows: tokens that it was handed so far.
@@ -35,8 +37,9 @@ class RecitingModel:
         reply_to: Callable[[tuple[int, ...]], Sequence[int]],
         opens_reply: Sequence[int],
         end: int,
+        row_s: float = 0.0,
     ) -> None:
-        self.num_rows = 0
+        self.num_rows, self._row_s = 0, row_s
         self._kv: Int32Array = np.full((num_pages, PAGE_SIZE), -1, np.int32)
         self._vocab_size, self._reply_to, self._end = vocab_size, reply_to, end
         self._opens_reply = tuple(opens_reply)
@@ -47,6 +50,7 @@ class RecitingModel:
         """Logits `[R, vocab_size]` that leave no choice."""
         arrays = batch.arrays
         self.num_rows += len(arrays.token_ids)
+        time.sleep(self._row_s * len(arrays.token_ids))
         self._kv.reshape(-1)[arrays.slots] = arrays.token_ids
         self._said = []
         for row in arrays.logit_rows:

@@ -7,7 +7,9 @@ is `RecitingModel`. SCRIPT is a JSON file::
      "tool": "the name of a tool that their requests bring; null: they bring none",
      "turns": ["the first reply", "the second", ...],
      "otherwise": "what all other requests are told",
-     "faults": {"3": 500, "5": "cut"}}    # the third POST is answered so, the fifth by a stream that breaks off
+     "faults": {"3": 500, "5": "cut",     # the third POST is answered so, the fifth by a stream that breaks off, and
+                "7": "kill"},             # in the middle of the seventh's answer the process ends as by `kill -9`
+     "row_s": 0.0002}                     # what the model takes for a token of a prompt, so that stores are worth it
 
 A line of JSON is added to REQUESTS for each request that asked the model: how many tokens its prompt has, how many of
 them were cached, how many had to be computed at least, what was said, and what the model was handed so far.
@@ -17,6 +19,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import signal
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -34,7 +38,7 @@ from radixlm.runtime.engine.engine_options import EngineOptions
 from radixlm.runtime.server.errors import HTTPError, respond
 from radixlm.runtime.server.request_log import RequestRecord
 from radixlm.tokenizer_fix import Tokenizer
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..runtime.fake_artifact import FakeArtifact, fake_artifact
 from ..runtime.tool_templates import QWEN
@@ -67,6 +71,7 @@ class Server:
             reply_to=self._reply_to,
             opens_reply=[START_OF_TURN, *self._tokenizer.encode("assistant\n", add_bos=False)],
             end=END_OF_TURN,
+            row_s=self._script.get("row_s", 0.0),
         )
         return self._model
 
@@ -84,6 +89,8 @@ class Server:
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
                     await send({"type": "http.response.body", "body": b": begun\n\n", "more_body": True})
                     raise ConnectionError("a fault of the script")
+                if fault == "kill":
+                    return await app(scope, receive, _killing(send))
                 if fault is not None:
                     error = HTTPError(fault, "a fault of the script", headers={"Retry-After": "1"})
                     return await respond(error, scope["path"])(scope, receive, send)
@@ -146,6 +153,20 @@ def _artifact() -> FakeArtifact:
     )
     module = msgspec.structs.replace(artifact.manifest.module, max_num_tokens=STEP_TOKENS)
     return replace(artifact, manifest=msgspec.structs.replace(artifact.manifest, module=module))
+
+
+def _killing(send: Send) -> Send:
+    """`send` that ends this process in place of the second part of an answer, so that the first one was sent."""
+    num_parts = 0
+
+    async def send_and_end(message: Message) -> None:
+        nonlocal num_parts
+        num_parts += message["type"] == "http.response.body"
+        if num_parts == 2 or (num_parts and not message.get("more_body")):
+            os.kill(os.getpid(), signal.SIGKILL)
+        await send(message)
+
+    return send_and_end
 
 
 def _patch(server: Server) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from .task import DONE, SHOWN, STEPS, TASK, Call, Step, check_done, script
-from .workplace import Workplace, check_tokens, free_port
+from .workplace import Asked, Workplace, check_tokens, free_port
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,8 @@ AGENTS = (
 )
 
 
+OPENS_REPLY, PAGE_SIZE = "<|im_start|>assistant\n", 16  # of the prompts, and tokens that the store keeps together
+
 FAULTS = {"2": 429, "5": 500, "8": "cut"}
 
 
@@ -135,11 +138,39 @@ def test_it_does_its_task_and_nothing_is_computed_twice(
     assert met == [str(fault) for fault in faults.values()]
     assert DONE in said
     check_done(workplace.repository)
-    asked = [each for each in workplace.asked() if f'"name": "{agent.tool}"' in each.prompt]
+    asked = _asked(agent, workplace)
     assert [each.path for each in asked] == [agent.path] * (len(STEPS) + 1)
     assert all(shown in asked[-1].prompt for shown in SHOWN), "the tools did not run"
     check_tokens(asked, agent.name)
     assert workplace.way_out.hosts <= agent.asks
+
+
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
+def test_it_does_its_task_though_the_server_is_killed_and_the_conversation_is_found_again(
+    agent: Agent, workplace: Workplace, npm: Path
+) -> None:
+    """Killed in the middle of a reply, and started again by the same command: each agent tries again by itself."""
+    told = script(agent.tool, lambda step: agent.call_of(step, workplace.repository)) | {"row_s": 0.0002}
+    command = ("agent", agent.name, "fake.radixlm", "--write", "--port", str(free_port()))
+    with (
+        workplace.serve(told | {"faults": {"7": "kill"}}, *command) as server,
+        workplace.begun(*_typed(agent, server.log, npm, workplace)) as client,
+    ):
+        assert server.wait_until_ended() == -signal.SIGKILL
+        before = _asked(agent, workplace)
+        with workplace.serve(told, *command):
+            said = workplace.ended(client)
+    assert DONE in said
+    check_done(workplace.repository)
+    again = _asked(agent, workplace)[len(before) :]
+    assert len(before) >= 4 and len(again) >= 4, "it was not killed in the middle"
+    assert again[-1].prompt.count(OPENS_REPLY) == len(STEPS) + 1
+    assert again[0].num_cached >= before[-1].num_prompt // PAGE_SIZE * PAGE_SIZE
+
+
+def _asked(agent: Agent, workplace: Workplace) -> list[Asked]:
+    """The requests so far whose replies the script has."""
+    return [each for each in workplace.asked() if f'"name": "{agent.tool}"' in each.prompt]
 
 
 def _typed(agent: Agent, log: str, npm: Path, workplace: Workplace) -> tuple[list[str], dict[str, str]]:

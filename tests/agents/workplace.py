@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import closing
@@ -104,17 +105,30 @@ class Workplace:
         Raises:
             AssertionError: it fails.
         """
-        done = subprocess.run(
-            command,
-            cwd=self.repository,
-            env=environment or self.environment(),
-            input=said,
-            capture_output=True,
-            text=True,
-            timeout=ENDS_WITHIN_S,
-        )
-        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-        return done.stdout
+        with self.begun(command, environment, said) as client:
+            return self.ended(client)
+
+    def begun(
+        self, command: Sequence[str], environment: dict[str, str] | None = None, said: str = ""
+    ) -> subprocess.Popen[str]:
+        """A client that runs in the repository, for `ended` to wait for. Some read all of `said` before they begin."""
+        pipe, environ = subprocess.PIPE, environment or self.environment()
+        with tempfile.TemporaryFile("w+") as file:
+            file.write(said)
+            file.seek(0)
+            return subprocess.Popen(
+                command, cwd=self.repository, env=environ, stdin=file, stdout=pipe, stderr=pipe, text=True
+            )
+
+    def ended(self, client: subprocess.Popen[str]) -> str:
+        """As `run`, of a client that has begun."""
+        try:
+            out, errors = client.communicate(timeout=ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            client.kill()
+            raise
+        assert client.returncode == 0, f"{out}\n{errors}"
+        return out
 
     def _files(self) -> tuple[str, str]:
         return str(self._folder / "script.json"), str(self._folder / "requests.jsonl")
