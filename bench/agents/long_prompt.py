@@ -103,6 +103,7 @@ class Clients:
             RuntimeError: the stream ended too soon, or no short request was sent.
         """
         long_alone_s = await self._first_token_s(alone)
+        print(f"alone: {long_alone_s:.1f} s", file=sys.stderr)
         streamed: list[float] = []
         stream = asyncio.create_task(self._stream(streamed))
         while not streamed:

@@ -216,7 +216,8 @@ class EngineCore:
                 return self._outputs.fail_step(step, [item.request for item in scheduled], error, check=self.check)
         self.counters.count_step(sum(item.reservation.num_tokens - len(item.draft.token_ids) for item in scheduled))
         ended = self._clock()
-        self._scheduler.observe(plan, ended - begun)
+        num_accepted = sum(token.num_accepted for _, token in sampled if isinstance(token, Verified))
+        self._scheduler.observe(plan, ended - begun, num_accepted)
         if self.tier is not None:
             self.tier.rates.observe_step([item.reservation for item in scheduled], ended - begun)
         self._tell_progress([item.request for item in scheduled if not item.request.num_generated], ended)

@@ -141,7 +141,8 @@ class Scheduler:
         time = self._prompt_time(len(decoding), len(prefilling))
         most, num_logits = self._policy.max_num_batched_tokens, self._policy.max_num_logits
         plan = StepPlan(step, most, stops, time, max_num_logits=num_logits)
-        drafts = None if prefilling or self.num_waiting else self._guessing.begin(decoding)
+        has_prompts = (self.num_waiting and plan.has_room) or any(map(plan.has_room_for, prefilling))
+        drafts = None if has_prompts else self._guessing.begin(decoding)
         for request in decoding:
             if request.request_id not in self._running or plan.budget <= 0:
                 continue
@@ -158,15 +159,15 @@ class Scheduler:
             self._admit(plan, now)
             plan.take_back()
             for request in prefilling[:1]:
-                if request.request_id in self._running:
+                if request.request_id in self._running and plan.has_room_for(request):
                     self._advance(request, plan)
         return plan
 
-    def observe(self, plan: StepPlan, seconds: float) -> None:
-        """Note how long the step of a plan took."""
+    def observe(self, plan: StepPlan, seconds: float, num_accepted: int = 0) -> None:
+        """Note how long the step of a plan took, and how many guesses were right."""
         scheduled = plan.scheduled
         if self._pace is not None:
-            self._pace.observe_step([item.reservation for item in scheduled], seconds)
+            self._pace.observe_step([item.reservation for item in scheduled], seconds, num_accepted)
         self._guessing.observe(scheduled, seconds)
 
     def drop_loaded_rows(self, namespace: bytes | None = None) -> None:
@@ -208,8 +209,8 @@ class Scheduler:
         if self._pace is None:
             return None
         has_others = num_prefilling + self.num_waiting > 1
-        seconds = self._pace.prompts_s(num_streams=num_decoding, has_others=has_others)
-        return PromptTime(self._pace, seconds)
+        parts_s = self._pace.prompts_s(num_streams=num_decoding, has_others=has_others)
+        return PromptTime(self._pace, parts_s, self._pace.whole_prompts_s(num_streams=num_decoding))
 
     def _arrival(self, request: Request) -> int:
         return self._arrivals[request.request_id]

@@ -12,9 +12,12 @@ from ...cache.kv_transaction import Reservation
 from ...prefix.rates import LinearRate
 
 ALONE_S = 0.25  # of a prompt that is alone, or of all that end in a step: so long does the next request wait for it
-GRACE_S = 3.0  # that prompts may take more than streams: many short prompts are computed at once, which is faster
+GRACE_S = 3.0  # that prompts which end in a step may take more than streams: many at once are computed faster
+PARTS_GRACE_S = 0.1  # that parts of longer prompts may: streams keep half of their speed from the beginning
+_PAID_BACK = 0.97  # of what prompts took more, with each second of streams alone: what is measured is not all they wait
 _LEAST, _FIRST = 8, 64  # tokens of a prompt: fewer cost a step as much; before anything was measured
-_KEPT = 0.75  # of how long streams took by themselves before, with each such step
+_KEPT = 0.9  # of how long streams took by themselves before, with each such step
+_MOST_STREAMS = 0.4  # of a step with prompts; if it were half, one slow step of streams would be believed for ever
 
 
 @dataclass
@@ -29,25 +32,31 @@ class StepPace:
     100
 
     Attributes:
-        limit_s: seconds of parts of prompts in a step while others wait or stream. Where prompts have taken `GRACE_S`
-            more than streams, there are steps without prompts, so that streams keep half of their speed.
+        limit_s: seconds of parts of prompts in a step while others wait or stream. Where prompts have taken
+            `PARTS_GRACE_S` more than streams, there are steps without such parts, and from `GRACE_S` on without any
+            prompts, so that streams keep half of their speed.
     """
 
     limit_s: float
     _rate: LinearRate = field(default_factory=LinearRate)
     _streams_s: float = 0.0  # of a step without prompts
+    _tokens: float = 1.0  # that it brings each stream
     _debt_s: float = 0.0  # that prompts took more than streams
 
     def prompts_s(self, *, num_streams: int, has_others: bool) -> float:
-        """Seconds for parts of prompts in the next step; 0: no prompts.
+        """Seconds for parts of prompts in the next step.
 
         Args:
             num_streams: requests that decode in it.
             has_others: whether more than one prompt is to be computed.
         """
-        if num_streams and self._debt_s >= GRACE_S:
+        if num_streams and self._debt_s >= PARTS_GRACE_S:
             return 0.0
         return self.limit_s if num_streams or has_others else max(ALONE_S, self.limit_s)
+
+    def whole_prompts_s(self, *, num_streams: int) -> float:
+        """Seconds for all prompts in the next step, those that end in it among them."""
+        return 0.0 if num_streams and self._debt_s >= GRACE_S else max(ALONE_S, self.limit_s)
 
     def num_tokens(self, position: int, seconds: float) -> int:
         """Tokens of a prompt, from `position` on, that take about so long; a few where that is fewer than pay."""
@@ -58,28 +67,35 @@ class StepPace:
         """That so many tokens of a prompt take, from `position` on; 0 before anything was measured."""
         return num_tokens * (self._rate.seconds(position + num_tokens / 2) or 0.0)
 
-    def observe(self, *, num_streams: int, chunks: Sequence[tuple[int, int]], seconds: float) -> None:
-        """Note how long a step took: `num_streams` requests decoded beside `chunks` (start, stop) of prompts."""
-        if seconds <= 0.0:
+    def observe(
+        self, *, num_streams: int, chunks: Sequence[tuple[int, int]], seconds: float, num_accepted: int = 0
+    ) -> None:
+        """Note how long a step took: `num_streams` requests decoded beside `chunks` (start, stop) of prompts; without
+        prompts, `num_accepted` tokens came besides, that were guessed.
+        """
+        if seconds <= 0.0 or not (num_streams or chunks):
             return
         if not chunks:
-            self._streams_s = seconds if not self._streams_s else _KEPT * self._streams_s + (1 - _KEPT) * seconds
-            self._debt_s = max(0.0, self._debt_s - seconds)
+            kept, tokens = _KEPT if self._streams_s else 0.0, 1 + num_accepted / num_streams
+            self._streams_s = kept * self._streams_s + (1 - kept) * seconds
+            self._tokens = kept * self._tokens + (1 - kept) * tokens
+            self._debt_s = max(0.0, self._debt_s - _PAID_BACK * seconds)
             return
         if not num_streams:
             self._debt_s = 0.0
         else:
-            streams_s = min(self._streams_s, 0.75 * seconds)
+            streams_s = min(self._streams_s / self._tokens, _MOST_STREAMS * seconds)
             seconds -= streams_s
             self._debt_s = max(0.0, self._debt_s + seconds - streams_s)
         num_tokens = sum(stop - start for start, stop in chunks)
         position = sum((stop - start) * (start + stop) / 2 for start, stop in chunks) / num_tokens
         self._rate.observe(position, seconds / num_tokens, float(num_tokens))
 
-    def observe_step(self, reservations: Sequence[Reservation], seconds: float) -> None:
+    def observe_step(self, reservations: Sequence[Reservation], seconds: float, num_accepted: int = 0) -> None:
         """The same, of what a step reserved; a sequence with one token decodes."""
         chunks = [(each.start, each.stop) for each in reservations if not each.decodes]
-        self.observe(num_streams=len(reservations) - len(chunks), chunks=chunks, seconds=seconds)
+        num_streams = len(reservations) - len(chunks)
+        self.observe(num_streams=num_streams, chunks=chunks, seconds=seconds, num_accepted=num_accepted)
 
 
 class PromptTime:
@@ -89,9 +105,9 @@ class PromptTime:
     one another they cost less. Parts of longer ones take `parts_s`.
     """
 
-    def __init__(self, pace: StepPace, parts_s: float) -> None:
+    def __init__(self, pace: StepPace, parts_s: float, all_s: float) -> None:
         self._pace = pace
-        self._parts_s, self._all_s = parts_s, max(ALONE_S, parts_s) if parts_s else 0.0
+        self._parts_s, self._all_s = parts_s, all_s
         self._used_by_parts_s = self._used_s = self._share_aside = 0.0
 
     @property

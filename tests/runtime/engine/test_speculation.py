@@ -153,3 +153,32 @@ def test_drafts_leave_every_request_its_own_token_in_a_small_step(oracle: type[O
     served.run()
     for name, tokens in expected.items():
         assert served.tokens(name) == tokens
+
+
+def test_a_stream_with_guesses_keeps_half_of_its_speed_beside_a_long_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It had no guesses while a prompt was computed, and steps with guesses counted as if they brought one token."""
+    params = replace(GREEDY, max_tokens=1900)
+    told = Bench(256, context_length=2000)
+    told.add("", [1, 2, 3], params)
+    told.run()
+    monkeypatch.setattr(drafts, "Drafter", Oracle)
+    Oracle.replies, Oracle.right, Oracle.chance = {(1, 2, 3): told.tokens("")}, 1.0, random.Random(1)
+    served = Bench(256, context_length=2000, policy=replace(POLICY, speculates=True, prompts_s=0.05))
+    forward = served.model.forward
+
+    def timed(batch: Batch) -> Any:
+        served.now += 0.01 + 0.002 * len(batch.arrays.token_ids)
+        return forward(batch)
+
+    served.model.forward = timed  # type: ignore[method-assign]
+    stream = served.add("stream", [1, 2, 3], params)
+    while stream.num_generated < 600:
+        served.step()
+    alone_per_s, began, before = stream.num_generated / served.now, served.now, stream.num_generated
+    served.add("long", [5] * 1500, SHORT)
+    while not served.requests["long"].num_generated:
+        served.step()
+    assert not stream.is_finished
+    assert (stream.num_generated - before) / (served.now - began) > 0.47 * alone_per_s
