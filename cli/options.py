@@ -142,8 +142,8 @@ def compile_options(function: F) -> F:
     for option in (
         click.option(
             "--kv-dtype",
-            type=click.Choice(["f16", "f32", "int8", "k12v8"]),
-            help="Where MODEL is compiled now: how to store keys and values.  [default: f16]",
+            type=click.Choice(["auto", "f16", "f32", "k12v8"]),
+            help="Where MODEL is compiled now: how to store keys and values.  [default: auto]",
         ),
         click.option(
             "--quantize",

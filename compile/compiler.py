@@ -22,18 +22,13 @@ from radixlm.runtime.artifact import (
 )
 from radixlm.runtime.artifact.manifest import (
     FORMAT_VERSION,
-    PAGE_SIZE,
     FileInfo,
-    KVDType,
-    KVLayer,
-    KVLayout,
     Manifest,
     ModuleInfo,
     QuantizationInfo,
     TargetInfo,
     TokenizerInfo,
 )
-from radixlm.runtime.artifact.model_config import LatentAttention, Mixer, ModelConfig
 from radixlm.runtime.chat.chat_template import fault_of
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.tokenizer_fix import profile_tokenizer
@@ -45,6 +40,7 @@ from .context_length import resolved
 from .families.registry import decoder_of
 from .interrupts import interrupts_kept
 from .kernels.top_k import num_maxima
+from .kv_layout import KVChoice, kv_layout
 from .module import build_module, entry_points
 from .ops.implemented import check_implemented
 from .ops.ops import Ops
@@ -92,7 +88,7 @@ def compile_model(
     *,
     quantize: Quantize = "keep",
     target: str = "native",
-    kv_dtype: KVDType = "f16",
+    kv_dtype: KVChoice = "auto",
     context_length: int | None = None,
     name: str | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -101,6 +97,7 @@ def compile_model(
 
     Args:
         quantize: `keep` stores every number as the source has it where a kernel can; the rest round to that kind.
+        kv_dtype: how keys and values are kept; `auto` is k12v8 where that is faster than f16, and f16 elsewhere.
         target: a name of `codegen.targets.TARGETS`, or `native`.
         context_length: most tokens of a sequence; by default as many as the model was trained for.
         name: what servers call the model; by default the output's.
@@ -112,7 +109,7 @@ def compile_model(
         VerificationFailed: the artifact disagrees with the reference.
     """
     _check_choice("quantize", quantize, get_args(Quantize))
-    _check_choice("kv_dtype", kv_dtype, get_args(KVDType))
+    _check_choice("kv_dtype", kv_dtype, get_args(KVChoice))
     if name is not None and not 1 <= len(name) <= 256:
         raise InvalidParameter(f"name has {len(name)} characters; it may have 1 to 256")
     output, chosen_target = Path(output), find_target(target)
@@ -134,7 +131,7 @@ def compile_model(
         config = resolved(opened.config, length)
         check_implemented(str(source), config)
         template_fault = NO_TEMPLATE if opened.chat_template is None else fault_of(opened.chat_template)
-        layout = kv_layout(config, kv_dtype)
+        layout = kv_layout(config, kv_dtype, chosen_target)
         weights = StoredWeights(opened, quantize)
         plan = WeightPlan(weights.kinds, weights.sorted_inputs)
         limits = Limits(min(MAX_NUM_TOKENS, length), MAX_NUM_LOGITS, length)
@@ -203,31 +200,6 @@ def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 def _name(output: Path) -> str:
     return output.resolve().name.removesuffix(".radixlm")
-
-
-def kv_layout(config: ModelConfig, dtype: KVDType) -> KVLayout:
-    """The keys and values that the layers of a model keep.
-
-    Raises:
-        InvalidParameter: such numbers cannot be kept of this model.
-    """
-    if dtype == "k12v8":
-        if any(isinstance(mixer, LatentAttention) for mixer in config.kv_attentions):
-            why = "keeps latent vectors, which are keys and values at once"
-            raise InvalidParameter(f"kv_dtype is 'k12v8', and {config.architecture} {why}; use f16")
-        if odd := [mixer.head_dim for mixer in config.kv_attentions if mixer.head_dim % 2]:
-            why = f"has heads of {odd[0]} numbers, which make no pairs"
-            raise InvalidParameter(f"kv_dtype is 'k12v8', and {config.architecture} {why}; use f16")
-
-    def layer(mixer: Mixer) -> KVLayer:
-        is_latent = isinstance(mixer, LatentAttention)
-        value_dim = mixer.latent_dim if isinstance(mixer, LatentAttention) else mixer.head_dim
-        return KVLayer(
-            num_kv_heads=mixer.num_kv_heads, key_dim=mixer.head_dim, value_dim=value_dim, values_in_keys=is_latent
-        )
-
-    layers = tuple(layer(mixer) for mixer in config.kv_attentions)
-    return KVLayout(dtype=dtype, page_size=PAGE_SIZE, layers=layers)
 
 
 def _target_info(target: Target) -> TargetInfo:

@@ -16,9 +16,10 @@ from radixlm.runtime.artifact.manifest import KVDType
 from radixlm.runtime.artifact.model_config import ModelConfig
 from radixlm.runtime.errors import InvalidParameter, SourceError, SourceNotFound
 
-from .compiler import kv_layout
+from .codegen.targets import find_target
 from .context_length import context_length, resolved
 from .families.registry import FAMILIES, weight_shapes
+from .kv_layout import KVChoice, kv_layout
 from .ops.implemented import check_implemented
 from .sources import Source, default_model, hub, open_source
 from .sources.huggingface_config import huggingface_settings
@@ -35,7 +36,7 @@ class Inspection:
         refusal: why it cannot be compiled; None if nothing is known against it.
         file_bytes: all files of weights. artifact_bytes: the artifact's weights, which is also their memory.
         file_token_bytes, artifact_token_bytes: what is read of them for each decoded token.
-        kv_bytes: of 1,000 tokens' keys and values.
+        kv_dtype, kv_bytes: how keys and values are kept where it is compiled for this machine, and of 1,000 tokens.
         context_length: tokens that it is compiled for unless told otherwise.
     """
 
@@ -46,6 +47,7 @@ class Inspection:
     refusal: str | None
     num_parameters: int
     context_length: int | None
+    kv_dtype: KVDType
     kv_bytes: int
     file_bytes: int | None = None
     artifact_bytes: int | None = None
@@ -55,7 +57,7 @@ class Inspection:
     has_chat_template: bool | None = None
 
 
-def inspect_source(source: str | Path, *, quantize: Quantize = "keep", kv_dtype: KVDType = "f16") -> Inspection:
+def inspect_source(source: str | Path, *, quantize: Quantize = "keep", kv_dtype: KVChoice = "auto") -> Inspection:
     """Inspect what `open_source` takes.
 
     Raises:
@@ -69,7 +71,7 @@ def inspect_source(source: str | Path, *, quantize: Quantize = "keep", kv_dtype:
         return _of_source(str(source), opened, quantize, kv_dtype)
 
 
-def _of_hub(reference: str, kv_dtype: KVDType) -> Inspection:
+def _of_hub(reference: str, kv_dtype: KVChoice) -> Inspection:
     directory = hub.download(reference, files=(CONFIG, INDEX))
     settings = huggingface_settings(reference, read_json(directory / CONFIG))
     config = FAMILIES[settings.architecture].config(settings)
@@ -78,7 +80,7 @@ def _of_hub(reference: str, kv_dtype: KVDType) -> Inspection:
     return _described(reference, "huggingface", config, kv_dtype, file_bytes=total if isinstance(total, int) else None)
 
 
-def _of_source(label: str, source: Source, quantize: Quantize, kv_dtype: KVDType) -> Inspection:
+def _of_source(label: str, source: Source, quantize: Quantize, kv_dtype: KVChoice) -> Inspection:
     config = source.config
     weights = StoredWeights(source, quantize)
     return _described(
@@ -95,14 +97,14 @@ def _of_source(label: str, source: Source, quantize: Quantize, kv_dtype: KVDType
     )
 
 
-def _described(label: str, format_: str, config: ModelConfig, kv_dtype: KVDType, **sizes: Any) -> Inspection:
+def _described(label: str, format_: str, config: ModelConfig, kv_dtype: KVChoice, **sizes: Any) -> Inspection:
     refusal, length = None, None
     try:
         length = context_length(config, None)
         check_implemented(label, resolved(config, length))
     except (SourceError, InvalidParameter) as error:
         refusal = str(error)
-    layout = kv_layout(config, kv_dtype)
+    layout = kv_layout(config, kv_dtype, find_target("native"))
     return Inspection(
         source=label,
         format=format_,
@@ -111,6 +113,7 @@ def _described(label: str, format_: str, config: ModelConfig, kv_dtype: KVDType,
         refusal=refusal,
         num_parameters=sum(map(prod, weight_shapes(config).values())),
         context_length=length,
+        kv_dtype=layout.dtype,
         kv_bytes=layout.page_bytes * 1000 // layout.page_size,
         **sizes,
     )

@@ -28,8 +28,10 @@ _READS_PER_STEP = 32  # a step of the artifact counts as a 32nd part of the read
 
 # Bounds of the difference's root mean square over the logits' deviation: of the median token; any may have 5 times it.
 # Where inputs are rounded to 8 bits, a sum that ends on the other side of a tie moves everything after it: correct
-# artifacts have medians up to 0.13, and seven of eight planted bugs from 0.26 (bench/LOG.md).
+# artifacts have medians up to 0.13, and seven of eight planted bugs from 0.26 (bench/LOG.md). Of keys and values in
+# codes the same holds; with all else in floats Gemma 3 270M has 0.03.
 _TOLERANCE_FLOAT = 2e-2
+_TOLERANCE_CODES = 0.1
 _TOLERANCE_ROUNDED = 0.2
 _WORST_OVER_MEDIAN = 5
 
@@ -91,7 +93,8 @@ def verify_artifact(
         quantized=lambda name: name in rounded_inputs,
         kv_dtype=artifact.manifest.kv.dtype,
     )
-    tolerance = _TOLERANCE_ROUNDED if rounded_inputs else _TOLERANCE_FLOAT
+    of_floats = _TOLERANCE_CODES if artifact.manifest.kv.has_codes else _TOLERANCE_FLOAT
+    tolerance = _TOLERANCE_ROUNDED if rounded_inputs else of_floats
     stepped(0)
     return _compare(expected, _run(artifact, token_ids, stops, stepped), tolerance, config)
 

@@ -9,13 +9,16 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from radixlm.compile.sources import default_model
-from radixlm.runtime.artifact.manifest import KVDType
 
 from .goldens.tiny_models import TINY_MODELS
 from .real_models import GEMMA_3_270M, QWEN_2_5_CODER, real_model
+
+if TYPE_CHECKING:
+    from radixlm.compile.kv_layout import KVChoice
 
 # Suites of their own, in environments of their own: see the Makefile.
 collect_ignore = ["agents", "browser", "clients", "instruments", "ray"]
@@ -47,31 +50,31 @@ def smollm2_gguf() -> Path:
 @pytest.fixture(scope="session")
 def smollm2_artifact(smollm2_gguf: Path) -> Path:
     """The default model compiled for this machine; compiled anew only when the compiler's sources change."""
-    return _compile_once(smollm2_gguf, "f16")
+    return _compile_once(smollm2_gguf)
 
 
 @pytest.fixture(scope="session")
 def smollm2_codes_artifact(smollm2_gguf: Path) -> Path:
-    """The same with attention in integers."""
+    """The same with attention in integers, whatever the machine."""
     return _compile_once(smollm2_gguf, "k12v8")
 
 
 @pytest.fixture(scope="session")
-def smollm2_int8_artifact(smollm2_gguf: Path) -> Path:
-    """The same with KV in int8."""
-    return _compile_once(smollm2_gguf, "int8")
+def smollm2_f16_artifact(smollm2_gguf: Path) -> Path:
+    """The same with keys and values in float16."""
+    return _compile_once(smollm2_gguf, "f16")
 
 
 @pytest.fixture(scope="session")
 def gemma3_artifact() -> Path:
     """Gemma 3 270M in Q4_K_M, compiled once as well; a machine's first test run downloads it (253 MB)."""
-    return _compile_once(real_model(GEMMA_3_270M), "f16")
+    return _compile_once(real_model(GEMMA_3_270M))
 
 
 @pytest.fixture(scope="session")
 def qwen2_artifact() -> Path:
     """Qwen2.5-Coder-0.5B-Instruct in Q4_K_M (491 MB), the same way."""
-    return _compile_once(real_model(QWEN_2_5_CODER), "f16")
+    return _compile_once(real_model(QWEN_2_5_CODER))
 
 
 @pytest.fixture(scope="session")
@@ -88,9 +91,14 @@ def tiny_artifact(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -
     return compile_model(tiny_source, tmp_path_factory.mktemp("artifacts") / "tiny.radixlm", quantize="q4").path
 
 
-def _compile_once(source: Path, kv_dtype: KVDType) -> Path:
+def _compile_once(source: Path, choice: KVChoice = "auto") -> Path:
     from radixlm.compile import compile_model
+    from radixlm.compile.codegen.targets import find_target
+    from radixlm.compile.kv_layout import kv_layout
+    from radixlm.compile.sources import open_source
 
+    with open_source(source) as opened:
+        kv_dtype = kv_layout(opened.config, choice, find_target("native")).dtype
     cache_dir = REPOSITORY / ".cache" / "tests"
     artifact = cache_dir / f"{source.stem}-{kv_dtype}-{_digest_of_compiler()}.radixlm"
     cache_dir.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from .case import Case, Work
 
 HEADS, KV_HEADS, HEAD_DIM = 9, 3, 64
 WIDTH = HEADS * HEAD_DIM
-KV_DTYPES: tuple[KVDType, ...] = ("f16", "f32", "int8", "k12v8")
+KV_DTYPES: tuple[KVDType, ...] = ("f16", "f32", "k12v8")
 COLD_BYTES = 160 << 20
 CONTEXTS = (100, 2000, 8000)
 CHUNK, PASTS = 512, (0, 1536, 7680)
@@ -69,7 +69,7 @@ def _layout(dtype: KVDType) -> KVLayout:
 def _pool(layout: KVLayout, num_pages: int) -> np.ndarray:
     """All keys are alike and all values, and both small."""
     shape = (num_pages, layout.page_items)
-    if not layout.has_scales:
+    if not layout.has_codes:
         return aligned(np.full(shape, 1 / 64, np.float32 if layout.dtype == "f32" else np.float16))
     pool, each = np.ones(shape, np.int8), layout.of_layer(0)
     for head in range(KV_HEADS):
@@ -81,7 +81,7 @@ def _pool(layout: KVLayout, num_pages: int) -> np.ndarray:
 def _work(layout: KVLayout, num_bytes: float, num_products: float) -> Work:
     """What attention must do, with so many operations for scores and as many for outputs; with 16-bit keys the scores
     count twice, as the products of 8 bits that could be had for them."""
-    if layout.of_layer(0).is_paired:
+    if layout.of_layer(0).has_codes:
         return Work(num_bytes, integer_operations=3 * num_products, weight_bits=8)
     return Work(num_bytes, float_operations=2 * num_products)
 

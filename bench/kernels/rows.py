@@ -24,7 +24,7 @@ from .linear import FLOAT_KINDS, INTEGER_KINDS, Arena
 
 ROWS = (1, 8, 64, 512)
 LOGIT_ROWS = (1, 8, 64)
-KV_DTYPES: tuple[KVDType, ...] = ("f16", "f32", "int8")
+KV_DTYPES: tuple[KVDType, ...] = ("f16", "f32", "k12v8")
 HIDDEN, INTERMEDIATE, VOCABULARY, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 576, 1536, 49_152, 30, 9, 3, 64
 NUM_PAGES = 64
 

@@ -95,7 +95,7 @@ def slots_floats(shape: AttentionShape, limits: AttentionLimits) -> int:
 def _attend_tile(rows: QueryRows, sequences: KVSequences, unit: AttentionUnit, head: Expr) -> None:
     """Attend to all spans of the unit's tokens, which may see different numbers of rows; store their rows of `y`."""
     shape = rows.shape
-    scratch = rows.scratch(MAX_TILE, 0 if shape.layout.is_paired else LoadedSpan.floats(shape.layout))
+    scratch = rows.scratch(MAX_TILE, 0 if shape.layout.has_codes else LoadedSpan.floats(shape.layout))
     loaded = LoadedSpan(shape.layout, scratch.memory, scratch.floats)
     steps = steps_of(shape, scratch)
     start, stop = unit.rows(sequences)

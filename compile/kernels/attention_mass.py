@@ -80,7 +80,7 @@ class _UnitMass:
 
     def __init__(self, rows: QueryRows, sequences: KVSequences, head: Expr, mass: Memory, first_page: Expr) -> None:
         layout = rows.shape.layout
-        span_floats = 0 if layout.is_paired else LoadedSpan.floats(layout)
+        span_floats = 0 if layout.has_codes else LoadedSpan.floats(layout)
         self.rows, self.sequences, self.head, self.mass, self.first_page = rows, sequences, head, mass, first_page
         num_rows = MAX_TILE * rows.shape.group
         self.scratch = rows.scratch(MAX_TILE, span_floats + 2 * num_rows)
@@ -106,7 +106,7 @@ class _UnitMass:
             with when(page % _SHARDS == shard):
                 i = bound(num_loaded[0])
                 self.pages[i], self.pages[BLOCK_PAGES + i] = page, (first + j) * PAGE_SIZE
-                if self.rows.shape.layout.is_paired:
+                if self.rows.shape.layout.has_codes:
                     self.pages[2 * BLOCK_PAGES + i] = stored.page(0).keys
                 else:
                     self.loaded.load_keys_of(stored.page(0), i)
@@ -150,7 +150,7 @@ class _UnitMass:
 
     def _page(self, i: Expr) -> KVPage:
         """A page that was loaded; codes stay where they lie."""
-        if not self.rows.shape.layout.is_paired:
+        if not self.rows.shape.layout.has_codes:
             return self.loaded.page(i)
         keys = bound(self.pages[2 * BLOCK_PAGES + i])
         return StoredPage(self.sequences.pool, keys, keys, None)

@@ -53,7 +53,7 @@ class AttentionShape:
         features = target.features
         num_registers = 32 if "avx512f" in features else 8 if "avx2" in features else 4
         converts_fast = layout.dtype != "f16" or "f16c" in features
-        dot = target.integer_dot if layout.is_paired else None
+        dot = target.integer_dot if layout.has_codes else None
         return cls(layout, num_heads, num_registers, target.has_fma, converts_fast, dot, scores or ScoreSpec())
 
     @property

@@ -31,7 +31,7 @@ class AttentionSteps:
     def __init__(self, shape: AttentionShape, scratch: RowScratch) -> None:
         self.shape, self.scratch, self.memory, self.has_fma = shape, scratch, scratch.memory, shape.has_fma
         self.key_dim, self.value_dim = shape.layout.key_dim, shape.layout.value_dim
-        self.n, self.has_scales = shape.n, shape.layout.has_scales
+        self.n = shape.n
 
     def scores(self, tile: MicroTile, kv: KVSpan) -> None:
         """Multiply queries and keys, in whole pages, as far as any row sees."""
@@ -75,12 +75,9 @@ class AttentionSteps:
                     for i, page in enumerate(pages):
                         where = lanes(i * LANES)
                         sums[where] = fma(query, page.key(d), sums[where], self.has_fma)
-        scales = [bound(page.key_scales()) for page in pages] if self.has_scales else []
         for r, sums in enumerate(acc):
             for i, p in enumerate(numbers):
-                score = sums[lanes(i * LANES)]
-                score = score * scales[i] if scales else score
-                self.memory[self._weights(tile, r, p)] = self._capped(score)
+                self.memory[self._weights(tile, r, p)] = self._capped(sums[lanes(i * LANES)])
 
     def _capped(self, score: Expr) -> Expr:
         """A score as a power of two; with a cap, `score` is the share of it before the hyperbolic tangent."""
@@ -96,14 +93,11 @@ class AttentionSteps:
         return exp2(self.memory[self._weights(tile, r, p)] - splat(largest), self.has_fma)
 
     def weigh(self, tile: MicroTile, kv: KVSpan) -> None:
-        """Turn scores into weights `2 ** (score - the row's maximum)`, in place; unseen tokens of a page weigh 0.
-
-        In an int8 pool the weights are then multiplied by the scales of the values; their sums are not.
-        """
+        """Turn scores into weights `2 ** (score - the row's maximum)`, in place; unseen tokens of a page weigh 0."""
         for token in range(len(tile.seen)):
-            self._weigh_token(tile, token, kv)
+            self._weigh_token(tile, token)
 
-    def _weigh_token(self, tile: MicroTile, token: int, kv: KVSpan) -> None:
+    def _weigh_token(self, tile: MicroTile, token: int) -> None:
         rows = tile.rows_of(token)
         vectors = registers(tile.heads * LANES, "float32")
         each_seen_page = tile.each_page(token)
@@ -111,15 +105,14 @@ class AttentionSteps:
         def score(r: int, p: Expr) -> Expr:
             return self.memory[self._weights(tile, r, p)]
 
-        def each_page(emit: Any, before: Any = lambda p: None) -> None:
+        def each_page(emit: Any) -> None:
             def page(p: Expr, mask: Expr | None) -> None:
-                shared = before(p)
                 for i, r in enumerate(rows):
-                    emit(lanes(i * LANES), r, p, mask, shared)
+                    emit(lanes(i * LANES), r, p, mask)
 
             each_seen_page(page)
 
-        def largest(where: Expr, r: int, p: Expr, mask: Expr | None, _: None) -> None:
+        def largest(where: Expr, r: int, p: Expr, mask: Expr | None) -> None:
             seen_scores = score(r, p) if mask is None else T.Select(mask, score(r, p), const(LOWEST))
             vectors[where] = T.max(vectors[where], seen_scores)
 
@@ -130,18 +123,15 @@ class AttentionSteps:
         for r, maximum in zip(rows, maxima, strict=True):
             self.memory[self.scratch.span_maxima(tile.index) + r] = maximum
 
-        def scales(p: Expr) -> Expr | None:
-            return bound(kv.page(p).value_scales()) if self.has_scales else None
-
-        def weight(where: Expr, r: int, p: Expr, mask: Expr | None, scales: Expr | None) -> None:
+        def weight(where: Expr, r: int, p: Expr, mask: Expr | None) -> None:
             weights = exp2(score(r, p) - splat(maxima[r - rows.start]), self.has_fma)
             weights = bound(weights if mask is None else T.Select(mask, weights, const(0)))
-            self.memory[self._weights(tile, r, p)] = weights if scales is None else weights * scales
+            self.memory[self._weights(tile, r, p)] = weights
             vectors[where] = vectors[where] + weights
 
         for i in range(tile.heads):
             vectors[lanes(i * LANES)] = const(0)
-        each_page(weight, scales)
+        each_page(weight)
         for i, r in enumerate(rows):
             self.memory[lanes(self.scratch.span_sums(tile.first + r))] = vectors[lanes(i * LANES)]
 

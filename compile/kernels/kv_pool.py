@@ -17,10 +17,10 @@ from ..codegen.lane_reductions import max_of_lanes
 from ..codegen.vector import LANES, Expr, const, lanes, splat, to_f32, vector_type
 from ..weights.layout import round_up
 
-KV_DTYPES = {"f16": "float16", "f32": "float32", "int8": "int8", "k12v8": "int8"}
-KEY_LIMIT = 2047  # codes of k12v8's keys are in -KEY_LIMIT..KEY_LIMIT
-_LIMIT = 127  # other codes are in -_LIMIT.._LIMIT
-TOKENS_AT_ONCE = 4  # of k12v8's values, which one instruction multiplies
+KV_DTYPES = {"f16": "float16", "f32": "float32", "k12v8": "int8"}
+KEY_LIMIT = 2047  # codes of keys are in -KEY_LIMIT..KEY_LIMIT
+_VALUE_LIMIT = 127  # and of values
+TOKENS_AT_ONCE = 4  # of values in codes, which one instruction multiplies
 _LEAST = 1e-30  # the largest magnitude of a row counts as this at least, so that its inverse is finite
 ROUNDING = 1.5 * 2**23  # a float32 plus this has the nearest integer (of ties the even one) in its low bits
 
@@ -46,18 +46,18 @@ class PagedPool:
         return self._page(page) + before + head * self.layout.value_items + self.layout.num_scale_items
 
     def key(self, keys: Expr, d: Expr) -> Expr:
-        """Element `d` of 16 keys that begin at index `keys`, as float32; in an int8 pool the codes."""
+        """Element `d` of 16 keys that begin at index `keys`, as float32. Not of codes."""
         return to_f32(self.pool[lanes(keys + d * PAGE_SIZE)], KV_DTYPES[self.layout.dtype])
 
     def value(self, values: Expr, t: Expr, column: Expr, n: int) -> Expr:
-        """Columns `[column, column + n)` of token `t` of the values that begin at index `values`, as float32; in an
-        int8 pool the codes. Not of values that are a part of the keys, which lie across."""
+        """Columns `[column, column + n)` of token `t` of the values that begin at index `values`, as float32. Not of
+        codes, nor of values that are a part of the keys, which lie across."""
         assert not self.layout.values_in_keys, "such values are read as keys"
         where = values + t * self.layout.value_dim + column
         return to_f32(self.pool[lanes(where, n)], KV_DTYPES[self.layout.dtype], n)
 
     def scales(self, start: Expr) -> Expr:
-        """The scales of the 16 rows whose int8 codes begin at index `start`."""
+        """The scales of the 16 rows whose codes begin at index `start`."""
         return T.reinterpret(vector_type("float32"), self.pool[lanes(self.scale(start, 0), LANES * SCALE_BYTES)])
 
     def scale(self, start: Expr, token: Expr) -> Expr:
@@ -65,7 +65,7 @@ class PagedPool:
         return start - self.layout.num_scale_items + token * SCALE_BYTES
 
     def value_code(self, values: Expr, token: Expr, column: Expr) -> Expr:
-        """Index of a number of a token's value, of those of k12v8 that begin at index `values`."""
+        """Index of a number of a token's value, of the codes that begin at index `values`."""
         group = token // TOKENS_AT_ONCE * self.layout.value_columns
         return values + (group + column) * TOKENS_AT_ONCE + token % TOKENS_AT_ONCE
 
@@ -118,14 +118,13 @@ class KVRow:
     def finish(self) -> None:
         """Store the row, once all its elements are put.
 
-        The scale is the largest magnitude over 127, or of k12v8's keys over 2047. A row that holds a NaN or an infinity
-        gets such a scale, so that every token that sees the row gets NaN.
+        The scale is the largest magnitude over 2047, or of values over 127. A row that holds a NaN or an infinity gets
+        such a scale, so that every token that sees the row gets NaN.
         """
         if self.floats is None:
             return
         pool = self.paged.pool
-        is_key = self.paged.layout.is_paired and self.transposed
-        limit, dtype = (KEY_LIMIT, "int16") if is_key else (_LIMIT, "int8")
+        limit, dtype = (KEY_LIMIT, "int16") if self.transposed else (_VALUE_LIMIT, "int8")
         largest = bound(largest_magnitude(self.floats, self.size))
         inverse = bound(T.float32(limit) / largest)
         scale = T.reinterpret(vector_type("int8", SCALE_BYTES), largest * T.float32(1 / limit))
@@ -134,17 +133,15 @@ class KVRow:
         for i in range(0, self.size, LANES):
             whole = T.reinterpret("int32x16", self.floats[lanes(i)] * splat(inverse) + const(ROUNDING))
             codes[lanes(i)] = T.Cast(vector_type(dtype), whole)
-        if is_key:
+        if self.transposed:
             with serial(self.size // 2) as j:
                 where = lanes(self.start + (j * PAGE_SIZE + self.token) * 4, 4)
                 pool[where] = T.reinterpret("int8x4", codes[lanes(j * 2, 2)])
         else:
             with serial(self.size) as j:
-                pool[self._at(j)] = codes[j]
+                pool[self.paged.value_code(self.start, self.token, j)] = codes[j]
 
     def _at(self, i: Expr) -> Expr:
-        if self.paged.layout.is_paired:
-            return self.paged.value_code(self.start, self.token, i)
         if self.transposed:
             return self.start + i * PAGE_SIZE + self.token
         return self.start + self.token * self.size + i
@@ -152,7 +149,7 @@ class KVRow:
 
 def _scratch(paged: PagedPool, row_size: int) -> Memory | None:
     """Memory for a row until its largest magnitude is known, with zeros behind it."""
-    if not paged.layout.has_scales:
+    if not paged.layout.has_codes:
         return None
     size = round_up(row_size, LANES)
     floats = registers(size, "float32")
@@ -196,22 +193,21 @@ def copy_rows(layout: KVLayout) -> Any:
 
 def _copy_head(paged: PagedPool, old: Expr, new: Expr, head: Expr, tokens: Expr) -> None:
     pool, layout = paged.pool, paged.layout
-    size = 4 if layout.is_paired else 1  # items that a token has side by side
-    with serial(layout.key_dim * 2 // size if layout.is_paired else layout.key_dim) as d, serial(tokens * size) as t:
+    size = 4 if layout.has_codes else 1  # items that a token has side by side
+    with serial(layout.key_dim * 2 // size if layout.has_codes else layout.key_dim) as d, serial(tokens * size) as t:
         where = d * (PAGE_SIZE * size) + t
         pool[paged.keys(new, head) + where] = pool[paged.keys(old, head) + where]
-    if layout.is_paired:
+    if layout.has_codes:
         with serial(tokens) as t, serial(layout.value_dim) as j:
             pool[paged.value_code(paged.values(new, head), t, j)] = pool[
                 paged.value_code(paged.values(old, head), t, j)
             ]
+        for start in (paged.keys, paged.values):
+            with serial(tokens * SCALE_BYTES) as j:
+                pool[paged.scale(start(new, head), 0) + j] = pool[paged.scale(start(old, head), 0) + j]
     elif not layout.values_in_keys:
         with serial(tokens * layout.value_dim) as j:
             pool[paged.values(new, head) + j] = pool[paged.values(old, head) + j]
-    if layout.has_scales:
-        for start in (paged.keys,) if layout.values_in_keys else (paged.keys, paged.values):
-            with serial(tokens * SCALE_BYTES) as j:
-                pool[paged.scale(start(new, head), 0) + j] = pool[paged.scale(start(old, head), 0) + j]
 
 
 def move_pages(layout: KVLayout, *, into_pool: bool) -> Any:

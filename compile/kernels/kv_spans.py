@@ -71,8 +71,7 @@ class KVSequences:
 
 
 class KVPage(Protocol):
-    """Vectors of one page, float32. In an int8 pool these are the codes: scores and weights, which are fewer, are
-    multiplied by the scales."""
+    """Vectors of one page, float32."""
 
     @property
     def elements_in_line(self) -> int:
@@ -85,14 +84,6 @@ class KVPage(Protocol):
 
     def value(self, t: Expr, column: Expr, n: int) -> Expr:
         """Columns `[column, column + n)` of the value of token `t`."""
-        ...
-
-    def key_scales(self) -> Expr:
-        """The scales of 16 keys; only in an int8 pool."""
-        ...
-
-    def value_scales(self) -> Expr:
-        """The scales of 16 values; only in an int8 pool."""
         ...
 
     def fetch_value(self, d: Expr) -> None:
@@ -126,7 +117,7 @@ class StoredSpan:
         page = bound(T.Cast("int64", self.table[self.first + p]))
         keys, values = bound(self.pool.keys(page, self.head)), bound(self.pool.values(page, self.head))
         stored = StoredPage(self.pool, keys, values, self.following and bound(self.following._keys_soon(p)))
-        if self.pool.layout.has_scales:
+        if self.pool.layout.has_codes:
             stored.fetch_scales()
         return stored
 
@@ -159,9 +150,11 @@ class StoredPage:
         return self.pool.value(self.values, t, column, n)
 
     def key_scales(self) -> Expr:
+        """The scales of 16 keys in codes."""
         return self.pool.scales(self.keys)
 
     def value_scales(self) -> Expr:
+        """The scales of 16 values in codes."""
         return self.pool.scales(self.values)
 
     def fetch_value(self, d: Expr) -> None:
@@ -185,8 +178,7 @@ class StoredPage:
 
 @dataclass(frozen=True)
 class LoadedSpan:
-    """A span converted to float32, from `memory[base]` on: first its keys, then its values in the same place. Behind
-    them, of an int8 pool, the scales of keys and values."""
+    """A span converted to float32, from `memory[base]` on: first its keys, then its values in the same place."""
 
     layout: LayerLayout
     memory: Memory
@@ -195,21 +187,16 @@ class LoadedSpan:
     @staticmethod
     def floats(layout: LayerLayout) -> int:
         """How many float32 it takes."""
-        return SPAN * (max(layout.key_dim, layout.value_dim) + (2 if layout.has_scales else 0))
+        return SPAN * max(layout.key_dim, layout.value_dim)
 
     def load_keys(self, stored: StoredSpan, num_pages: Expr, first_page: Expr = 0) -> None:
-        """Convert the keys of pages `[first_page, num_pages)`, unwritten rows included, and all scales."""
+        """Convert the keys of pages `[first_page, num_pages)`, unwritten rows included."""
         with serial(num_pages - first_page) as i:
             p = first_page + i
-            page = stored.page(p)
-            if self.layout.has_scales:
-                self.memory[lanes(self._scales(p) + SPAN)] = page.value_scales()
-            self.load_keys_of(page, p)
+            self.load_keys_of(stored.page(p), p)
 
     def load_keys_of(self, page: StoredPage, p: Expr) -> None:
-        """Convert one page's keys, and the scales of these, into page `p` of this span."""
-        if self.layout.has_scales:
-            self.memory[lanes(self._scales(p))] = page.key_scales()
+        """Convert one page's keys into page `p` of this span."""
         keys = bound(self._keys(p))
         with serial(self.layout.key_dim) as d:
             self.memory[lanes(keys + d * (BLOCK_PAGES * LANES))] = page.key(d)
@@ -227,9 +214,7 @@ class LoadedSpan:
                     self.memory[lanes(values + t * size + i * n, n)] = page.value(t, i * n, n)
 
     def page(self, p: Expr) -> LoadedPage:
-        return LoadedPage(
-            self.layout.value_dim, self.memory, bound(self._keys(p)), bound(self._values(p)), self._scales(p)
-        )
+        return LoadedPage(self.layout.value_dim, self.memory, bound(self._keys(p)), bound(self._values(p)))
 
     def _keys(self, p: Expr) -> Expr:
         """`[blocks, key_dim, 4 pages, 16 tokens]`, so that a block of scores reads one stream."""
@@ -237,9 +222,6 @@ class LoadedSpan:
 
     def _values(self, p: Expr) -> Expr:
         return self.base + p * (PAGE_SIZE * self.layout.value_dim)
-
-    def _scales(self, p: Expr) -> Expr:
-        return self.base + SPAN * max(self.layout.key_dim, self.layout.value_dim) + p * PAGE_SIZE
 
 
 @dataclass(frozen=True)
@@ -250,7 +232,6 @@ class LoadedPage:
     memory: Memory
     keys: Expr
     values: Expr
-    scales: Expr
     elements_in_line: int = 1
 
     def key(self, d: Expr) -> Expr:
@@ -258,12 +239,6 @@ class LoadedPage:
 
     def value(self, t: Expr, column: Expr, n: int) -> Expr:
         return self.memory[lanes(self.values + t * self.value_dim + column, n)]
-
-    def key_scales(self) -> Expr:
-        return self.memory[lanes(self.scales)]
-
-    def value_scales(self) -> Expr:
-        return self.memory[lanes(self.scales + SPAN)]
 
     def fetch_value(self, d: Expr) -> None: ...
 

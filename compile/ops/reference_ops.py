@@ -271,10 +271,8 @@ class ReferenceOps:
         return self._kv_dtype == "k12v8"
 
     def _round_kv(self, x: Array) -> Array:
-        if self._kv_dtype == "k12v8":
+        if self._in_codes:
             return rounded_keys(x)
-        if self._kv_dtype == "int8":
-            return round_to_int8(x, group=x.shape[-1])
         return x.astype(np.float16).astype(x.dtype) if self._kv_dtype == "f16" else x
 
     def _read(self, name: str) -> Array:

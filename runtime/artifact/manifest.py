@@ -22,8 +22,8 @@ UNSEALED: Final = "0" * 64  # in place of the manifest's own digest while that i
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=1 << 22)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 44)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-KVDType = Literal["f16", "f32", "int8", "k12v8"]
-_ITEM_BYTES: Final[dict[KVDType, int]] = {"f16": 2, "f32": 4, "int8": 1, "k12v8": 1}
+KVDType = Literal["f16", "f32", "k12v8"]
+_ITEM_BYTES: Final[dict[KVDType, int]] = {"f16": 2, "f32": 4, "k12v8": 1}
 _CACHE_LINE: Final = 64  # bytes
 _CODE_COLUMNS: Final = 16  # of values, which one vector multiplies
 
@@ -45,14 +45,13 @@ class LayerLayout:
     """How the keys and values of one layer lie in a page: `[2, kv_heads, items]`, the first half keys; there is no
     second half where values are a part of the keys.
 
-    A head's keys lie transposed, `[key_dim, PAGE_SIZE]`, values as `[PAGE_SIZE, value_dim]`. With int8 a row (a token's
-    key or value of one head) is its codes times a scale: before the codes are the float32 scales of the `PAGE_SIZE`
-    rows, and behind them what fills up a cache line, so that both are aligned. As float16 the scales would be half a
-    line, round once more and overflow.
+    A head's keys lie transposed, `[key_dim, PAGE_SIZE]`, values as `[PAGE_SIZE, value_dim]`.
 
-    With k12v8 keys have 12 bits, in int16, and values 8. Scales are as in int8. Codes that are multiplied at once are
-    neighbours: keys lie as `[key_dim / 2, PAGE_SIZE, 2]`, values as `[PAGE_SIZE / 4, columns, 4]`. The columns of
-    values are filled up to a multiple of 16.
+    With k12v8 a row (a token's key or value of one head) is its codes times a scale; keys have 12 bits, in int16, and
+    values 8. Before the codes are the float32 scales of the `PAGE_SIZE` rows, and behind them what fills up a cache
+    line, so that both are aligned. As float16 the scales would be half a line, round once more and overflow. Codes that
+    are multiplied at once are neighbours: keys lie as `[key_dim / 2, PAGE_SIZE, 2]`, values as `[PAGE_SIZE / 4,
+    columns, 4]`. The columns of values are filled up to a multiple of 16.
     """
 
     dtype: KVDType
@@ -75,7 +74,7 @@ class LayerLayout:
     @property
     def key_items(self) -> int:
         """Items of the pool that hold the keys of one head in a page."""
-        return self._items(2 * self.key_dim if self.is_paired else self.key_dim)
+        return self._items(2 * self.key_dim if self.has_codes else self.key_dim)
 
     @property
     def value_items(self) -> int:
@@ -85,7 +84,7 @@ class LayerLayout:
     @property
     def value_columns(self) -> int:
         """Numbers that a value takes in a page, with what fills them up."""
-        return -(-self.value_dim // _CODE_COLUMNS) * _CODE_COLUMNS if self.is_paired else self.value_dim
+        return -(-self.value_dim // _CODE_COLUMNS) * _CODE_COLUMNS if self.has_codes else self.value_dim
 
     @property
     def page_items(self) -> int:
@@ -95,16 +94,11 @@ class LayerLayout:
     @property
     def num_scale_items(self) -> int:
         """Items before the first key or value, which hold the rows' scales."""
-        return PAGE_SIZE * SCALE_BYTES if self.has_scales else 0
+        return PAGE_SIZE * SCALE_BYTES if self.has_codes else 0
 
     @property
-    def has_scales(self) -> bool:
-        """Whether each row has a scale."""
-        return self.dtype in ("int8", "k12v8")
-
-    @property
-    def is_paired(self) -> bool:
-        """Whether keys and values are codes of unequal size, which integer products read as they lie."""
+    def has_codes(self) -> bool:
+        """Whether a row is codes and a scale, which integer products read as they lie."""
         return self.dtype == "k12v8"
 
     @property
@@ -114,7 +108,7 @@ class LayerLayout:
 
     def _items(self, dim: int) -> int:
         codes = PAGE_SIZE * dim
-        return self.num_scale_items + (-(-codes // _CACHE_LINE) * _CACHE_LINE if self.has_scales else codes)
+        return self.num_scale_items + (-(-codes // _CACHE_LINE) * _CACHE_LINE if self.has_codes else codes)
 
 
 class KVLayout(Strict, frozen=True, kw_only=True):
@@ -186,9 +180,9 @@ class KVLayout(Strict, frozen=True, kw_only=True):
         return self.of_layer(0).num_scale_items
 
     @property
-    def has_scales(self) -> bool:
-        """Whether each row has a scale."""
-        return self.of_layer(0).has_scales
+    def has_codes(self) -> bool:
+        """Whether rows are codes with a scale each."""
+        return self.of_layer(0).has_codes
 
     @property
     def itemsize(self) -> int:

@@ -22,7 +22,7 @@ from .batch import Float32Array
 Items = npt.NDArray[Any]
 Order = npt.NDArray[np.integer[Any]]
 UInt8Array = npt.NDArray[np.uint8]
-ROW_DTYPES: dict[KVDType, Any] = {"f16": np.float16, "f32": np.float32, "int8": np.int8, "k12v8": np.int16}
+ROW_DTYPES: dict[KVDType, Any] = {"f16": np.float16, "f32": np.float32, "k12v8": np.int16}
 """What rows are out of pages; k12v8's values, which are int8 in the pool, are as wide as its keys."""
 _POOL_DTYPES = {**ROW_DTYPES, "k12v8": np.int8}
 
@@ -59,7 +59,7 @@ class KVRows:
         # [pages, layers, kv_heads, PAGE_SIZE, ...] to [layers, kv_heads, tokens, ...]
         items = [np.moveaxis(part, 0, 2).reshape(*part.shape[1:3], -1, layout.head_dim) for part in rows]
         scales = None
-        if layout.has_scales:
+        if layout.has_codes:
             stored = np.stack([np.ascontiguousarray(part[..., : layout.num_scale_items]) for part in heads])
             scales = np.moveaxis(stored.view(np.float32), 1, 3).reshape(2, *stored.shape[2:4], -1)
             scales = scales[..., :count].copy()
@@ -162,7 +162,7 @@ def _rows_in(layout: KVLayout, heads: Items, part: int) -> Items:
     of `head_dim` numbers."""
     dim, behind = layout.head_dim, heads[..., layout.num_scale_items :]
     before = behind.shape[:-1]
-    if not layout.of_layer(0).is_paired:
+    if not layout.of_layer(0).has_codes:
         numbers = behind[..., : PAGE_SIZE * dim]
         if part == 0:
             return numbers.reshape(*before, dim, PAGE_SIZE).swapaxes(-1, -2)

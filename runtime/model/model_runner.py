@@ -25,7 +25,7 @@ from ..errors import CorruptArtifact, EngineError, InvalidParameter
 from .batch import Batch, BatchArrays, BatchShape, Float32Array, Int32Array, PageCopy, TopLogits, UInt8Array
 from .memory import map_in, map_weights, zeros
 
-_KV_DTYPES = {"f16": np.float16, "f32": np.float32, "int8": np.int8, "k12v8": np.int8}
+_KV_DTYPES = {"f16": np.float16, "f32": np.float32, "k12v8": np.int8}
 _PADDED_VOCABULARY = 16
 _MAX_SHAPES = 256  # of batches whose arguments are kept
 _NO_ROWS: Int32Array = np.zeros(1, np.int32)[:0]  # an array made empty has strides that TVM refuses

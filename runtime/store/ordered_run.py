@@ -106,12 +106,12 @@ def ranked_before_text(scores: NDArray[Any], num_ranked: int) -> NDArray[np.floa
 
 def row_bytes(kv: KVLayout) -> int:
     """Bytes of a token's key and value in one layer and head."""
-    return key_bytes(kv) + _value_code_bytes(kv) + (SCALE_BYTES if kv.has_scales else 0)
+    return key_bytes(kv) + _value_code_bytes(kv) + (SCALE_BYTES if kv.has_codes else 0)
 
 
 def key_bytes(kv: KVLayout) -> int:
     """Bytes of a token's key in one layer and head."""
-    return _key_code_bytes(kv) + (SCALE_BYTES if kv.has_scales else 0)
+    return _key_code_bytes(kv) + (SCALE_BYTES if kv.has_codes else 0)
 
 
 def _key_code_bytes(kv: KVLayout) -> int:
@@ -133,7 +133,7 @@ def pack(rows: KVRows) -> UInt8Array:
 def unpack(kv: KVLayout, packed: UInt8Array) -> KVRows:
     """Undo `pack`. Without scales the result is a view of `packed`."""
     dtype = ROW_DTYPES[kv.dtype]
-    if not kv.has_scales:
+    if not kv.has_codes:
         items = packed.view(dtype).reshape(*packed.shape[:-1], 2, kv.head_dim)
         return KVRows(kv, np.moveaxis(items, -2, 0), None)
     ends = _key_code_bytes(kv), _key_code_bytes(kv) + _value_code_bytes(kv)
@@ -147,7 +147,7 @@ def unpack_keys(kv: KVLayout, packed: UInt8Array) -> NDArray[np.float32]:
     num_code_bytes = _key_code_bytes(kv)
     codes = np.ascontiguousarray(packed[..., :num_code_bytes]).view(ROW_DTYPES[kv.dtype])
     keys: NDArray[np.float32] = codes.astype(np.float32)
-    return keys * np.ascontiguousarray(packed[..., num_code_bytes:]).view(np.float32) if kv.has_scales else keys
+    return keys * np.ascontiguousarray(packed[..., num_code_bytes:]).view(np.float32) if kv.has_codes else keys
 
 
 def _bytes(items: NDArray[Any]) -> UInt8Array:

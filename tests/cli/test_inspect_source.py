@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 from radixlm.cli.main import cli
 from radixlm.compile import inspection
-from radixlm.compile.compiler import kv_layout
+from radixlm.compile.codegen.targets import find_target
+from radixlm.compile.kv_layout import kv_layout
 from radixlm.compile.sources import open_source
 from radixlm.runtime.artifact import Artifact
 
@@ -105,7 +106,7 @@ def test_of_the_hub_only_the_configuration_is_fetched(
     assert (found.refusal, found.file_bytes, found.artifact_bytes) == (None, 123, None)
     with open_source(tiny_source) as source:
         assert found.model == source.config
-        assert found.kv_bytes == kv_layout(source.config, "f16").page_bytes * 1000 // 16
+        assert found.kv_bytes == kv_layout(source.config, "auto", find_target("native")).page_bytes * 1000 // 16
 
 
 def test_windows_and_experts_are_told(runner: CliRunner, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def expected_scores(config: ModelConfig, token_ids: np.ndarray, kv_dtype: KVDTyp
     return mass, np.array(op.queries).reshape(shape).swapaxes(1, 2)
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "int8", "k12v8"])
+@pytest.mark.parametrize("kv_dtype", ["f32", "k12v8"])
 def test_scored_forward_is_forward_and_its_mass_is_the_softmax(
     tiny_in_floats: Callable[[KVDType], Artifact], kv_dtype: KVDType
 ) -> None:
@@ -78,8 +78,8 @@ def test_scored_forward_is_forward_and_its_mass_is_the_softmax(
     for start, stop in ((0, 40), (40, 41), (41, 69), (69, 70)):
         step = batch(token_ids, start, stop)
         assert np.array_equal(plain.forward(step), scored.forward_scored(step))
-    # of codes, numbers near ties are rounded either way; of k12v8 also weights, to 1/255 of the largest
-    tolerance = {"f32": 1e-3, "int8": 1e-2, "k12v8": 5e-2}[kv_dtype]
+    # of codes, numbers near ties are rounded either way, and weights to 1/255 of the largest
+    tolerance = {"f32": 1e-3, "k12v8": 5e-2}[kv_dtype]
     mass, queries = expected_scores(config, token_ids, kv_dtype)
     np.testing.assert_allclose(scored.attention_sums, mass, 0, tolerance)
     np.testing.assert_allclose(scored.queries[:, :1], queries[:, -1:], 0, tolerance)  # of the last step, one token

@@ -36,12 +36,12 @@ _LEAST_WEIGHT = 1e-35  # a row's largest weight counts as this at least, so that
 
 def rows_of(shape: AttentionShape, *memories: Any) -> QueryRows:
     """The rows of attention, as the pool's numbers want them."""
-    return (CodeRows if shape.layout.is_paired else QueryRows)(shape, *memories)
+    return (CodeRows if shape.layout.has_codes else QueryRows)(shape, *memories)
 
 
 def steps_of(shape: AttentionShape, scratch: RowScratch) -> AttentionSteps:
     """The steps of attention, as the pool's numbers want them."""
-    return (CodeSteps if shape.layout.is_paired else AttentionSteps)(shape, scratch)
+    return (CodeSteps if shape.layout.has_codes else AttentionSteps)(shape, scratch)
 
 
 class CodeSteps(AttentionSteps):

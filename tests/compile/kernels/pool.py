@@ -9,7 +9,7 @@ import numpy as np
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayer, KVLayout
 
 # of an item
-DTYPES: dict[KVDType, type[np.generic]] = {"f16": np.float16, "f32": np.float32, "int8": np.int8, "k12v8": np.int8}
+DTYPES: dict[KVDType, type[np.generic]] = {"f16": np.float16, "f32": np.float32, "k12v8": np.int8}
 Part = Literal[0, 1]
 KEYS: Part = 0
 VALUES: Part = 1
@@ -36,11 +36,11 @@ class Pool:
     def __post_init__(self) -> None:
         layout, dtype = self.layout, DTYPES[self.layout.dtype]
         shape = (layout.num_layers, self.num_pages, layout.of_layer(0).page_items)
-        self.array = np.full(shape, -1, np.int8) if layout.has_scales else np.full(shape, np.nan, dtype)
+        self.array = np.full(shape, -1, np.int8) if layout.has_codes else np.full(shape, np.nan, dtype)
 
     def write(self, part: Part, page: int, layer: int, tokens: slice | int, rows: np.ndarray) -> None:
         """Store `rows` `[kv_heads, (tokens,) head_dim]`, rounded as the pool's dtype wants."""
-        if self.layout.has_scales:
+        if self.layout.has_codes:
             codes, scales = rounded(rows, self.limit(part))
             self.scales(part, page, layer)[:, tokens] = scales
         else:
@@ -51,15 +51,15 @@ class Pool:
         """What is stored, float64 `[kv_heads, PAGE_SIZE, head_dim]`."""
         items = self.items(part, page, layer).astype(np.float64)
         with np.errstate(invalid="ignore"):
-            return items * self.scales(part, page, layer)[..., None] if self.layout.has_scales else items
+            return items * self.scales(part, page, layer)[..., None] if self.layout.has_codes else items
 
     def items(self, part: Part, page: int, layer: int) -> Any:
-        """A view `[kv_heads, PAGE_SIZE, head_dim]`, of codes if there are scales."""
+        """A view `[kv_heads, PAGE_SIZE, head_dim]`, of codes if it has such."""
         start, layout = self.layout.num_scale_items, self.layout.of_layer(layer)
         if layout.values_in_keys and part == VALUES:
             return self.items(KEYS, page, layer)[..., : layout.value_dim]
         head_dim, heads = layout.key_dim, self._heads(part, page, layer)
-        if layout.is_paired:
+        if layout.has_codes:
             return Interleaved(heads, part, head_dim, layout.value_columns)
         items = heads[:, start : start + PAGE_SIZE * head_dim]
         if part == KEYS:
@@ -72,8 +72,8 @@ class Pool:
         return self._heads(part, page, layer)[:, : self.layout.num_scale_items].view(np.float32)
 
     def limit(self, part: Part) -> int:
-        """The largest code of keys or values."""
-        return 2047 if self.layout.dtype == "k12v8" and part == KEYS else 127
+        """The largest code of keys or values, where there are any."""
+        return 2047 if part == KEYS else 127
 
     def _heads(self, part: Part, page: int, layer: int) -> np.ndarray:
         """A view `[kv_heads, items]` of the keys or values of a page."""
@@ -84,9 +84,9 @@ class Pool:
         return items[layout.num_kv_heads * layout.key_items :].reshape(layout.num_kv_heads, layout.value_items)
 
     def with_unwritten(self, number: float) -> np.ndarray:
-        """A copy of the array that has `number` where nothing was written; of int8 as the scale."""
+        """A copy of the array that has `number` where nothing was written; of codes as the scale."""
         array = self.array.copy()
-        numbers = array[..., : self.layout.num_scale_items].view(np.float32) if self.layout.has_scales else array
+        numbers = array[..., : self.layout.num_scale_items].view(np.float32) if self.layout.has_codes else array
         numbers[np.isnan(numbers)] = number
         return array
 
@@ -116,7 +116,7 @@ class Interleaved:
         return self[:].astype(dtype)
 
 
-def rounded(rows: np.ndarray, limit: int = 127) -> tuple[np.ndarray, np.ndarray]:
+def rounded(rows: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
     """Codes of rows `[..., head_dim]`, and float32 scales `[...]`."""
     largest = np.maximum(np.abs(rows).max(axis=-1), 1e-30).astype(np.float32)
     codes = np.rint(rows.astype(np.float32) * (np.float32(limit) / largest)[..., None])

@@ -26,11 +26,10 @@ SHAPES: list[tuple[KVDType, int, int, int]] = [  # query heads, KV heads, head_d
     ("f16", 8, 1, 128),
     ("f16", 7, 1, 80),
     ("f32", 10, 2, 48),
-    ("int8", 6, 2, 64),
-    ("int8", 4, 2, 6),
+    ("f16", 4, 2, 6),
     ("f16", 11, 1, 2),
 ]
-some_shapes = pytest.mark.parametrize("shape", [*SHAPES[:2], ("int8", 6, 2, 64)], ids=str)
+some_shapes = pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 LENGTHS = (1, 15, 16, 17, 127, 128, 129, 255, 257, 300, 531)  # of sequences; spans end at multiples of 128
 
@@ -106,11 +105,7 @@ def test_a_row_that_is_not_finite_shows_for_tokens_that_see_it(
     tokens = case.tokens([0] * 60, range(30, 90))
     clean = case.run(target, tokens)
     page, token = case.pages[0][3], 2  # row 50
-    if shape[0] == "int8":
-        case.pool.items(part, page, LAYER)[:, token] = 0
-        case.pool.scales(part, page, LAYER)[:, token] = number
-    else:
-        case.pool.items(part, page, LAYER)[:, token] = number
+    case.pool.items(part, page, LAYER)[:, token] = number
     y = case.run(target, tokens)
     assert (y[:21] == clean[:21]).all()
     assert not np.isfinite(y[21:]).any()

@@ -15,7 +15,7 @@ from .harness import every_target, examples, runnable
 
 SHAPES: list[tuple[KVDType, int, int, int]] = [  # query heads, KV heads, head_dim
     ("f16", 6, 2, 64),
-    ("int8", 4, 2, 6),
+    ("f16", 4, 2, 6),
     ("f32", 1, 1, 8),
     ("f16", 11, 1, 2),
 ]

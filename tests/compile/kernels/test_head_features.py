@@ -115,7 +115,7 @@ def check(target: Target, case: HeadCase) -> None:
         for part, which in ((KEYS, 1), (VALUES, 2)):
             for slot, rows in zip(case.slots, case.expected(which), strict=True):
                 expected.write(part, slot // PAGE_SIZE, LAYER, slot % PAGE_SIZE, rows)
-    tolerance = {"f32": 1e-5, "f16": 1e-2, "int8": 0.1}[case.layout.dtype]
+    tolerance = {"f32": 1e-5, "f16": 1e-2, "k12v8": 0.1}[case.layout.dtype]
     for page, part in itertools.product(range(NUM_PAGES), PARTS):
         stored, wanted = pool.rows(part, page, LAYER), expected.rows(part, page, LAYER)
         np.testing.assert_allclose(stored, wanted, 1e-5, tolerance)
@@ -133,7 +133,7 @@ def test_heads_are_what_numpy_makes_of_them_in_every_batch(target: Target, spec:
     check(target, HeadCase(spec, "f32", (4, 2), 48))
 
 
-@pytest.mark.parametrize(("dtype", "head_dim"), [("f16", 80), ("int8", 30)])
+@pytest.mark.parametrize(("dtype", "head_dim"), [("f16", 80), ("k12v8", 30)])
 @every_spec
 def test_heads_are_what_numpy_makes_of_them_for_every_shape(spec: HeadSpec, dtype: KVDType, head_dim: int) -> None:
     check(NATIVE, HeadCase(spec, dtype, (3, 1), head_dim))

@@ -104,11 +104,13 @@ def test_a_page_holds_keys_and_values_of_every_layer(dtype: str, itemsize: int) 
     assert layout.page_bytes == 30 * 2 * 3 * 64 * 16 * itemsize
 
 
-@pytest.mark.parametrize(("head_dim", "head_bytes"), [(64, 64 + 16 * 64), (80, 64 + 16 * 80), (6, 64 + 128)])
-def test_a_page_of_int8_holds_scales_too_and_is_aligned(head_dim: int, head_bytes: int) -> None:
-    layout = KVLayout.uniform("int8", num_layers=30, num_kv_heads=3, head_dim=head_dim)
-    assert layout.page_bytes == 30 * 2 * 3 * head_bytes
-    assert layout.head_items == head_bytes
+@pytest.mark.parametrize(("head_dim", "columns"), [(64, 64), (80, 80), (6, 16)])
+def test_a_page_of_codes_holds_scales_too_and_is_aligned(head_dim: int, columns: int) -> None:
+    layout = KVLayout.uniform("k12v8", num_layers=30, num_kv_heads=3, head_dim=head_dim)
+    each = layout.of_layer(0)
+    assert (each.key_items, each.value_items) == (64 + 16 * 2 * head_dim, 64 + 16 * columns)
+    assert layout.page_bytes == 30 * 3 * (each.key_items + each.value_items)
+    assert each.key_items % 64 == each.value_items % 64 == 0
 
 
 def test_layers_of_unequal_shape_lie_one_behind_the_other() -> None:

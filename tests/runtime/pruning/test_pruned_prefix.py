@@ -73,8 +73,8 @@ def stored(
 ) -> Stored:
     rng, kv, num_tokens = np.random.default_rng(seed), kv_of(dtype), 16 * sum(lengths)
     shape = (2, kv.num_layers, kv.num_kv_heads, num_tokens, kv.head_dim)
-    items = rng.integers(-127, 128, shape) if kv.has_scales else rng.normal(size=shape) * 2
-    scales = rng.random(shape[:-1], np.float32) / 50 if kv.has_scales else None
+    items = rng.integers(-127, 128, shape) if kv.has_codes else rng.normal(size=shape) * 2
+    scales = rng.random(shape[:-1], np.float32) / 50 if kv.has_codes else None
     exact = KVRows(kv, items.astype(ROW_DTYPES[dtype]), scales)
     identity = identity_of(kv)
     heads = chain(sum(lengths), seed, identity=identity)
@@ -120,7 +120,7 @@ def prefix(tmp_path: Path) -> Iterator[Stored]:
     num_before=st.sampled_from([0, 32]),
     seed=st.integers(0, 2**16),
 )
-@example([9, 9, 7], "int8", 0.6875, 0, 8105)  # 16 bits rank two chunks the other way round than 32
+@example([9, 9, 7], "k12v8", 0.6875, 0, 8105)  # 16 bits rank two chunks the other way round than 32
 @settings(max_examples=25, deadline=None)
 def test_what_is_read_is_what_is_chosen(
     tmp_path_factory: pytest.TempPathFactory,

@@ -16,7 +16,7 @@ from radixlm.runtime.store.ordered_run import OrderedRun
 
 from .pages import chain
 
-DTYPES: tuple[KVDType, ...] = ("f16", "f32", "int8", "k12v8")
+DTYPES: tuple[KVDType, ...] = ("f16", "f32", "k12v8")
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,6 @@ def run_of(kv: KVLayout, num_pages: int, seed: int = 0, **options: bytes) -> Run
     pages = rng.integers(0, 256, (num_pages, kv.page_bytes), np.uint8)
     if kv.dtype == "k12v8":
         pages = KVRows.of_pages(kv, pages).to_pages()  # zeros in what no token owns
-    else:
-        heads = pages.reshape(-1, kv.head_items * kv.itemsize)
-        heads[:, (kv.num_scale_items + PAGE_SIZE * kv.head_dim) * kv.itemsize :] = 0
     scores = rng.integers(0, 20, (kv.num_layers, kv.num_kv_heads, num_pages * PAGE_SIZE)).astype(np.float32)
     identity = identity_of(kv)
     return Run(kv, identity, chain(num_pages, seed, identity=identity, **options), pages, scores)  # type: ignore[arg-type]

@@ -1,0 +1,63 @@
+"""Which kind of keys and values a model is compiled with, and what each of its layers keeps of a token.
+
+Knows models and targets, not kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayer, KVLayout
+from radixlm.runtime.artifact.model_config import LatentAttention, Mixer, ModelConfig
+from radixlm.runtime.errors import InvalidParameter
+
+from .codegen.targets import Target
+
+KVChoice = Literal["auto", "f16", "f32", "k12v8"]
+"""A kind, or `auto`: the fastest kind that takes no more memory than f16."""
+
+
+def kv_layout(config: ModelConfig, choice: KVChoice, target: Target) -> KVLayout:
+    """The keys and values that the layers of a model keep.
+
+    `auto` is k12v8 where one instruction multiplies and adds its codes, and f16 elsewhere: there integers were as fast
+    as floats at best.
+
+    Raises:
+        InvalidParameter: such numbers cannot be kept of this model.
+    """
+    why_not = why_no_codes(config)
+    if choice == "k12v8" and why_not is not None:
+        raise InvalidParameter(f"kv_dtype is 'k12v8', and {config.architecture} {why_not}; use f16")
+    if choice != "auto":
+        return _layout(config, choice)
+    exact = _layout(config, "f16")
+    if why_not is not None or target.integer_dot != "vnni512":
+        return exact
+    codes = _layout(config, "k12v8")
+    return codes if codes.page_bytes <= exact.page_bytes else exact  # heads of a few numbers have as much beside them
+
+
+def why_no_codes(config: ModelConfig) -> str | None:
+    """Why a model's keys and values cannot be codes; None if they can.
+
+    >>> why_no_codes(config)
+    'keeps latent vectors, which are keys and values at once'
+    """
+    if any(isinstance(mixer, LatentAttention) for mixer in config.kv_attentions):
+        return "keeps latent vectors, which are keys and values at once"
+    if odd := [mixer.head_dim for mixer in config.kv_attentions if mixer.head_dim % 2]:
+        return f"has heads of {odd[0]} numbers, which make no pairs"
+    return None
+
+
+def _layout(config: ModelConfig, dtype: KVDType) -> KVLayout:
+    def layer(mixer: Mixer) -> KVLayer:
+        is_latent = isinstance(mixer, LatentAttention)
+        value_dim = mixer.latent_dim if isinstance(mixer, LatentAttention) else mixer.head_dim
+        return KVLayer(
+            num_kv_heads=mixer.num_kv_heads, key_dim=mixer.head_dim, value_dim=value_dim, values_in_keys=is_latent
+        )
+
+    layers = tuple(layer(mixer) for mixer in config.kv_attentions)
+    return KVLayout(dtype=dtype, page_size=PAGE_SIZE, layers=layers)
