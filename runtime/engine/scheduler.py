@@ -152,7 +152,7 @@ class Scheduler:
             self._advance_each(prefilling, plan)
             self._admit(plan, now)
         elif time.has_room:
-            if prefilling:
+            if prefilling and plan.has_room_for(prefilling[0]):
                 plan.set_half_aside()
             others = sorted(prefilling[1:], key=lambda request: request.admitted.num_uncomputed)
             self._advance_each(others, plan, num_more=bool(self.num_waiting))
@@ -210,7 +210,7 @@ class Scheduler:
             return None
         has_others = num_prefilling + self.num_waiting > 1
         parts_s = self._pace.prompts_s(num_streams=num_decoding, has_others=has_others)
-        return PromptTime(self._pace, parts_s, self._pace.whole_prompts_s(num_streams=num_decoding))
+        return PromptTime(self._pace, parts_s, self._pace.longest_s(num_streams=num_decoding))
 
     def _arrival(self, request: Request) -> int:
         return self._arrivals[request.request_id]

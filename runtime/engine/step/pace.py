@@ -5,6 +5,7 @@ Knows tokens and seconds, not requests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,8 +14,9 @@ from ...prefix.rates import LinearRate
 
 ALONE_S = 0.25  # of a prompt that is alone, or of all that end in a step: so long does the next request wait for it
 GRACE_S = 3.0  # that prompts which end in a step may take more than streams: many at once are computed faster
-PARTS_GRACE_S = 0.1  # that parts of longer prompts may: streams keep half of their speed from the beginning
-_PAID_BACK = 0.97  # of what prompts took more, with each second of streams alone: what is measured is not all they wait
+PARTS_GRACE_S = 0.1  # that parts of long prompts may: streams keep half of their speed from the beginning
+LONG_S = 0.5  # that what is left of a prompt takes, for it to be long
+_PAID_BACK = 0.95  # of what prompts took more, with each second of streams alone: what is measured is not all they wait
 _LEAST, _FIRST = 8, 64  # tokens of a prompt: fewer cost a step as much; before anything was measured
 _KEPT = 0.9  # of how long streams took by themselves before, with each such step
 _MOST_STREAMS = 0.4  # of a step with prompts; if it were half, one slow step of streams would be believed for ever
@@ -33,8 +35,8 @@ class StepPace:
 
     Attributes:
         limit_s: seconds of parts of prompts in a step while others wait or stream. Where prompts have taken
-            `PARTS_GRACE_S` more than streams, there are steps without such parts, and from `GRACE_S` on without any
-            prompts, so that streams keep half of their speed.
+            `PARTS_GRACE_S` more than streams, there are steps without long ones, and from `GRACE_S` on without any, so
+            that streams keep half of their speed.
     """
 
     limit_s: float
@@ -44,19 +46,19 @@ class StepPace:
     _debt_s: float = 0.0  # that prompts took more than streams
 
     def prompts_s(self, *, num_streams: int, has_others: bool) -> float:
-        """Seconds for parts of prompts in the next step.
+        """Seconds for parts of prompts in the next step; 0: no prompts.
 
         Args:
             num_streams: requests that decode in it.
             has_others: whether more than one prompt is to be computed.
         """
-        if num_streams and self._debt_s >= PARTS_GRACE_S:
+        if num_streams and self._debt_s >= GRACE_S:
             return 0.0
         return self.limit_s if num_streams or has_others else max(ALONE_S, self.limit_s)
 
-    def whole_prompts_s(self, *, num_streams: int) -> float:
-        """Seconds for all prompts in the next step, those that end in it among them."""
-        return 0.0 if num_streams and self._debt_s >= GRACE_S else max(ALONE_S, self.limit_s)
+    def longest_s(self, *, num_streams: int) -> float:
+        """Seconds that a prompt still takes at most, to be in the next step."""
+        return LONG_S if num_streams and self._debt_s >= PARTS_GRACE_S else math.inf
 
     def num_tokens(self, position: int, seconds: float) -> int:
         """Tokens of a prompt, from `position` on, that take about so long; a few where that is fewer than pay."""
@@ -105,9 +107,9 @@ class PromptTime:
     one another they cost less. Parts of longer ones take `parts_s`.
     """
 
-    def __init__(self, pace: StepPace, parts_s: float, all_s: float) -> None:
-        self._pace = pace
-        self._parts_s, self._all_s = parts_s, all_s
+    def __init__(self, pace: StepPace, parts_s: float, longest_s: float = math.inf) -> None:
+        self._pace, self._longest_s = pace, longest_s
+        self._parts_s, self._all_s = parts_s, max(ALONE_S, parts_s) if parts_s else 0.0
         self._used_by_parts_s = self._used_s = self._share_aside = 0.0
 
     @property
@@ -117,6 +119,8 @@ class PromptTime:
 
     def has_room_for(self, position: int, num_tokens: int) -> bool:
         """Whether a part of a prompt's tokens from `position` on fits, or all of them do."""
+        if self._pace.seconds(position, num_tokens) > self._longest_s:
+            return False
         return self._left_of_parts_s > 0.0 or num_tokens <= self._pace.num_tokens(position, self._left_s)
 
     def set_aside(self, share: float) -> None:

@@ -181,4 +181,4 @@ def test_a_stream_with_guesses_keeps_half_of_its_speed_beside_a_long_prompt(
     while not served.requests["long"].num_generated:
         served.step()
     assert not stream.is_finished
-    assert (stream.num_generated - before) / (served.now - began) > 0.47 * alone_per_s
+    assert (stream.num_generated - before) / (served.now - began) > 0.45 * alone_per_s

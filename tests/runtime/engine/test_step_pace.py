@@ -32,6 +32,7 @@ class Machine:
     """A scheduler whose steps take what a model's would, by a clock of its own."""
 
     limit_s: float | None = 0.05
+    fixed_s: float = 0.0  # of each step
     now: float = 0.0
     first_tokens: dict[str, float] = field(default_factory=dict)  # seconds after the request came
     num_tokens: dict[str, int] = field(default_factory=dict)
@@ -55,7 +56,7 @@ class Machine:
     def step(self) -> None:
         with self.cache.begin() as step:
             plan = self.scheduler.schedule(step, self.now)
-            seconds = 0.0
+            seconds = self.fixed_s
             for reservation in [item.reservation for item in plan.scheduled]:
                 if reservation.num_tokens > 1:
                     middle = (reservation.start + reservation.stop) / 2
@@ -117,6 +118,23 @@ def test_streams_keep_half_of_their_speed_and_the_long_prompt_takes_about_twice_
     num_alone = took / STREAM_S
     assert machine.num_tokens["stream"] - generated >= 0.5 * num_alone
     assert took < 2.2 * alone_s(LONG)
+
+
+def test_a_short_request_has_its_first_token_soon_beside_a_long_prompt_and_a_stream() -> None:
+    """What streams were owed of the long prompt left it eight tokens a step."""
+    machine = Machine(fixed_s=0.012)
+    machine.add("stream", 100)
+    for _ in range(20):
+        machine.step()
+    machine.add("long", LONG)
+    for number in range(20):
+        later = machine.now + 2.0
+        while machine.now < later:
+            machine.step()
+        machine.add(f"short {number}", 600)
+        assert machine.run_until_first_token(f"short {number}") < 0.5
+        machine.finish(f"short {number}")
+    assert "long" not in machine.first_tokens
 
 
 def test_many_short_prompts_are_computed_together_before_streams_have_their_half() -> None:
