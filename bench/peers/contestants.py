@@ -84,13 +84,13 @@ class Contestant(ABC):
 
 
 class RadixLM(Contestant):
-    """`radixlm serve` with its defaults."""
+    """`radixlm serve` without guesses: greedy replies to random prompts repeat themselves more than those of users."""
 
     client = CompletionsClient
 
     def __init__(self, artifact: Path) -> None:
         super().__init__(OURS)
-        self._command = (RADIXLM, "serve", str(artifact))
+        self._command = (RADIXLM, "serve", str(artifact), "--speculate", "off")
 
     def commands(self, scenario: Scenario) -> Sequence[Command]:
         """See `Contestant`."""

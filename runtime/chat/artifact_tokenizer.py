@@ -13,6 +13,7 @@ from radixlm.tokenizer_fix import Tokenizer, TokenizerError, TokenizerProfile, T
 from ..artifact import Artifact
 from ..errors import ContextLengthExceeded, CorruptArtifact, EmptyPrompt, InvalidParameter, InvalidRequest
 from .chat_template import ChatTemplate
+from .grammar_trial_process import trim_heap
 
 
 def open_tokenizer(artifact: Artifact, template: ChatTemplate | None, clock: Callable[[], float]) -> Tokenizer:
@@ -29,7 +30,7 @@ def open_tokenizer(artifact: Artifact, template: ChatTemplate | None, clock: Cal
         profile = TokenizerProfile.from_dict(info.profile)
         ends = (info.bos_token_id, *info.eos_token_ids)
         texts = [token.text for token in profile.added_tokens if token.id in ends]
-        return Tokenizer(
+        tokenizer = Tokenizer(
             artifact.tokenizer_json,
             profile,
             bos_token_id=info.bos_token_id,
@@ -37,6 +38,8 @@ def open_tokenizer(artifact: Artifact, template: ChatTemplate | None, clock: Cal
             template_texts=() if template is None else [*texts, *template.own_texts],
             clock=clock,
         )
+        trim_heap()  # what was parsed is gone by now, and is four times the text
+        return tokenizer
     except TokenizerError as error:
         raise CorruptArtifact(f"{artifact.path}: {error}; compile the model again") from error
 

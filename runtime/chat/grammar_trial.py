@@ -143,6 +143,7 @@ class GrammarTrial:
         except (OSError, ValueError, TimeoutError) as error:
             self._stop()
             self._process = None
+            self._require_open()
             raise EngineError(f"the process that tries grammars does not start: {error!r}") from error
         return process
 

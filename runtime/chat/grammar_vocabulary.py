@@ -26,7 +26,7 @@ class GrammarVocabulary(Vocabulary):
             sorted(token_id for token_id in special_ids if token_id < vocab_size),
             eos_token_ids[0],
         )
-        self._tokenizer = tokenizer
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
 
     def __call__(self, text: str) -> list[int]:
         """The tokenizer's ids for a text that is the only one which may follow.
@@ -37,6 +37,6 @@ class GrammarVocabulary(Vocabulary):
             ids = self._tokenizer.encode_inside(text)
         except TokenizerError:
             return super().__call__(text)
-        is_exact = all(token_id < len(self.tokens) for token_id in ids)
-        is_exact = is_exact and b"".join(self.tokens[token_id] for token_id in ids) == text.encode()
+        is_exact = all(token_id < self._vocab_size for token_id in ids)
+        is_exact = is_exact and b"".join(map(self._tokenizer.token_bytes, ids)) == text.encode()
         return ids if is_exact else super().__call__(text)

@@ -29,7 +29,7 @@ from .fair_lock import FairLock
 from .grammar import Grammar
 from .grammar_constraint import GrammarConstraint
 from .grammar_trial import GrammarTrial, OutOfTime
-from .grammar_trial_process import Vocabulary, limits_of
+from .grammar_trial_process import Vocabulary, limits_of, trim_heap
 
 MAX_GRAMMARS = 128  # the states of a large one take some tens of megabytes
 MAX_REFUSED = 128  # kept with the reason
@@ -120,35 +120,34 @@ class Grammars:
         self._is_open = self._is_closed = False
 
     def warm_up(self) -> None:
-        """Make ready what the first grammar would wait for; done once.
+        """Make ready what the first grammar would wait for; done once. The process of the thorough lane is started by
+        the first grammar that is slow.
 
         Raises:
             EngineError: a process that tries grammars does not start.
         """
-        for lane in self.lanes if "lanes" in vars(self) and not self._is_open else ():
-            lane.trial.start()  # ends one that has the lowest priority
+        if "lanes" in vars(self) and not self._is_open:
+            self.lanes[0].trial.start()  # ends one that has the lowest priority
         with self._opening:
             if self._is_open:
                 return
-            for lane in self.lanes:
-                lane.trial.start()
+            self.lanes[0].trial.start()
             matcher = self._matcher(llguidance.LLMatcher.grammar_from_regex("(.|\\n)*"))
             GrammarConstraint(matcher, self._tokenizer.vocab_size).mask()
             self._is_open = True
 
     def pieces_of_warm_up(self) -> Iterator[None]:
-        """What `warm_up` does, a piece for each `next`, and the processes with the lowest priority.
+        """What `warm_up` does, a piece for each `next`, and the process with the lowest priority.
 
         The last piece holds up every thread of this process, for half a second where there are 150,000 tokens.
 
         Raises:
             EngineError: as `warm_up`, or a request that came meanwhile does it.
         """
-        for number in range(2):
-            with self._opening:
-                self._require_open()
-                self.lanes[number].trial.start(is_awaited=False)
-            yield
+        with self._opening:
+            self._require_open()
+            self.lanes[0].trial.start(is_awaited=False)
+        yield
         self.warm_up()
 
     def compile(self, grammar: Grammar, *, client: str = "") -> CompiledGrammar:
@@ -259,7 +258,11 @@ class Grammars:
     @cached_property
     def _tokenizer(self) -> llguidance.LLTokenizer:
         wrapper = cast(llguidance.TokenizerWrapper, self._vocabulary)
-        return llguidance.LLTokenizer(wrapper, eos_token=list(self._eos_token_ids))
+        tokenizer = llguidance.LLTokenizer(wrapper, eos_token=list(self._eos_token_ids))
+        assert self.lanes, "they have packed it"
+        self._vocabulary.let_go()
+        trim_heap()
+        return tokenizer
 
     @cached_property
     def lanes(self) -> tuple[Lane, Lane]:
