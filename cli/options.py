@@ -264,6 +264,8 @@ class SamplingOptions:
     repetition_penalty: float | None
     seed: int | None
     stop: tuple[str, ...]
+    stop_regex: tuple[str, ...]
+    banned_strings: tuple[str, ...]
 
     def params(self, defaults: SamplingParams) -> SamplingParams:
         """`defaults` with what the user wishes instead.
@@ -279,6 +281,19 @@ def sampling_options(function: F) -> F:
     """Add the fields of `SamplingOptions` as options; the function gets them as keyword arguments."""
     for option in (
         click.option("--stop", multiple=True, metavar="TEXT", help="End the reply before this; repeatable."),
+        click.option(
+            "--stop-regex",
+            multiple=True,
+            metavar="REGEX",
+            help="End the reply before the first match of this regular expression; repeatable.",
+        ),
+        click.option(
+            "--ban",
+            "banned_strings",
+            multiple=True,
+            metavar="TEXT",
+            help="Have the reply go on without this, in whatever case; repeatable.",
+        ),
         click.option("--seed", type=int, help="Make sampling repeatable."),
         click.option("--repetition-penalty", type=float, help="Above 1, repeat less."),
         click.option("--min-p", type=float, help="Drop tokens below this share of the best one's probability."),

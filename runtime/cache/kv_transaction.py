@@ -180,7 +180,7 @@ class KVTransaction:
 
     def commit(self) -> None:
         """Make the step's tokens computed, and share every page that is full now in the tree, unless its sequence
-        has a sparse span or no namespace.
+        has a sparse span or no namespace, or tokens of the page may be taken back.
 
         Where the tree has the same page of another request already, the sequence takes that and releases its
         own. Call it when the forward and the sampling have succeeded, then append the sampled tokens.
@@ -188,7 +188,7 @@ class KVTransaction:
         for reservation in self.reservations:
             assert not reservation.draft_ids, "a draft was neither accepted nor rejected"
             sequence, num_kept = reservation.sequence, reservation.num_kept_pages
-            num_free = self._pool.num_free
+            num_free, num_shared = self._pool.num_free, sequence.num_shareable // PAGE_SIZE
             if reservation.copies:  # their source is the sequence's no longer
                 self._pool.release(sequence.page_ids[num_kept:])
             sequence.replace_kv(reservation.new_page_ids, reservation.stop, num_kept_pages=num_kept)
@@ -199,8 +199,8 @@ class KVTransaction:
                 free, pages = [num_free, self._pool.num_free], reservation.new_page_ids
                 before = reservation.start
                 self._kv_log.write("commit", sequence, computed=before, kept=num_kept, pages=pages, free=free)
-            first, last = reservation.start // PAGE_SIZE, reservation.stop // PAGE_SIZE
-            share_full_pages(self._pool, self._tree, sequence, first, last, self._kv_log)
+            last = sequence.num_shareable // PAGE_SIZE
+            share_full_pages(self._pool, self._tree, sequence, num_shared, last, self._kv_log)
 
     def rollback(self) -> None:
         """Give back every page that is not committed; no effect after `commit`."""

@@ -99,15 +99,15 @@ def share_full_pages(
     sequence.replace_kv([*shared, *after], sequence.num_computed, num_kept_pages=first)
     if kv_log is not None:
         free = [num_free, pool.num_free]
-        kv_log.write("share", sequence, kept=first, pages=[*shared, *after], free=free)
+        kv_log.write("share", sequence, kept=first, shared=last, pages=[*shared, *after], free=free)
 
 
 def leave_in_tree(tree: RadixTree, sequence: Sequence) -> None:
-    """Keep the rows of a sequence's partial last page; the full pages are in the tree already."""
-    num_full = sequence.num_shareable // PAGE_SIZE
+    """Keep the rows of the last page that may be shared, which is partial; the full pages are in the tree already."""
+    num_full, num_tail = divmod(sequence.num_shareable, PAGE_SIZE)
     full, tail = sequence.page_ids[:num_full], sequence.page_ids[num_full:]
-    if not tail or sequence.sparse is not None or sequence.namespace is None:  # the tail may not be shared
+    if not num_tail or sequence.sparse is not None or sequence.namespace is None:  # the tail may not be shared
         tree.touch(full)
         return
-    tokens = slice(num_full * PAGE_SIZE, sequence.num_computed)  # may be there: found there, or popped to
+    tokens = slice(num_full * PAGE_SIZE, sequence.num_shareable)  # may be there: found there, or popped to
     tree.insert_tail(sequence.namespace, full, sequence.token_ids[tokens], tail[0], sequence.generated[tokens])

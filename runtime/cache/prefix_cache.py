@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from radixlm.tokenizer_fix import SpelledPrompt
 
+from ..artifact.manifest import PAGE_SIZE
 from ..kv_log.log import KVLog
 from .cache_uses import CacheUses
 from .kv_transaction import KVTransaction
 from .live_sequences import LiveSequences
 from .page_pool import PagePool
-from .page_sharing import begin_sparse, leave_in_tree, reuse
+from .page_sharing import begin_sparse, leave_in_tree, reuse, share_full_pages
 from .prefix_match import PrefixMatch, match_prompt
 from .radix_tree import RadixTree
 from .reply_alias import ReplyAliases
@@ -186,8 +187,20 @@ class PrefixCache:
             self._kv_log.turn(**state, sequences=self.sequences.log_state())
         return KVTransaction(self.pool, self.tree, self._kv_log)
 
+    def settle(self, sequence: Sequence, num_certain: int | None) -> None:
+        """Say how many first tokens of a sequence are never taken back any more, None: all of them, and share the pages
+        that are full of these.
+
+        Raises:
+            UnknownSequence: it is closed, or not of this cache.
+        """
+        self.sequences.require(sequence)
+        first = sequence.num_shareable // PAGE_SIZE
+        sequence.set_certain(num_certain)
+        share_full_pages(self.pool, self.tree, sequence, first, sequence.num_shareable // PAGE_SIZE, self._kv_log)
+
     def preempt(self, sequence: Sequence) -> None:
-        """Leave all of the sequence's KV in the tree, where it can be evicted; the sequence keeps its tokens.
+        """Leave all KV of the sequence that may be shared in the tree, where it can be evicted; it keeps its tokens.
 
         A sparse span, and all KV that was computed over it, is dropped: from here on the sequence is exact. All KV of a
         sequence without a namespace is dropped, too. The sequence stays live with `num_computed == 0`; `resume` takes

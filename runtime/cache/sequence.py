@@ -38,7 +38,7 @@ class Sequence:
 
     Rows are not positions: in a `sparse` span some tokens have no row, so there are fewer rows, `num_rows`. Positions
     stay those of the tokens. Only the KV of the first `num_shareable` tokens may be shared: those before the span, or
-    none without a `namespace`.
+    before the tokens of a reply that may still be taken back, and none without a `namespace`.
 
     Tokens change by `append` and `pop` alone, and `fork` copies them; each validates before it changes anything. KV
     comes from other pages by `take_kv`, grows by a `KVTransaction`, and goes by `pop`, `preempt` and `close`. To open,
@@ -86,6 +86,7 @@ class Sequence:
         self._page_ids = array("i")  # as the page table wants them: no object per page and step
         self._num_computed = 0
         self._sparse: SparseSpan | None = None
+        self._num_certain: int | None = None
         self._is_reserved = False
         self._is_closed = False
 
@@ -127,10 +128,12 @@ class Sequence:
 
     @property
     def num_shareable(self) -> int:
-        """The first tokens, whose KV may be shared: those before a sparse span; none without a namespace."""
+        """The first tokens, whose KV may be shared: those before a sparse span, and before tokens that may be taken
+        back; none without a namespace."""
         if self.namespace is None:
             return 0
-        return self._num_computed if self._sparse is None else self._sparse.start
+        most = self._num_computed if self._sparse is None else self._sparse.start
+        return most if self._num_certain is None else min(most, self._num_certain)
 
     @property
     def num_uncomputed(self) -> int:
@@ -271,6 +274,11 @@ class Sequence:
     def set_reserved(self, is_reserved: bool) -> None:
         """Say that a transaction holds pages for it, or no longer does."""
         self._is_reserved = is_reserved
+
+    def set_certain(self, num_tokens: int | None) -> None:
+        """Say that only the first `num_tokens` are never taken back; None: all of them."""
+        assert num_tokens is None or num_tokens <= len(self)
+        self._num_certain = num_tokens
 
     def replace_kv(
         self, page_ids: collections.abc.Sequence[int], num_computed: int, *, num_kept_pages: int = 0

@@ -27,6 +27,7 @@ class GrammarConstraint:
         self._matcher = matcher
         self._mask: Int32Array = np.zeros(-(-vocab_size // 32), np.int32)
         self._is_filled = False
+        self._num_accepted = 0
 
     @property
     def is_finished(self) -> bool:
@@ -57,6 +58,22 @@ class GrammarConstraint:
         self._is_filled = False
         if not self._matcher.consume_token(token_id):
             raise self._failure()
+        self._num_accepted += 1
+
+    def state(self) -> int:
+        """See `Rewindable`."""
+        return self._num_accepted
+
+    def restore(self, state: int) -> None:
+        """See `Rewindable`.
+
+        Raises:
+            ConstraintFailed: the library cannot.
+        """
+        self._is_filled = False
+        if not self._matcher.rollback(self._num_accepted - state):
+            raise self._failure()
+        self._num_accepted = state
 
     def forced(self) -> tuple[int, ...]:
         """Tokens of the only text that may come next; see `Foresight`. What is too much work is not known."""

@@ -37,6 +37,14 @@ class SpaceFirst:
         """Go on by a token."""
         self._mask = None
 
+    def state(self) -> Int32Array | None:
+        """See `Rewindable`."""
+        return self._mask
+
+    def restore(self, state: Int32Array | None) -> None:
+        """See `Rewindable`."""
+        self._mask = state
+
 
 class SpaceTokens:
     """The tokens of a model that begin with a space; any thread may ask. They are looked up when first needed.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,16 @@ from ..errors import ConstraintFailed
 from ..model.batch import Int32Array
 from .thought_format import ThoughtFormat
 from .thought_splitter import splitter_of
-from .token_constraint import ConstraintSource, Foresight, HeldOpen, TokenConstraint, allowed_of, mask_of
+from .token_constraint import (
+    ConstraintSource,
+    Foresight,
+    HeldOpen,
+    TokenConstraint,
+    allowed_of,
+    mask_of,
+    restore,
+    state_of,
+)
 
 
 @dataclass(frozen=True)
@@ -116,6 +126,20 @@ class ThoughtFirst:
         """What goes on by itself from here: the constraint of the answer, and before it one that allows all."""
         return self._answers.fork() if isinstance(self._answers, Foresight) else HeldOpen(0, frozenset(), 0)
 
+    def state(self) -> Any:
+        """See `Rewindable`."""
+        own = dict(vars(self), _begin=list(self._begin))
+        return own, dict(vars(self._splitter)), _vars_of(self._spell), state_of(self._inner)
+
+    def restore(self, state: Any) -> None:
+        """See `Rewindable`."""
+        own, splitter, spell, inner = state
+        vars(self).update(own, _begin=list(own["_begin"]))
+        vars(self._splitter).update(splitter)
+        if spell:
+            vars(self._spell.__self__).update(spell)  # type: ignore[attr-defined]
+        restore(self._inner, inner)
+
     @property
     def _answers(self) -> TokenConstraint | None:
         """The constraint of the answer, once nothing but that can come."""
@@ -159,6 +183,12 @@ class ThoughtFirst:
                 f"a token ends the thought and begins the answer with {answer!r:.40}, which its grammar cannot be held "
                 "to; ask again, or switch thoughts off"
             )
+
+
+def _vars_of(spell: Callable[[int], str]) -> dict[str, Any]:
+    """What a decoder remembers, of which this is a method; a function remembers nothing."""
+    owner = getattr(spell, "__self__", None)
+    return {} if owner is None else dict(vars(owner))
 
 
 def spilling_ids(tag: str, pieces: Iterable[bytes]) -> dict[str, list[int]]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import InvalidParameter
 from ..model.batch import Int32Array
 
 BoolArray = npt.NDArray[np.bool_]
@@ -66,6 +67,42 @@ class Foresight(Protocol):
         ...
 
 
+@runtime_checkable
+class Rewindable(Protocol):
+    """What some constraints can do beside: go back, so that tokens of the reply are taken back."""
+
+    def state(self) -> Any:
+        """What `restore` needs to go on from here."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Go on from where `state` was asked for, which was not behind this place."""
+        ...
+
+
+def state_of(constraint: TokenConstraint | None) -> Any:
+    """Where a constraint is, for `restore`; None where there is none.
+
+    Raises:
+        InvalidParameter: it cannot go back.
+    """
+    if constraint is None:
+        return None
+    if not isinstance(constraint, Rewindable):
+        raise InvalidParameter(
+            f"banned_strings take tokens back, and {type(constraint).__name__} cannot: it has no state() and restore()",
+            param="banned_strings",
+        )
+    return constraint.state()
+
+
+def restore(constraint: TokenConstraint | None, state: Any) -> None:
+    """Have a constraint go on from where `state_of` was asked."""
+    if constraint is not None:
+        assert isinstance(constraint, Rewindable)
+        constraint.restore(state)
+
+
 class ConstraintSource(Protocol):
     """What replies must follow, each by a constraint of its own."""
 
@@ -108,6 +145,15 @@ class HeldOpen:
         if self._inner is not None:
             self._inner.accept(token_id)
         self._num_left = max(0, self._num_left - 1)
+
+    def state(self) -> Any:
+        """See `Rewindable`."""
+        return self._num_left, state_of(self._inner)
+
+    def restore(self, state: Any) -> None:
+        """See `Rewindable`."""
+        self._num_left, inner = state
+        restore(self._inner, inner)
 
     def forced(self) -> tuple[int, ...]:
         """As the other constraint says; see `Foresight`."""

@@ -17,10 +17,10 @@ from ..errors import RadixLMError
 _KINDS: tuple[MatchKind, ...] = get_args(MatchKind)
 
 FinishReason = Literal["stop", "length", "cancelled"]
-"""`stop`: a stop token or string; `length`: max_tokens or the context; `cancelled`: the client went away."""
+"""`stop`: a stop token, string or expression; `length`: max_tokens or the context; `cancelled`: the client left."""
 
 StopReason = str | int
-"""The stop string or the stop token of the request's own that ended a reply, as vLLM has it."""
+"""The stop string, stop expression or stop token of the request's own that ended a reply, as vLLM has it."""
 
 
 @dataclass(frozen=True)
@@ -167,9 +167,16 @@ class Delta:
     progress: PrefillProgress | None = None  # in deltas that say nothing else, of streams that asked for them
     thought: str = ""  # of a chat's reply
     num_thought_tokens: int = 0  # of the reply's tokens so far; certain when there is text
+    num_guessed: int = 0  # of `token_ids`, those that were guessed before the model said them
     prompt_logprobs: PromptLogprobs | None = (
         None  # in the first delta with a token, or in one that ends without, if asked
     )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says nothing: all that a step brought may still be taken back, or was."""
+        said = self.text or self.thought or self.token_ids or self.finish_reason
+        return not said and self.progress is None and self.prompt_logprobs is None
 
 
 @dataclass(frozen=True)
@@ -177,10 +184,10 @@ class Completion:
     """A finished request.
 
     What a chat's reply thinks before it answers is `thought`, where the chat template says how thoughts are written;
-    the tags around it are in neither text. Stop strings end the answer only. `text` is the decoding of the other
-    `token_ids` up to, and without, the stop token or stop string that ended it; a space that ends the prompt's text and
-    is not fed begins the decoding of the ids, and not `text`. `token_ids` are all tokens that the model generated, the
-    stop token included.
+    the tags around it are in neither text. Stop strings and expressions end the answer only. `text` is the decoding of
+    the other `token_ids` up to, and without, the stop token, the stop string or the match of the stop expression that
+    ended it; a space that ends the prompt's text and is not fed begins the decoding of the ids, and not `text`.
+    `token_ids` are all tokens that the model generated, the stop token included.
     """
 
     text: str

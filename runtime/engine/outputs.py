@@ -68,7 +68,7 @@ class Outputs:
         if plan.unservable is not None:
             self._scheduler.remove(plan.unservable.request_id)
             outputs.append(self.fail_unservable(plan.unservable))
-        return outputs
+        return [output for output in outputs if output.delta is None or not output.delta.is_empty]
 
     def _take(self, item: ScheduledRequest, verified: Verified, now: float) -> list[RequestOutput]:
         """Hand out what a draft has brought; the reply has it already."""
@@ -76,8 +76,10 @@ class Outputs:
         request.drafted(item.draft, num_accepted)
         self._counters.count_draft(len(item.draft.token_ids), num_accepted)
         outputs = [RequestOutput(request.request_id, delta) for delta in verified.deltas]
-        for number in range(len(verified.deltas)):
-            self._counters.count_token(now, request.spec.arrived_at, now if number else verified.before)
+        before = verified.before
+        for _ in (token_id for delta in verified.deltas for token_id in delta.token_ids):
+            self._counters.count_token(now, request.spec.arrived_at, before)
+            before = now
         if verified.error is not None:
             self._scheduler.remove(request.request_id)
             return [*outputs, self.fail(request, verified.error)]
@@ -86,28 +88,42 @@ class Outputs:
         if request.is_finished:
             self._scheduler.remove(request.request_id)
             outputs[-1] = self.finish(request, verified.deltas[-1])
+        else:
+            request.drop_taken_back()
+            self._settle(request)
         return outputs
 
     def _accept(self, request: Request, token: SampledToken | Refusal, now: float) -> RequestOutput:
-        before = request.reply.last_token_at
+        reply = request.reply
+        is_first, before = reply.last_token_at is None, reply.last_token_at if reply.num_told else None
         try:
             delta = request.accept(token, now)
         except Exception as error:
             self._scheduler.remove(request.request_id)
             return self.fail(request, error)
-        if delta.token_ids:
+        for _ in delta.token_ids:
             self._counters.count_token(now, request.spec.arrived_at, before)
-        if before is None and self._tier is not None:
+            before = now
+        if is_first and self._tier is not None:
             self._tier.computed(request.admitted, num_reused=request.reuse.num_tokens)
         if delta.finish_reason is None:
+            self._settle(request)
             return RequestOutput(request.request_id, delta)
         self._scheduler.remove(request.request_id)
         return self.finish(request, delta)
+
+    def _settle(self, request: Request) -> None:
+        """Share what a reply that may take tokens back never will."""
+        if request.num_certain is not None:
+            self._cache.settle(request.admitted, request.num_certain)
 
     def finish(self, request: Request, delta: Delta) -> RequestOutput:
         """End a request whose last delta this is; what it computed stays cached."""
         try:
             completion = request.completion(self._clock())
+            if request.sequence is not None and request.num_certain is not None:
+                request.drop_taken_back()
+                self._cache.settle(request.sequence, None)
             self._remember(request)
             if request.sequence is not None:
                 if self._tier is not None:

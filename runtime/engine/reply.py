@@ -6,26 +6,32 @@ threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
+from ..chat.text_rules.reply_text import ReplyText, TextDecoder
+from ..chat.text_rules.stops import Stops
 from ..chat.thought_splitter import Said, ThoughtSplitter
-from ..chat.token_constraint import Foresight, HeldOpen, TokenConstraint
+from ..chat.token_constraint import Foresight, HeldOpen, TokenConstraint, restore, state_of
+from ..errors import ConstraintFailed
 from .completion import Delta, FinishReason, StopReason, TokenLogprob
 from .sampling_params import SamplingParams
 from .step.sampler import SampledToken, SamplerState
 
+_NOTHING = Said()
+MAX_BANS = 64  # tokens at one place that each led to a banned string; then the reply fails
+MAX_TAKEN_BACK = 1 << 14  # tokens of one reply, likewise
 
-class TextDecoder(Protocol):
-    """Ids in, text out; `tokenizer_fix.StreamDecoder` is the real one."""
 
-    def push(self, token_id: int) -> str:
-        """Take one token and return the text that is certain now."""
-        ...
+class _Open(NamedTuple):
+    """A token that may still be taken back, and what it released; nothing of it is told until it is certain."""
 
-    def finish(self) -> str:
-        """Return the text that was still open."""
-        ...
+    before: tuple[Any, Any]  # where text and constraint were
+    open_from: int  # the place in the answer from which on it might become a banned string, before this token
+    reach: int  # the place that it leads to
+    sampled: SampledToken
+    is_guessed: bool
+    said: Said
 
 
 class Reply:
@@ -33,7 +39,6 @@ class Reply:
 
     Attributes:
         token_ids: all tokens so far, the stop token included.
-        num_thought_tokens: how many of them are a thought's, with its tags.
         logprobs: one for each token, if the request asks for them; else empty.
         sampler: the state that `sample` draws with.
         finish_reason: why the reply ended; None: it goes on.
@@ -66,13 +71,15 @@ class Reply:
         if params.min_tokens:
             constraint = HeldOpen(params.min_tokens, self._stop_ids, vocab_size, constraint)
         self._constraint = constraint
-        self._decoder = decoder
-        self._stops = StopStrings(params.stop)
+        self._text = ReplyText(decoder, thoughts, Stops(params.stop, params.stop_regex), params.banned_strings)
+        if self._text.has_banned:
+            state_of(constraint)
+        self._open: list[_Open] = []
+        self._bans: dict[int, set[int]] = {}  # by place, tokens that led to a banned string behind those before them
+        self._num_taken_back = 0
         self._texts: list[str] = []
         self._thoughts: list[str] = []
-        self._splitter = thoughts
-        self._num_undecided = 0  # tokens that may begin a thought
-        self.num_thought_tokens = 0
+        self._guessed = bytearray()
         self.sampler = SamplerState(params, prompt_ids, vocab_size, constraint)
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
@@ -103,18 +110,38 @@ class Reply:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a stop string ended the text within its tokens."""
-        return self._stops.matched is not None
+        """Whether a stop string or expression ended the text within its tokens."""
+        return self._text.stop is not None
 
     @property
     def stop_reason(self) -> StopReason | None:
-        """The stop string or stop token of the request's own that ended the reply."""
+        """The stop string, stop expression or stop token of the request's own that ended the reply."""
         if self.finish_reason != "stop":
             return None
         if self.is_cut:
-            return self._stops.matched
+            return self._text.stop
         last = self.token_ids[-1]
         return last if last in self._stop_ids - self._own_end_ids else None
+
+    @property
+    def num_thought_tokens(self) -> int:
+        """How many tokens are a thought's, with its tags."""
+        return self._text.num_thought_tokens
+
+    @property
+    def num_guessed(self) -> int:
+        """How many tokens were guessed."""
+        return sum(self._guessed)
+
+    @property
+    def num_told(self) -> int:
+        """How many tokens its deltas had so far."""
+        return len(self.token_ids) - len(self._open)
+
+    @property
+    def num_certain(self) -> int | None:
+        """How many tokens are never taken back any more; None: all of them, whatever comes."""
+        return self.num_told if self._text.has_banned else None
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -129,39 +156,57 @@ class Reply:
         assert not self.token_ids
         self.sampler = SamplerState(self._params, prompt_ids, self._vocab_size, self._constraint)
 
-    def accept(self, sampled: SampledToken, now: float, *, is_full: bool) -> Delta:
+    def accept(self, sampled: SampledToken, now: float, *, is_full: bool, is_guessed: bool = False) -> Delta:
         """Add a token, and end the reply if the token or its text says so, its constraint is complete, or it `is_full`.
 
+        Where it completes a banned string, the tokens from that on which began it are taken back: the next one comes
+        in the place of that one, and is another. The delta has what is certain, which is nothing then.
+
         Raises:
-            ConstraintFailed: the token may not come here.
+            ConstraintFailed: the token may not come here, or too many were taken back.
         """
         assert self.finish_reason is None
+        before, open_from = None, 0
+        if self._text.has_banned:
+            before, open_from = (self._text.state(), state_of(self._constraint)), self._text.open_from
         token_id = sampled.token_id
         self.token_ids.append(token_id)
+        self._guessed.append(is_guessed)
         self.sampler.record(token_id)
         if self.first_token_at is None:
             self.first_token_at = now
         self.last_token_at = now
+        if sampled.logprob is not None:
+            self.logprobs.append(sampled.logprob)
         said, reason = self._advance(token_id, is_full=is_full)
-        if sampled.logprob is None:
-            return self._delta(said, (token_id,), None, reason)
-        self.logprobs.append(sampled.logprob)
-        return self._delta(said, (token_id,), (sampled.logprob,), reason)
+        if before is None:
+            return self._delta(said, [(sampled, is_guessed)], reason)
+        if self._text.found_banned is not None:
+            self._open.append(_Open(before, open_from, self._text.found_banned.stop, sampled, is_guessed, said))
+            self._take_back(self._text.found_banned.start)
+            return self._delta(Said(), [], None)
+        self._open.append(_Open(before, open_from, self._text.reach(), sampled, is_guessed, said))
+        self.sampler.banned_ids = self._bans.get(len(self.token_ids), ())
+        return self._settled(reason)
 
     def cancel(self) -> Delta:
-        """End the reply where it is."""
+        """End the reply where it is, or before the banned string that it would end with."""
         assert self.finish_reason is None
-        return self._delta(self._flush(), (), None, "cancelled")
+        said = self._flush()
+        while self._text.found_banned is not None:
+            self._take_back(self._text.found_banned.start)
+            said = self._flush()
+        return self._settled("cancelled", said)
 
     def end_unsaid(self) -> Delta:
         """End a reply of which no token was wanted."""
         assert self.finish_reason is None and not self.token_ids
-        return self._delta(Said(), (), None, "length")
+        return self._delta(Said(), [], "length")
 
     def _advance(self, token_id: int, *, is_full: bool) -> tuple[Said, FinishReason | None]:
         """The text that the token releases, and whether it ends the reply."""
         is_end = token_id in self._stop_ids
-        said = Said() if is_end else self._push(self._split(self._decoder.push(token_id)))
+        said = self._text.push(None if is_end else token_id, may_stop=self._may_stop)
         is_end = is_end or self.is_cut or (self._constraint is not None and self._constraint.is_finished)
         if is_end or is_full:
             said = said.followed_by(self._flush())  # which may complete a stop string
@@ -170,115 +215,63 @@ class Reply:
         return said, "length" if is_full else None
 
     def _flush(self) -> Said:
-        """What decoder, thoughts and stop strings still held back."""
-        rest = self._decoder.finish()
-        said = Said(answer=rest) if self._splitter is None else self._splitter.push(rest)
-        if self._splitter is not None:
-            said = said.followed_by(self._splitter.finish())
-        said = self._push(said)
-        return Said(said.thought, said.answer + self._stops.finish())
+        return self._text.finish(may_stop=self._may_stop)
 
-    def _split(self, text: str) -> Said:
-        """The thought and the answer in the newest token's text; counts the token."""
-        splitter = self._splitter
-        if splitter is None:
-            return Said(answer=text)
-        was_thinking = splitter.is_thinking
-        said = splitter.push(text)
-        if was_thinking or splitter.is_thinking:
-            self.num_thought_tokens += self._num_undecided + 1
-            self._num_undecided = 0
-        else:
-            self._num_undecided = 0 if splitter.is_answering else self._num_undecided + 1
-        return said
+    @property
+    def _may_stop(self) -> bool:
+        return len(self.token_ids) > self._params.min_tokens
 
-    def _push(self, said: Said) -> Said:
-        """What of the newest token's text can be sent."""
-        may_stop = len(self.token_ids) > self._params.min_tokens
-        return Said(said.thought, self._stops.push(said.answer, may_stop=may_stop))
+    def _take_back(self, start: int) -> None:
+        """Take back the token that the answer's character `start` began with, and all behind it, and ban it there."""
+        reaches = [each.reach for each in self._open]
+        place = 1 + max((number for number, reach in enumerate(reaches) if reach <= start), default=-1)
+        index = len(self.token_ids) - len(self._open) + place
+        taken = self.token_ids[index:]
+        self._num_taken_back += len(taken)
+        self._bans = {at: banned for at, banned in self._bans.items() if at <= index}
+        banned = self._bans.setdefault(index, set())
+        if len(banned) == MAX_BANS or self._num_taken_back > MAX_TAKEN_BACK:
+            raise ConstraintFailed(
+                f"{len(banned)} tokens led to a banned string behind {index} tokens of the reply, and "
+                f"{self._num_taken_back} were taken back in all; ban fewer strings"
+            )
+        banned.add(taken[0])
+        del self.token_ids[index:], self._guessed[index:], self.logprobs[index:]
+        self.sampler.take_back(taken)
+        self.sampler.banned_ids = banned
+        text, constraint = self._open[place].before
+        self._text.restore(text)
+        restore(self._constraint, constraint)
+        del self._open[place:]
 
-    def _delta(
-        self,
-        said: Said,
-        token_ids: tuple[int, ...],
-        logprobs: tuple[TokenLogprob, ...] | None,
-        reason: FinishReason | None,
-    ) -> Delta:
+    def _settled(self, reason: FinishReason | None, more: Said = _NOTHING) -> Delta:
+        """What is certain now, which is all if the reply has ended.
+
+        Tokens are, where no banned string can begin in them, whichever of those behind them is taken back.
+        """
+        number = len(self._open)
+        if reason is None:
+            open_from = self._text.open_from
+            while number and self._open[number - 1].reach > open_from:
+                number -= 1
+                open_from = min(open_from, self._open[number].open_from)
+        certain, self._open = self._open[:number], self._open[number:]
+        said = Said("".join(each.said.thought for each in certain), "".join(each.said.answer for each in certain))
+        return self._delta(said.followed_by(more), [(each.sampled, each.is_guessed) for each in certain], reason)
+
+    def _delta(self, said: Said, tokens: list[tuple[SampledToken, bool]], reason: FinishReason | None) -> Delta:
         self._texts.append(said.answer)
         if said.thought:
             self._thoughts.append(said.thought)
         self.finish_reason = reason
+        logprobs = tuple(sampled.logprob for sampled, _ in tokens if sampled.logprob is not None)
         return Delta(
             said.answer,
-            token_ids,
-            logprobs,
+            tuple(sampled.token_id for sampled, _ in tokens),
+            logprobs or None,
             reason,
             None if reason is None else self.stop_reason,
             thought=said.thought,
             num_thought_tokens=self.num_thought_tokens,
+            num_guessed=sum(is_guessed for _, is_guessed in tokens),
         )
-
-
-class StopStrings:
-    """Passes text through until a stop string is complete; neither it nor what follows is ever released.
-
-    The stop string that is completed first wins, and of those completed by the same character the longest; so
-    how the text was cut into pieces does not matter.
-
-    >>> stops = StopStrings(["\\nUser:"])
-    >>> stops.push("Hello.\\nUs"), stops.push("er"), stops.push(": hi")
-    ('Hello.', '', '')
-    >>> stops.matched
-    '\\nUser:'
-    """
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
-        self._held = ""
-        self._matched: str | None = None
-
-    @property
-    def matched(self) -> str | None:
-        """The stop string that was found; None: none was."""
-        return self._matched
-
-    def push(self, text: str, *, may_stop: bool = True) -> str:
-        """Take the next piece and return what can be released.
-
-        A stop string that a piece completes where it may not stop is text; a later piece may complete one that begins
-        in this.
-        """
-        if self._matched is not None:
-            return ""
-        if not self._stops:
-            return text
-        num_held, text = len(self._held), self._held + text
-        if may_stop and (found := self._first(text, num_held)) is not None:
-            start, end = found
-            self._matched, self._held = text[start:end], ""
-            return text[:start]
-        num_held = max(_overlap(text, stop) for stop in self._stops)
-        self._held = text[len(text) - num_held :]
-        return text[: len(text) - num_held]
-
-    def finish(self) -> str:
-        """Return what is still held back: no more text comes, so it is no stop string."""
-        held, self._held = self._held, ""
-        return held
-
-    def _first(self, text: str, num_held: int) -> tuple[int, int] | None:
-        """Where the stop string is that is complete first beyond the first `num_held` characters."""
-        begins = ((stop, text.find(stop, max(0, num_held - len(stop) + 1))) for stop in self._stops)
-        found = [(start + len(stop), start) for stop, start in begins if start >= 0]
-        if not found:
-            return None
-        end, start = min(found)
-        return start, end
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that `stop` begins with, less than all of `stop`."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0

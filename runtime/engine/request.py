@@ -36,7 +36,7 @@ class Request:
         prompt_logprobs: those of the prompt's tokens so far; None: not asked for. All of its rows are computed then.
         sequence: tokens and KV; None until the scheduler admits the request.
         drafter: guesses what the reply goes on with; None: nothing has been guessed so far.
-        num_drafted, num_accepted: tokens that were guessed, and those of them that were right.
+        num_drafted: tokens that were guessed.
     """
 
     def __init__(self, spec: RequestSpec, reply: Reply) -> None:
@@ -50,7 +50,8 @@ class Request:
         self.sequence: Sequence | None = None
         self.num_preemptions = 0
         self.drafter: Drafter | None = None
-        self.num_drafted = self.num_accepted = 0
+        self.num_drafted = 0
+        self._has_told_prompt = False
         self._max_length = 0  # of the sequence, known when it is admitted
         self._started_at: float | None = None
 
@@ -150,17 +151,49 @@ class Request:
             raise sampled.error
         if self.spec.params.max_tokens == 0:
             return replace(self.reply.end_unsaid(), prompt_logprobs=self.prompt_logprobs)
-        sequence, is_first = self.admitted, not self.num_generated
+        sequence = self.admitted
         sequence.append((sampled.token_id,))
         delta = self.reply.accept(sampled, now, is_full=self.is_full(len(sequence)))
-        return replace(delta, prompt_logprobs=self.prompt_logprobs) if is_first and self.prompt_logprobs else delta
+        self.drop_taken_back()
+        if self.prompt_logprobs is None or self._has_told_prompt or delta.is_empty:
+            return delta
+        self._has_told_prompt = True
+        return replace(delta, prompt_logprobs=self.prompt_logprobs)
+
+    def drop_taken_back(self) -> None:
+        """Drop the tokens that the reply has taken back, with their keys and values.
+
+        The token before them is to be computed once more, because its logits are needed again, unless the reply ended.
+        """
+        sequence = self.admitted
+        number = len(sequence) - len(self.prompt.ids) - self.num_generated
+        if number <= 0:
+            return
+        if self.is_finished:
+            sequence.pop(number)
+            return
+        last = len(sequence) - number - 1
+        token_id, is_generated = sequence.token_ids[last], bool(sequence.generated[last])
+        sequence.pop(number + 1)
+        sequence.append((token_id,), generated=is_generated)
+        self.drafter = None  # it has read what is gone
+
+    @property
+    def num_certain(self) -> int | None:
+        """How many tokens of its sequence are never taken back any more; None: all of them, whatever comes."""
+        number = self.reply.num_certain
+        return None if number is None else len(self.prompt.ids) + number
 
     def drafted(self, draft: Draft, num_accepted: int) -> None:
         """Note how much of a draft was right."""
         assert self.drafter is not None, "it made the draft"
         self.drafter.observe(draft, num_accepted)
         self.num_drafted += len(draft.token_ids)
-        self.num_accepted += num_accepted
+
+    @property
+    def num_accepted(self) -> int:
+        """Tokens of the reply that were guessed right."""
+        return self.reply.num_guessed
 
     @property
     def may_draft(self) -> bool:
@@ -217,7 +250,7 @@ class Request:
             usage=replace(
                 self.reuse.usage(len(self.prompt.ids), self.num_generated),
                 drafted_tokens=self.num_drafted,
-                accepted_tokens=self.num_accepted,
+                accepted_tokens=reply.num_guessed,
                 thought_tokens=reply.num_thought_tokens,
             ),
             timings=self._timings(now),

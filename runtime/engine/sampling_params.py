@@ -11,12 +11,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..artifact.manifest import SamplingDefaults
+from ..chat.text_rules.pattern import automaton_of
 from ..errors import InvalidParameter
 
 MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 1 << 17  # numbers of a request: tokens of its prompts times one and `prompt_logprobs`
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024  # characters
+MAX_BANNED_STRINGS = 512
+MAX_BANNED_LENGTH = 256  # characters
+MAX_BANNED_CHARACTERS = 16384  # of all of them
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,9 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # over the reply
     seed: int | None = None  # None: a fresh one from the operating system
     stop: tuple[str, ...] = ()  # the reply ends before the first of these
+    stop_regex: tuple[str, ...] = ()  # likewise, before the first match of these regular expressions
+    # the answer has none of these, in whatever case: a token that begins one is taken back, and another is chosen
+    banned_strings: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()  # beside the model's own end-of-sequence tokens
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None  # None: none; k: the generated token's and the k most likely ones'
@@ -77,7 +84,15 @@ class SamplingParams:
         _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS, optional=True)
         if not isinstance(self.ignore_eos, bool):
             raise InvalidParameter(f"ignore_eos is {self.ignore_eos!r}; it must be true or false", param="ignore_eos")
-        self._check_stop()
+        self._check_texts("stop", MAX_STOP_STRINGS, MAX_STOP_LENGTH)
+        self._check_texts("stop_regex", MAX_STOP_STRINGS, MAX_STOP_LENGTH)
+        if self.stop_regex:
+            automaton_of(self.stop_regex)
+        self._check_texts("banned_strings", MAX_BANNED_STRINGS, MAX_BANNED_LENGTH)
+        if (length := sum(map(len, self.banned_strings))) > MAX_BANNED_CHARACTERS:
+            message = f"banned_strings have {length} characters; at most {MAX_BANNED_CHARACTERS} do"
+            raise InvalidParameter(message, param="banned_strings")
+        self._check_stop_token_ids()
         self._check_logit_bias()
 
     @classmethod
@@ -109,24 +124,30 @@ class SamplingParams:
         """The tokens that end a reply, where these are the model's own."""
         return frozenset(self.stop_token_ids) | frozenset(() if self.ignore_eos else eos_token_ids)
 
-    def _check_stop(self) -> None:
-        if isinstance(self.stop, str):
-            raise InvalidParameter(f"stop is the string {self.stop!r}; it must be a tuple of strings", param="stop")
-        for name, value in (("stop", self.stop), ("stop_token_ids", self.stop_token_ids)):
-            if not isinstance(value, Iterable):
-                raise InvalidParameter(f"{name} is {value!r:.60}; it must be a tuple", param=name)
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidParameter(f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} do", param="stop")
-        for stop in self.stop:
-            if not isinstance(stop, str) or not 0 < len(stop) <= MAX_STOP_LENGTH:
+    def _check_texts(self, name: str, most: int, longest: int) -> None:
+        """Have a field be a tuple of at most `most` strings of 1 to `longest` characters."""
+        texts = getattr(self, name)
+        if isinstance(texts, str):
+            raise InvalidParameter(f"{name} is the string {texts!r}; it must be a tuple of strings", param=name)
+        texts = self._as_tuple(name)
+        if len(texts) > most:
+            raise InvalidParameter(f"{name} has {len(texts)} strings; at most {most} do", param=name)
+        for text in texts:
+            if not isinstance(text, str) or not 0 < len(text) <= longest:
                 raise InvalidParameter(
-                    f"stop has {stop!r:.60}; each must be a string of 1 to {MAX_STOP_LENGTH} characters",
-                    param="stop",
+                    f"{name} has {text!r:.60}; each must be a string of 1 to {longest} characters", param=name
                 )
-        for token_id in self.stop_token_ids:
+
+    def _check_stop_token_ids(self) -> None:
+        for token_id in self._as_tuple("stop_token_ids"):
             _check_int("stop_token_ids", token_id, 0)
+
+    def _as_tuple(self, name: str) -> tuple[object, ...]:
+        value = getattr(self, name)
+        if not isinstance(value, Iterable):
+            raise InvalidParameter(f"{name} is {value!r:.60}; it must be a tuple", param=name)
+        object.__setattr__(self, name, tuple(value))
+        return tuple(getattr(self, name))
 
     def _check_logit_bias(self) -> None:
         if not isinstance(self.logit_bias, Mapping):

@@ -88,6 +88,7 @@ class Commit(OfSequence, tag="commit", frozen=True):
 
 class Share(OfSequence, tag="share", frozen=True):
     kept: Count
+    shared: Count
     pages: list[int]
 
 

@@ -169,7 +169,8 @@ class ReplayedSequence:
         require(self.pruned is None and not self.is_private, "it has nothing to share")
         self.owners.require_shared(line.pages, self.pages)
         self._replace(line.pages, num_kept=line.kept)
-        is_shared = self.owners.tree.issuperset(self.pages[: self.computed // PAGE_SIZE])
+        require(line.kept < line.shared <= self.computed // PAGE_SIZE, "it shares pages that are not full")
+        is_shared = self.owners.tree.issuperset(self.pages[: line.shared])
         require(is_shared, "it has full pages that cannot be found")
 
     def _pop(self, length: int) -> None:

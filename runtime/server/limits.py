@@ -11,7 +11,13 @@ from typing import Annotated
 
 import msgspec
 
-from ..engine.sampling_params import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from ..engine.sampling_params import (
+    MAX_BANNED_LENGTH,
+    MAX_BANNED_STRINGS,
+    MAX_LOGPROBS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+)
 from ..errors import InvalidParameter
 
 MAX_CHOICES = 128  # of one request: prompts times n
@@ -47,5 +53,9 @@ NumLogprobs = Annotated[int, said(minimum=0, maximum=MAX_LOGPROBS)]
 NumChoices = Annotated[int, said(minimum=1, maximum=MAX_CHOICES)]
 StopString = Annotated[str, said(minLength=1, maxLength=MAX_STOP_LENGTH)]
 StopStrings = Annotated[list[StopString], said(maxItems=MAX_STOP_STRINGS)]
+# one expression or several; Python's syntax, without what looks ahead or back
+StopRegex = StopString | StopStrings
+BannedString = Annotated[str, said(minLength=1, maxLength=MAX_BANNED_LENGTH)]
+BannedStrings = BannedString | Annotated[list[BannedString], said(maxItems=MAX_BANNED_STRINGS)]
 StopTokenIds = Annotated[list[int], said(maxItems=MAX_STOP_TOKEN_IDS)]
 LogitBias = Annotated[dict[int, Annotated[float, said(minimum=-100, maximum=100)]], said(maxProperties=MAX_LOGIT_BIAS)]

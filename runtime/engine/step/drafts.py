@@ -117,7 +117,8 @@ class StepDrafts:
         for request in may:
             known = self._propose(request, min(self._room(request), self._num_rows_left))
             room = min(most, self._room(request))
-            if room > 0 and promised > sum(known.chances):
+            # the draft model's own cache would keep what is taken back
+            if room > 0 and request.num_certain is None and promised > sum(known.chances):
                 asks.append(_ask(request, room))
             self._made[request.request_id] = known
         self._made |= model.guess(asks, self._cost, num_rows=rows, num_expected=expected)

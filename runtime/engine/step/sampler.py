@@ -6,7 +6,7 @@ the rows beside it. Knows numbers and bits, not text, grammars or pages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ Float64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]
 
 _ROUNDING = 1e-9  # far more than what a float64 sum of a vocabulary is off
+_ONLY_BANNED = "that may come here leads to a banned string; ban fewer strings"
 FIRST_CANDIDATES = 256  # top-p sorts this many tokens first: nearly always they hold the mass that it wants
 
 
@@ -44,6 +45,9 @@ class SamplerState:
     penalty needs them, token counts.
 
     It is the request's own and survives preemption untouched.
+
+    Attributes:
+        banned_ids: tokens that must not come next, whatever the constraint says.
     """
 
     def __init__(
@@ -63,12 +67,15 @@ class SamplerState:
         self._is_seen: npt.NDArray[np.bool_] | None = None  # [vocab], in prompt or reply
         if params.presence_penalty or params.frequency_penalty:
             self._counts = np.zeros(vocab_size, np.int32)
+        self._times_seen: npt.NDArray[np.int32] | None = None  # likewise, of strings that may be taken back
         if params.repetition_penalty != 1.0:
             self._is_seen = np.zeros(vocab_size, np.bool_)
             self._is_seen[list(prompt_ids)] = True
-        # nothing but the first of the largest logits is needed
+            if params.banned_strings:
+                self._times_seen = self._is_seen.astype(np.int32)
         is_plain = params.greedy and not params.changes_logits and params.logprobs is None
-        self.takes_best = is_plain and constraint is None
+        self._is_free = is_plain and constraint is None
+        self.banned_ids: Collection[int] = ()
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.intp, len(params.logit_bias))
         self._bias = np.fromiter(params.logit_bias.values(), np.float64, len(params.logit_bias))
 
@@ -83,6 +90,7 @@ class SamplerState:
             other._generator = np.random.Generator(bits)
         other._counts = None if self._counts is None else self._counts.copy()
         other._is_seen = None if self._is_seen is None else self._is_seen.copy()
+        other._times_seen = None if self._times_seen is None else self._times_seen.copy()
         other.constraint = self.constraint.fork() if isinstance(self.constraint, Foresight) else None
         return other
 
@@ -93,6 +101,11 @@ class SamplerState:
         temperature = 1.0 if self.params.greedy else self.params.temperature
         weights = _weights(top.values[0].astype(np.float64), temperature)
         return float(weights[top.token_ids[0] == token_id].sum() / weights.sum())
+
+    @property
+    def takes_best(self) -> bool:
+        """Whether nothing but the first of the largest logits is needed."""
+        return self._is_free and not self.banned_ids
 
     def record(self, token_id: int) -> None:
         """Count a token of the reply, and go on in what it must keep to.
@@ -106,6 +119,22 @@ class SamplerState:
             self._counts[token_id] += 1
         if self._is_seen is not None:
             self._is_seen[token_id] = True
+        if self._times_seen is not None:
+            self._times_seen[token_id] += 1
+
+    def take_back(self, token_ids: Sequence[int]) -> None:
+        """Forget the newest tokens that were recorded, and draw their random numbers again; the constraint is its
+        owner's to take back."""
+        for token_id in token_ids:
+            if self._counts is not None:
+                self._counts[token_id] -= 1
+            if self._times_seen is not None and self._is_seen is not None:
+                self._times_seen[token_id] -= 1
+                self._is_seen[token_id] = self._times_seen[token_id] > 0
+        if self._generator is not None:
+            bits = self._generator.bit_generator
+            assert isinstance(bits, np.random.PCG64)
+            bits.advance(-len(token_ids))
 
     def penalize(self, logits: Float64Array) -> None:
         """Apply penalties and bias to one row, in place.
@@ -160,8 +189,12 @@ def _sample_row(
         mask = None if state.constraint is None else state.constraint.mask()
     except ConstraintFailed as error:
         return Refusal(error)
-    if mask is not None:
-        token_id = _allowed(logits, top_values, top_ids, state, allowed_of(mask, len(logits)))
+    if mask is not None or state.banned_ids:
+        is_allowed = np.ones(len(logits), np.bool_) if mask is None else allowed_of(mask, len(logits)).copy()
+        is_allowed[list(state.banned_ids)] = False
+        if not is_allowed.any():
+            return Refusal(ConstraintFailed(f"each of the {len(state.banned_ids)} tokens {_ONLY_BANNED}"))
+        token_id = _allowed(logits, top_values, top_ids, state, is_allowed)
     elif params.changes_logits:
         adjusted = logits.astype(np.float64)
         state.penalize(adjusted)

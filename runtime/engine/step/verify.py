@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
 
 from ..completion import Delta
 from ..request import Request
@@ -25,6 +24,7 @@ class Verified:
         last: the token behind them, which is not the draft's; or why there is none. None: its logits are not finite.
         error: what went wrong with the one request.
         before: when the token before all of these came, in seconds on the engine's clock.
+        goes_back: the reply took back tokens that it had before the draft; there is no last one.
     """
 
     num_accepted: int
@@ -32,6 +32,7 @@ class Verified:
     last: Sampled = None
     error: Exception | None = None
     before: float | None = None
+    goes_back: bool = False
 
 
 def verify(request: Request, draft_ids: Sequence[int], sample: Callable[[int], Sampled], now: float) -> Verified:
@@ -41,21 +42,31 @@ def verify(request: Request, draft_ids: Sequence[int], sample: Callable[[int], S
         sample: the token behind so many of the draft, with what the reply has drawn and counted by then.
     """
     deltas: list[Delta] = []
-    length, before = len(request.admitted), request.reply.last_token_at
-    for number in count():
+    reply, length, before, number = request.reply, len(request.admitted), request.reply.last_token_at, 0
+    num_before = request.num_generated
+    while True:
         try:
             sampled = sample(number)
             if sampled is None or isinstance(sampled, Refusal):
                 return Verified(number, deltas, sampled, None if sampled is None else sampled.error, before)
-            deltas.append(request.reply.accept(sampled, now, is_full=request.is_full(length + number + 1)))
+            is_right = number < len(draft_ids) and sampled.token_id == draft_ids[number]
+            is_full = request.is_full(length + number + 1)
+            deltas.append(reply.accept(sampled, now, is_full=is_full, is_guessed=is_right))
         except Exception as error:
             return Verified(number, deltas, error=error, before=before)
-        is_right = number < len(draft_ids) and sampled.token_id == draft_ids[number]
-        if not is_right or request.is_finished:
+        num_kept = request.num_generated - num_before
+        if num_kept < 0:
+            return Verified(0, deltas, before=before, goes_back=True)
+        if num_kept <= number:  # the reply took tokens back: another comes in the place of the first of them
+            number = num_kept
+        elif not is_right or request.is_finished:
             return Verified(number, deltas, sampled, before=before)
-    raise AssertionError("the token behind a draft is the last")
+        else:
+            number += 1
 
 
 def is_damaged(token: Sampled | Verified) -> bool:
     """Whether logits were not finite that a request needed."""
-    return token is None or (isinstance(token, Verified) and token.last is None and token.error is None)
+    if isinstance(token, Verified):
+        return token.last is None and token.error is None and not token.goes_back
+    return token is None

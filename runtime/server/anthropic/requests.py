@@ -16,8 +16,20 @@ from ...chat.tools.tool_format import Tool
 from ...chat.tools.tool_use import ToolUse
 from ...engine.sampling_params import SamplingParams
 from ...errors import InvalidParameter
-from ..limits import KVShare, MaxTokens, MinP, Seed, StopStrings, Temperature, TopK, TopP, require_at_most
-from ..openai.requests import CacheText, ReturnProgress, require_stream_for_progress, wished
+from ..limits import (
+    BannedStrings,
+    KVShare,
+    MaxTokens,
+    MinP,
+    Seed,
+    StopRegex,
+    StopStrings,
+    Temperature,
+    TopK,
+    TopP,
+    require_at_most,
+)
+from ..openai.requests import CacheText, ReturnProgress, require_stream_for_progress, several, wished
 from ..openai.tools import MAX_TOOLS
 from ..truncation import Truncation
 from .blocks import InputMessages, System
@@ -164,6 +176,8 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     service_tier: str | None = None  # likewise
     min_p: MinP | None = None  # ours, as all that follow
     seed: Seed | None = None
+    stop_regex: StopRegex | None = None  # the reply ends before the first match
+    banned_strings: BannedStrings | None = None  # what begins one is taken back, and chosen again
     cache_match: MatchPolicy | None = None  # how cached prefixes may be found, instead of the server's way
     kv_budget: KVShare | None = None  # of a prefix on disk, the share of keys and values that is enough
     cache_salt: CacheText | None = None  # what only requests with the same salt may reuse
@@ -181,7 +195,8 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
         require_stream_for_progress(self.return_progress, self.stream)
         names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
         wishes: dict[str, Any] = {name: getattr(self, name) for name in names}
-        wishes["stop"] = self.stop_sequences or None
+        wishes |= {"stop": self.stop_sequences or None, "stop_regex": several(self.stop_regex)}
+        wishes["banned_strings"] = several(self.banned_strings)
         return wished(defaults, wishes, {"stop": "stop_sequences"})
 
 

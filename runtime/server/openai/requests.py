@@ -21,6 +21,7 @@ from ..limits import (
     MAX_LOGIT_BIAS,
     MAX_STOP_TOKEN_IDS,
     MAX_TOKEN_ID,
+    BannedStrings,
     KVShare,
     LogitBias,
     MaxTokens,
@@ -31,6 +32,7 @@ from ..limits import (
     Penalty,
     RepetitionPenalty,
     Seed,
+    StopRegex,
     StopString,
     StopStrings,
     StopTokenIds,
@@ -80,6 +82,8 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
     frequency_penalty: Penalty | None = None
     seed: Seed | None = None
     stop: StopString | StopStrings | None = None
+    stop_regex: StopRegex | None = None  # SGLang's: the reply ends before the first match
+    banned_strings: BannedStrings | None = None  # TabbyAPI's: what begins one is taken back, and chosen again
     stop_token_ids: StopTokenIds | None = None
     logit_bias: LogitBias | None = None
     ignore_eos: bool | None = None
@@ -132,7 +136,8 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
             )
         require_stream_for_progress(self.return_progress, self.stream)
         wishes = {name: getattr(self, name) for name in _PLAIN_FIELDS}
-        wishes["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop
+        wishes |= {"stop": several(self.stop), "stop_regex": several(self.stop_regex)}
+        wishes["banned_strings"] = several(self.banned_strings)
         wishes |= self._own_wishes()
         return wished(defaults, wishes, self._own_names())
 
@@ -164,6 +169,11 @@ def require_stream_for_progress(return_progress: bool | None, stream: bool | Non
         )
 
 
+def several(texts: str | list[str] | None) -> tuple[str, ...] | None:
+    """What a client may write as one text or as a list of them."""
+    return (texts,) if isinstance(texts, str) else None if texts is None else tuple(texts)
+
+
 def wished(defaults: SamplingParams, wishes: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
     """`defaults` with the wishes that are not None. An error names the client's field, by `names`.
 
@@ -182,11 +192,12 @@ def wished(defaults: SamplingParams, wishes: Mapping[str, Any], names: Mapping[s
         raise InvalidParameter(str(error).replace(error.param, name, 1), param=name) from error
 
 
+_TEXTS = ("stop", "stop_regex", "banned_strings")  # one or several
 # A field that has the name of one of `SamplingParams` sets it, as it is.
 _PLAIN_FIELDS = tuple(
     field.name
     for field in dataclasses.fields(SamplingParams)
-    if field.name in SamplingRequest.__struct_fields__ and field.name != "stop"
+    if field.name in SamplingRequest.__struct_fields__ and field.name not in _TEXTS
 )
 
 

@@ -15,13 +15,27 @@ from ...cache.prefix_match import MatchPolicy
 from ...chat.grammar import Grammar
 from ...engine.sampling_params import SamplingParams
 from ...errors import InvalidParameter
-from ..limits import MAX_MESSAGES, KVShare, MaxTokens, MinP, MinTokens, NumLogprobs, Seed, Temperature, TopK, TopP
+from ..limits import (
+    MAX_MESSAGES,
+    BannedStrings,
+    KVShare,
+    MaxTokens,
+    MinP,
+    MinTokens,
+    NumLogprobs,
+    Seed,
+    StopRegex,
+    Temperature,
+    TopK,
+    TopP,
+)
 from .requests import (
     CacheText,
     ReasoningEffort,
     ReturnProgress,
     effort_kwargs,
     require_stream_for_progress,
+    several,
     wished,
 )
 from .response_format import Schema, SchemaName
@@ -83,10 +97,12 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     max_output_tokens: MaxTokens | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_k: TopK | None = None  # ours, as the next three
+    top_k: TopK | None = None  # ours, as the next five
     min_tokens: MinTokens | None = None
     min_p: MinP | None = None
     seed: Seed | None = None
+    stop_regex: StopRegex | None = None  # the reply ends before the first match
+    banned_strings: BannedStrings | None = None  # what begins one is taken back, and chosen again
     top_logprobs: NumLogprobs | None = None
     include: list[Include] | None = None
     text: TextOptions | None = None
@@ -176,6 +192,8 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             "top_k": self.top_k,
             "min_p": self.min_p,
             "seed": self.seed,
+            "stop_regex": several(self.stop_regex),
+            "banned_strings": several(self.banned_strings),
             "logprobs": (self.top_logprobs or 0) if self.wants_logprobs else None,
         }
         return wished(defaults, wishes, {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 from radixlm.runtime.chat.token_constraint import HeldOpen, TokenConstraint, allowed_of
 from radixlm.runtime.engine.completion import Completion
@@ -90,6 +93,34 @@ def test_a_stop_string_that_the_last_of_min_tokens_completes_is_text() -> None:
     for min_tokens, text in ((5, text_of(IDS[:4])), (6, text_of(IDS))):
         params = SamplingParams(seed=5, max_tokens=20, ignore_eos=True, stop=(stop,), min_tokens=min_tokens)
         assert completed(params).text == text
+
+
+def test_a_reply_ends_before_the_first_match_of_an_expression() -> None:
+    """What a stop string does at the same place: text, reason, tokens and what of them is counted."""
+    stop, other = text_of(IDS[6:9]), re.escape(text_of(IDS[9:10] * 3))
+    by_string = completed(SamplingParams(seed=5, max_tokens=20, ignore_eos=True, stop=(stop,)))
+    pattern = "".join(f"[{re.escape(letter)}]" for letter in stop)
+    params = SamplingParams(seed=5, max_tokens=20, ignore_eos=True, stop_regex=(other, pattern))
+    by_pattern = completed(params)
+    assert (by_pattern.finish_reason, by_pattern.stop_reason) == ("stop", pattern)
+    assert replace(by_pattern, stop_reason=stop, timings=by_string.timings) == by_string
+
+
+def test_an_expression_is_not_matched_before_min_tokens() -> None:
+    params = SamplingParams(seed=5, max_tokens=20, ignore_eos=True, stop_regex=("(?s).",), min_tokens=6)
+    assert completed(params).text == text_of(IDS[:6])
+
+
+def test_what_stands_behind_a_match_is_cached_as_far_as_it_was_computed_and_no_further() -> None:
+    """The last token of a reply has no keys and values, and no other request takes it for computed."""
+    bench, prompt = Bench(), range(40)
+    ids = alone(prompt, DRAWN)
+    params = SamplingParams(seed=5, max_tokens=20, ignore_eos=True, stop_regex=(re.escape(text_of(ids[10:12])),))
+    bench.add("a", prompt, params)
+    bench.run()
+    assert bench.tokens("a") == ids[:12]
+    found = bench.cache.match([*prompt, *ids, 1])
+    assert found.num_tokens == 40 + 11
 
 
 def test_max_tokens_below_min_tokens_are_refused() -> None:

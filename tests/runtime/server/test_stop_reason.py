@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,3 +87,62 @@ def test_min_tokens_hold_a_grammar_open_until_it_is_complete(server: RealServer,
     assert open_end["token_ids"].index(2) == 12 and open_end["stop_reason"] is None
     fixed = choice(server, path, guided_choice=["a", "b"], **wish)
     assert len(fixed["token_ids"]) <= 3 and fixed["finish_reason"] == "stop"
+
+
+DIALECTS = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "once"}]} | ENDS,
+    "/v1/completions": {"prompt": "once there was"} | ENDS,
+    "/v1/messages": {"messages": [{"role": "user", "content": "once"}]} | ENDS,
+    "/v1/responses": {"input": "once", "seed": 1, "max_output_tokens": 30},
+}
+
+
+def said(path: str, reply: Any) -> tuple[str, Any]:
+    """The text of a reply, and what it names as its stop where the dialect has a place for that."""
+    if path == "/v1/messages":
+        return "".join(part["text"] for part in reply["content"]), reply["stop_sequence"]
+    if path == "/v1/responses":
+        parts = (part for item in reply["output"] if item["type"] == "message" for part in item["content"])
+        return "".join(part["text"] for part in parts), None
+    choice = reply["choices"][0]
+    return choice["text"] if "text" in choice else choice["message"]["content"], choice["stop_reason"]
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+def test_an_expression_ends_a_reply_in_every_dialect(server: RealServer, path: str) -> None:
+    def ask(**fields: Any) -> tuple[str, Any]:
+        return said(path, server.client.post(server.url + path, json=DIALECTS[path] | fields).json())
+
+    text, _ = ask()
+    letter = text[5]
+    pattern = f"[{re.escape(letter)}]"
+    named = None if path == "/v1/responses" else pattern
+    assert ask(stop_regex=pattern) == (text[: text.index(letter)], named)
+    assert ask(stop_regex=["\x00+", pattern]) == (text[: text.index(letter)], named)
+    assert ask(stop_regex=[]) == ask(stop_regex=None) == ask()
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+@pytest.mark.parametrize("wrong", ["(", "", "a*", "a$", 7, ["a", 7], {"a": 1}, ["a"] * 17, "a" * 1025, "a{999}"])
+def test_an_expression_that_cannot_be_followed_is_400_in_every_dialect(
+    server: RealServer, path: str, wrong: Any
+) -> None:
+    response = server.client.post(server.url + path, json=DIALECTS[path] | {"stop_regex": wrong})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert "stop_regex" in error["message"]
+    if path == "/v1/messages":
+        assert (response.json()["type"], error["type"]) == ("error", "invalid_request_error")
+    elif isinstance(wrong, str):
+        assert error["param"] == "stop_regex"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_chunk_has_text_that_becomes_a_match(server: RealServer, path: str) -> None:
+    text = said(path, post(server, path, ignore_eos=True).json())[0]
+    pattern = "".join(f"[{re.escape(letter)}]" for letter in text[8:13])
+    sent = [
+        chunk.get("text") or chunk.get("delta", {}).get("content") or ""
+        for chunk in chunks(server, path, ignore_eos=True, stop_regex=pattern)
+    ]
+    assert "".join(sent) == text[:8]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from radixlm.runtime.engine.reply import StopStrings
+from radixlm.runtime.chat.text_rules.stops import Stops
 
 LETTERS = "ab"
 
@@ -29,7 +29,7 @@ def slow(text: str, stops: list[str], num_exempt: int = 0) -> tuple[str, str | N
 @example(["ab", "c"], ["abc", "b"])
 @example(["aaab"], ["aab"])
 def test_released_text_is_that_before_the_first_stop(pieces: list[str], stops: list[str]) -> None:
-    found = StopStrings(stops)
+    found = Stops(stops)
     released = "".join(found.push(piece) for piece in pieces)
     matched = found.matched
     released += found.finish()
@@ -46,7 +46,7 @@ def test_released_text_is_that_before_the_first_stop(pieces: list[str], stops: l
 def test_a_stop_that_is_complete_before_it_may_be_found_is_text(
     exempt: list[str], pieces: list[str], stops: list[str]
 ) -> None:
-    found = StopStrings(stops)
+    found = Stops(stops)
     released = "".join(found.push(piece, may_stop=False) for piece in exempt)
     assert found.matched is None
     released += "".join(found.push(piece) for piece in pieces)
@@ -57,7 +57,7 @@ def test_a_stop_that_is_complete_before_it_may_be_found_is_text(
 
 @given(st.text(LETTERS, max_size=20), st.lists(st.text(LETTERS, min_size=1, max_size=4), max_size=3))
 def test_no_more_is_held_back_than_may_become_a_stop(text: str, stops: list[str]) -> None:
-    found = StopStrings(stops)
+    found = Stops(stops)
     released = found.push(text)
     if found.matched is None:
         held = text[len(released) :]
@@ -65,9 +65,9 @@ def test_no_more_is_held_back_than_may_become_a_stop(text: str, stops: list[str]
 
 
 def test_text_passes_straight_through_without_stops() -> None:
-    assert StopStrings([]).push("anything") == "anything"
+    assert Stops([]).push("anything") == "anything"
 
 
 def test_nothing_is_released_after_a_stop() -> None:
-    stops = StopStrings(["X"])
+    stops = Stops(["X"])
     assert (stops.push("aXb"), stops.push("c"), stops.finish()) == ("a", "", "")

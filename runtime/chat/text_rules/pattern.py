@@ -1,0 +1,265 @@
+"""Regular expressions as an automaton that reads each character once, whatever the expression.
+
+Python's own syntax, read by Python's own parser, without what needs to look back or ahead. The automaton is Glushkov's
+(1961): one position for each character of the expression, and which may follow which. Python's `re` is not asked to
+match: it may take exponential time, and cannot say what may still become a match.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache, reduce
+from operator import or_
+from typing import Any, NamedTuple
+
+from re import _constants as codes, _parser as parser  # type: ignore[attr-defined]  # isort: skip
+
+from ...errors import InvalidParameter
+
+MAX_POSITIONS = 256  # of all expressions of a request together: so much is looked at for a character at most
+_MAX_VISITS = 4096  # parts of expressions, repeated ones as often as they are
+_MAX_REMEMBERED = 1024
+
+INSIDE, LINE_START, TEXT_START = range(3)
+"""What is before a place: another character, the end of a line, or nothing."""
+
+_HOLDS_AT = {  # anchors
+    codes.AT_BEGINNING: {TEXT_START},
+    codes.AT_BEGINNING_LINE: {LINE_START, TEXT_START},
+    codes.AT_BEGINNING_STRING: {TEXT_START},
+}
+_CATEGORIES = {
+    codes.CATEGORY_DIGIT: r"\d",
+    codes.CATEGORY_NOT_DIGIT: r"\D",
+    codes.CATEGORY_SPACE: r"\s",
+    codes.CATEGORY_NOT_SPACE: r"\S",
+    codes.CATEGORY_WORD: r"\w",
+    codes.CATEGORY_NOT_WORD: r"\W",
+}
+_REFUSED = {
+    codes.ASSERT: "looks ahead or back",
+    codes.ASSERT_NOT: "looks ahead or back",
+    codes.GROUPREF: "refers to a group",
+    codes.GROUPREF_EXISTS: "refers to a group",
+    codes.ATOMIC_GROUP: "has an atomic group",
+    codes.POSSESSIVE_REPEAT: "has a possessive repetition",
+    codes.FAILURE: "looks ahead or back",
+}
+
+
+class Moves(NamedTuple):
+    """Sets of positions, as bits, at one kind of place: with which a match begins, and for each what may follow."""
+
+    first: int
+    follow: tuple[int, ...]
+    last: tuple[int, ...]  # with which a match is complete, for each expression
+
+
+@dataclass(frozen=True)
+class Automaton:
+    """All expressions of a request, as one.
+
+    Attributes:
+        patterns: as they were asked for.
+        moves: at the kinds of place: `INSIDE`, `LINE_START`, `TEXT_START`.
+    """
+
+    patterns: tuple[str, ...]
+    moves: tuple[Moves, ...]
+    _leaves: dict[re.Pattern[str], int]  # of single characters, and the positions that take what they match
+    _takes: dict[str, int] = field(default_factory=dict)
+    _behind: tuple[dict[int, int], ...] = field(default_factory=lambda: ({}, {}, {}))
+
+    def taking(self, letter: str) -> int:
+        """The positions that take a character."""
+        found = self._takes.get(letter)
+        if found is None:
+            found = reduce(or_, (bits for leaf, bits in self._leaves.items() if leaf.fullmatch(letter)), 0)
+            _remember(self._takes, letter, found)
+        return found
+
+    def behind(self, positions: int, place: int) -> int:
+        """The positions that may follow some of these."""
+        found = self._behind[place].get(positions)
+        if found is None:
+            found = reduce(or_, (self.moves[place].follow[each] for each in _bits(positions)), 0)
+            _remember(self._behind[place], positions, found)
+        return found
+
+
+@lru_cache(maxsize=16)
+def automaton_of(patterns: tuple[str, ...], param: str = "stop_regex") -> Automaton:
+    """The automaton of expressions.
+
+    Raises:
+        InvalidParameter: one is wrong, matches an empty text, uses what is not known here, or they are too large
+            together; `param` names the field.
+    """
+    trees = [_parsed(pattern, param) for pattern in patterns]
+    readers = [_Reader(place, param) for place in (INSIDE, LINE_START, TEXT_START)]
+    ends: list[list[int]] = []
+    firsts: list[int] = []
+    for reader in readers:
+        parts = [reader.read(tree, tree.state.flags, pattern) for tree, pattern in zip(trees, patterns, strict=True)]
+        for part, pattern in zip(parts, patterns, strict=True):
+            if part.is_nullable:
+                raise InvalidParameter(f"{param} has {pattern!r:.60}, which matches an empty text", param=param)
+        firsts.append(reduce(or_, (part.first for part in parts), 0))
+        ends.append([part.last for part in parts])
+    moves = [
+        Moves(first, tuple(reader.follow), tuple(last))
+        for first, reader, last in zip(firsts, readers, ends, strict=True)
+    ]
+    return Automaton(patterns, tuple(moves), readers[0].leaves)
+
+
+class _Part(NamedTuple):
+    """A part of an expression: whether it may be empty, and the positions that it begins and ends with."""
+
+    is_nullable: bool
+    first: int
+    last: int
+
+
+_EMPTY, _NOTHING = _Part(True, 0, 0), _Part(False, 0, 0)
+
+
+class _Reader:
+    """Gives the characters of expressions positions, and notes which may follow which at one kind of place."""
+
+    def __init__(self, place: int, param: str) -> None:
+        self.follow: list[int] = []
+        self.leaves: dict[re.Pattern[str], int] = {}
+        self._place, self._param, self._num_visits = place, param, 0
+        self._pattern = ""
+
+    def read(self, tree: Any, flags: int, pattern: str) -> _Part:
+        """The part of a whole expression."""
+        self._pattern = pattern
+        try:
+            return self._joined(tree, flags)
+        except RecursionError:
+            raise self._refused("has groups in groups too deep") from None
+
+    def _joined(self, tree: Any, flags: int) -> _Part:
+        part = _EMPTY
+        for code, value in tree:
+            part = self._then(part, self._part(code, value, flags))
+        return part
+
+    def _part(self, code: Any, value: Any, flags: int) -> _Part:
+        self._count_visit()
+        if code in (codes.MAX_REPEAT, codes.MIN_REPEAT):
+            return self._repeated(value[0], value[1], value[2], flags)
+        if code is codes.BRANCH:
+            parts = [self._joined(each, flags) for each in value[1]]
+            return _Part(
+                any(part.is_nullable for part in parts),
+                reduce(or_, (part.first for part in parts), 0),
+                reduce(or_, (part.last for part in parts), 0),
+            )
+        if code is codes.SUBPATTERN:
+            _, added, removed, tree = value
+            return self._joined(tree, (flags | added) & ~removed)
+        if code is codes.AT:
+            if value is codes.AT_BEGINNING and flags & re.MULTILINE:
+                value = codes.AT_BEGINNING_LINE
+            if value not in _HOLDS_AT:
+                raise self._refused("has $, \\Z, \\b or \\B, which depend on what comes next")
+            return _EMPTY if self._place in _HOLDS_AT[value] else _NOTHING
+        if code in _REFUSED:
+            raise self._refused(_REFUSED[code])
+        return self._leaf(_character(code, value), flags)
+
+    def _leaf(self, source: str, flags: int) -> _Part:
+        position = len(self.follow)
+        if position == MAX_POSITIONS:
+            raise self._too_large()
+        self.follow.append(0)
+        leaf = re.compile(source, flags & (re.IGNORECASE | re.DOTALL | re.ASCII))
+        self.leaves[leaf] = self.leaves.get(leaf, 0) | 1 << position
+        return _Part(False, 1 << position, 1 << position)
+
+    def _repeated(self, least: int, most: int, tree: Any, flags: int) -> _Part:
+        """`least` copies, and so many more that may be left out; the last of them over and over if there is no end."""
+        is_endless = most is codes.MAXREPEAT
+        part = _EMPTY
+        for number in range(max(least, 1) if is_endless else most):
+            self._count_visit()
+            copy = self._joined(tree, flags)
+            if is_endless and number == max(least, 1) - 1:
+                self._link(copy.last, copy.first)
+            part = self._then(part, copy if number < least else copy._replace(is_nullable=True))
+        return part
+
+    def _then(self, part: _Part, after: _Part) -> _Part:
+        self._link(part.last, after.first)
+        return _Part(
+            part.is_nullable and after.is_nullable,
+            part.first | (after.first if part.is_nullable else 0),
+            after.last | (part.last if after.is_nullable else 0),
+        )
+
+    def _link(self, last: int, first: int) -> None:
+        if first:
+            for position in _bits(last):
+                self.follow[position] |= first
+
+    def _count_visit(self) -> None:
+        self._num_visits += 1
+        if self._num_visits > _MAX_VISITS:
+            raise self._too_large()
+
+    def _refused(self, why: str) -> InvalidParameter:
+        message = f"{self._param} has {self._pattern!r:.60}, which {why}; leave that out"
+        return InvalidParameter(message, param=self._param)
+
+    def _too_large(self) -> InvalidParameter:
+        return InvalidParameter(
+            f"{self._param} is too large: repetitions written out, all expressions together may have {MAX_POSITIONS} "
+            f"characters; the limit is passed in {self._pattern!r:.60}",
+            param=self._param,
+        )
+
+
+def _parsed(pattern: str, param: str) -> Any:
+    try:
+        return parser.parse(pattern)
+    except (re.error, OverflowError, RecursionError, ValueError) as error:
+        raise InvalidParameter(f"{param} has {pattern!r:.60}, which is wrong: {error}", param=param) from None
+
+
+def _character(code: Any, value: Any) -> str:
+    """A part that is one character, as an expression of its own."""
+    if code is codes.ANY:
+        return "."
+    if code is codes.LITERAL:
+        return re.escape(chr(value))
+    if code is codes.NOT_LITERAL:
+        return f"[^{re.escape(chr(value))}]"
+    assert code is codes.IN, f"{code} is new"
+    return "[" + "".join(map(_member, value)) + "]"
+
+
+def _member(item: tuple[Any, Any]) -> str:
+    code, value = item
+    if code is codes.NEGATE:
+        return "^"
+    if code is codes.RANGE:
+        return "-".join(re.escape(chr(each)) for each in value)
+    return _CATEGORIES[value] if code is codes.CATEGORY else re.escape(chr(value))
+
+
+def _bits(positions: int) -> Iterator[int]:
+    while positions:
+        lowest = positions & -positions
+        yield lowest.bit_length() - 1
+        positions ^= lowest
+
+
+def _remember(known: dict[Any, int], key: object, value: int) -> None:
+    if len(known) >= _MAX_REMEMBERED:
+        known.clear()
+    known[key] = value

@@ -1,0 +1,120 @@
+"""Find strings in a text that comes in pieces, and say from where on one may still become complete.
+
+Knows strings, not what is done where one is found. The automaton is that of Aho and Corasick (1975, "Efficient string
+matching"): each character is looked at once, however many strings there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+
+class Found(NamedTuple):
+    """Where a rule was found: characters `[start, stop)` of all that was read, and the rule as it was asked for."""
+
+    stop: int
+    start: int
+    rule: str
+
+
+def _as_it_is(letter: str) -> str:
+    return letter
+
+
+def lower(letter: str) -> str:
+    """The letter in lower case, where that is one letter.
+
+    >>> lower("A"), lower("\\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}") == "\\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}"
+    ('a', True)
+    """
+    small = letter.lower()
+    return small if len(small) == 1 else letter
+
+
+class StringScan:
+    """Reads a text until one of `strings` is complete.
+
+    The string that is completed first is found, and of those completed by the same character the longest; so how the
+    text is cut into pieces does not matter.
+
+    >>> scan = StringScan(("cab", "abc"))
+    >>> scan.push("xa"), scan.open_from, scan.push("bcd")
+    (None, 1, Found(stop=4, start=1, rule='abc'))
+
+    Args:
+        ignores_case: whether letters count as equal in both cases.
+    """
+
+    def __init__(self, strings: Sequence[str], *, ignores_case: bool = False) -> None:
+        self._trie = _trie(tuple(strings), ignores_case)
+        self._fold: Callable[[str], str] = lower if ignores_case else _as_it_is
+        self._node, self._num_read = 0, 0
+
+    @property
+    def open_from(self) -> int:
+        """Where the text begins that may still become one of them; the end of what was read if none does."""
+        return self._num_read - self._trie.depths[self._node]
+
+    def push(self, text: str, *, may_stop: bool = True) -> Found | None:
+        """Read the next piece, up to the first string that it completes.
+
+        One that a piece completes where it may not stop is text.
+        """
+        node, nexts, fails, rules = self._node, self._trie.nexts, self._trie.fails, self._trie.rules
+        for place, letter in enumerate(map(self._fold, text), start=1):
+            while (found := nexts[node].get(letter)) is None and node:
+                node = fails[node]
+            node = found or 0
+            if may_stop and (rule := rules[node]) is not None:
+                self._node, self._num_read = node, self._num_read + place
+                return Found(self._num_read, self._num_read - len(rule), rule)
+        self._num_read += len(text)
+        while node and not nexts[node]:  # a whole string is not held back, but what it ends with may be
+            node = fails[node]
+        self._node = node
+        return None
+
+    def state(self) -> tuple[int, int]:
+        """What `restore` needs to go on from here."""
+        return self._node, self._num_read
+
+    def restore(self, state: tuple[int, int]) -> None:
+        """Go on from where `state` was asked for."""
+        self._node, self._num_read = state
+
+
+class _Trie(NamedTuple):
+    """Nodes are beginnings of strings, 0 is the empty one."""
+
+    nexts: list[dict[str, int]]
+    fails: list[int]  # the longest other beginning that each one ends with
+    depths: list[int]  # their lengths
+    rules: list[str | None]  # the longest string that each one ends with
+
+
+@lru_cache(maxsize=64)
+def _trie(strings: tuple[str, ...], ignores_case: bool) -> _Trie:
+    trie = _Trie([{}], [0], [0], [None])
+    for string in strings:
+        node = 0
+        for letter in map(lower, string) if ignores_case else string:
+            if letter not in trie.nexts[node]:
+                trie.nexts[node][letter] = len(trie.nexts)
+                trie.nexts.append({})
+                trie.depths.append(trie.depths[node] + 1)
+                trie.fails.append(0)
+                trie.rules.append(None)
+            node = trie.nexts[node][letter]
+        trie.rules[node] = trie.rules[node] or string
+    order = [0]
+    for node in order:  # by length: the ends of each are known before it
+        for letter, longer in trie.nexts[node].items():
+            order.append(longer)
+            shorter = trie.fails[node]
+            while node and shorter and letter not in trie.nexts[shorter]:
+                shorter = trie.fails[shorter]
+            trie.fails[longer] = trie.nexts[shorter].get(letter, 0) if node else 0
+            trie.rules[longer] = trie.rules[longer] or trie.rules[trie.fails[longer]]
+    return trie
