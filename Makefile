@@ -4,6 +4,7 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 ARTIFACT := .cache/smollm2.radixlm
+CODER := .cache/qwen-coder.radixlm
 # What the model's makers recommend; the GGUF file does not say so itself.
 SAMPLING := --temperature 0.2 --top-p 0.9
 # What an artifact is made by: it is compiled again when one of these is newer.
@@ -28,7 +29,7 @@ test: $(VENV)/.test
 	$(BIN)/pytest -n 2 --dist loadfile --ignore=tests/compile --ignore=tests/cli
 
 # What takes too long for each run, or fetches much: families that have nothing of their own, compiled, and
-# Qwen2.5-Coder-0.5B against transformers. Five minutes, and 491 MB once.
+# Qwen2.5-Coder-0.5B against transformers; and thousands of random traces with guesses. Ten minutes, and 491 MB once.
 test-long: $(VENV)/.test
 	$(BIN)/pytest -n 2 --dist loadfile -m long
 
@@ -110,14 +111,19 @@ bench-agents: $(VENV)/.test $(VENV)/.bench .cache/llama.cpp/.built
 	$(BIN)/python -m bench.agents
 	$(BIN)/python -m bench.report
 
-# What guesses of a reply's tokens bring, task by task; four minutes.
-bench-speculation: $(ARTIFACT)/manifest.json $(VENV)/.bench
-	$(BIN)/python -m bench.engine.speculation $(ARTIFACT)
+# What guesses of a reply's tokens bring, task by task, with many streams, with a draft model, and in llama.cpp's server;
+# ten minutes, and the 491 MB of Qwen2.5-Coder.
+TARGET := .cache/smollm2-f32.radixlm
+bench-speculation: $(CODER)/manifest.json $(ARTIFACT)/manifest.json $(TARGET)/manifest.json $(VENV)/.bench .cache/llama.cpp/.built
+	$(BIN)/python -m bench.speculation $(CODER) --target $(TARGET) --draft $(ARTIFACT)
 	$(BIN)/python -m bench.report
+
+$(TARGET)/manifest.json: $(COMPILER) | $(VENV)/.run
+	@rm -rf $(TARGET)
+	@$(BIN)/radixlm compile smollm2 -o $(TARGET) --quantize f32
 
 # A real model under a coding agent: opencode's first and second question, llama.cpp beside; ten minutes, and the agents of
 # `make test-agents`.
-CODER := .cache/qwen-coder.radixlm
 bench-questions: $(CODER)/manifest.json $(VENV)/.bench .cache/llama.cpp/.built $(AGENTS)/.suite
 	$(BIN)/python -m bench.agents.questions $(CODER)
 	$(BIN)/python -m bench.report

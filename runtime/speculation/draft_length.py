@@ -13,8 +13,8 @@ _KEPT = 0.98  # of what steps took before, with each new one
 _ROW_SHARE = 0.05  # of a step of one row that another row takes, before anything was measured
 _PRIOR_SPREAD = 4.0  # rows squared: so much does what was expected count beside what is measured
 _MIN_GAIN = 1.15  # that a guess must promise: estimates are off
-_KEPT_OFF = 0.8  # of what steps of as many rows took
-_PRIOR_OFF = 0.5  # steps that the line counts for
+_KEPT_MET = 0.8  # of what steps of as many rows took
+_PRIOR_MET = 0.3  # steps that the line counts for
 
 
 @dataclass
@@ -22,8 +22,8 @@ class StepCost:
     """Seconds of a step that decodes, by its rows, of what was measured lately.
 
     Rows cost unequally: kernels take several at a time, so that the second to fourth may be nearly free and the fifth
-    cost as much as these together. So there is a line, `base + row * rows`, and by number of rows, how far steps were
-    off it.
+    cost as much as these together. So steps of each number of rows are counted by themselves, and there is a line,
+    `base + row * rows`, for numbers that were not met lately.
 
     >>> cost = StepCost()
     >>> for rows in (1, 4, 5, 8) * 9:
@@ -38,7 +38,7 @@ class StepCost:
     _rows_squared: float = 0.0
     _products: float = 0.0
     _row_s: float = 0.0  # of one more row, on the line
-    _off: dict[int, tuple[float, float]] = field(default_factory=dict)  # by rows, weight and sum of shares of the line
+    _met: dict[int, tuple[float, float]] = field(default_factory=dict)  # by rows, the weight and sum of their seconds
 
     def observe(self, num_rows: int, seconds: float) -> None:
         """Note that a step of so many rows took so long."""
@@ -50,9 +50,10 @@ class StepCost:
         self._rows_squared = _KEPT * self._rows_squared + num_rows * num_rows
         self._products = _KEPT * self._products + num_rows * seconds
         self._row_s = self._slope()
-        off = min(max(seconds / self._line(num_rows), 0.5), 2.0)  # one slow step says little
-        weight, total = self._off.get(num_rows, (0.0, 0.0))
-        self._off[num_rows] = _KEPT_OFF * weight + 1, _KEPT_OFF * total + off
+        expected = self.seconds(num_rows)
+        weight, total = self._met.get(num_rows, (0.0, 0.0))
+        seconds = min(max(seconds, 0.5 * expected), 2.0 * expected)  # one slow step says little
+        self._met[num_rows] = _KEPT_MET * weight + 1, _KEPT_MET * total + seconds
 
     @property
     def is_measured(self) -> bool:
@@ -61,7 +62,8 @@ class StepCost:
 
     def seconds(self, num_rows: int) -> float:
         """Of a step of so many rows."""
-        return self._line(num_rows) * self._share_of_line(num_rows)
+        weight, total = self._met.get(num_rows, (0.0, 0.0))
+        return (total + _PRIOR_MET * self._line(num_rows)) / (weight + _PRIOR_MET)
 
     def _line(self, num_rows: int) -> float:
         mean_s, rows = self._seconds / self._weight, self._rows / self._weight
@@ -74,10 +76,6 @@ class StepCost:
         product = self._products / self._weight - rows * seconds
         expected = _ROW_SHARE * seconds / (1 + _ROW_SHARE * (rows - 1))
         return max(0.0, (product + _PRIOR_SPREAD * expected) / (spread + _PRIOR_SPREAD))
-
-    def _share_of_line(self, num_rows: int) -> float:
-        weight, total = self._off.get(num_rows, (0.0, 0.0))
-        return (total + _PRIOR_OFF) / (weight + _PRIOR_OFF)
 
 
 @dataclass

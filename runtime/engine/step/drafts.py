@@ -23,6 +23,8 @@ from .plan import ScheduledRequest, StepPlan
 from .policy import SchedulerPolicy
 from .sampler import SampledToken, sample
 
+_PLAIN_EVERY = 48  # steps: one is without guesses, so that it is known what those cost which guesses are to beat
+
 
 @dataclass
 class Guessing:
@@ -42,6 +44,7 @@ class Guessing:
     looks_up: bool = True
     model: DraftModel | None = None
     cost: StepCost = field(default_factory=StepCost)
+    _num_begun: int = 0
 
     @classmethod
     def of(cls, policy: SchedulerPolicy, cache: PrefixCache, model: DraftModel | None) -> Guessing:
@@ -52,6 +55,9 @@ class Guessing:
     def begin(self, decoding: Sequence[Request]) -> StepDrafts | None:
         """The guesses of a step in which these requests decode, and no others have prompts; None: none are made."""
         if not self.is_on:
+            return None
+        self._num_begun += 1
+        if self._num_begun % _PLAIN_EVERY == 0:
             return None
         drafts = StepDrafts(self, len(decoding))
         if self.model is not None and self.model.worth.may_guess():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +18,9 @@ from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.kv_log.replay import KVReplay
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.model.scripted_runner import ScriptedRunner
-from radixlm.runtime.speculation.draft import NO_DRAFT, Draft
-from radixlm.runtime.speculation.draft_length import StepCost
 
-from ..fake_model import CONTEXT_LENGTH, POLICY, VOCAB_SIZE, Bench, alone
+from ..fake_model import CONTEXT_LENGTH, POLICY, Bench, alone
+from ..guess_oracle import Oracle
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=30)
@@ -30,34 +29,6 @@ PENALIZED = SamplingParams(
 )
 SHORT = SamplingParams(temperature=0.0, max_tokens=9, stop=("CAB",), min_tokens=3)
 PROMPTS = ([1, 2, 3], [5] * 20, [number * number % 37 for number in range(50)], list(range(30)))
-
-
-class Oracle:
-    """Drafts that are right up to a place, and wrong from there on."""
-
-    replies: ClassVar[dict[tuple[int, ...], Sequence[int]]]
-    chance: ClassVar[random.Random]
-    right: ClassVar[float]  # share of guesses that are right
-
-    def __init__(self, token_ids: Sequence[int], *_: object, **__: object) -> None:
-        self._ids = token_ids
-        begins = (ids for ids in self.replies if tuple(token_ids[: len(ids)]) == ids)
-        self._prompt = max(begins, key=len, default=None)
-        self.seen: list[tuple[int, int]] = []
-
-    def propose(self, most: int, cost: StepCost, *, num_rows: int, num_expected: float) -> Draft:
-        if self._prompt is None or not most:
-            return NO_DRAFT
-        known = self.replies[self._prompt][len(self._ids) - len(self._prompt) :]
-        number = self.chance.randint(0, most)
-        guesses = list(known[:number]) + [self.chance.randrange(VOCAB_SIZE) for _ in range(number - len(known))]
-        for place in range(len(guesses)):
-            if self.chance.random() >= self.right:
-                guesses[place] = self.chance.randrange(VOCAB_SIZE)
-        return Draft.of(tuple(guesses), 0, 0.5) if guesses else NO_DRAFT
-
-    def observe(self, draft: Draft, num_accepted: int) -> None:
-        self.seen.append((len(draft.token_ids), num_accepted))
 
 
 @pytest.fixture(params=[1.0, 0.7, 0.0], ids=["right", "mixed", "wrong"])
@@ -92,9 +63,25 @@ def test_replies_are_those_without_drafts(oracle: type[Oracle], params: Sampling
     served.core.check()
 
 
+TRACES = given(
+    seed=st.integers(0, 2**32), right=st.sampled_from([0.0, 0.5, 0.9, 1.0]), num_pages=st.sampled_from([8, 12, 40])
+)
+
+
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), right=st.sampled_from([0.0, 0.5, 0.9, 1.0]), num_pages=st.sampled_from([8, 12, 40]))
+@TRACES
 def test_random_requests_with_guesses_are_served_as_alone(seed: int, right: float, num_pages: int) -> None:
+    serve_random_requests(seed, right, num_pages)
+
+
+@pytest.mark.long
+@settings(max_examples=10_000, deadline=None, database=None)
+@TRACES
+def test_ten_thousand_random_traces_are_served_as_alone(seed: int, right: float, num_pages: int) -> None:
+    serve_random_requests(seed, right, num_pages)
+
+
+def serve_random_requests(seed: int, right: float, num_pages: int) -> None:
     """Requests that share prefixes, give pages back, are aborted and come again with the replies that they got."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drafts, "Drafter", Oracle)

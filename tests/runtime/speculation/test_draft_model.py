@@ -181,17 +181,33 @@ def test_tokens_that_were_taken_back_are_popped() -> None:
         cache.check()
 
 
-@settings(max_examples=60, deadline=None)
-@given(
+TRACES = given(
     seed=st.integers(0, 2**32),
     right=st.sampled_from([0.0, 0.6, 0.95, 1.0]),
     num_pages=st.sampled_from([8, 12, 40]),
     num_draft_pages=st.sampled_from([2, 6, 40]),
     looks_up=st.booleans(),
 )
+
+
+@settings(max_examples=60, deadline=None)
+@TRACES
 def test_random_requests_are_served_as_alone(
     seed: int, right: float, num_pages: int, num_draft_pages: int, looks_up: bool
 ) -> None:
+    serve_random_requests(seed, right, num_pages, num_draft_pages, looks_up)
+
+
+@pytest.mark.long
+@settings(max_examples=5_000, deadline=None, database=None)
+@TRACES
+def test_five_thousand_random_traces_are_served_as_alone(
+    seed: int, right: float, num_pages: int, num_draft_pages: int, looks_up: bool
+) -> None:
+    serve_random_requests(seed, right, num_pages, num_draft_pages, looks_up)
+
+
+def serve_random_requests(seed: int, right: float, num_pages: int, num_draft_pages: int, looks_up: bool) -> None:
     """Requests that share prefixes, give pages back, are aborted and come again with the replies that they got."""
     chance = random.Random(seed)
     served = Drafted(num_pages, right, num_draft_pages=num_draft_pages, looks_up=looks_up)

@@ -1,24 +1,17 @@
-"""What guessing brings: tokens a second of the same replies with and without, in turns, and whether a byte changed.
+"""What is asked for, to see what guessing brings.
 
-    python -m bench.engine.speculation ARTIFACT [--rounds 5]
-
-Two engines of this process, one that guesses and one that does not, answer the same requests one after the other. Each
-round has a namespace of its own, so that the cache knows no reply but the one that is asked for again.
+Knows requests, not how they are measured.
 """
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from radixlm.runtime import Completion, Engine, SamplingParams
-from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.chat.grammar import Grammar
-
-from ..options import read_options
-from ..report.page import publish
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = "\n".join((ROOT / "runtime/cache/kv_transaction.py").read_text(encoding="utf-8").splitlines()[:120])
@@ -57,6 +50,7 @@ class Task:
 
 EDIT = f"```python\n{CODE}\n```\nRepeat the whole file; rename the class KVTransaction to KVStep. Only code."
 STORY = "Tell a long story about a fox that wants to see the sea."
+FILES = sorted((ROOT / "runtime/cache").glob("*.py"), key=lambda path: path.stat().st_size)[-8:]
 TASKS = (
     Task("a file of 120 lines with one change", EDIT, 1500),
     Task("a reply once more, greedily", STORY, 300, is_again=True),
@@ -65,37 +59,18 @@ TASKS = (
     Task("open text, greedily", STORY, 300),
     Task("open text, sampled", STORY, 300, is_sampled=True),
 )
+OPEN = TASKS[-2:]
 
 
-def main() -> None:
-    """Measure, print, write `results/speculation.json`."""
-    options = read_options(__doc__, "artifact", rounds=5)
-    artifact = Artifact.open(options.artifact)
-    runs: dict[str, list[dict[str, object]]] = defaultdict(list)
-    with Engine(artifact, speculate="off", idle_work=False) as plain, Engine(artifact, idle_work=False) as guesses:
-        for number in range(-1, options.rounds):  # the first round warms up and is not counted
-            for task in TASKS:
-                order = (plain, guesses) if number % 2 else (guesses, plain)
-                replies = {engine is guesses: ask(engine, task, number) for engine in order}
-                before, after = replies[False], replies[True]
-                assert after.token_ids == before.token_ids, f"guesses changed {task.name}"
-                if number >= 0:
-                    runs[task.name].append(
-                        {
-                            "plain_per_s": before.timings.decode_tokens_per_s,
-                            "guesses_per_s": after.timings.decode_tokens_per_s,
-                            "num_tokens": len(after.token_ids),
-                            "drafted": after.usage.drafted_tokens,
-                            "accepted": after.usage.accepted_tokens,
-                        }
-                    )
-    publish("speculation", {"model": artifact.manifest.name, "tasks": runs}, artifact.manifest.name)
+def params_of(task: Task, number: int) -> SamplingParams:
+    """How a task's tokens are chosen in a round."""
+    temperature, seed = (0.8, number + 1) if task.is_sampled else (0.0, None)
+    return SamplingParams(max_tokens=task.max_tokens, temperature=temperature, seed=seed)
 
 
 def ask(engine: Engine, task: Task, number: int) -> Completion:
-    """The reply to a task in a round."""
-    temperature, seed = (0.8, number + 1) if task.is_sampled else (0.0, None)
-    params = SamplingParams(max_tokens=task.max_tokens, temperature=temperature, seed=seed)
+    """The reply to a task in a round, which has a namespace of its own."""
+    params = params_of(task, number)
     constraint = None if task.schema is None else engine.grammars.compile(Grammar.json_schema(json.loads(task.schema)))
     messages = [{"role": "user", "content": task.prompt}]
     namespace = f"{task.name} {number}".encode()
@@ -105,5 +80,8 @@ def ask(engine: Engine, task: Task, number: int) -> Completion:
     return completion
 
 
-if __name__ == "__main__":
-    main()
+def editing(num_lines: int) -> list[list[dict[str, Any]]]:
+    """A conversation for each of eight files, of which the first lines are to be repeated with one change."""
+    asked = "Repeat the whole file; the first line becomes # changed. Only code."
+    texts = ["\n".join(path.read_text(encoding="utf-8").splitlines()[:num_lines]) for path in FILES]
+    return [[{"role": "user", "content": f"```python\n{text}\n```\n{asked}"}] for text in texts]

@@ -1,0 +1,66 @@
+"""What guessing brings: tokens a second of the same replies with and without, in turns, and whether a byte changed.
+
+    python -m bench.speculation QWEN_ARTIFACT [--rounds 2] [--pairs 10] [--parts tasks open streams draft llama.cpp]
+        [--target SMOLLM2_F32_ARTIFACT --draft SMOLLM2_ARTIFACT] [--llama-cpp DIRECTORY]
+
+tasks: one request at a time, of which some are edits, JSON and quotes; open: pairs of open text; streams: eight files
+at once; draft: open text of the target with a draft model; llama.cpp: its n-gram kinds on the same model and prompts.
+Each part is a run of its own in the results, which a run of another leaves as it was. What a part needs and is not
+there, is said, and the part is left out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from radixlm.runtime.artifact import read_manifest
+
+from ..options import read_options
+from ..peers.models import qwen_coder
+from ..report.page import publish
+from . import llama_cpp, ours
+from .tasks import OPEN, TASKS
+
+
+def main() -> None:
+    """Measure, print, write `results/speculation.json`."""
+    parts = ("tasks", "open", "streams", "draft", "llama.cpp")
+    options = read_options(
+        __doc__,
+        "artifact",
+        rounds=2,
+        pairs=10,
+        parts=parts,
+        target=Path,
+        draft=Path,
+        llama_cpp=Path(".cache/llama.cpp"),
+    )
+    name = read_manifest(options.artifact).name
+    asked = set(options.parts)
+    if asked & {"tasks", "open", "streams"}:
+        with ours.pair(options.artifact) as engines:
+            if "tasks" in asked:
+                _publish(name, "one request at a time", ours.by_task(engines, TASKS, options.rounds))
+            if "open" in asked:
+                _publish(name, "pairs of open text", ours.open_text(engines, options.pairs))
+            if "streams" in asked:
+                _publish(name, "eight streams", ours.streams(engines, options.rounds))
+    if "draft" in asked and (options.target is None or options.draft is None):
+        print("draft is left out: it needs --target and --draft")
+    elif "draft" in asked:
+        with ours.pair(options.target, options.draft) as engines:
+            title = f"guesses of {read_manifest(options.draft).name}"
+            _publish(read_manifest(options.target).name, title, ours.by_task(engines, OPEN, options.rounds))
+    program = options.llama_cpp.resolve() / "llama-server"
+    if "llama.cpp" in asked and not program.exists():
+        print(f"llama.cpp is left out: there is no {program}")
+    elif "llama.cpp" in asked:
+        _publish(name, "llama.cpp's n-grams", llama_cpp.measure(program, qwen_coder()))
+
+
+def _publish(model: str, title: str, figures: ours.Figures) -> None:
+    publish("speculation", {"model": f"{model}: {title}", "tasks": figures}, f"{model}: {title}")
+
+
+if __name__ == "__main__":
+    main()
