@@ -156,8 +156,25 @@ CALLS = {
     + _EACH
     + """{{ '' if loop.first else ', ' }}{{ '{"name": "' + f.name + '", "arguments": ' + (f.arguments | tojson) }}"""
     + "{{ '}' }}{% endfor %}]</TOOLCALL>",
+    "cohere": "<|START_ACTION|>[\n"
+    + _EACH
+    + """    {{ '{"tool_call_id": "' ~ loop.index0 ~ '", "tool_name": "' + f.name + '", "parameters": ' }}"""
+    + """{{ (f.arguments | tojson) + '}' + ('' if loop.last else ',') + '\n' }}{% endfor %}]<|END_ACTION|>""",
+    "phi": _EACH
+    + """{{ '<|tool_call|>{"name": "' + f.name + '", "arguments": ' + (f.arguments | tojson) + '}<|/tool_call|>' }}"""
+    + "{% endfor %}",
+    "olmo": "<function_calls>"
+    + _EACH
+    + "{{ f.name }}({% for key, value in f.arguments | items %}{{ '' if loop.first else ', ' }}{{ key }}="
+    + "{{ value | tojson }}{% endfor %}){{ '' if loop.last else '\n' }}{% endfor %}</function_calls>",
 }
 """How families write calls, in Jinja."""
+
+GRANITE = calling("").replace(
+    "'<|im_start|>system\\n'", "'<|im_start|>system\\nrespond with <|tool_call|> and a list of '"
+)
+LFM = calling("").replace("'<|im_start|>system\\n'", "'<|im_start|>system\\nList of tools: <|tool_list_start|>'")
+"""Templates that tell of tools as Granite 3.3's and LFM 2's, and write no calls but those in a content."""
 
 HARMONY = """\
 {%- if tools %}

@@ -97,12 +97,40 @@ NEMOTRON: Final = ToolFormat(
 )
 """Nemotron Nano 2's."""
 
+COHERE: Final = ToolFormat(
+    *('    {"tool_call_id": "{index}", "tool_name": "', '", "parameters": ', "}", "<|START_ACTION|>", ",\n"),
+    open="<|START_ACTION|>[\n",
+    close="\n]<|END_ACTION|>",
+)
+"""Command R7B's and A's, whose template counts the calls of a conversation."""
+
+PHI: Final = ToolFormat('<|tool_call|>{"name": "', '", "arguments": ', "}<|/tool_call|>", "<|tool_call|>", "")
+"""Phi-4-mini's, where the template writes calls."""
+
+GRANITE: Final = ToolFormat(
+    *('{"name": "', '", "arguments": ', "}", "<|tool_call|>", ", "),
+    open="<|tool_call|>[",
+    close="]",
+    is_content=True,
+)
+"""Granite 3's, whose template tells of it and writes no calls."""
+
+OLMO: Final = ToolFormat(
+    *("", "", "", "<function_calls>", "\n", LiteralArguments("(", ")", "=", ", ", is_json=True)),
+    open="<function_calls>",
+    close="</function_calls>",
+)
+"""OLMo 3's."""
+
 LFM: Final = ToolFormat(
     *("", "", "", "<|tool_call_start|>", ", ", LiteralArguments("(", ")", "=", ", ")),
     open="<|tool_call_start|>[",
     close="]<|tool_call_end|>",
 )
 """LFM 2.5's."""
+
+LFM_CONTENT: Final = replace(LFM, is_content=True)
+"""LFM 2's, whose template writes no calls."""
 
 GEMMA: Final = ToolFormat(
     *("<|tool_call>call:", "", "<tool_call|>", "<|tool_call>", ""), LiteralArguments("{", "}", ":", ",", '<|"|>')
@@ -122,7 +150,9 @@ KNOWN: Final = (
     *(HERMES, replace(HERMES, separator=""), LLAMA3),
     *(QWEN_CODER, replace(QWEN_CODER, separator=""), SEED, GLM, GLM_TIGHT, MINIMAX, DSML),
     *(MISTRAL_LIST, MISTRAL, MISTRAL_IDS, DEEPSEEK, KIMI, NEMOTRON),
-    *(LFM, GEMMA, FUNCTION_GEMMA, HARMONY),
+    *(LFM, GEMMA, FUNCTION_GEMMA, HARMONY, COHERE, PHI, OLMO),
+    *(replace(HERMES, begin='<tool_call>{"name": "', end="}</tool_call>", separator=between) for between in ("\n", "")),
+    replace(MISTRAL_LIST, open="[TOOL_CALLS] ["),
     replace(DSML, trigger="<｜DSML｜tool_calls>", open="<｜DSML｜tool_calls>\n", close="</｜DSML｜tool_calls>"),
     replace(
         DEEPSEEK,
@@ -133,6 +163,9 @@ KNOWN: Final = (
     ),
     ToolFormat("<function=", ">", "</function>", "<function=", ""),
 )
+
+_TOLD: Final = {"<|tool_call|>": GRANITE, "<|tool_list_start|>": LFM_CONTENT}
+"""By what a template that writes no calls tells of tools with."""
 
 _ID = "abcdefgh0"  # Mistral's templates want nine letters and digits
 _ARGUMENTS = '{"fred": true, "plugh": 1, "waldo": "x y"}'
@@ -151,7 +184,8 @@ def format_of(template: ChatTemplate) -> ToolFormat:
                 text = format.text_of([("xyzzy", _ARGUMENTS), ("corge", "{}")][:num_calls], [_ID, _ID])
                 if text in str(rendered) and (num_calls == 2) <= (format.separator is not None):
                     return format
-    return PLAIN
+    told = _rendered(template, 0, ()) or ""
+    return next((format for mark, format in _TOLD.items() if mark in told), PLAIN)
 
 
 def _rendered(template: ChatTemplate, num_calls: int, ids: Sequence[str]) -> str | None:
@@ -165,11 +199,8 @@ def _rendered(template: ChatTemplate, num_calls: int, ids: Sequence[str]) -> str
         {"role": "tool", "tool_call_id": call["id"], "name": name, "content": "c"}
         for call, (name, _) in zip(calls, values, strict=False)
     ]
-    messages: list[Mapping[str, object]] = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "", "tool_calls": calls},
-        *results,
-    ]
+    asked = {"role": "assistant", "content": "", "tool_calls": calls}
+    messages: list[Mapping[str, object]] = [{"role": "user", "content": "a"}, *([asked] if calls else []), *results]
     tool = Tool("quux", {"type": "object", "properties": {}}, description="d")
     try:
         rendered = template.render(messages, tools=[tool.for_template()])

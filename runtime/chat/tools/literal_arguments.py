@@ -30,6 +30,7 @@ class LiteralArguments:
         assign: between a name and its value.
         comma: between two arguments.
         quote: around strings, which stand there as they are; None: Python's quotes and escapes.
+        is_json: templates write values as JSON; models may write Python's, too.
     """
 
     opener: str
@@ -37,6 +38,7 @@ class LiteralArguments:
     assign: str
     comma: str
     quote: str | None = None
+    is_json: bool = False
 
     @property
     def texts(self) -> str:
@@ -58,6 +60,8 @@ class LiteralArguments:
         return _by_name(values) if self.quote is not None else list(values.items())
 
     def _value(self, value: object) -> str:
+        if self.is_json:
+            return json.dumps(value, ensure_ascii=False)
         if self.quote is None:
             return _python(value)
         match value:
@@ -162,7 +166,8 @@ class _LiteralRules:
         if types == STRING and not (self.is_strict and unkept_words(asked, self.schema)):  # else as JSON, which can
             times = times_of(asked)
             return " | ".join(rf"/{mark}([^{mark}\\]|\\[ntr\\'\"]){times}{mark}/" for mark in "'\"")
-        ways = [] if types <= {"boolean", "null"} else [self._json(_without_refs(asked, self.schema))]
+        is_words = types <= {"boolean", "null"} and not self.style.is_json
+        ways = [] if is_words else [self._json(_without_refs(asked, self.schema))]
         return " | ".join([*ways, *(quoted(w) for kind, ws in _PYTHON_WORDS.items() if kind in types for w in ws)])
 
     def _json(self, schema: Mapping[str, Any]) -> str:

@@ -127,7 +127,7 @@ class ToolCallReader:
         if self._read == self._read_arguments and self._arguments is not None:
             rest = self._arguments.finish(held)
             return self._noted([Arguments(self._num_calls - 1, rest)] if rest else [])
-        is_closing = self._read == self._read_close and self._format.close.startswith(held.lstrip())
+        is_closing = self._read == self._read_close and self._format.close.lstrip().startswith(held.lstrip())
         if is_closing or self._read == self._read_tail:  # all of the call is said
             return []
         if self._read == self._read_head:
@@ -222,13 +222,19 @@ class ToolCallReader:
     def _read_close(self) -> list[Piece] | None:
         """What follows a call of those that are closed together."""
         rest, close = self._held.lstrip(), self._format.close.strip()
-        again = ((self._format.separator or "") + self._format.begin).lstrip()
+        separator = (self._format.separator or "").lstrip()
+        again = separator + self._format.begin if separator else self._format.begin.lstrip()
+        found = fit(rest, again) if again else None
         if rest.startswith(close):
             self._held, self._read = rest.removeprefix(close).lstrip(), self._read_rest
-        elif again and rest.startswith(again):
-            self._held, self._read = rest[len(again) - len(self._format.begin) :], self._read_head
-        elif close.startswith(rest) or again.startswith(rest):
+        elif found is not None and found.is_whole:
+            begin = rest[len(separator) :]
+            blanks = self._format.begin[: len(self._format.begin) - len(self._format.begin.lstrip())]
+            self._held, self._read = begin if separator else blanks + begin, self._read_head
+        elif close.startswith(rest) or found is not None:
             return None
+        elif not again:
+            self._held, self._read = rest, self._read_head
         else:
             self._held, self._read = rest, self._read_rest
         return []

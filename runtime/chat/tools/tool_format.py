@@ -47,13 +47,14 @@ class ToolFormat:
         open  begin NAME middle ARGUMENTS end  separator  begin NAME middle ARGUMENTS end  close
 
     Hermes' `begin` is `<tool_call>\\n{"name": "`, its `middle` is `", "arguments": `, and its `end` `}\\n</tool_call>`.
-    `middle` and `end` may have slots, which are letters and digits: `{index}`, the number of the call from 0, and
-    `{id}`, which the model thinks of.
+    `begin`, `middle` and `end` may have slots, which are letters and digits: `{index}`, the number of the call from 0,
+    and, not in `begin`, `{id}`, which the model thinks of.
 
     Args:
         trigger: the beginning of a call. No other text of a reply contains it; if it is `{`, none begins with it.
         separator: between two calls; None: a reply has one call at most.
         is_native: the template renders tools and calls itself.
+        is_content: the template renders tools itself, and of calls what stands in a message's content.
         specials: the special tokens of the model that the format writes.
         id_text: the id of a call that the template may write as it is, with the slots `{name}` and `{number}`, which
             counts the calls of the conversation; empty: ids are in no prompt, or are `{id}`.
@@ -68,6 +69,7 @@ class ToolFormat:
     open: str = ""
     close: str = ""
     is_native: bool = True
+    is_content: bool = False
     specials: Specials = ()
     id_text: str = ""
 
@@ -93,7 +95,8 @@ class ToolFormat:
 
     def head(self, name: str, index: int = 0, call_id: str = _NO_ID) -> str:
         """All of a call before its arguments."""
-        return (self.open if index == 0 else "") + self.begin + name + filled(self.middle, index, call_id)
+        lead = (self.open if index == 0 else "") + filled(self.begin, index, call_id)
+        return lead + name + filled(self.middle, index, call_id)
 
     def tail(self, index: int = 0, call_id: str = _NO_ID) -> str:
         """All of a call behind its arguments."""

@@ -45,6 +45,8 @@ def for_template(
         messages = with_counted_ids(messages, format.id_text)
     if isinstance(format, HeadedFormat):
         messages = [_with_one_thought(message) for message in _with_one_call_each(messages)]
+    if format.is_content:
+        messages = [_with_calls_said(message, format, between="") for message in messages]
     if format.is_native:
         return [_with_parsed_calls(message) for message in messages], tools
     told = [_in_words(message, _names(messages), format) for message in messages]
@@ -88,8 +90,12 @@ def _with_one_call_each(messages: Sequence[Message]) -> list[Message]:
         for number, call in enumerate(calls):
             said = message if number == 0 else {"role": message.get("role"), "content": ""}
             told.append({**said, "tool_calls": [call]})
-            told += [each for each in results if _answers(each, call)]
-        told += [each for each in results if not any(_answers(each, call) for call in calls)]
+            own = [each for each in results if _answers(each, call)]
+            if any(other.get("id") == call.get("id") for other in calls[number + 1 :]):
+                own = own[:1]  # the next one is for the next call of that id
+            told += own
+            results = [each for each in results if not any(each is told_one for told_one in own)]
+        told += results
     return told
 
 
@@ -119,13 +125,18 @@ def _in_words(message: Message, names: Mapping[str, str], format: ToolFormat) ->
     if message.get("role") == "tool":
         name = names.get(str(message.get("tool_call_id")), "the function")
         return {"role": "user", "content": f"Result of {name}: {message.get('content')}", "is_result": True}
+    return _with_calls_said(message, format, between="\n")
+
+
+def _with_calls_said(message: Message, format: ToolFormat, between: str) -> Message:
+    """A message whose calls stand in its content, behind its words."""
     calls = _calls(message)
     if not calls:
         return message
     said = format.text_of([(call["function"]["name"], to_json(_arguments(call), _json)) for call in calls])
     content = str(message.get("content") or "")
     others = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**others, "content": f"{content}\n{said}" if content else said}
+    return {**others, "content": f"{content}{between}{said}" if content else said}
 
 
 def _merged(messages: Sequence[Message]) -> list[Message]:

@@ -135,7 +135,13 @@ class PromptTime:
 
     def take(self, position: int, num_tokens: int, *, ends: bool) -> None:
         """Use the time of so many tokens, with which the prompt ends or not."""
-        seconds = self._pace.seconds(position, num_tokens)
+        self._use(self._pace.seconds(position, num_tokens), ends=ends)
+
+    def give_back(self, position: int, num_tokens: int, *, ends: bool) -> None:
+        """Undo `take`."""
+        self._use(-self._pace.seconds(position, num_tokens), ends=ends)
+
+    def _use(self, seconds: float, *, ends: bool) -> None:
         self._used_s += seconds
         self._used_by_parts_s += 0.0 if ends else seconds
 

@@ -115,12 +115,15 @@ class StepPlan:
         return True
 
     def drop(self, request: Request) -> None:
-        """Take a request out again, if it is in; its pages and tokens are free for others."""
+        """Take a request out again, if it is in; its pages, tokens and time are free for others."""
         dropped = self._scheduled.pop(request.request_id, None)
         if dropped is not None:
             self._step.drop(dropped.reservation.sequence)
             self.budget += dropped.reservation.num_tokens
             self._num_logits_left += dropped.num_logits
+            reserved = dropped.reservation
+            if self._time is not None and not reserved.decodes:
+                self._time.give_back(reserved.start, reserved.num_tokens, ends=dropped.samples)
 
     def set_half_aside(self) -> None:
         """Keep half of all until `take_back`, for the oldest prompt: it has what others leave it."""

@@ -81,7 +81,7 @@ class Bench:
 
     def said(self, grammar: Grammar, seed: int) -> str | None:
         constraint = self.grammars.compile(grammar).start()
-        return say(constraint, self.tokenizer, self.eos, random.Random(seed))
+        return say(constraint, self.tokenizer, self.eos, random.Random(seed), max_tokens=1500)
 
     def follows(self, grammar: Grammar, text: str) -> bool:
         """Whether this could be said and end there, each time by the longest token that may come."""

@@ -15,6 +15,7 @@ from radixlm.runtime.engine.request import Request
 from radixlm.runtime.engine.request_spec import RequestSpec
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import Scheduler
+from radixlm.runtime.engine.step.pace import PromptTime, StepPace
 from radixlm.runtime.engine.step.plan import StepPlan
 from radixlm.runtime.engine.step.policy import SchedulerPolicy
 from radixlm.runtime.engine.step.sampler import SampledToken
@@ -149,6 +150,22 @@ def test_older_prompt_takes_pages_that_a_newer_decoder_was_given_in_the_same_ste
     assert bench.step() == {"new": 1, "old": 16}
     assert bench.step() == {"old": 17}, "the fifth page, and the budget, of the newer"
     assert (new.num_preemptions, new.num_generated) == (1, 2)
+
+
+def test_a_request_that_is_taken_out_of_a_plan_gives_its_time_back() -> None:
+    """What its prompt would have taken was lost to those that stay."""
+    pace = StepPace(limit_s=0.05)
+    pace.observe(num_streams=0, chunks=[(0, 100)], seconds=0.1)
+    bench = Bench(64, SchedulerPolicy(), context_length=500)
+    first, second = bench.add("a", [1] * 400), bench.add("b", [2] * 400)
+    for request in (first, second):
+        match = bench.cache.match(request.prompt.ids)
+        request.sequence = bench.cache.open(match, context_length=500)
+    with bench.cache.begin() as step:
+        plan = StepPlan(step, 512, time=PromptTime(pace, 0.05))
+        assert plan.reserve(first) and not plan.has_room_for(second)
+        plan.drop(first)
+        assert plan.has_room_for(second) and plan.budget == 512
 
 
 def test_pages_that_running_requests_need_next_are_not_given_away() -> None:

@@ -13,20 +13,25 @@ from radixlm.runtime.chat.chat_template import ChatTemplate
 from radixlm.runtime.chat.grammar import Grammar
 from radixlm.runtime.chat.tools.call_ids import short_id
 from radixlm.runtime.chat.tools.known_formats import (
+    COHERE,
     DEEPSEEK,
     DSML,
     GEMMA,
     GLM,
     GLM_TIGHT,
+    GRANITE,
     HERMES,
     KIMI,
     LFM,
+    LFM_CONTENT,
     LLAMA3,
     MINIMAX,
     MISTRAL,
     MISTRAL_IDS,
     MISTRAL_LIST,
     NEMOTRON,
+    OLMO,
+    PHI,
     PLAIN,
     QWEN_CODER,
     SEED,
@@ -39,6 +44,8 @@ from radixlm.runtime.chat.tools.tool_messages import for_template
 from radixlm.runtime.errors import InvalidGrammar, InvalidRequest
 
 from ...tool_templates import CALLS, LLAMA, NO_TOOLS, QWEN, calling
+from ...tool_templates import GRANITE as TOLD_GRANITE
+from ...tool_templates import LFM as TOLD_LFM
 from ..test_grammars import Bench
 
 WEATHER = Tool(
@@ -73,6 +80,10 @@ FORMATS = {
     "nemotron": NEMOTRON,
     "lfm": LFM,
     "gemma": GEMMA,
+    "cohere": COHERE,
+    "phi": PHI,
+    "granite": GRANITE,
+    "olmo": OLMO,
 }
 
 
@@ -92,25 +103,37 @@ def wanted(format: ToolFormat, *args: object, **options: object) -> Grammar:
 def as_templates_write(format: ToolFormat, reply: ReadReply, text: str) -> bool:
     """Whether the calls of a reply are written as templates write them later, but for what the model thinks of."""
     written = format.text_of([(call.name, call.arguments) for call in reply.calls])
-    if format is LFM:  # a string has several ways to be written
+    if format in (LFM, OLMO):  # a string has several ways to be written
         again = read_whole(written, ToolCallReader(format, list(SCHEMAS)))
         return [(c.name, c.arguments) for c in again.calls] == [(c.name, c.arguments) for c in reply.calls]
     return without_ids(written) == without_ids(text)
 
 
 def without_ids(text: str) -> str:
-    return re.sub(r'(?<="id": ")\w{9}|(?<=\[CALL_ID\])\w{9}|(?<=:)\d+(?=<)', "", text)
+    return re.sub(r'(?<="id": ")\w{9}|(?<=\[CALL_ID\])\w{9}|(?<=:)\d+(?=<)|(?<="tool_call_id": ")\d+', "", text)
 
 
 @pytest.mark.parametrize(
     ("template", "format"),
     [
         *((QWEN, HERMES), (LLAMA, LLAMA3), (NO_TOOLS, PLAIN), ("{{ 1 / 0 }}", PLAIN)),
+        *((TOLD_GRANITE, GRANITE), (TOLD_LFM, LFM_CONTENT)),
         *((calling(CALLS[name]), FORMATS[name]) for name in CALLS),
     ],
 )
 def test_a_format_is_recognised_by_how_the_template_writes_a_call(template: str, format: ToolFormat) -> None:
     assert format_of(ChatTemplate(template)) is format
+
+
+def test_a_template_that_writes_no_calls_has_them_in_the_content() -> None:
+    """It dropped them: the model saw results of calls that nothing asked for."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": '{"a": 1}'}}
+    asked = {"role": "assistant", "content": "Hm. ", "tool_calls": [call]}
+    messages, _ = for_template([asked], [NOW.for_template()], format_of(ChatTemplate(TOLD_GRANITE)))
+    rendered = ChatTemplate(TOLD_GRANITE).render(messages, tools=[NOW.for_template()])
+    assert 'Hm. <|tool_call|>[{"name": "now", "arguments": {"a": 1}}]' in rendered
+    messages, _ = for_template([asked], [NOW.for_template()], format_of(ChatTemplate(TOLD_LFM)))
+    assert "Hm. <|tool_call_start|>[now(a=1)]<|tool_call_end|>" in str(messages)
 
 
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)

@@ -117,6 +117,15 @@ def test_each_of_several_calls_stands_before_its_result_where_a_template_renders
     assert text.count("Hm.") == 1
 
 
+def test_calls_of_one_id_have_a_result_each_where_a_template_renders_one_call() -> None:
+    """Each had the results of both."""
+    called = [{"id": "call_1", "function": {"name": name, "arguments": "{}"}} for name in "fg"]
+    results = [{"role": "tool", "tool_call_id": "call_1", "content": f"of {name}"} for name in "fg"]
+    told, _ = for_template([*said(*called), *results], (), HARMONY)
+    assert [message["content"] for message in told if message["role"] == "tool"] == ["of f", "of g"]
+    assert [message["role"] for message in told] == ["user", "assistant", "tool", "assistant", "tool"]
+
+
 def test_an_answer_without_calls_has_no_field_for_them_where_a_template_asks_for_the_field() -> None:
     assert "tool_calls" not in for_template(said(), (), HARMONY)[0][1]
 
