@@ -52,7 +52,7 @@ class AliasSaver:
 
 def _put(namespace: bytes, prompt_ids: tuple[int, ...], alias: ReplyAlias, store: PageStore) -> PutResult:
     """In the writer's thread: the keys of a long prompt's pages take a while."""
-    return store.put_alias(
+    return store.put_beside(
         StoredAlias(
             namespace,
             # the last token of a reply that ended by its length is in no page: nobody computed it

@@ -61,4 +61,4 @@ class CallSaver:
 def _put(namespace: bytes, call: ToolCall, token_ids: Sequence[int], store: PageStore) -> PutResult:
     """In the writer's thread: the keys of a long prompt's pages take a while."""
     page_key = last_page_key(store.identity, namespace, token_ids)
-    return store.put_call(StoredCall(namespace, page_key, call.call_id, call.name, call.arguments))
+    return store.put_beside(StoredCall(namespace, page_key, call.call_id, call.name, call.arguments))

@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -28,7 +28,7 @@ from .call_record import StoredCall
 from .catalogue import verify
 from .chunk_cache import ChunkCache
 from .files import INDEX, Files, OSFiles, StoreLock, read_secret
-from .index import Index, is_broken
+from .index import Index
 from .index_rows import RecordRow
 from .ordered_reader import OpenRun
 from .ordered_record import BlockHeads, ordered_record
@@ -38,7 +38,7 @@ from .page_key import PageKey, StoreIdentity
 from .page_reader import ChainReader
 from .record import Kind, RecordHeader
 from .record_writer import RecordWriter
-from .recovery import remove_index
+from .recovery import DiskGuard
 from .store_state import GCReport, PutResult, StoreState, StoreStats, VerifyReport
 
 _LOGGER = logging.getLogger(__name__)
@@ -58,8 +58,9 @@ class PageStore:
         self._write = threading.RLock()
         self._read = threading.Lock()
         self._state = StoreState(writer.num_pages())
+        self._guard = DiskGuard(directory, self._state)
         self._reader = ChainReader(directory, self.files, self.identity)
-        self._runs = OrderedRuns(directory, self.identity, self.files, self._state, on_error=self._turn_off)
+        self._runs = OrderedRuns(directory, self.identity, self.files, self._state, on_error=self._guard.turn_off)
         self._is_closed = False
 
     @classmethod
@@ -127,15 +128,9 @@ class PageStore:
         records = [(RecordHeader.of_page(head), row.data) for head, row in zip(heads, rows, strict=True)]
         return self._change(partial(self._writer.put, records, evicts=evicts))
 
-    def put_alias(self, alias: StoredAlias) -> PutResult:
-        """Store an alias, if its page is there. It is evicted, dropped and discarded with that page."""
-        return self._put_beside_pages(alias.header(self.identity))
-
-    def put_call(self, call: StoredCall) -> PutResult:
-        """Store a call, likewise."""
-        return self._put_beside_pages(call.header(self.identity))
-
-    def _put_beside_pages(self, header: RecordHeader | None) -> PutResult:
+    def put_beside(self, record: StoredAlias | StoredCall) -> PutResult:
+        """Store an alias or a call, if its page is there. It is evicted, dropped and discarded with that page."""
+        header = record.header(self.identity)
         return PutResult() if header is None else self._change(partial(self._writer.put, [(header, b"")]))
 
     def put_ordered(self, heads: Sequence[PageKey], run: OrderedRun, *, chunk_size: int = 16) -> PutResult:
@@ -161,7 +156,7 @@ class PageStore:
             StoreError: the scores are not of those pages.
         """
         run = None
-        with self._guarded():
+        with self._guard():
             run = self._runs.ordered(heads, scores, probe_head)
         return PutResult() if run is None else self.put_ordered(heads, run, chunk_size=chunk_size)
 
@@ -176,7 +171,7 @@ class PageStore:
         assert out.shape[0] >= len(heads) and out.shape[1:] == (self.identity.page_bytes,) and out.dtype == np.uint8
         if not heads:
             return 0
-        with self._read, self._guarded():
+        with self._read, self._guard():
             if self._state.off_because is None:
                 return self._read_chain(heads, out)
             self._state.add_miss("off")
@@ -194,7 +189,7 @@ class PageStore:
             block_heads: of that run, if they were kept.
             chunks: a cache of this store's chunks alone; those of a run go with it. Any thread may share it.
         """
-        with self._guarded():
+        with self._guard():
             if self._state.off_because is None and heads:
                 return self._runs.open(heads, block_heads=block_heads, chunks=chunks)
         return None
@@ -232,7 +227,7 @@ class PageStore:
 
     def verify(self) -> VerifyReport:
         """Read all records of this model; those that are wrong are not found any more. By any thread."""
-        with self._guarded():
+        with self._guard():
             if self._state.off_because is None:
                 report = verify(self.directory, self.files, self.identity)
                 self._state.add_bad(report.bad_keys)
@@ -279,7 +274,7 @@ class PageStore:
         """Rows of this model, read by a connection of their own; those that broke are misses."""
         if self._state.off_because is not None:
             return
-        with self._guarded(), closing(Index.open_to_read(self.directory / INDEX)) as index:
+        with self._guard(), closing(Index.open_to_read(self.directory / INDEX)) as index:
             ours = self._writer.segments()
             for key, row in rows_of(index):
                 if row is None:
@@ -298,25 +293,10 @@ class PageStore:
 
     def _change(self, change: Callable[[set[bytes], set[bytes]], PutResult]) -> PutResult:
         """Have the writer change something, after it was told which keys were used and which are bad."""
-        with self._write, self._guarded():
+        with self._write, self._guard():
             if self._state.off_because is None:
                 result = change(*self._state.for_writer())
                 self._state.add_put(result)
                 self._runs.removed(result.segments_removed)
                 return result
         return PutResult()
-
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Turn the store off where the disk fails, instead of raising."""
-        try:
-            yield
-        except (OSError, sqlite3.Error) as error:
-            self._turn_off(error)
-
-    def _turn_off(self, error: Exception) -> None:
-        if not self._state.turn_off(f"{type(error).__name__}: {error}"):
-            return
-        if is_broken(error):
-            remove_index(self.directory)  # it broke while it was used; the segments are whole
-        _LOGGER.error("the store in %s is off from here on: %s; restart when the disk is well", self.directory, error)

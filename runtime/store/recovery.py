@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from .index_rows import RecordRow, SegmentRow
 from .record import BLOCK, Kind
 from .segment import Segment, read_segments, segment_paths
 from .segment_log import SegmentLog
-from .store_state import RecoveryReport
+from .store_state import RecoveryReport, StoreState
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -53,6 +54,29 @@ def remove_index(directory: Path) -> None:
     """Have the next start make a new index."""
     for name in (INDEX, f"{INDEX}-wal", f"{INDEX}-shm"):
         (directory / name).unlink(missing_ok=True)
+
+
+class DiskGuard:
+    """Turns a store off where its disk fails, instead of raising; what its index is then, the next start mends."""
+
+    def __init__(self, directory: Path, state: StoreState) -> None:
+        self._directory, self._state = directory, state
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Held while the disk is used."""
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            self.turn_off(error)
+
+    def turn_off(self, error: Exception) -> None:
+        """The disk failed; said once."""
+        if not self._state.turn_off(f"{type(error).__name__}: {error}"):
+            return
+        if is_broken(error):
+            remove_index(self._directory)  # it broke while it was used; the segments are whole
+        _LOGGER.error("the store in %s is off from here on: %s; restart when the disk is well", self._directory, error)
 
 
 def _recover(

@@ -44,8 +44,8 @@ class SlowStore:
     def aliases(self) -> Iterator[StoredAlias]:
         return self.store.aliases()
 
-    def put_alias(self, alias: StoredAlias) -> PutResult:
-        return self.store.put_alias(alias)
+    def put_beside(self, alias: StoredAlias) -> PutResult:
+        return self.store.put_beside(alias)
 
     def put(self, heads: Sequence[PageKey], payload: np.ndarray) -> PutResult:
         assert self.may_write.wait(WAIT_S)

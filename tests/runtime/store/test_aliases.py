@@ -35,8 +35,8 @@ def test_an_alias_is_found_after_a_restart_with_or_without_the_index(tmp_path: P
     with open_store(tmp_path) as store:
         put(store, heads)
         for alias in aliases:
-            assert len(store.put_alias(alias).stored) == 1
-            store.put_alias(alias)
+            assert len(store.put_beside(alias).stored) == 1
+            store.put_beside(alias)
         assert store.stats().num_pages == 5 and store.stats().num_pages_written == 5
         num_bytes = store.stats().num_bytes
     for name in ("", "index.sqlite"):
@@ -53,9 +53,9 @@ def test_an_alias_whose_page_is_not_there_or_that_is_too_long_is_left_out(tmp_pa
     heads = chain(5)
     with open_store(tmp_path) as store:
         put(store, heads[:3])
-        assert store.put_alias(alias_of(heads[3])).stored == ()
-        assert store.put_alias(alias_of(heads[2], bytes(MAX_DETAILS_BYTES))).stored == ()
-        assert store.put_alias(StoredAlias(ALICE, NO_PARENT, 3, b"d" * 16, (1,), b"a", b"")).stored == ()
+        assert store.put_beside(alias_of(heads[3])).stored == ()
+        assert store.put_beside(alias_of(heads[2], bytes(MAX_DETAILS_BYTES))).stored == ()
+        assert store.put_beside(StoredAlias(ALICE, NO_PARENT, 3, b"d" * 16, (1,), b"a", b"")).stored == ()
         assert list(store.aliases()) == []
 
 
@@ -65,8 +65,8 @@ def test_an_alias_leaves_with_its_page_and_nothing_of_it_is_on_the_disk(tmp_path
     kept = [alias_of(other[4])]
     with open_store(tmp_path) as store:
         put(store, heads, other)
-        store.put_alias(alias_of(heads[3]))
-        store.put_alias(kept[0])
+        store.put_beside(alias_of(heads[3]))
+        store.put_beside(kept[0])
         if how == "drop":
             store.drop([heads[1].key])
         else:
@@ -83,8 +83,8 @@ def test_an_alias_is_evicted_with_its_page_and_stays_while_that_is_used(tmp_path
     used, unused = chain(3), chain(3, 1)
     with open_store(tmp_path) as store:
         put(store, used, unused)
-        store.put_alias(alias_of(used[2]))
-        store.put_alias(alias_of(unused[2]))
+        store.put_beside(alias_of(used[2]))
+        store.put_beside(alias_of(unused[2]))
         for seed in range(2, 60):
             put(store, chain(5, seed))
             store.touch([used[2].key])
@@ -97,7 +97,7 @@ def test_aliases_of_another_model_are_not_listed(tmp_path: Path) -> None:
     heads = chain(3, identity=OTHER)
     with PageStore.open(tmp_path, OTHER, max_bytes=MAX_BYTES) as store:
         put(store, heads)
-        store.put_alias(alias_of(heads[2]))
+        store.put_beside(alias_of(heads[2]))
     with open_store(tmp_path) as store:
         assert list(store.aliases()) == []
 
@@ -106,7 +106,7 @@ def test_an_alias_that_broke_is_found_by_verify_and_not_believed_without_the_ind
     heads = chain(3)
     with open_store(tmp_path) as store:
         put(store, heads)
-        store.put_alias(alias_of(heads[2]))
+        store.put_beside(alias_of(heads[2]))
         [path] = tmp_path.glob("segment-*")
         content = bytearray(path.read_bytes())
         content[content.index(RENDERED) + 3] ^= 1

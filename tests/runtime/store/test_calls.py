@@ -30,8 +30,8 @@ def test_a_call_is_found_after_a_restart_with_or_without_the_index(tmp_path: Pat
     with open_store(tmp_path) as store:
         store.put(heads, payload(heads))
         for call in calls:
-            assert len(store.put_call(call).stored) == 1
-            store.put_call(call)
+            assert len(store.put_beside(call).stored) == 1
+            store.put_beside(call)
         assert store.stats().num_pages == 5
     for name in ("", "index.sqlite"):
         if name:
@@ -46,9 +46,9 @@ def test_a_call_whose_page_is_not_there_or_that_is_too_long_is_left_out(tmp_path
     heads = chain(5)
     with open_store(tmp_path) as store:
         store.put(heads[:3], payload(heads[:3]))
-        assert store.put_call(call_of(heads[3])).stored == ()
-        assert store.put_call(call_of(heads[2], arguments="x" * MAX_DETAILS_BYTES)).stored == ()
-        assert store.put_call(replace(call_of(heads[2]), page_key=NO_PARENT)).stored == ()
+        assert store.put_beside(call_of(heads[3])).stored == ()
+        assert store.put_beside(call_of(heads[2], arguments="x" * MAX_DETAILS_BYTES)).stored == ()
+        assert store.put_beside(replace(call_of(heads[2]), page_key=NO_PARENT)).stored == ()
         assert list(store.calls()) == []
 
 
@@ -58,8 +58,8 @@ def test_a_call_leaves_with_its_page_and_nothing_of_it_is_on_the_disk(tmp_path: 
     with open_store(tmp_path) as store:
         for each in (heads, other):
             store.put(each, payload(each))
-        store.put_call(call_of(heads[3]))
-        store.put_call(call_of(other[4]))
+        store.put_beside(call_of(heads[3]))
+        store.put_beside(call_of(other[4]))
         if how == "drop":
             store.drop([heads[1].key])
         else:
@@ -74,7 +74,7 @@ def test_old_pages_make_room_for_new_ones_and_take_their_calls_with_them(tmp_pat
         for number in range(60):
             heads = chain(5, number)
             store.put(heads, payload(heads))
-            store.put_call(call_of(heads[4], f"call_{number}"))
+            store.put_beside(call_of(heads[4], f"call_{number}"))
         there = {head.key for head in store.heads()}
         calls = list(store.calls())
         assert 0 < len(calls) < 60 and all(call.page_key in there for call in calls)
