@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from radixlm.runtime.artifact.manifest import KVDType
 from radixlm.runtime.errors import StoreError
 from radixlm.runtime.model.kv_rows import KVRows
-from radixlm.runtime.store import PageStore
+from radixlm.runtime.store import OSFiles, PageStore, page_key
+from radixlm.runtime.store.catalogue import verify
 from radixlm.runtime.store.ordered_run import OrderedLayout, OrderedRun, ranked_before_text
 from radixlm.runtime.store.page_key import pack_tokens
 
@@ -244,3 +245,14 @@ def test_what_cannot_be_ordered_is_refused(tmp_path: Path) -> None:
     for wrong in (np.full((2, 3, 1), 64), np.full((2, 3, 1), -1), np.full((3, 2, 1), 0)):
         with pytest.raises(StoreError, match="are wanted of a run"):
             open_run.at(wrong)
+
+
+def test_runs_of_a_kind_that_is_no_more_are_wrong_and_pages_are_verified_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(kv_of("k12v8"), 3)
+    stored(tmp_path, run).close()
+    monkeypatch.setattr(page_key, "KVLayout", int)  # reads the layout's JSON as little as it reads that of another kind
+    report = verify(tmp_path, OSFiles())
+    assert report.bad == {"identity": 1}
+    assert report.num_pages == 3
