@@ -20,8 +20,9 @@ TOLERANCES: dict[KVDType, float] = {"f32": 1e-4, "f16": 2e-3, "k12v8": 3e-2}
 # Those whose keys and values are kept in float32, too: together they have all kinds of attention.
 IN_FLOAT32 = ("qwen3-yarn", "phi3", "olmo3", "glm4", "gemma2", "gemma3", "gemma4", "gemma4-moe")
 IN_FLOAT32 += ("deepseek_v2", "mistral4")
-# And those in codes: windows, caps, sinks, chunks, and layers that share keys and values or are of unequal width.
-IN_CODES = ("gemma2", "gemma4", "glm4", "gpt_oss", "llama4")
+# And those in codes: windows, caps, sinks, and layers that share keys and values or are of unequal width. Llama 4 gives
+# two tokens of 300 another expert than in floats.
+IN_CODES = ("gemma2", "gemma4", "glm4", "gpt_oss")
 # Those that have nothing which none of these have wait for `make test-long`, and so do keys and values in float32.
 OFTEN = ("qwen3-yarn", "phi3-short", "gemma2", "gemma3", "gemma4", "gemma4-moe", "olmo2", "glm4", "cohere2")
 OFTEN += ("stablelm-parallel", "granite", "ministral3", "muse_glimmer", "gpt_oss", "granitemoe", "glm4_moe")
