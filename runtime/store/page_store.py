@@ -45,10 +45,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class PageStore:
-    """A directory of pages of one model; those of others in it take room, and are evicted like any.
-
-    Make one with `open`.
-    """
+    """A directory of pages of one model, made by `open`; those of others in it take room, and are evicted like any."""
 
     def __init__(self, directory: Path, lock: StoreLock, writer: RecordWriter) -> None:
         self.directory, self.identity, self.files = directory, writer.identity, writer.files
