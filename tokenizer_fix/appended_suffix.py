@@ -32,6 +32,13 @@ class PreparedPrompt:
     text: str | None  # None if the client sent ids
     num_known: int = 0  # of `ids`, found without encoding: the text goes on from an earlier one
     space_id: int | None = None  # the token that was stripped, if the reply must begin with a space or be empty
+    healed: bytes = b""  # of a token that was stripped to be chosen anew: the reply begins with them
+
+    def without_last(self, spelled: bytes) -> PreparedPrompt:
+        """The same without its last token, which the reply begins with the bytes of."""
+        ids = self.ids[:-1]
+        num_match, num_known = min(self.num_match, len(ids)), min(self.num_known, len(ids))
+        return replace(self, ids=ids, num_match=num_match, num_known=num_known, healed=spelled)
 
 
 def strip_suffix(ids: Sequence[int], text: str, suffix_ids: Container[int], *, num_known: int = 0) -> PreparedPrompt:

@@ -17,7 +17,8 @@ class StreamDecoder:
 
     The concatenation of what `push` and `finish` return is `decode(prompt_ids + reply_ids)` without
     `decode(prompt_ids)`; with `swallow_leading_space`, also without one space at its beginning, which belongs
-    to the prompt. If the prompt ends within a character, that whole character is the reply's.
+    to the prompt. If the prompt ends within a character, that whole character is the reply's. What is
+    `healed` are the bytes that the prompt ends with beyond `prompt_ids`, and that the reply's ids begin with.
     """
 
     def __init__(
@@ -29,20 +30,27 @@ class StreamDecoder:
         replace_each_byte: bool,
         prompt_ids: Sequence[int] = (),
         swallow_leading_space: bool = False,
+        healed: bytes = b"",
     ) -> None:
         self._spell = spell
         self._skipped_ids = skipped_ids
         self._replace_each_byte = replace_each_byte
-        has_text = any(self._visible(token_id) for token_id in prompt_ids)
+        self._num_bytes_to_drop = len(healed)
+        has_text = bool(healed) or any(self._visible(token_id) for token_id in prompt_ids)
         self._num_spaces_to_drop = int(strips_leading_space and not has_text) + int(swallow_leading_space)
-        self._pending = self._unfinished(prompt_ids)
+        self._pending = self._unfinished(prompt_ids, healed)
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` completes, often with earlier tokens; "" for special tokens.
 
         Raises InvalidTokenId, with nothing changed.
         """
-        data = self._pending + self._visible(token_id)
+        visible = self._visible(token_id)
+        if self._num_bytes_to_drop:
+            size = self._num_bytes_to_drop
+            self._num_bytes_to_drop = max(0, size - len(visible))
+            visible = visible[size:]
+        data = self._pending + visible
         text, self._pending = decode_utf8(data, replace_each_byte=self._replace_each_byte)
         return self._without_leading_spaces(text) if self._num_spaces_to_drop else text
 
@@ -54,8 +62,7 @@ class StreamDecoder:
     def _visible(self, token_id: int) -> bytes:
         return b"" if token_id in self._skipped_ids else self._spell(token_id)
 
-    def _unfinished(self, prompt_ids: Sequence[int]) -> bytes:
-        tail = b""
+    def _unfinished(self, prompt_ids: Sequence[int], tail: bytes) -> bytes:
         for token_id in reversed(prompt_ids):
             if len(tail) >= 3:  # the longest unfinished character
                 break

@@ -144,6 +144,7 @@ class Tokenizer:
         *,
         prompt_ids: Sequence[int] = (),
         swallow_leading_space: bool = False,
+        healed: bytes = b"",
         shown_ids: frozenset[int] = frozenset(),
     ) -> StreamDecoder:
         """A decoder for the reply to `prompt_ids`; see StreamDecoder. Of special tokens it spells `shown_ids`.
@@ -158,6 +159,7 @@ class Tokenizer:
             replace_each_byte=self.profile.byte_fallback,
             prompt_ids=prompt_ids,
             swallow_leading_space=swallow_leading_space,
+            healed=healed,
         )
 
     def mark_typed(self, values: Sequence[Any]) -> Sequence[Any]:

@@ -19,6 +19,7 @@ from ..chat.chat_template import ChatTemplate, fault_of
 from ..chat.conversations import Conversations
 from ..chat.grammar import Grammar
 from ..chat.space_first import SpaceTokens
+from ..chat.text_rules.healing import HealingTokens
 from ..chat.thoughts import Thoughts
 from ..chat.token_constraint import ConstraintSource, TokenConstraint
 from ..chat.tools.given_calls import GivenCalls
@@ -89,6 +90,7 @@ class Prompts:
         )
         self.given_calls = GivenCalls(clock=clock)
         self._space_tokens = SpaceTokens(self.tokenizer, self.vocab_size)
+        self._healing_tokens = HealingTokens(self.tokenizer, self.vocab_size)
         self._grammars: Grammars | None = None
         self._opening_grammars = threading.Lock()
 
@@ -123,11 +125,13 @@ class Prompts:
         seam_of: bytes | None = None,
         context_length: int | None = None,
         strip_suffix: bool | None = None,
+        heals: bool = False,
     ) -> PreparedPrompt:
         """A raw prompt, fed as it is, but for the token of a lone space at its end.
 
         An empty text is a prompt where the tokenizer begins a text with a token of its own.
-        `strip_suffix` says whether it loses that; None: as is usual here for text, or for ids.
+        `strip_suffix` says whether it loses that; None: as is usual here for text, or for ids. Where it
+        `heals`, it loses its last token, be it what it may, if that is text and not the only one.
 
         Raises:
             EmptyPrompt: there is nothing to feed.
@@ -136,6 +140,8 @@ class Prompts:
         """
         if not isinstance(prompt, str):
             prompt = checked_ids(prompt, context_length)
+        if heals:
+            strip_suffix = False
         if strip_suffix is None:
             strip_suffix = self._strip_suffix == "always" or (self._strip_suffix == "text" and isinstance(prompt, str))
         with refusing():
@@ -144,6 +150,8 @@ class Prompts:
             )
         if not prepared.ids:
             raise EmptyPrompt("the prompt is empty, and the tokenizer adds no token of its own; send some text")
+        if heals and len(prepared.ids) > 1 and self._healing_tokens.can_heal(prepared.ids[-1]):
+            return prepared.without_last(self.tokenizer.token_bytes(prepared.ids[-1]))
         return prepared
 
     def chat(
@@ -251,11 +259,14 @@ class Prompts:
         begun: TokenConstraint | None = None
         if prompt.space_id is not None:
             begun = self._space_tokens.start(params.end_ids(self._eos_token_ids))
+        if prompt.healed:
+            begun = self._healing_tokens.start(prompt.healed, params.end_ids(self._eos_token_ids))
         text = (prompt.text or "") if is_chat else ""
         decoder = partial(
             self.tokenizer.stream,
             prompt_ids=prompt.ids,
             swallow_leading_space=prompt.swallow_leading_space,
+            healed=prompt.healed,
             shown_ids=self._shown_ids if is_chat else frozenset(),
         )
         if constraint is not None and (not is_chat or getattr(constraint, "holds_thoughts", False)):

@@ -74,8 +74,9 @@ class Request:
 
     @property
     def num_swallowed(self) -> int:
-        """Characters at the end of the prompt's text and at the start of what the reply's ids spell: 0 or 1."""
-        return int(self.prompt.space_id is not None)
+        """Characters at the end of the prompt's text and at the start of what the reply's ids spell: those of a healed
+        token, or one for a space."""
+        return len(self.prompt.healed.decode(errors="replace")) or int(self.prompt.space_id is not None)
 
     @property
     def is_finished(self) -> bool:

@@ -52,6 +52,8 @@ class RequestMaker:
             raise InvalidParameter("tools are for conversations; use chat", param="tools")
         if options.template_kwargs:
             raise InvalidParameter("template_kwargs are for conversations; use chat", param="chat_template_kwargs")
+        if options.token_healing:
+            _require_healable(params, options)
         self._queue.require_room()
         options = self.decided(options)
         is_whole = options.constraint is not None or (params is not None and params.prompt_logprobs is not None)
@@ -60,6 +62,7 @@ class RequestMaker:
             seam_of=options.seam_of,
             context_length=self._limits.context_length,
             strip_suffix=False if is_whole else options.strip_suffix,
+            heals=options.token_healing,
         )
         return self._request(prepared, params, options)
 
@@ -73,6 +76,8 @@ class RequestMaker:
         """
         if options.strip_suffix is not None:
             raise InvalidParameter("strip_suffix is for prompts that are no conversation", param="strip_suffix")
+        if options.token_healing:
+            raise InvalidParameter("token_healing is for prompts that are no conversation", param="token_healing")
         self._queue.require_room()
         options = self.decided(options)
         messages = self.as_generated(messages, options)
@@ -121,3 +126,14 @@ class RequestMaker:
             prompts.explain,
         )
         return Request(spec, reply)
+
+
+def _require_healable(params: SamplingParams | None, options: RequestOptions) -> None:
+    """Raise InvalidParameter where the last token of a prompt cannot be chosen anew."""
+    for other, is_set in (
+        ("a grammar, which says how the reply itself begins", options.constraint is not None),
+        ("logprobs of the prompt, all of whose tokens have some", params and params.prompt_logprobs is not None),
+        ("strip_suffix: both are about the last token", bool(options.strip_suffix)),
+    ):
+        if is_set:
+            raise InvalidParameter(f"token_healing does not go with {other}; leave one out", param="token_healing")

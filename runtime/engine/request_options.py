@@ -36,6 +36,7 @@ class OptionKeywords(TypedDict, total=False):
     constraint: Grammar | ConstraintSource | None
     request_id: str | None
     strip_suffix: bool | None
+    token_healing: bool
     tools: Sequence[Tool]
     template_kwargs: Mapping[str, object] | None
     speculate: bool
@@ -66,6 +67,8 @@ class RequestOptions:
             repeat it. Several requests may have the same name.
         strip_suffix: of a prompt that is no conversation: whether it is fed without the token of a lone space at its
             end. One with a constraint is fed as it is.
+        token_healing: of a prompt that is no conversation: whether its last token is chosen anew, with the bytes that
+            it has, so that the reply may go on within a word. It has no constraint and no logprobs of its own then.
         tools: of a conversation: what the chat template is told of. `Engine.tool_format.grammar(tools, "auto")` is a
             constraint by which the model calls them.
         template_kwargs: of a conversation: more variables of the chat template, such as `enable_thinking`.
@@ -82,6 +85,7 @@ class RequestOptions:
     constraint: Grammar | ConstraintSource | None = None
     request_id: str | None = None
     strip_suffix: bool | None = None
+    token_healing: bool = False
     tools: Sequence[Tool] = ()
     template_kwargs: Mapping[str, object] | None = None
     speculate: bool = True

@@ -48,6 +48,7 @@ class Prompt:
     text: str | None = None
     num_known: int = 0
     space_id: int | None = None
+    healed: bytes = b""
 
 
 def prompt(ids: Sequence[int]) -> Prompt:

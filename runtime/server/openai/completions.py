@@ -52,10 +52,10 @@ class Completions:
         asked = body.prompts
         prompts = [prompt for prompt in asked for _ in range(body.num_choices)]
         wishes = params_of_choices(params, body.num_choices) * len(asked)
-        options = self.state.options(request, body)
+        options = self.state.options(request, body).changed(token_healing=bool(body.token_healing))
         with body.naming():
             options = options.changed(constraint=await self.state.constraint(request, body.grammar()))
-        is_whole = options.constraint is not None or params.prompt_logprobs is not None
+        is_whole = options.constraint is not None or params.prompt_logprobs is not None or options.token_healing
         strip_suffix = False if is_whole else body.strip_suffix
         fed = await self._fed(request, body, asked, params, strip_suffix)
         cuts = [each.cut for each in fed]

@@ -211,6 +211,7 @@ class CompletionRequest(SamplingRequest, kw_only=True):
     best_of: NumChoices | None = None  # OpenAI's old way to ask for more than is sent
     suffix: str | None = None
     strip_suffix: bool | None = None  # ours: feed a prompt, be it text or ids, without the token of its last space
+    token_healing: bool | None = None  # TabbyAPI's: the prompt's last token is chosen anew, with the bytes that it has
 
     @property
     def echoes_logprobs(self) -> bool:
@@ -261,6 +262,9 @@ class CompletionRequest(SamplingRequest, kw_only=True):
             raise InvalidParameter(
                 f"best_of is {self.best_of}; leave it out: all {self.num_choices} are sent", param="best_of"
             )
+        if self.token_healing and self.strip_suffix:
+            message = "token_healing and strip_suffix are both about the prompt's last token; leave one out"
+            raise InvalidParameter(message, param="token_healing")
         wishes: dict[str, object] = {"logprobs": self.logprobs}
         if self.echoes_logprobs:
             wishes["prompt_logprobs"] = max(self.logprobs or 0, self.prompt_logprobs or 0)
