@@ -137,6 +137,8 @@ class Scheduler:
         Raises:
             RequestBroken: a waiting request cannot even be looked at; roll the step back, and take it out.
         """
+        if self._pace is not None:
+            self._pace.begin(now)
         decoding, prefilling = self._by_kind()
         time = self._prompt_time(len(decoding), len(prefilling))
         most, num_logits = self._policy.max_num_batched_tokens, self._policy.max_num_logits

@@ -17,6 +17,7 @@ GRACE_S = 3.0  # that prompts which end in a step may take more than streams: ma
 PARTS_GRACE_S = 0.1  # that parts of long prompts may: streams keep half of their speed from the beginning
 LONG_S = 0.5  # that what is left of a prompt takes, for it to be long
 _PAID_BACK = 0.95  # of what prompts took more, with each second of streams alone: what is measured is not all they wait
+_MOST_BETWEEN_S = 0.01  # between two steps, beside as long as the first one took
 _LEAST, _FIRST = 8, 64  # tokens of a prompt: fewer cost a step as much; before anything was measured
 _KEPT = 0.9  # of how long streams took by themselves before, with each such step
 _MOST_STREAMS = 0.4  # of a step with prompts; if it were half, one slow step of streams would be believed for ever
@@ -44,6 +45,8 @@ class StepPace:
     _streams_s: float = 0.0  # of a step without prompts
     _tokens: float = 1.0  # that it brings each stream
     _debt_s: float = 0.0  # that prompts took more than streams
+    _began_at: float = 0.0
+    _last: tuple[int, list[tuple[int, int]], float, int] | None = None  # streams, chunks, seconds, guesses of a step
 
     def prompts_s(self, *, num_streams: int, has_others: bool) -> float:
         """Seconds for parts of prompts in the next step; 0: no prompts.
@@ -94,10 +97,20 @@ class StepPace:
         self._rate.observe(position, seconds / num_tokens, float(num_tokens))
 
     def observe_step(self, reservations: Sequence[Reservation], seconds: float, num_accepted: int = 0) -> None:
-        """The same, of what a step reserved; a sequence with one token decodes."""
+        """The same, of what a step reserved, when the next one begins; a sequence with one token decodes."""
         chunks = [(each.start, each.stop) for each in reservations if not each.decodes]
-        num_streams = len(reservations) - len(chunks)
-        self.observe(num_streams=num_streams, chunks=chunks, seconds=seconds, num_accepted=num_accepted)
+        self._last = (len(reservations) - len(chunks), chunks, seconds, num_accepted)
+
+    def begin(self, now: float) -> None:
+        """Begin to plan a step. What planning and handing out took belongs to the step before: to a short one it is
+        much. A longer pause is none of it.
+        """
+        began_at, self._began_at = self._began_at, now
+        if self._last is not None:
+            num_streams, chunks, seconds, num_accepted = self._last
+            self._last = None
+            took = max(seconds, min(now - began_at, 2 * seconds + _MOST_BETWEEN_S))
+            self.observe(num_streams=num_streams, chunks=chunks, seconds=took, num_accepted=num_accepted)
 
 
 class PromptTime:
