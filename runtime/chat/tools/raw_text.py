@@ -16,6 +16,7 @@ _MAX_LENGTH: Final = 4096  # of a string that is held to its length
 _UNKEPT: Final = ("pattern", "format")  # keywords of strings
 _WAYS: Final = ("anyOf", "oneOf", "allOf")
 _MAX_DEPTH: Final = 16  # of schemas that say what others are
+_NULLS: Final = ("null", "None")  # as JSON and as Python has it
 
 
 def text_rules(
@@ -28,7 +29,7 @@ def text_rules(
     is_strict: bool,
     specials: Specials,
 ) -> list[str]:
-    """A string that fits `asked`, and `close`; any string where other types are allowed, too.
+    """A string that fits `asked`, or null if that is allowed, and `close`; any string where other types are allowed.
 
     Args:
         root: the schema that `asked` is a part of.
@@ -43,11 +44,19 @@ def text_rules(
             f"an argument of a function {reason}, which cannot be enforced where the model writes strings without "
             "quotes; leave it out, or do not ask for strict"
         )
-    values = values_of(asked, root)
-    if types == STRING and values is not None:
-        texts = " | ".join(quoted(value, specials) for value in values if isinstance(value, str))
-        return [f"{name}: ({texts}) {quoted(close, specials)}"]
-    return _until(name, times_of(asked) if types == STRING else "*", close, specials)
+    if types - {"null"} != STRING:
+        return _until(name, "*", close, specials)
+    nulls = _NULLS if "null" in types else ()
+    values, times = values_of(asked, root), times_of(_of_strings(asked, root))
+    if values is not None:
+        texts = [value for value in values if isinstance(value, str)]
+        return [
+            f"{name}: ({' | '.join(quoted(text, specials) for text in (*texts, *nulls))}) {quoted(close, specials)}"
+        ]
+    if not nulls or times == "*":
+        return _until(name, times, close, specials)
+    null = f"({' | '.join(map(quoted, nulls))}) {quoted(close, specials)}"
+    return [f"{name}: {name}_string | {null}", *_until(f"{name}_string", times, close, specials)]
 
 
 def unkept_words(asked: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> list[str]:
@@ -77,6 +86,13 @@ def values_of(asked: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0)
         return None
     found = [values_of(looked_up(each, root), root, depth + 1) for each in ways if types_of(each, root) & STRING]
     return None if None in found else [value for values in found for value in values or ()] or None
+
+
+def _of_strings(asked: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a schema says of strings: that of the one way to be one, where there is no other."""
+    ways = next((asked[way] for way in ("anyOf", "oneOf") if isinstance(asked.get(way), list)), ())
+    found = [looked_up(each, root) for each in ways if types_of(each, root) & STRING]
+    return {**found[0], **asked} if len(found) == 1 else asked
 
 
 def times_of(asked: Mapping[str, Any]) -> str:

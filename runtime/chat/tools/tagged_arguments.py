@@ -159,8 +159,9 @@ class _TaggedRules:
         if "string" in types:
             ways.append(f"{text} {name}_text")
             asked = looked_up(schema, self.schema)
+            own = types if self.style.before_string is None else types & STRING
             rules += text_rules(
-                *(f"{name}_text", types, asked, self.style.close),
+                *(f"{name}_text", own, asked, self.style.close),
                 root=self.schema,
                 is_strict=self.is_strict,
                 specials=self.specials,

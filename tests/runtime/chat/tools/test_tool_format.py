@@ -125,6 +125,27 @@ def test_a_format_is_recognised_by_how_the_template_writes_a_call(template: str,
     assert format_of(ChatTemplate(template)) is format
 
 
+@pytest.mark.parametrize("format", [QWEN_CODER, SEED, GLM, DSML], ids=["qwen-coder", "seed", "glm", "dsml"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": ["string", "null"], "maxLength": 5},
+        {"anyOf": [{"type": "string", "maxLength": 5}, {"type": "null"}]},
+        {"enum": ["ab", None]},
+        {"anyOf": [{"type": "string", "enum": ["ab"]}, {"type": "null"}]},
+    ],
+    ids=["types", "ways", "enum", "enum in ways"],
+)
+def test_a_string_or_null_between_tags_is_held_to_its_schema(
+    bench: Bench, format: ToolFormat, schema: dict[str, object]
+) -> None:
+    """As soon as null was allowed, any string was, for `strict` as well."""
+    parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"], "additionalProperties": False}
+    grammar = wanted(format, [Tool("now", parameters, is_strict=True)], "required")
+    for value, fits in (('"ab"', True), ("null", True), ('"toolong"', False)):
+        assert bench.follows(grammar, format.text_of([("now", f'{{"a": {value}}}')])) is fits, value
+
+
 def test_a_template_that_writes_no_calls_has_them_in_the_content() -> None:
     """It dropped them: the model saw results of calls that nothing asked for."""
     call = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": '{"a": 1}'}}
