@@ -47,15 +47,20 @@ def decode_work(artifact: Artifact, context: int, num_streams: int = 1) -> Work:
 
 
 def _work(artifact: Artifact, lengths: Sequence[int], num_kv_rows: int, num_logits: int) -> Work:
-    """Of tokens that see `lengths` rows of KV; weights and `num_kv_rows` are read once."""
+    """Of tokens that see `lengths` rows of KV; weights and `num_kv_rows` are read once.
+
+    With codes attention is products of integers, and those with keys of 16 bits count twice.
+    """
     manifest = artifact.manifest
     model, kv = manifest.model, manifest.kv
     width = model.num_attention_heads * model.head_dim
     head = 2.0 * num_logits * model.vocab_size * model.hidden_size
+    products = 2.0 * width * sum(lengths) * model.num_hidden_layers  # of queries and keys, and as many of values
+    matrices = 2.0 * len(lengths) * _layer_weights(manifest) * model.num_hidden_layers
     return Work(
         num_bytes=decode_bytes_per_token(artifact) + num_kv_rows * kv.page_bytes / kv.page_size,
-        integer_operations=2.0 * len(lengths) * _layer_weights(manifest) * model.num_hidden_layers + head,
-        float_operations=4.0 * width * sum(lengths) * model.num_hidden_layers,
+        integer_operations=matrices + head + (3 * products if kv.has_codes else 0),
+        float_operations=0 if kv.has_codes else 2 * products,
     )
 
 

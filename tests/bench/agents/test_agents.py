@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 import pytest
+from radixlm.runtime.chat.later_turns import LaterTurns
 from radixlm.runtime.chat.tools.given_calls import GivenCalls
 
 from bench.agents.__main__ import BAR
@@ -54,7 +55,7 @@ def test_calls_that_are_not_known_are_computed_again(server: AgentServer, monkey
 def test_replies_that_are_trimmed_and_unknown_are_computed_again(
     server: AgentServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.engine._later, "renderings", lambda *_, **__: [])
+    monkeypatch.setattr(LaterTurns, "renderings", lambda *_, **__: [])
     assert server.play("messages", TRIMS, loop(NUM_TURNS)).ratio > 1.05
 
 

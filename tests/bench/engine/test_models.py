@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from radixlm.compile import compile_model
 from radixlm.compile.sources import open_source
 from radixlm.runtime.artifact import Artifact
@@ -41,7 +42,7 @@ class Profiled:
 def profiled(random_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Profiled:
     output = tmp_path_factory.mktemp("artifact") / "tiny.radixlm"
     with profiled_modules() as counters:
-        path = compile_model(random_source, output, quantize="q4").path
+        path = compile_model(random_source, output, quantize="q4", kv_dtype="f16").path
     return Profiled(Artifact.open(path), counters[0])
 
 
@@ -75,6 +76,16 @@ def test_work_is_counted_by_hand(artifact: Artifact) -> None:
     prompt = prefill_work(artifact, num_tokens=7, num_cached=3)
     assert prompt.integer_operations == 2 * (4 * 2 * layer + 320 * 64)
     assert prompt.float_operations == 4 * 64 * (4 + 5 + 6 + 7) * 2
+
+
+def test_attention_in_integers_is_no_work_of_floats(artifact: Artifact) -> None:
+    manifest = artifact.manifest
+    codes = replace(artifact, manifest=structs.replace(manifest, kv=structs.replace(manifest.kv, dtype="k12v8")))
+    in_floats, in_integers = (decode_work(each, context=10, num_streams=3) for each in (artifact, codes))
+    assert in_integers.float_operations == 0
+    more = in_integers.integer_operations - in_floats.integer_operations
+    assert more == (2 + 1) * 2 * 64 * 30 * 2  # keys of 16 bits count twice
+    assert in_integers.num_bytes < in_floats.num_bytes
 
 
 def test_shares_are_known_for_all_that_has_known_work(artifact: Artifact) -> None:
