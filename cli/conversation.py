@@ -65,7 +65,7 @@ class Conversation:
 
 
 def summary(completion: Completion) -> str:
-    """One line: tokens, speed, time to first token, and what the cache spared."""
+    """One line: tokens, speed, time to first token, what the cache spared, and how many guesses were right."""
     usage, timings = completion.usage, completion.timings
     parts = [f"{usage.completion_tokens} tokens"]
     if timings.decode_tokens_per_s is not None:
@@ -73,6 +73,8 @@ def summary(completion: Completion) -> str:
     if timings.time_to_first_token_s is not None:
         parts.append(f"first token after {timings.time_to_first_token_s * 1000:.0f} ms")
     parts.append(f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens from the cache")
+    if usage.drafted_tokens:
+        parts.append(f"{usage.accepted_tokens} of {usage.drafted_tokens} guesses right")
     if completion.finish_reason != "stop":
         parts.append({"length": "cut at the length limit", "cancelled": "stopped"}[completion.finish_reason])
     return " · ".join(parts)

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 from radixlm.cli import chat
-from radixlm.cli.conversation import Conversation
+from radixlm.cli.conversation import Conversation, summary
 from radixlm.cli.main import cli
+from radixlm.runtime.engine.completion import CacheMatch, Completion, Timings, Usage
 from radixlm.runtime.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -36,6 +37,12 @@ def test_without_a_terminal_it_holds_a_conversation_of_two_turns(runner: CliRunn
     first, second = ({"role": "user", "content": question} for question in chat.DEMO_QUESTIONS)
     assert [messages for messages, _ in engine.asked] == [[SYSTEM, first], [SYSTEM, first, REPLY, second]]
     assert all(params.greedy and params.max_tokens for _, params in engine.asked)
+
+
+def test_the_line_about_a_reply_says_how_many_guesses_were_right() -> None:
+    usage, match = Usage(9, 7, 0, drafted_tokens=6, accepted_tokens=4), CacheMatch(None, 0, None)
+    completion = Completion("a", (1,), (2,), None, "stop", usage, Timings(None, None, 1.0), match)
+    assert summary(completion) == "7 tokens · 0 of 9 prompt tokens from the cache · 4 of 6 guesses right"
 
 
 def test_each_piped_line_is_a_turn(runner: CliRunner, engine: type[FakeEngine]) -> None:

@@ -198,6 +198,9 @@ function usageOf(usage, speed, finishReason) {
     count(usage.completion_tokens, "token") + " generated",
     ...speed,
   ];
+  const guesses = usage.completion_tokens_details;
+  const numGuesses = (guesses?.accepted_prediction_tokens ?? 0) + (guesses?.rejected_prediction_tokens ?? 0);
+  if (numGuesses) said.push(`${guesses.accepted_prediction_tokens} of ${count(numGuesses, "guess", "guesses")} right`);
   if (finishReason === "length") said.push("cut at the limit of tokens");
   const line = make("div", "", make("b", "cached", `${cached} of ${usage.prompt_tokens}`), said.join(" · "));
   const why = details.why_not_more ? whyLine(details.why_not_more) : null;
