@@ -43,6 +43,8 @@ def propose(drafter: Drafter, most: int = 8) -> Draft:
 
 
 def test_the_longest_repetition_is_followed_and_not_the_last() -> None:
+    twice = SuffixLookup([7, 1, 2, 3, 4, 50, 8, 1, 2, 3, 4, 60, 7, 1, 2, 3, 4])
+    assert twice.draft(1) == ((50,), 4)
     lookup = SuffixLookup([1, 2, 3, 4, 50, 9, 4, 60, 9, 2, 3, 4])
     assert lookup.draft(2) == ((50, 9), 3)
     assert lookup.draft(1, behind=[60]) == ((9,), 2) and len(lookup) == 12

@@ -29,10 +29,10 @@ SCHEMA = {
     "additionalProperties": False,
 }
 PARAMS = (
-    SamplingParams(temperature=0.0, max_tokens=12),
-    SamplingParams(temperature=0.8, seed=1, max_tokens=12),
-    SamplingParams(temperature=0.8, seed=2, max_tokens=12, logprobs=2),
-    SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.2, seed=3, max_tokens=12),
+    SamplingParams(temperature=0.0, max_tokens=8),
+    SamplingParams(temperature=0.8, seed=1, max_tokens=8),
+    SamplingParams(temperature=0.8, seed=2, max_tokens=8, logprobs=2),
+    SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.2, seed=3, max_tokens=8),
 )
 
 
@@ -134,4 +134,4 @@ def test_random_company_of_a_real_model_is_served_as_alone(bank: Bank, monkeypat
     assert after.num_preemptions > before.num_preemptions, "there was room for all"
     drafted = after.num_drafted_tokens - before.num_drafted_tokens
     accepted = after.num_accepted_tokens - before.num_accepted_tokens
-    assert 0.2 * drafted < accepted < 0.8 * drafted and drafted > 10 * NUM_TRACES
+    assert 0.2 * drafted < accepted < 0.8 * drafted and drafted > 5 * NUM_TRACES
