@@ -58,6 +58,28 @@ def kernels(results: Json) -> Iterator[str]:
     yield table({"kernel": "`{kernel}`", "size: time, speed, share of the limit": "{cells}"}, rows)
 
 
+def experts(results: Json) -> Iterator[str]:
+    """A step through experts: bytes a second beside memory's, and what chooses and adds up experts."""
+    yield "## Experts of gpt-oss's shapes"
+    yield f"A token reads {results['active_bytes'] / 1e6:.0f} of {results['all_bytes'] / 1e6:.0f} MB."
+    yield table(
+        {
+            "streams": "{streams}",
+            "ms a step": "{seconds:ms auto}",
+            "memory read in the same run, GB/s": "{read_gb_per_s:auto}",
+            "share of it": lambda step: "" if step["share"] is None else f"{step['share']:.0%}",
+            "routing": lambda step: f"{_routing(step['kernels']):.1%}",
+        },
+        results["steps"],
+    )
+
+
+def _routing(kernels: Sequence[Json]) -> float:
+    """The share of the router's matrix, the choice, the sorting of rows and the sum of experts' outputs."""
+    names = ("RouterSpec", "CombineSpec", "find_units", "find_slabs", "starts", "gather_rows", "linear bf16 32x")
+    return sum(float(kernel["share"]) for kernel in kernels if kernel["kernel"].startswith(names))
+
+
 def growth(results: Json) -> Iterator[str]:
     """Decode against the context, prefill against the prompt, a step against the streams."""
     yield "## How cost grows"

@@ -21,6 +21,7 @@ SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
     "engine": engine.engine,
     "request_cost": engine.request_cost,
     "speculation": engine.speculation,
+    "experts": engine.experts,
     "growth": engine.growth,
     "match_cost": cache.match_cost,
     "mooncake": cache.mooncake,

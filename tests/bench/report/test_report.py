@@ -115,3 +115,10 @@ def test_a_page_has_a_section_for_each_file(tmp_path: Path) -> None:
     assert "1 rows: 10.0 µs, 40.0 GB/s, **80%**" in page
     assert page.count("Not measured: third (there is no server).") == 2
     assert page == render(tmp_path)
+
+
+def test_a_step_through_experts_has_its_share_of_memory_and_what_routing_takes(lines: Lines) -> None:
+    kernels = [{"kernel": name, "share": share} for name, share in (("RouterSpec(32)", 0.01), ("linear fp4", 0.9))]
+    step = {"streams": 1, "seconds": 0.02, "read_gb_per_s": 40.0, "share": 0.75, "kernels": kernels}
+    results = {"active_bytes": 6e8, "all_bytes": 2e9, "steps": [step]}
+    assert lines(engine.experts(results)) == ["| 1 | 20.0 | 40.0 | 75% | 1.0% |"]
