@@ -14,9 +14,11 @@ import json
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 from radixlm.compile import compile_model
 from radixlm.compile.codegen.targets import find_target
 from radixlm.runtime.artifact import Artifact
@@ -69,8 +71,8 @@ def main() -> None:
 def active_bytes(artifact: Artifact) -> float:
     """What a token reads of the weights."""
     with safe_open(artifact.weights_path, "np") as file:
-        sizes = {name: file.get_tensor(name).nbytes for name in file.keys() if ".experts." in name}  # noqa: SIM118
-    return decode_bytes_per_token(artifact) - sum(sizes.values()) * (1 - ACTIVE / EXPERTS)
+        of_experts = sum(file.get_tensor(name).nbytes for name in file.keys() if ".experts." in name)  # noqa: SIM118
+    return decode_bytes_per_token(artifact) - float(of_experts) * (1 - ACTIVE / EXPERTS)
 
 
 def write_model(directory: Path, of: Artifact) -> None:
@@ -101,8 +103,8 @@ def write_model(directory: Path, of: Artifact) -> None:
     (directory / "tokenizer.json").write_text(of.tokenizer_json, encoding="utf-8")
     rng = np.random.default_rng(0)
 
-    def floats(*shape: int) -> np.ndarray:
-        return (rng.standard_normal(shape, np.float32) / np.sqrt(shape[-1])).astype(ml_dtypes.bfloat16)
+    def floats(*shape: int) -> NDArray[Any]:
+        return np.asarray(rng.standard_normal(shape, np.float32) / np.sqrt(shape[-1]), ml_dtypes.bfloat16)
 
     tensors = {"model.embed_tokens.weight": floats(vocab_size, HIDDEN), "lm_head.weight": floats(vocab_size, HIDDEN)}
     tensors["model.norm.weight"] = np.ones(HIDDEN, ml_dtypes.bfloat16)
