@@ -13,17 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .conversation import interrupts
-from .options import (
-    CompileOptions,
-    EngineOptions,
-    SamplingOptions,
-    compile_options,
-    engine_options,
-    guess_options,
-    sampling_options,
-    store_options,
-    take,
-)
+from .options import CompileOptions, EngineOptions, compile_options, engine_options, guess_options, store_options, take
+from .sampling_options import SamplingOptions, sampling_options
 
 if TYPE_CHECKING:
     from .conversation import Conversation

@@ -7,17 +7,8 @@ from typing import Any
 
 import click
 
-from .options import (
-    CompileOptions,
-    EngineOptions,
-    SamplingOptions,
-    compile_options,
-    engine_options,
-    guess_options,
-    sampling_options,
-    store_options,
-    take,
-)
+from .options import CompileOptions, EngineOptions, compile_options, engine_options, guess_options, store_options, take
+from .sampling_options import SamplingOptions, sampling_options
 
 
 @click.command("generate")

@@ -1,4 +1,4 @@
-"""Options that several commands share: how to compile, how to open the engine, and how to choose tokens."""
+"""Options that several commands share: how to compile, and how to open the engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from radixlm.runtime import Engine, SamplingParams
+    from _typeshed import DataclassInstance
+    from radixlm.runtime import Engine
     from radixlm.runtime.cache.prefix_match import MatchPolicy
     from radixlm.runtime.engine.engine_options import OpenRunner, SpeculatePolicy
     from radixlm.runtime.engine.prompts import SuffixPolicy
@@ -252,61 +253,7 @@ def store_options(function: F) -> F:
     return function
 
 
-@dataclass(frozen=True)
-class SamplingOptions:
-    """What the user wishes of the reply; None is the model's default."""
-
-    max_tokens: int | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float | None
-    seed: int | None
-    stop: tuple[str, ...]
-    stop_regex: tuple[str, ...]
-    banned_strings: tuple[str, ...]
-
-    def params(self, defaults: SamplingParams) -> SamplingParams:
-        """`defaults` with what the user wishes instead.
-
-        Raises:
-            InvalidParameter: a value is outside its range.
-        """
-        wishes = dataclasses.asdict(self)
-        return dataclasses.replace(defaults, **{k: v for k, v in wishes.items() if v not in (None, ())})
-
-
-def sampling_options(function: F) -> F:
-    """Add the fields of `SamplingOptions` as options; the function gets them as keyword arguments."""
-    for option in (
-        click.option("--stop", multiple=True, metavar="TEXT", help="End the reply before this; repeatable."),
-        click.option(
-            "--stop-regex",
-            multiple=True,
-            metavar="REGEX",
-            help="End the reply before the first match of this regular expression; repeatable.",
-        ),
-        click.option(
-            "--ban",
-            "banned_strings",
-            multiple=True,
-            metavar="TEXT",
-            help="Have the reply go on without this, in whatever case; repeatable.",
-        ),
-        click.option("--seed", type=int, help="Make sampling repeatable."),
-        click.option("--repetition-penalty", type=float, help="Above 1, repeat less."),
-        click.option("--min-p", type=float, help="Drop tokens below this share of the best one's probability."),
-        click.option("--top-p", type=float, help="Sample from the tokens that make up this probability."),
-        click.option("--top-k", type=int, help="Sample from this many tokens; 0 is all."),
-        click.option("--temperature", type=float, help="0 always takes the most likely token."),
-        click.option("--max-tokens", type=int, help="Most tokens of a reply."),
-    ):
-        function = option(function)
-    return function
-
-
-T = TypeVar("T", EngineOptions, SamplingOptions, CompileOptions)
+T = TypeVar("T", bound="DataclassInstance")
 
 
 def take(kind: type[T], options: dict[str, Any]) -> T:

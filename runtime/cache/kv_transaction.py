@@ -16,10 +16,10 @@ import numpy as np
 from ..artifact.manifest import PAGE_SIZE
 from ..kv_log.log import KVLog
 from ..model.batch import Batch, PageCopy, slots_of
-from .page_pool import PagePool
+from .page_pool import PagePool, num_pages_for
 from .page_sharing import share_full_pages, take_pages
 from .radix_tree import RadixTree
-from .sequence import Sequence, num_pages_for
+from .sequence import Sequence
 from .sparse_span import SparseSpan
 
 

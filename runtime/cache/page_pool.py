@@ -12,6 +12,11 @@ from ..artifact.manifest import PAGE_SIZE
 from ..errors import OutOfPages
 
 
+def num_pages_for(num_tokens: int) -> int:
+    """Pages that the KV of `num_tokens` tokens fills, the last one perhaps in part."""
+    return -(-num_tokens // PAGE_SIZE)
+
+
 class PagePool:
     """`num_pages` pages, each free, cached (the tree is its one owner) or in use (a sequence owns it too).
 

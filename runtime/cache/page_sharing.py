@@ -8,9 +8,9 @@ from __future__ import annotations
 from ..artifact.manifest import PAGE_SIZE
 from ..errors import OutOfPages, SparseSpanError
 from ..kv_log.log import KVLog
-from .page_pool import PagePool
+from .page_pool import PagePool, num_pages_for
 from .radix_tree import RadixTree
-from .sequence import Sequence, num_pages_for
+from .sequence import Sequence
 from .sparse_span import SparseSpan
 
 

@@ -11,16 +11,10 @@ from array import array
 from collections.abc import Iterable
 from operator import or_
 
-from ..artifact.manifest import PAGE_SIZE
 from ..errors import AppendLengthError, ForkLengthError, PopLengthError, SparseForkError, UnknownSequence
 from ..kv_log.log import KVLog
-from .page_pool import PagePool
+from .page_pool import PagePool, num_pages_for
 from .sparse_span import SparseSpan
-
-
-def num_pages_for(num_tokens: int) -> int:
-    """Pages that the KV of `num_tokens` tokens fills, the last one perhaps in part."""
-    return -(-num_tokens // PAGE_SIZE)
 
 
 class Sequence:

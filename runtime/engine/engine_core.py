@@ -14,8 +14,8 @@ from functools import partial
 
 from ..cache.cache_tree import CacheCleared, CacheTree
 from ..cache.cache_uses import CacheUse
+from ..cache.page_pool import num_pages_for
 from ..cache.prefix_cache import PrefixCache
-from ..cache.sequence import num_pages_for
 from ..chat.tools.tool_calls import ToolCall
 from ..errors import InvalidParameter
 from ..model.batch import Batch, Forward

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..artifact.manifest import PAGE_SIZE, Manifest
-from ..cache.sequence import num_pages_for
+from ..cache.page_pool import num_pages_for
 from ..errors import InvalidParameter
 
 MIN_CONTEXT_LENGTH = 128  # tokens; a cache that holds less answers nothing useful

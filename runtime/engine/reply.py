@@ -16,7 +16,8 @@ from ..chat.token_constraint import Foresight, HeldOpen, TokenConstraint, restor
 from ..errors import ConstraintFailed
 from .completion import Delta, FinishReason, StopReason, TokenLogprob
 from .sampling_params import SamplingParams
-from .step.sampler import SampledToken, SamplerState
+from .step.sampler import SampledToken
+from .step.sampler_state import SamplerState
 
 _NOTHING = Said()
 MAX_BANS = 64  # tokens at one place that each led to a banned string; then the reply fails

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ..artifact.manifest import PAGE_SIZE
+from ..cache.page_pool import num_pages_for
 from ..cache.prefix_cache import PrefixCache
 from ..cache.prefix_match import PrefixMatch
-from ..cache.sequence import Sequence, num_pages_for
+from ..cache.sequence import Sequence
 from ..cache.sparse_span import SparseSpan
 from ..errors import KVError
 from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows

@@ -17,9 +17,9 @@ from radixlm.tokenizer_fix import SpelledPrompt
 
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.kv_transaction import make_batch
+from ..cache.page_pool import num_pages_for
 from ..cache.prefix_cache import PrefixCache
 from ..cache.prefix_match import PrefixMatch
-from ..cache.sequence import num_pages_for
 from ..errors import InvalidRequest
 from ..model.batch import Forward
 from .rates import LinearRate

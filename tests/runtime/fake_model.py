@@ -24,7 +24,8 @@ from radixlm.runtime.engine.request_options import RequestLimits, RequestOptions
 from radixlm.runtime.engine.request_spec import RequestSpec
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.step.policy import SchedulerPolicy
-from radixlm.runtime.engine.step.sampler import SamplerState, sample
+from radixlm.runtime.engine.step.sampler import sample
+from radixlm.runtime.engine.step.sampler_state import SamplerState
 from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.model.batch import Batch, Float32Array, PageCopy, TopLogits, UInt8Array
 from radixlm.runtime.prefix.disk_tier import DiskTier

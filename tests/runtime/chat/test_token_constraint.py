@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from radixlm.runtime.chat.token_constraint import allowed_of
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.step.policy import SchedulerPolicy
-from radixlm.runtime.engine.step.sampler import Refusal, SampledToken, SamplerState, sample
+from radixlm.runtime.engine.step.sampler import Refusal, SampledToken, sample
+from radixlm.runtime.engine.step.sampler_state import SamplerState
 from radixlm.runtime.errors import ConstraintFailed
 from radixlm.runtime.model.batch import TopLogits
 

@@ -19,7 +19,8 @@ from radixlm.runtime.engine.completion import Completion
 from radixlm.runtime.engine.reply import MAX_BANS, Reply
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.step import drafts
-from radixlm.runtime.engine.step.sampler import SampledToken, SamplerState, sample
+from radixlm.runtime.engine.step.sampler import SampledToken, sample
+from radixlm.runtime.engine.step.sampler_state import SamplerState
 from radixlm.runtime.errors import ConstraintFailed, InvalidParameter
 from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.kv_log.replay import KVReplay

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.step.sampler import FIRST_CANDIDATES, SampledToken, SamplerState, sample
+from radixlm.runtime.engine.step.sampler import FIRST_CANDIDATES, SampledToken, sample
+from radixlm.runtime.engine.step.sampler_state import SamplerState
 from radixlm.runtime.model.batch import TopLogits
 
 from ..fake_model import top_of

@@ -1,0 +1,143 @@
+"""What sampling remembers of one request: its random numbers, counts for penalties, and what its reply must keep to.
+
+Knows one request's parameters, not rows of logits of others, text or pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from copy import copy
+
+import numpy as np
+import numpy.typing as npt
+
+from ...chat.token_constraint import Foresight, TokenConstraint
+from ...model.batch import TopLogits
+from ..sampling_params import SamplingParams
+
+Float64Array = npt.NDArray[np.float64]
+
+
+class SamplerState:
+    """What sampling remembers of one request: its random generator, what its reply must keep to, and, if a
+    penalty needs them, token counts.
+
+    It is the request's own and survives preemption untouched.
+
+    Attributes:
+        banned_ids: tokens that must not come next, whatever the constraint says.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Iterable[int],
+        vocab_size: int,
+        constraint: TokenConstraint | None = None,
+    ) -> None:
+        self.params = params
+        self.constraint = constraint
+        self._generator: np.random.Generator | None = None
+        if not params.greedy:
+            seed = None if params.seed is None else params.seed % 2**64
+            self._generator = np.random.Generator(np.random.PCG64(seed))
+        self._counts: npt.NDArray[np.int32] | None = None  # [vocab], of the reply
+        self._is_seen: npt.NDArray[np.bool_] | None = None  # [vocab], in prompt or reply
+        if params.presence_penalty or params.frequency_penalty:
+            self._counts = np.zeros(vocab_size, np.int32)
+        self._times_seen: npt.NDArray[np.int32] | None = None  # likewise, of strings that may be taken back
+        if params.repetition_penalty != 1.0:
+            self._is_seen = np.zeros(vocab_size, np.bool_)
+            self._is_seen[list(prompt_ids)] = True
+            if params.banned_strings:
+                self._times_seen = self._is_seen.astype(np.int32)
+        is_plain = params.greedy and not params.changes_logits and params.logprobs is None
+        self._is_free = is_plain and constraint is None
+        self.banned_ids: Collection[int] = ()
+        self._bias_ids = np.fromiter(params.logit_bias.keys(), np.intp, len(params.logit_bias))
+        self._bias = np.fromiter(params.logit_bias.values(), np.float64, len(params.logit_bias))
+
+    def ahead(self) -> SamplerState:
+        """The state as it is, to go on by itself: what is drawn and counted there is not drawn or counted here. It
+        keeps to no constraint that cannot be gone on with.
+        """
+        other = copy(self)
+        if self._generator is not None:
+            bits = np.random.PCG64(0)
+            bits.state = self._generator.bit_generator.state  # type: ignore[assignment]  # a PCG64's
+            other._generator = np.random.Generator(bits)
+        other._counts = None if self._counts is None else self._counts.copy()
+        other._is_seen = None if self._is_seen is None else self._is_seen.copy()
+        other._times_seen = None if self._times_seen is None else self._times_seen.copy()
+        other.constraint = self.constraint.fork() if isinstance(self.constraint, Foresight) else None
+        return other
+
+    def likelihood(self, token_id: int, top: TopLogits) -> float:
+        """How likely the largest logits of one row find a token, among themselves and at the temperature of the reply,
+        or as they are if it is greedy.
+        """
+        temperature = 1.0 if self.params.greedy else self.params.temperature
+        weights = relative_weights(top.values[0].astype(np.float64), temperature)
+        return float(weights[top.token_ids[0] == token_id].sum() / weights.sum())
+
+    @property
+    def takes_best(self) -> bool:
+        """Whether nothing but the first of the largest logits is needed."""
+        return self._is_free and not self.banned_ids
+
+    def record(self, token_id: int) -> None:
+        """Count a token of the reply, and go on in what it must keep to.
+
+        Raises:
+            ConstraintFailed: it may not come here.
+        """
+        if self.constraint is not None:
+            self.constraint.accept(token_id)
+        if self._counts is not None:
+            self._counts[token_id] += 1
+        if self._is_seen is not None:
+            self._is_seen[token_id] = True
+        if self._times_seen is not None:
+            self._times_seen[token_id] += 1
+
+    def take_back(self, token_ids: Sequence[int]) -> None:
+        """Forget the newest tokens that were recorded, and draw their random numbers again; the constraint is its
+        owner's to take back."""
+        for token_id in token_ids:
+            if self._counts is not None:
+                self._counts[token_id] -= 1
+            if self._times_seen is not None and self._is_seen is not None:
+                self._times_seen[token_id] -= 1
+                self._is_seen[token_id] = self._times_seen[token_id] > 0
+        if self._generator is not None:
+            bits = self._generator.bit_generator
+            assert isinstance(bits, np.random.PCG64)
+            bits.advance(-len(token_ids))
+
+    def penalize(self, logits: Float64Array) -> None:
+        """Apply penalties and bias to one row, in place.
+
+        The repetition penalty is that of CTRL (Keskar et al. 2019, arXiv:1909.05858), presence and frequency
+        penalties are OpenAI's.
+        """
+        if self._is_seen is not None:
+            seen = logits[self._is_seen]
+            penalty = self.params.repetition_penalty
+            logits[self._is_seen] = np.where(seen > 0.0, seen / penalty, seen * penalty)
+        if self._counts is not None:
+            logits -= self.params.presence_penalty * (self._counts > 0)
+            logits -= self.params.frequency_penalty * self._counts
+        logits[self._bias_ids] += self._bias
+
+    def uniform(self) -> float:
+        """The next random number in `[0, 1)`; one is drawn for each token."""
+        assert self._generator is not None, "greedy requests draw nothing"
+        return float(self._generator.random())
+
+
+def relative_weights(logits: Float64Array, temperature: float) -> Float64Array:
+    """Probabilities times a constant: every weight is at most 1, the best one's is 1."""
+    # the maximum first: a tiny temperature would overflow otherwise
+    with np.errstate(over="ignore", under="ignore"):
+        weights: Float64Array = np.exp((logits - logits.max()) / temperature)
+    return weights
