@@ -17,7 +17,7 @@ from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows
 from ..speculation.draft_model import DraftModel
 from .request import Request
 from .step.drafts import Guessing
-from .step.pace import PromptTime, StepPace
+from .step.pace import StepPace
 from .step.plan import StepPlan
 from .step.policy import SchedulerPolicy
 from .waiting_request import Admission, RequestBroken, WaitingRequest
@@ -137,10 +137,11 @@ class Scheduler:
         Raises:
             RequestBroken: a waiting request cannot even be looked at; roll the step back, and take it out.
         """
-        if self._pace is not None:
-            self._pace.begin(now)
         decoding, prefilling = self._by_kind()
-        time = self._prompt_time(len(decoding), len(prefilling))
+        num_prompts = len(prefilling) + self.num_waiting
+        time = (
+            None if self._pace is None else self._pace.time_of(now, num_streams=len(decoding), num_prompts=num_prompts)
+        )
         most, num_logits = self._policy.max_num_batched_tokens, self._policy.max_num_logits
         plan = StepPlan(step, most, stops, time, max_num_logits=num_logits)
         has_prompts = (self.num_waiting and plan.has_room) or any(map(plan.has_room_for, prefilling))
@@ -206,13 +207,6 @@ class Scheduler:
         for request in self._running.values():
             (decoding if request.admitted.num_uncomputed == 1 else prefilling).append(request)
         return decoding, prefilling
-
-    def _prompt_time(self, num_decoding: int, num_prefilling: int) -> PromptTime | None:
-        if self._pace is None:
-            return None
-        has_others = num_prefilling + self.num_waiting > 1
-        parts_s = self._pace.prompts_s(num_streams=num_decoding, has_others=has_others)
-        return PromptTime(self._pace, parts_s, self._pace.longest_s(num_streams=num_decoding))
 
     def _arrival(self, request: Request) -> int:
         return self._arrivals[request.request_id]

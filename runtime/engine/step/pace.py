@@ -48,6 +48,12 @@ class StepPace:
     _began_at: float = 0.0
     _last: tuple[int, list[tuple[int, int]], float, int] | None = None  # streams, chunks, seconds, guesses of a step
 
+    def time_of(self, now: float, *, num_streams: int, num_prompts: int) -> PromptTime:
+        """What the step that begins now has for prompts, of which there are so many, beside so many streams."""
+        self.begin(now)
+        parts_s = self.prompts_s(num_streams=num_streams, has_others=num_prompts > 1)
+        return PromptTime(self, parts_s, self.longest_s(num_streams=num_streams))
+
     def prompts_s(self, *, num_streams: int, has_others: bool) -> float:
         """Seconds for parts of prompts in the next step; 0: no prompts.
 
