@@ -181,7 +181,7 @@ def test_nothing_that_no_request_asked_for_runs_beside_requests() -> None:
     serving = Serving()
     for _ in serving.stream(100):  # two seconds: a step takes 20 ms
         assert children_of(serving.process) == []
-    while len(children_of(serving.process)) < 2:
+    while not children_of(serving.process):  # what tries grammars; for slow ones a second is started when one comes
         time.sleep(0.05)
         assert serving.process.poll() is None
     serving.process.send_signal(signal.SIGTERM)
