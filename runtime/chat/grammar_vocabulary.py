@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from radixlm.tokenizer_fix import Tokenizer, TokenizerError
 
 from .grammar_trial_process import Vocabulary
+from .grammars import Grammars
 
 
 class GrammarVocabulary(Vocabulary):
@@ -40,3 +41,10 @@ class GrammarVocabulary(Vocabulary):
         is_exact = all(token_id < self._vocab_size for token_id in ids)
         is_exact = is_exact and b"".join(map(self._tokenizer.token_bytes, ids)) == text.encode()
         return ids if is_exact else super().__call__(text)
+
+
+def open_grammars(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Grammars:
+    """The grammars of a model of which `vocab_size` tokens are sampled from; its vocabulary is read with the first."""
+    return Grammars(
+        lambda: GrammarVocabulary(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids), eos_token_ids
+    )

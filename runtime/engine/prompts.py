@@ -237,7 +237,11 @@ class Prompts:
         """
         with self._opening_grammars:
             if self._grammars is None:
-                self._grammars = self._open_grammars()
+                from ..chat.grammar_vocabulary import open_grammars  # loads a native library
+
+                if not self._eos_token_ids:
+                    raise InvalidRequest(f"model {self._name} has no end of replies, so none can be structured")
+                self._grammars = open_grammars(self.tokenizer, self.vocab_size, self._eos_token_ids)
             return self._grammars
 
     def reply(
@@ -292,14 +296,3 @@ class Prompts:
     def explain(self, why: WhyNotMore) -> WhyNotMore:
         """The same with the texts of its ids."""
         return why.spelled(self.tokenizer.token_bytes, self.tokenizer.profile.special_ids)
-
-    def _open_grammars(self) -> Grammars:
-        from ..chat.grammar_vocabulary import GrammarVocabulary
-        from ..chat.grammars import Grammars  # loads a native library
-
-        tokenizer, vocab_size, eos_token_ids = self.tokenizer, self.vocab_size, self._eos_token_ids
-        if not eos_token_ids:
-            raise InvalidRequest(f"model {self._name} has no end of replies, so none can be structured")
-        return Grammars(
-            lambda: GrammarVocabulary(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids), eos_token_ids
-        )
