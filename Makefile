@@ -129,21 +129,21 @@ bench-questions: $(CODER)/manifest.json $(VENV)/.bench .cache/llama.cpp/.built $
 	$(BIN)/python -m bench.agents.questions $(CODER)
 	$(BIN)/python -m bench.report
 
-# A prompt of 16,000 tokens alone, beside others, and in llama.cpp's server; keys and values in 16 bits, and in 12 and 8. A
+# A prompt of 16,000 tokens alone, beside others, and in llama.cpp's server; keys and values as by default, and in f16. A
 # quarter of an hour.
-CODER_K12V8 := .cache/qwen-coder-k12v8.radixlm
-bench-long-prompt: $(CODER)/manifest.json $(CODER_K12V8)/manifest.json $(VENV)/.bench .cache/llama.cpp/.built
+CODER_F16 := .cache/qwen-coder-f16.radixlm
+bench-long-prompt: $(CODER)/manifest.json $(CODER_F16)/manifest.json $(VENV)/.bench .cache/llama.cpp/.built
 	$(BIN)/python -m bench.agents.long_prompt $(CODER)
-	$(BIN)/python -m bench.agents.long_prompt $(CODER_K12V8)
+	$(BIN)/python -m bench.agents.long_prompt $(CODER_F16)
 	$(BIN)/python -m bench.report
 
 $(CODER)/manifest.json: $(COMPILER) | $(VENV)/.run
 	@rm -rf $(CODER)
 	@$(BIN)/radixlm compile "$$($(BIN)/python -m bench.peers.models)" -o $(CODER)
 
-$(CODER_K12V8)/manifest.json: $(COMPILER) | $(VENV)/.run
-	@rm -rf $(CODER_K12V8)
-	@$(BIN)/radixlm compile "$$($(BIN)/python -m bench.peers.models)" --kv-dtype k12v8 -o $(CODER_K12V8)
+$(CODER_F16)/manifest.json: $(COMPILER) | $(VENV)/.run
+	@rm -rf $(CODER_F16)
+	@$(BIN)/radixlm compile "$$($(BIN)/python -m bench.peers.models)" --kv-dtype f16 -o $(CODER_F16)
 
 # Fifty and two hundred impatient clients of a server with too small a pool; two models, LOAD_SECONDS each, and RADIXLM_DATA.
 LOAD_SECONDS := 600

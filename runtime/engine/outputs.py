@@ -186,7 +186,7 @@ class Outputs:
         return outputs
 
     def _start_over(self, requests: list[Request], disorder: Exception) -> list[RequestOutput]:
-        """End `requests` and all that hold pages, and forget what is cached: nobody knows what is in it."""
+        """End `requests` and all that hold pages, and forget what is cached: what is in it is not known."""
         _LOGGER.critical("pages are in disorder: the cache starts over", exc_info=disorder)
         left = {request.request_id: request for request in requests}
         left |= {request.request_id: request for request in self._scheduler.requests() if request.sequence is not None}

@@ -65,7 +65,7 @@ class DraftModel:
     """A model that guesses for another.
 
     Args:
-        forward: the model; closed by whoever opened it.
+        forward: the model; closed by its opener.
         cache: its own.
         context_length: of its own; replies that are longer have no guesses.
         vocab_size: tokens that both models know.
