@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from ..serve_process import ServeProcess
 
 PATIENCE_MS = 30_000  # CI's machines are slow, and two
+SMALL = ("--kv-cache-gb", "0.06", "--context-length", "2600")  # a context that is soon full
 KEYS = ("sk-alice", "sk-bob")
 # Without these, the browser asks its maker's hosts for things at every start. The sandbox needs rights that root in a
 # container lacks; the pages are our own.
@@ -33,14 +34,13 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    # so few pages that a context of 2,600 tokens fills them, which is soon done
-    with ServeProcess("--kv-cache-gb", "0.06", log=tmp_path_factory.mktemp("server") / "log") as server:
+    with ServeProcess(*SMALL, log=tmp_path_factory.mktemp("server") / "log") as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def locked_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    options = ("--kv-cache-gb", "0.06", "--api-key", KEYS[0], "--api-key", KEYS[1])
+    options = (*SMALL, "--api-key", KEYS[0], "--api-key", KEYS[1])
     with ServeProcess(*options, log=tmp_path_factory.mktemp("locked") / "log", api_key=KEYS[1]) as server:
         yield server
 

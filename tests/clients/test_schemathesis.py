@@ -20,8 +20,8 @@ BUDGET_S = 45
 
 
 def test_every_answer_is_as_it_is_described(tmp_path: Path) -> None:
-    # few pages: where no limit is sent, replies go on to the end of the context
-    options = ("--kv-cache-gb", "0.01", "--max-num-seqs", "4", "--api-key", KEY, "--strict")
+    # a short context: where no limit is sent, replies go on to its end
+    options = ("--kv-cache-gb", "0.01", "--context-length", "200", "--max-num-seqs", "4", "--api-key", KEY, "--strict")
     with ServeProcess(*options, log=tmp_path / "log", api_key=KEY) as server:
         schema = tmp_path / "openapi.json"
         schema.write_bytes(server.bytes("/openapi.json"))
