@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from bench.limits import Limits
 from bench.peers.__main__ import READ_GB_PER_S, added, decode_share, measure
+from bench.peers.client import CompletionsClient, Reply
 from bench.peers.contestants import OURS, PLACES, IkLlamaCpp, LlamaCpp, peers_of
 from bench.peers.scenarios import DECODE, SCENARIOS, START, Scenario, Values
 from bench.prompts import Prompts
@@ -146,3 +147,15 @@ def test_steady_speed_leaves_out_what_not_all_streams_take_part_in() -> None:
     assert steady_tokens_per_s([early, late]) == 2.0
     with pytest.raises(ValueError, match="ask for more tokens"):
         steady_tokens_per_s([[0.0, 1.0], [2.0, 3.0]])
+
+
+def test_streams_that_never_ran_together_have_a_total_and_no_steady_speed() -> None:
+    """One run of 50 streams ended in this error, and its figures were lost."""
+
+    class Staggered(CompletionsClient):
+        def ask_all(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[Reply]:
+            ends = [float(2 * number) for number in range(1, len(prompts) + 1)]
+            return [Reply(0.0, [end - 1, end], [1, 2], "ab") for end in ends]
+
+    (scenario,) = (each for each in SCENARIOS if each.name == "streams_8")
+    assert scenario.measure(Staggered(0), Prompts(0, VOCABULARY)) == {"streams_8": 8 * 128 / 16}
