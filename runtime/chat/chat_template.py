@@ -98,6 +98,7 @@ class ChatTemplate:
         length = 0
         try:
             variables = {
+                "xml_tools": list(tools) or None,  # SmolLM3's name for them, which clients may set themselves
                 **(kwargs or {}),
                 "messages": [dict(message) for message in messages],
                 "tools": list(tools) or None,

@@ -156,6 +156,10 @@ CALLS = {
     + _EACH
     + """{{ '' if loop.first else ', ' }}{{ '{"name": "' + f.name + '", "arguments": ' + (f.arguments | tojson) }}"""
     + "{{ '}' }}{% endfor %}]</TOOLCALL>",
+    "hunyuan": "<tool_calls>["
+    + _EACH
+    + """{{ '' if loop.first else ', ' }}{{ '{"name": "' + f.name + '", "arguments": ' + (f.arguments | tojson) }}"""
+    + "{{ '}' }}{% endfor %}]</tool_calls>",
     "cohere": "<|START_ACTION|>[\n"
     + _EACH
     + """    {{ '{"tool_call_id": "' ~ loop.index0 ~ '", "tool_name": "' + f.name + '", "parameters": ' }}"""
@@ -175,6 +179,49 @@ GRANITE = calling("").replace(
 )
 LFM = calling("").replace("'<|im_start|>system\\n'", "'<|im_start|>system\\nList of tools: <|tool_list_start|>'")
 """Templates that tell of tools as Granite 3.3's and LFM 2's, and write no calls but those in a content."""
+
+SMOLLM3 = (
+    calling("")
+    .replace("if tools", "if xml_tools")
+    .replace("in tools", "in xml_tools")
+    .replace("(tool | tojson)", "(tool | string)")
+    .replace(
+        "'<|im_start|>system\\n'",
+        """'<|im_start|>system\\nSay <tool_call>\\n{"name": <function-name>, "arguments": <args>}'""",
+    )
+)
+"""As SmolLM3's, which tells of tools by another name, and writes no calls."""
+
+MUSE = """\
+{%- if tools %}
+    {{- '<|start|>system<|message|>' }}
+    {%- for tool in tools %}{{ (tool | tojson) + '\\n' }}{% endfor %}
+    {{- '<|im_end|>' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role != 'assistant' %}
+        {{- '<|start|>' + message.role + '<|message|>' + message.content + '<|im_end|>' }}
+    {%- else %}
+        {%- if message.reasoning_content %}
+            {{- '<|start|>assistant to=self<|message|>' + message.reasoning_content + '<|eom|>' }}
+        {%- endif %}
+        {%- for call in message.tool_calls or [] %}
+            {{- '<|start|>assistant to=' + call.function.name + '<|message|><atem:function_calls>\\n' }}
+            {{- '<atem:invoke name="' + call.function.name + '">\\n' }}
+            {%- for key, value in call.function.arguments | items %}
+                {{- '<atem:parameter name="' + key + '">' + (value if value is string else value | tojson) }}
+                {{- '</atem:parameter>\\n' }}
+            {%- endfor %}
+            {{- '</atem:invoke>\\n</atem:function_calls>' + ('<|im_end|>' if loop.last else '<|eom|>') }}
+        {%- endfor %}
+        {%- if not message.tool_calls %}
+            {{- '<|start|>assistant to=user<|message|>' + message.content + '<|im_end|>' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}
+"""
+"""As Muse Glimmer's; `<|im_end|>` ends turns."""
 
 HARMONY = """\
 {%- if tools %}

@@ -19,6 +19,9 @@ from .tool_format import Tool, ToolFormat
 HERMES: Final = ToolFormat('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "<tool_call>", "\n")
 """Hermes 2 Pro's, Qwen's and Granite 4's."""
 
+HERMES_CONTENT: Final = replace(HERMES, is_content=True)
+"""SmolLM3's, whose template tells of it and writes no calls."""
+
 LLAMA3: Final = ToolFormat('{"name": "', '", "parameters": ', "}", "{", None)
 """Llama 3.1's JSON, of which a reply has one."""
 
@@ -56,6 +59,14 @@ MINIMAX: Final = ToolFormat(
     close="</minimax:tool_call>",
 )
 """MiniMax M2's."""
+
+ATEM: Final = ToolFormat(
+    *('<atem:invoke name="', '">\n', "</atem:invoke>\n", "<atem:function_calls>", None),
+    TaggedArguments('<atem:parameter name="', '">', "</atem:parameter>\n"),
+    open="<atem:function_calls>\n",
+    close="</atem:function_calls>",
+)
+"""Muse Glimmer's, behind a header that names the function, too; the template gives each call a part of its own."""
 
 DSML: Final = ToolFormat(
     *('<｜DSML｜invoke name="', '">\n', "</｜DSML｜invoke>\n", "<｜DSML｜function_calls>", ""),
@@ -96,6 +107,11 @@ NEMOTRON: Final = ToolFormat(
     *('{"name": "', '", "arguments": ', "}", "<TOOLCALL>", ", "), open="<TOOLCALL>[", close="]</TOOLCALL>"
 )
 """Nemotron Nano 2's."""
+
+HUNYUAN: Final = ToolFormat(
+    *('{"name": "', '", "arguments": ', "}", "<tool_calls>", ", "), open="<tool_calls>[", close="]</tool_calls>"
+)
+"""Hunyuan A13B's."""
 
 COHERE: Final = ToolFormat(
     *('    {"tool_call_id": "{index}", "tool_name": "', '", "parameters": ', "}", "<|START_ACTION|>", ",\n"),
@@ -148,8 +164,8 @@ HARMONY: Final = HeadedFormat(" to=functions.", "<|channel|>commentary json<|mes
 
 KNOWN: Final = (
     *(HERMES, replace(HERMES, separator=""), LLAMA3),
-    *(QWEN_CODER, replace(QWEN_CODER, separator=""), SEED, GLM, GLM_TIGHT, MINIMAX, DSML),
-    *(MISTRAL_LIST, MISTRAL, MISTRAL_IDS, DEEPSEEK, KIMI, NEMOTRON),
+    *(QWEN_CODER, replace(QWEN_CODER, separator=""), SEED, GLM, GLM_TIGHT, MINIMAX, ATEM, DSML),
+    *(MISTRAL_LIST, MISTRAL, MISTRAL_IDS, DEEPSEEK, KIMI, NEMOTRON, HUNYUAN),
     *(LFM, GEMMA, FUNCTION_GEMMA, HARMONY, COHERE, PHI, OLMO),
     *(replace(HERMES, begin='<tool_call>{"name": "', end="}</tool_call>", separator=between) for between in ("\n", "")),
     replace(MISTRAL_LIST, open="[TOOL_CALLS] ["),
@@ -164,7 +180,11 @@ KNOWN: Final = (
     ToolFormat("<function=", ">", "</function>", "<function=", ""),
 )
 
-_TOLD: Final = {"<|tool_call|>": GRANITE, "<|tool_list_start|>": LFM_CONTENT}
+_TOLD: Final = {
+    "<|tool_call|>": GRANITE,
+    "<|tool_list_start|>": LFM_CONTENT,
+    '<tool_call>\n{"name": <function-name>, "arguments":': HERMES_CONTENT,
+}
 """By what a template that writes no calls tells of tools with."""
 
 _ID = "abcdefgh0"  # Mistral's templates want nine letters and digits

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from radixlm.runtime.chat.tools.tool_format import Tool
 
-from ..tool_templates import CALLS, HARMONY, calling
+from ..tool_templates import CALLS, HARMONY, MUSE, SMOLLM3, calling
 from .scripted import OSLO, USER, WEATHER, Scripted
 
 SPECIALS = {
@@ -225,3 +226,61 @@ def test_a_part_that_is_cut_in_its_header_is_content(harmony: Scripted) -> None:
     num_tokens = len(harmony.engine.encode(THOUGHT + says, add_bos=False))
     content, calls = called_in(chat(harmony, [USER], temperature=0.0, max_tokens=num_tokens), is_stream=False)
     assert calls == [] and "to=functions.get_" in content
+
+
+# Muse Glimmer, whose calls stand behind a header and in tags.
+
+SELF = " to=self<|message|>Rain?<|eom|><|start|>assistant"
+
+
+@pytest.fixture(scope="module")
+def muse() -> Iterator[Scripted]:
+    with Scripted.serving(MUSE, ("<|start|>", "<|message|>", "<|eom|>")) as model:
+        yield model
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("dialect", [chat, anthropic, responses])
+@pytest.mark.parametrize("lead", ["", SELF], ids=["at-once", "after-a-thought"])
+def test_a_part_that_is_a_call_in_tags_is_a_call(muse: Scripted, lead: str, dialect: Any, stream: bool) -> None:
+    muse.say(lead + " to=get_weather<|message|>" + muse.format.text_of([OSLO]))
+    response = dialect(muse, [USER], stream=stream, temperature=0.0, max_tokens=300)
+    assert called_in(response, is_stream=stream) == ("", [OSLO])
+    assert stream or ("Rain?" in response.text) == bool(lead)
+
+
+def test_words_for_the_user_are_content_where_tools_might_be_called(muse: Scripted) -> None:
+    muse.say(SELF + " to=user<|message|>It rains.")
+    assert called_in(chat(muse, [USER], temperature=0.0, max_tokens=100), is_stream=False) == ("It rains.", [])
+
+
+def test_a_call_in_tags_that_comes_back_is_found_cached(muse: Scripted) -> None:
+    muse.say(SELF + " to=get_weather<|message|>" + muse.format.text_of([OSLO]))
+    first = chat(muse, [USER], temperature=0.0, max_tokens=300).json()
+    message = first["choices"][0]["message"]
+    results = [{"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "rain"}]
+    muse.say(" to=user<|message|>It rains.")
+    second = chat(muse, [USER, message, *results], temperature=0.0, max_tokens=300).json()
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"] - 2
+
+
+def test_a_part_in_tags_must_call_where_a_call_is_required(muse: Scripted) -> None:
+    muse.say(SELF + " to=user<|message|>Only words.")
+    choice = chat(muse, [USER], tool_choice="required", temperature=0.0, max_tokens=200).json()["choices"][0]
+    assert "Only words" not in json.dumps(choice["message"])
+
+
+def test_a_model_that_is_told_of_tools_by_another_name_knows_them_and_calls_them_so() -> None:
+    with Scripted.serving(SMOLLM3) as model:
+        assert "get_weather" in model.engine.prompts.render([USER], (Tool("get_weather", WEATHER),))
+        model.say("Let me see." + model.format.text_of([OSLO, NOW]))
+        assert "<tool_call>" in model.format.text_of([OSLO])
+        first = chat(model, [USER], temperature=0.0, max_tokens=300)
+        assert called_in(first, is_stream=False) == ("Let me see.", [OSLO, NOW])
+        message = first.json()["choices"][0]["message"]
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": "rain"} for call in message["tool_calls"]]
+        second = chat(model, [USER, message, *results], temperature=0.0, max_tokens=30).json()
+        cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+        usage = first.json()["usage"]
+        assert cached >= usage["prompt_tokens"] + usage["completion_tokens"] - 2

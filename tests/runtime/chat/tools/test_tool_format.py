@@ -13,6 +13,7 @@ from radixlm.runtime.chat.chat_template import ChatTemplate
 from radixlm.runtime.chat.grammar import Grammar
 from radixlm.runtime.chat.tools.call_ids import short_id
 from radixlm.runtime.chat.tools.known_formats import (
+    ATEM,
     COHERE,
     DEEPSEEK,
     DSML,
@@ -21,6 +22,8 @@ from radixlm.runtime.chat.tools.known_formats import (
     GLM_TIGHT,
     GRANITE,
     HERMES,
+    HERMES_CONTENT,
+    HUNYUAN,
     KIMI,
     LFM,
     LFM_CONTENT,
@@ -43,7 +46,7 @@ from radixlm.runtime.chat.tools.tool_format import Tool, ToolFormat
 from radixlm.runtime.chat.tools.tool_messages import for_template
 from radixlm.runtime.errors import InvalidGrammar, InvalidRequest
 
-from ...tool_templates import CALLS, LLAMA, NO_TOOLS, QWEN, calling
+from ...tool_templates import CALLS, LLAMA, MUSE, NO_TOOLS, QWEN, SMOLLM3, calling
 from ...tool_templates import GRANITE as TOLD_GRANITE
 from ...tool_templates import LFM as TOLD_LFM
 from ..test_grammars import Bench
@@ -84,6 +87,8 @@ FORMATS = {
     "phi": PHI,
     "granite": GRANITE,
     "olmo": OLMO,
+    "hunyuan": HUNYUAN,
+    "atem": ATEM,
 }
 
 
@@ -117,7 +122,7 @@ def without_ids(text: str) -> str:
     ("template", "format"),
     [
         *((QWEN, HERMES), (LLAMA, LLAMA3), (NO_TOOLS, PLAIN), ("{{ 1 / 0 }}", PLAIN)),
-        *((TOLD_GRANITE, GRANITE), (TOLD_LFM, LFM_CONTENT)),
+        *((TOLD_GRANITE, GRANITE), (TOLD_LFM, LFM_CONTENT), (SMOLLM3, HERMES_CONTENT), (MUSE, ATEM)),
         *((calling(CALLS[name]), FORMATS[name]) for name in CALLS),
     ],
 )
