@@ -167,7 +167,7 @@ class Delta:
     progress: PrefillProgress | None = None  # in deltas that say nothing else, of streams that asked for them
     thought: str = ""  # of a chat's reply
     num_thought_tokens: int = 0  # of the reply's tokens so far; certain when there is text
-    num_guessed: int = 0  # of `token_ids`, those that were guessed before the model said them
+    guessed: tuple[bool, ...] = ()  # of each of `token_ids`, whether it was guessed before the model said it
     prompt_logprobs: PromptLogprobs | None = (
         None  # in the first delta with a token, or in one that ends without, if asked
     )

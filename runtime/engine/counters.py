@@ -106,11 +106,13 @@ class CoreCounters:
             self.num_computed_tokens += num_tokens
             self.num_failed_steps_in_a_row, self.restarted_after = 0, None
 
-    def count_draft(self, num_drafted: int, num_accepted: int) -> None:
-        """A draft was held against the model; what of it was wrong was not computed, as it were."""
-        self.num_computed_tokens += num_accepted
+    def count_draft(self, num_drafted: int, num_right: int, num_kept: int) -> None:
+        """A draft was held against the model; but for the tokens whose keys and values are kept, it was not computed,
+        as it were. A guess that ends a reply is right, and nothing is kept of it.
+        """
+        self.num_computed_tokens += num_kept
         self.num_drafted_tokens += num_drafted
-        self.num_accepted_tokens += num_accepted
+        self.num_accepted_tokens += num_right
 
     def count_failed_step(self, error: Exception) -> None:
         """A step raised."""

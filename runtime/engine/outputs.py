@@ -72,9 +72,9 @@ class Outputs:
 
     def _take(self, item: ScheduledRequest, verified: Verified, now: float) -> list[RequestOutput]:
         """Hand out what a draft has brought; the reply has it already."""
-        request, num_accepted = item.request, verified.num_accepted
-        request.drafted(item.draft, num_accepted)
-        self._counters.count_draft(len(item.draft.token_ids), num_accepted)
+        request = item.request
+        request.drafted(item.draft, verified.num_right)
+        self._counters.count_draft(len(item.draft.token_ids), verified.num_right, verified.num_accepted)
         outputs = [RequestOutput(request.request_id, delta) for delta in verified.deltas]
         before = verified.before
         for _ in (token_id for delta in verified.deltas for token_id in delta.token_ids):

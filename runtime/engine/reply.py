@@ -274,5 +274,5 @@ class Reply:
             None if reason is None else self.stop_reason,
             thought=said.thought,
             num_thought_tokens=self.num_thought_tokens,
-            num_guessed=sum(is_guessed for _, is_guessed in tokens),
+            guessed=tuple(is_guessed for _, is_guessed in tokens),
         )

@@ -185,10 +185,10 @@ class Request:
         number = self.reply.num_certain
         return None if number is None else len(self.prompt.ids) + number
 
-    def drafted(self, draft: Draft, num_accepted: int) -> None:
+    def drafted(self, draft: Draft, num_right: int) -> None:
         """Note how much of a draft was right."""
         assert self.drafter is not None, "it made the draft"
-        self.drafter.observe(draft, num_accepted)
+        self.drafter.observe(draft, num_right)
         self.num_drafted += len(draft.token_ids)
 
     @property

@@ -19,12 +19,13 @@ class Verified:
     """What became of a draft.
 
     Attributes:
-        num_accepted: tokens of it that were right.
+        num_accepted: tokens of it that were right, and behind which the reply goes on.
         deltas: of these, and of the last one.
-        last: the token behind them, which is not the draft's; or why there is none. None: its logits are not finite.
+        last: the token behind them, or why there is none. None: its logits are not finite.
         error: what went wrong with the one request.
         before: when the token before all of these came, in seconds on the engine's clock.
         goes_back: the reply took back tokens that it had before the draft; there is no last one.
+        ends_right: the last one is the draft's, too; it ended the reply.
     """
 
     num_accepted: int
@@ -33,6 +34,12 @@ class Verified:
     error: Exception | None = None
     before: float | None = None
     goes_back: bool = False
+    ends_right: bool = False
+
+    @property
+    def num_right(self) -> int:
+        """Guesses that are tokens of the reply."""
+        return self.num_accepted + self.ends_right
 
 
 def verify(request: Request, draft_ids: Sequence[int], sample: Callable[[int], Sampled], now: float) -> Verified:
@@ -60,7 +67,7 @@ def verify(request: Request, draft_ids: Sequence[int], sample: Callable[[int], S
         if num_kept <= number:  # the reply took tokens back: another comes in the place of the first of them
             number = num_kept
         elif not is_right or request.is_finished:
-            return Verified(number, deltas, sampled, before=before)
+            return Verified(number, deltas, sampled, before=before, ends_right=is_right)
         else:
             number += 1
 

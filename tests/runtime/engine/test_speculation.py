@@ -115,6 +115,27 @@ def serve_random_requests(seed: int, right: float, num_pages: int) -> None:
         assert replayed.owners.tree == set(served.cache.tree.page_ids())
 
 
+@pytest.mark.parametrize("oracle", [1.0], indirect=True, ids=["right"])
+def test_a_guess_that_ends_a_reply_is_counted_as_right_everywhere(oracle: type[Oracle]) -> None:
+    """Usage counted it, and the engine's own sums, which `/metrics` shows, did not."""
+    free = alone([1, 2, 3], GREEDY)
+    ends = replace(GREEDY, stop_token_ids=(free[12],))
+    oracle.replies = {(1, 2, 3): free}
+    counted = set()
+    for number in range(20):
+        served = bench()
+        served.add(str(number), [1, 2, 3], ends)
+        served.run()
+        last, counters = served.outputs[str(number)][-1], served.core.counters
+        assert last.completion is not None and last.delta is not None
+        usage = last.completion.usage
+        assert counters.num_accepted_tokens == usage.accepted_tokens
+        assert counters.num_drafted_tokens == usage.drafted_tokens
+        assert counters.num_computed_tokens == 3 + usage.completion_tokens - 1, "the last token has no KV"
+        counted.add(last.delta.guessed)
+    assert counted == {(True,), (False,)}, "the last token was a guess, and was not"
+
+
 def test_a_script_is_said_as_it_is_whatever_is_guessed() -> None:
     """The row behind a guess that was right says the next id; rows behind a wrong one are not asked for."""
     runner = ScriptedRunner(10)
