@@ -62,6 +62,37 @@ def test_each_turn_says_what_was_cached_and_why_not_more(page: Page, server: Ser
     expect(second.locator(".usage")).to_contain_text("tok")
 
 
+def test_what_was_guessed_is_marked_and_the_text_is_that_without_guesses(page: Page) -> None:
+    page.click("#settings summary")
+    page.fill("[name=max_tokens]", "60")
+    say(page, "Say the words again and again: one two three one two three one two three one two three")
+    plain = said(page)
+    page.click("#again")  # the cache knows what comes
+    expect(page.locator("#send")).to_be_visible()
+    turn = page.locator(".turn.assistant")
+    expect(turn).to_have_count(1)
+    legend = turn.locator(".usage .guessed")
+    expect(legend).to_have_text(re.compile(r"^\d+ of \d+ guess(es)? right$"))
+    assert int((legend.text_content() or "").split()[0]) > 0 and legend.get_attribute("title")
+    marked = turn.locator(".said .guessed").all_text_contents()
+    assert 0 < len("".join(marked)) < len(plain) and all(part in plain for part in marked)
+    assert said(page) == plain
+    assert "underline" in turn.locator(".said .guessed").first.evaluate("e => getComputedStyle(e).textDecorationLine")
+
+
+def test_a_chunk_is_marked_where_all_of_its_tokens_were_guessed(page: Page) -> None:
+    told = [("role", "", None), ("content", "A", [False]), ("content", "", [True]), ("content", "é", [True])]
+    told += [("content", "<b>", [True]), ("content", "C", [True, False]), ("content", "D", None)]
+    pieces = [{"index": 0, "delta": {kind: text}} | ({"guessed": g} if g else {}) for kind, text, g in told]
+    lines = [f"data: {json.dumps({'choices': [piece]})}\n\n" for piece in pieces] + ["data: [DONE]\n\n"]
+    page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(body="".join(lines), content_type="text/event-stream")
+    )
+    say(page, "Hi")
+    assert said(page) == "Aé<b>CD"
+    assert page.locator(".said .guessed").all_text_contents() == ["é<b>"]
+
+
 def test_a_long_prompt_shows_how_far_it_is_until_the_reply_begins(page: Page) -> None:
     page.evaluate(
         """() => {

@@ -29,7 +29,7 @@ from ..limits import (
     TopP,
     require_at_most,
 )
-from ..openai.requests import CacheText, ReturnProgress, require_stream_for_progress, several, wished
+from ..openai.requests import CacheText, ReturnProgress, require_stream, several, wished
 from ..openai.tools import MAX_TOOLS
 from ..truncation import Truncation
 from .blocks import InputMessages, System
@@ -192,7 +192,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
         Raises:
             InvalidParameter: a value is outside its range.
         """
-        require_stream_for_progress(self.return_progress, self.stream)
+        require_stream(self.stream, "return_progress", self.return_progress)
         names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
         wishes: dict[str, Any] = {name: getattr(self, name) for name in names}
         wishes |= {"stop": self.stop_sequences or None, "stop_regex": several(self.stop_regex)}

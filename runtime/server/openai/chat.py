@@ -119,7 +119,7 @@ class ChatCompletions:
         truncation: TruncationReply | msgspec.UnsetType,
     ) -> AsyncGenerator[msgspec.Struct]:
         """For each choice its role, its deltas and its finish reason; at the end the usage, if asked for."""
-        has_ids = bool(body.return_token_ids)
+        has_ids, has_guesses = bool(body.return_token_ids), bool(body.return_guesses)
         usage = ChunkUsage(choices, is_told=body.include_usage, is_running=body.has_running_usage)
         start = partial(start, object="chat.completion.chunk")
 
@@ -146,11 +146,13 @@ class ChatCompletions:
             said = deltas_of(delta, readers[index])
             if body.is_legacy:
                 said = [legacy_delta(each) for each in said]
-            if said or delta.logprobs or (has_ids and delta.token_ids):
+            if said or delta.logprobs or ((has_ids or has_guesses) and delta.token_ids):
                 delta_said, *others = said or [ChatDelta(content="")]
                 choice = ChatChunkChoice(delta_said, logprobs=chat_logprobs(self.state, delta.logprobs), index=index)
                 if has_ids:
                     choice.token_ids = delta.token_ids
+                if has_guesses:
+                    choice.guessed = delta.guessed
                 yield chunk(choice)
                 for other in others:
                     yield chunk(ChatChunkChoice(other, index=index))

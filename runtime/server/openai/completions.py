@@ -157,7 +157,7 @@ class Completions:
         cuts: Sequence[Cut],
     ) -> AsyncGenerator[msgspec.Struct]:
         """The prompts and what was cut out of them, if asked for; each delta; at the end the usage, if asked for."""
-        has_ids = bool(body.return_token_ids)
+        has_ids, has_guesses = bool(body.return_token_ids), bool(body.return_guesses)
         usage = ChunkUsage(choices, is_told=body.include_usage, is_running=body.has_running_usage)
 
         def chunk(choice: TextChoice) -> Reply:
@@ -177,12 +177,14 @@ class Completions:
                 told = await self._prompt(body, delta.prompt_logprobs, echoes[index])
                 tokens[index], text = told.tokens, echoes[index] if body.echoes_logprobs else ""
                 yield chunk(TextChoice(text, logprobs=told.echoed, index=index, prompt_logprobs=told.by_id))
-            if delta.text or delta.logprobs or delta.finish_reason or (has_ids and delta.token_ids):
+            if delta.text or delta.logprobs or delta.finish_reason or ((has_ids or has_guesses) and delta.token_ids):
                 choice = TextChoice(delta.text, delta.finish_reason, tokens[index].logprobs(delta.logprobs), index)
                 if delta.finish_reason:
                     choice.stop_reason = delta.stop_reason
                 if has_ids:
                     choice.token_ids = delta.token_ids
+                if has_guesses:
+                    choice.guessed = delta.guessed
                 if has_ids and delta.finish_reason:
                     choice.prompt_token_ids = (await choices.result(index)).prompt_token_ids
                 yield chunk(choice)

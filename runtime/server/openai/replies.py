@@ -52,6 +52,10 @@ class RunningUsage(msgspec.Struct):
 TokenIds = tuple[int, ...] | msgspec.UnsetType  # unset: not asked for
 
 
+Guessed = tuple[bool, ...] | msgspec.UnsetType
+"""Ours: of each token that a chunk of a stream brings, whether it was guessed; unset: not asked for."""
+
+
 StopReasonReply = StopReason | msgspec.UnsetType | None
 """vLLM's: the stop string or token of the request's own that ended the reply, else None; unset: it has not ended."""
 
@@ -195,6 +199,7 @@ class ChatChunkChoice(msgspec.Struct):
     index: int = 0
     token_ids: TokenIds = msgspec.UNSET
     stop_reason: StopReasonReply = msgspec.UNSET
+    guessed: Guessed = msgspec.UNSET
 
 
 class TextLogprobs(msgspec.Struct):
@@ -226,6 +231,7 @@ class TextChoice(msgspec.Struct):
     stop_reason: StopReasonReply = msgspec.UNSET
     truncation: CutPromptReply | msgspec.UnsetType = msgspec.UNSET  # ours, if asked for; in a stream's first chunk
     prompt_logprobs: PromptLogprobsReply = msgspec.UNSET  # in the chunk of a stream before the reply
+    guessed: Guessed = msgspec.UNSET
 
 
 class ChatReply(Reply, kw_only=True):

@@ -59,6 +59,15 @@ ReturnProgress = Annotated[
 ]
 
 
+ReturnGuesses = Annotated[
+    bool,
+    msgspec.Meta(
+        description="Of a stream: each choice of a chunk has guessed, which says of each token that the chunk brings "
+        "whether it was guessed before the model said it."
+    ),
+]
+
+
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # vLLM's: with `include_usage`, each chunk has the usage so far
@@ -95,6 +104,7 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_key: CacheText | None = None  # likewise
     speculate: bool | None = None  # ours: false: nothing is guessed; the reply is the same bytes
     return_progress: ReturnProgress | None = None
+    return_guesses: ReturnGuesses | None = None  # ours
     truncation: Truncation | None = None  # ours: what becomes of what does not fit; None: as the server has it
     return_token_ids: bool | None = None  # the ids of the prompt that were really used, and those of the reply
     user: str | None = None  # for the client's own books: nothing is done with it
@@ -134,7 +144,8 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
             raise InvalidParameter(
                 "stream_options is for streams; set stream to true or leave it out", param="stream_options"
             )
-        require_stream_for_progress(self.return_progress, self.stream)
+        require_stream(self.stream, "return_progress", self.return_progress)
+        require_stream(self.stream, "return_guesses", self.return_guesses)
         wishes = {name: getattr(self, name) for name in _PLAIN_FIELDS}
         wishes |= {"stop": several(self.stop), "stop_regex": several(self.stop_regex)}
         wishes["banned_strings"] = several(self.banned_strings)
@@ -161,12 +172,10 @@ def effort_kwargs(effort: ReasoningEffort | None, kwargs: Mapping[str, object] |
     return told | dict(kwargs or {})
 
 
-def require_stream_for_progress(return_progress: bool | None, stream: bool | None) -> None:
-    """Raise InvalidParameter if progress is asked for in a reply that is not streamed."""
-    if return_progress and not stream:
-        raise InvalidParameter(
-            "return_progress is for streams; set stream to true or leave it out", param="return_progress"
-        )
+def require_stream(stream: bool | None, name: str, wanted: bool | None) -> None:
+    """Raise InvalidParameter if what streams alone have is asked for in a reply that is not streamed."""
+    if wanted and not stream:
+        raise InvalidParameter(f"{name} is for streams; set stream to true or leave it out", param=name)
 
 
 def several(texts: str | list[str] | None) -> tuple[str, ...] | None:

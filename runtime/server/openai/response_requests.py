@@ -34,7 +34,7 @@ from .requests import (
     ReasoningEffort,
     ReturnProgress,
     effort_kwargs,
-    require_stream_for_progress,
+    require_stream,
     several,
     wished,
 )
@@ -183,7 +183,7 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """
         if self.top_logprobs and not self.wants_logprobs:
             raise InvalidParameter(f'top_logprobs is set; set include to ["{LOGPROBS}"] as well', param="top_logprobs")
-        require_stream_for_progress(self.return_progress, self.stream)
+        require_stream(self.stream, "return_progress", self.return_progress)
         wishes: dict[str, Any] = {
             "max_tokens": self.max_output_tokens,
             "min_tokens": self.min_tokens,

@@ -115,11 +115,10 @@ class Reply {
   constructor(turn, onDrawn) {
     this.turn = turn;
     this.onDrawn = onDrawn;
-    this.node = document.createTextNode("");
-    turn.querySelector(".said").append(this.node);
+    this.said = new MarkedText(turn.querySelector(".said")); // the thought until the answer begins
     turn.classList.add("live");
     this.text = "";
-    this.thought = ""; // shown until the answer begins
+    this.guessed = []; // of each token behind the last text, whether it was guessed
     this.progress = null; // shown until the reply begins
     this.frame = 0;
     this.startedAt = performance.now();
@@ -137,11 +136,16 @@ class Reply {
     const choice = chunk.choices[0];
     this.finishReason = choice?.finish_reason ?? this.finishReason;
     const text = choice?.delta.content ?? "";
-    this.thought += choice?.delta.reasoning_content ?? "";
-    if (!text && !choice?.delta.reasoning_content) return;
+    const thought = choice?.delta.reasoning_content ?? "";
+    this.guessed.push(...(choice?.guessed ?? []));
+    if (!text && !thought) return;
     this.progress?.remove();
     this.lastAt = performance.now();
     this.firstAt ??= this.lastAt;
+    if (text && !this.text) this.said.clear();
+    const isGuessed = this.guessed.length > 0 && this.guessed.every(Boolean);
+    if (text || !this.text) this.said.add(text || thought, isGuessed);
+    this.guessed = [];
     this.text += text;
     this.frame ||= requestAnimationFrame(() => this.draw());
   }
@@ -156,7 +160,7 @@ class Reply {
 
   draw() {
     this.frame = 0;
-    this.node.data = this.text || this.thought;
+    this.said.draw();
     this.onDrawn();
   }
 
@@ -186,6 +190,38 @@ class Reply {
   }
 }
 
+// Text that grows at its end; what was guessed has elements of its own.
+class MarkedText {
+  constructor(element) {
+    this.element = element;
+    this.clear();
+  }
+
+  clear() {
+    this.element.replaceChildren();
+    this.pending = []; // [text, isGuessed], not drawn yet
+    this.last = null; // the text node at the end,
+    this.isGuessed = false; // and what it is
+  }
+
+  add(text, isGuessed) {
+    this.pending.push([text, isGuessed]);
+  }
+
+  draw() {
+    for (const [text, isGuessed] of this.pending) {
+      if (this.last && isGuessed === this.isGuessed) {
+        this.last.appendData(text);
+      } else {
+        this.last = document.createTextNode(text);
+        this.isGuessed = isGuessed;
+        this.element.append(isGuessed ? make("span", "guessed", this.last) : this.last);
+      }
+    }
+    this.pending = [];
+  }
+}
+
 function usageOf(usage, speed, finishReason) {
   const details = usage.prompt_tokens_details;
   const cached = details.cached_tokens;
@@ -200,9 +236,16 @@ function usageOf(usage, speed, finishReason) {
   ];
   const guesses = usage.completion_tokens_details;
   const numGuesses = (guesses?.accepted_prediction_tokens ?? 0) + (guesses?.rejected_prediction_tokens ?? 0);
-  if (numGuesses) said.push(`${guesses.accepted_prediction_tokens} of ${count(numGuesses, "guess", "guesses")} right`);
+  if (numGuesses) said.push(legendOf(guesses.accepted_prediction_tokens, numGuesses));
   if (finishReason === "length") said.push("cut at the limit of tokens");
-  const line = make("div", "", make("b", "cached", `${cached} of ${usage.prompt_tokens}`), said.join(" · "));
+  const line = make("div", "", make("b", "cached", `${cached} of ${usage.prompt_tokens}`), ...said.flatMap((each, place) => (place ? [" · ", each] : [each])));
   const why = details.why_not_more ? whyLine(details.why_not_more) : null;
   return make("div", "usage", partsBar(parts), line, why);
+}
+
+// How many guesses were right, marked as their text is.
+function legendOf(numRight, number) {
+  const legend = make("span", "guessed", `${numRight} of ${count(number, "guess", "guesses")} right`);
+  legend.title = "What is underlined was guessed, and the model said the same: the text is that without guesses.";
+  return legend;
 }

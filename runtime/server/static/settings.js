@@ -41,7 +41,7 @@ export class Settings {
 
   // A body of /v1/chat/completions for these turns.
   body(turns) {
-    const body = { stream: true, stream_options: { include_usage: true }, return_progress: true };
+    const body = { stream: true, stream_options: { include_usage: true }, return_progress: true, return_guesses: true };
     for (const name of NUMBERS) if (this.value(name) !== "") body[name] = Number(this.value(name));
     for (const name of ["cache_match", "cache_salt", "truncation"]) if (this.value(name) !== "") body[name] = this.value(name);
     const system = this.value("system");

@@ -92,6 +92,14 @@ def test_progress_is_described_where_it_is_asked_for_and_told(document: Any) -> 
     assert set(told["properties"]) == {"total", "cache", "processed", "time_ms"} and told["description"]
 
 
+def test_guesses_are_described_where_they_are_asked_for(document: Any) -> None:
+    schemas = document["components"]["schemas"]
+    for asked in ("ChatRequest", "CompletionRequest"):
+        assert "guessed" in msgspec.json.encode(schemas[asked]["properties"]["return_guesses"]).decode()
+    assert schemas["TextChoice"]["properties"]["guessed"]["items"] == {"type": "boolean"}
+    assert "return_guesses" not in schemas["ResponseRequest"]["properties"]
+
+
 def test_a_server_without_keys_describes_none(document: Any) -> None:
     assert "security" not in document
 
