@@ -12,6 +12,7 @@ from ..errors import EmptyPrompt, InvalidRequest
 from .chat_template import ChatTemplate
 from .system_messages import SystemMessages
 from .thoughts import Thoughts
+from .tools.told_tools import ToldTools
 from .tools.tool_format import Tool, ToolFormat
 from .tools.tool_messages import for_template
 from .user_turns import UserTurns
@@ -42,6 +43,7 @@ class Conversations:
         self._name, self._template, self._fault, self._thoughts = name, template, fault, thoughts
         self._tool_format, self._template_kwargs = tool_format, dict(template_kwargs)
         self._system_messages, self._user_turns = SystemMessages(template), UserTurns(template)
+        self._tools = ToldTools(template)
 
     def values(
         self, messages: Sequence[Message], tools: Sequence[Tool], template_kwargs: Mapping[str, object] | None
@@ -58,7 +60,7 @@ class Conversations:
         for message in messages:
             if not isinstance(message, Mapping):
                 raise InvalidRequest(f"a message is {message!r:.60}; it must be a mapping with a role and a content")
-        told, known = for_template(messages, [tool.for_template() for tool in tools], self._tool_format())
+        told, known = for_template(messages, self._tools.for_template(tools), self._tool_format())
         turns = self._user_turns.for_template(self._system_messages.for_template(told))
         return self._thoughts.for_template(turns), known, {**self._template_kwargs, **(template_kwargs or {})}
 

@@ -226,7 +226,7 @@ MUSE = """\
 HARMONY = """\
 {%- if tools %}
     {{- '<|start|>developer<|message|>' }}
-    {%- for tool in tools %}{{ (tool | tojson) + '\\n' }}{% endfor %}
+    {%- for tool in tools %}{{ '// ' + tool.function.description + '\\n' + (tool | tojson) }}{% endfor %}
     {{- '<|end|>' }}
 {%- endif %}
 {%- for message in messages %}

@@ -1,0 +1,30 @@
+"""What a template reads of a tool is there, though the client left it out."""
+
+from __future__ import annotations
+
+import pytest
+from radixlm.runtime.chat.chat_template import ChatTemplate
+from radixlm.runtime.chat.tools.told_tools import ToldTools
+from radixlm.runtime.chat.tools.tool_format import Tool
+
+BARE = Tool("now", {"type": "object"})
+READS_DESCRIPTIONS = "{% for tool in tools %}{{ '// ' + tool.function.description }}{% endfor %}"
+READS_PROPERTIES = "{% for tool in tools %}{{ tool.function.parameters.properties | items | list }}{% endfor %}"
+READS_ALL = READS_DESCRIPTIONS + READS_PROPERTIES
+READS_NOTHING = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+
+
+@pytest.mark.parametrize("source", [READS_DESCRIPTIONS, READS_PROPERTIES, READS_NOTHING, "no tools"])
+def test_a_tool_without_a_description_or_properties_is_told_of(source: str) -> None:
+    template = ChatTemplate(source)
+    template.render([{"role": "user", "content": "a"}], tools=ToldTools(template).for_template([BARE]))
+
+
+@pytest.mark.parametrize("source", [READS_NOTHING, "no tools", "{{ 1 / 0 }}"])
+def test_a_tool_is_told_of_as_it_came_where_that_is_enough_or_does_not_help(source: str) -> None:
+    assert ToldTools(ChatTemplate(source)).for_template([BARE]) == [BARE.for_template()]
+
+
+def test_what_a_client_says_of_a_tool_is_kept() -> None:
+    said = Tool("now", {"type": "object", "properties": {"a": {}}}, description="b")
+    assert ToldTools(ChatTemplate(READS_ALL)).for_template([said]) == [said.for_template()]
