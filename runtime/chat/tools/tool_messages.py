@@ -43,8 +43,10 @@ def for_template(
         messages = with_short_ids(messages)
     elif format.id_text:
         messages = with_counted_ids(messages, format.id_text)
+    if format.separator is None:
+        messages = _with_one_call_each(messages)
     if isinstance(format, HeadedFormat):
-        messages = [_with_one_thought(message) for message in _with_one_call_each(messages)]
+        messages = [_with_one_thought(message) for message in messages]
     if format.is_content:
         messages = [_with_calls_said(message, format, between="") for message in messages]
     if format.is_native:
@@ -75,8 +77,8 @@ def _with_one_text(message: Message) -> Message:
 
 
 def _with_one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """Messages with one call each, and its results behind it. gpt-oss's template renders the first call of a message,
-    and names a result by the call before it.
+    """Messages with one call each, and its results behind it, for models that make one call a reply. gpt-oss's template
+    renders the first call of a message, and names a result by the call before it; Llama 3's refuses several.
     """
     told, left = list[Message](), list(messages)
     while left:

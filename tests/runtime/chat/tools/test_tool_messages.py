@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from radixlm.runtime.chat.chat_template import ChatTemplate
 from radixlm.runtime.chat.thought_format import thoughts_of
-from radixlm.runtime.chat.tools.known_formats import HARMONY, HERMES, KIMI, MISTRAL_IDS, PLAIN, format_of
+from radixlm.runtime.chat.tools.known_formats import HARMONY, HERMES, KIMI, LLAMA3, MISTRAL_IDS, PLAIN, format_of
 from radixlm.runtime.chat.tools.tool_format import Tool, ToolFormat
 from radixlm.runtime.chat.tools.tool_messages import for_template
 from radixlm.runtime.errors import InvalidRequest
 
 from ...tool_templates import HARMONY as HARMONY_TEMPLATE
+from ...tool_templates import LLAMA as LLAMA_TEMPLATE
 
 
 def said(*calls: object) -> list[dict[str, Any]]:
@@ -115,6 +116,16 @@ def test_each_of_several_calls_stands_before_its_result_where_a_template_renders
     text = ChatTemplate(HARMONY_TEMPLATE).render(told)
     assert all(text.count(f" to=functions.{name}<") == 1 for name in "fgh")
     assert text.count("Hm.") == 1
+
+
+def test_several_calls_of_a_message_are_rendered_where_a_template_refuses_more_than_one() -> None:
+    """Llama 3's does: a history that another model began was refused whole."""
+    called = [{"id": f"call_{name}", "function": {"name": name, "arguments": "{}"}} for name in "fg"]
+    results = [{"role": "tool", "tool_call_id": f"call_{name}", "content": f"of {name}"} for name in "fg"]
+    told, tools = for_template([*said(*called), *results], (), LLAMA3)
+    text = ChatTemplate(LLAMA_TEMPLATE).render(told, tools=tools)
+    places = [text.index(each) for each in ('"f"', "of f", '"g"', "of g")]
+    assert places == sorted(places)
 
 
 def test_calls_of_one_id_have_a_result_each_where_a_template_renders_one_call() -> None:
