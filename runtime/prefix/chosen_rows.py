@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..cache.prefix_match import PrefixMatch
+from ..cache.radix_node import Node
 from .disk_index import StoredPrefix
 from .loaded_prefix import LoadedRows
 
@@ -124,8 +125,16 @@ class RunOrder(Protocol):
         """Note that a prompt is computed, of which the first `num_reused` tokens were found."""
         ...
 
+    def leaving(self, node: Node) -> None:
+        """Have stored what was learned of a node that is about to leave memory."""
+        ...
+
     def forget(self, namespace: bytes | None = None) -> None:
         """Drop the runs that wait to be stored, of one namespace or all."""
+        ...
+
+    def close(self) -> None:
+        """Have stored what was learned and is not; the last call."""
         ...
 
 

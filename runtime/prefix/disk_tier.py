@@ -170,6 +170,10 @@ class DiskTier:
             _LOGGER.exception("what a prompt looked at could not be noted")
         self._saver.go_on()
 
+    def store_order(self) -> None:
+        """Have runs stored in a better order, if nothing else is to be written."""
+        self._saver.go_on()
+
     def read_ahead(self) -> None:
         """Read something for later requests, if the disk has nothing to read."""
         if self._rows is not None:

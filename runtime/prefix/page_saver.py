@@ -113,6 +113,8 @@ class PageSaver:
         try:
             self._skip(chain)
             self._write(chain, path.page_ids, self.writer.room_bytes // self.identity.page_bytes)
+            if self.reorder is not None:
+                self.reorder.leaving(node)
         except Exception:  # what is not saved is computed again
             _LOGGER.exception("pages that make room could not be saved")
         self.num_dropped_pages += min(num_leaving, chain.num_pages - chain.num_done)
@@ -157,6 +159,8 @@ class PageSaver:
                     time.sleep(0.01)  # for the writer to make room
                 self.advance()
             self._save_small()
+            if self.reorder is not None:
+                self.reorder.close()
         except Exception:
             _LOGGER.exception("what was computed last could not be saved")
 

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from ..artifact.manifest import PAGE_SIZE
 from ..model.batch import BatchArrays, Float32Array, Int32Array, PageCopy
+from ..store.scores.scores_record import RowScores
 
 DECAY = 0.8
 PASS_RUN_UP = 512
@@ -46,6 +47,11 @@ class AttentionScores:
     Args:
         sums: float32 `[layers, kv_heads, num_pages, PAGE_SIZE]`, to which a forward adds the attention of its tokens;
             emptied here.
+
+    Attributes:
+        is_changed: `[num_pages]`, pages of which more was learned since their owner has set this to False.
+        lookups: int32 `[num_pages]`, for the owner to note where it looked for what is known of a page; 0 once the page
+            is cleared.
     """
 
     def __init__(self, sums: Float32Array) -> None:
@@ -55,6 +61,8 @@ class AttentionScores:
         self._weight = np.zeros((num_pages, PAGE_SIZE), np.float32)  # of the uses in the history
         self._pass = np.zeros_like(sums)  # of the prompt that computed the row
         self._num_queries = np.zeros((num_pages, PAGE_SIZE), np.int32)  # tokens whose attention is in `sums`
+        self.is_changed = np.zeros(num_pages, np.bool_)
+        self.lookups = np.zeros(num_pages, np.int32)
 
     def forget_rows(self, slots: Int32Array) -> None:
         """Clear rows that are about to be written."""
@@ -105,6 +113,7 @@ class AttentionScores:
         self._history[:, :, pages] += np.where(is_use, sums / np.maximum(num_queries, 1), np.float32(0))
         self._weight[pages] = decay * self._weight[pages] + is_use
         self._pass[:, :, pages] += np.where(is_reused, np.float32(0), sums / (num_queries + PASS_RUN_UP))
+        self.is_changed[pages] |= num_queries.any(axis=1)
 
     def of(self, page_ids: Sequence[int]) -> Float32Array:
         """The scores of each row of pages, `[layers, kv_heads, PAGE_SIZE * len(page_ids)]`: the share of a later
@@ -116,10 +125,31 @@ class AttentionScores:
         scores = self._history[:, :, pages] / np.where(weight > 0, weight, 1) + self._pass[:, :, pages]
         return np.asarray(scores.reshape(*scores.shape[:2], -1))
 
+    def learned(self, page_ids: Sequence[int]) -> RowScores:
+        """All that is to be known of pages after they were cleared; `add_learned` undoes this. A copy."""
+        pages = np.array(page_ids, np.int64)
+        history, first = (a[:, :, pages].reshape(*a.shape[:2], -1) for a in (self._history, self._pass))
+        return RowScores(history, first, self._weight[pages].reshape(-1))
+
+    def add_learned(self, page_ids: Sequence[int], before: RowScores) -> None:
+        """Add what was learned of pages before they were cleared. What was learned since counts as later, so that the
+        outcome is that of one history. The prompt that computed a row first is the one that counts.
+        """
+        pages = np.array(page_ids, np.int64)
+        shape = *self._history.shape[:2], len(pages), PAGE_SIZE
+        # of n uses since, a row has the weight (1 - DECAY ** n) / (1 - DECAY)
+        faded = 1 - (1 - np.float32(DECAY)) * self._weight[pages]
+        self._history[:, :, pages] += faded * before.history.reshape(shape)
+        self._weight[pages] += faded * before.weight.reshape(shape[2:])
+        first = before.first.reshape(shape)
+        self._pass[:, :, pages] = np.where(first > 0, first, self._pass[:, :, pages])
+
     def _clear(self, pages: npt.NDArray[Any], rows: npt.NDArray[Any] | slice = slice(None)) -> None:
         for scores in (self._sums, self._history, self._pass):
             scores[:, :, pages, rows] = 0
         self._weight[pages, rows] = self._num_queries[pages, rows] = 0
+        self.is_changed[pages] = False
+        self.lookups[pages] = 0
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from .probe_forward import ProbeForward
 from .probe_keys import ProbeKeyCache
 from .pruned_source import PrunedSources
 from .run_compactor import RunCompactor
+from .score_keeper import ScoreKeeper
 from .scored_runner import ScoredRunner, ScoringRunner
 
 CHUNK_CACHE_BYTES = 64 << 20  # of keys and values that are read often: a quarter of 11,000 tokens of SmolLM2
@@ -56,7 +57,8 @@ class Pruning:
         self, tier: DiskTier, scores: AttentionScores, probe: ProbeForward, *, clock: Callable[[], float]
     ) -> None:
         page_bytes = tier.store.identity.page_bytes
-        self.order = RunCompactor(tier.cache, tier.index, tier.writer, scores, page_bytes)
+        keeper = ScoreKeeper(tier.store, tier.cache, tier.index, tier.writer, tier.reader, scores)
+        self.order = RunCompactor(tier.cache, tier.index, tier.writer, scores, keeper, page_bytes, tier.store_order)
         known = ProbeKeyCache(chunks=ChunkCache(CHUNK_CACHE_BYTES))
         self.sources = PrunedSources(
             tier.store, tier.reader, tier.rates, probe, known, page_bytes=page_bytes, clock=clock, idle=tier.read_ahead

@@ -25,6 +25,8 @@ from .ordered_run import OrderedLayout
 from .page_key import NO_PARENT, PageKey, StoreIdentity
 from .page_reader import ChainReader, PageReader
 from .record import Kind, MissKind
+from .scores.scores_record import RowScores
+from .scores.stored_scores import read_scores
 from .segment import Segment, read_record, read_segments
 from .store_state import VerifyReport
 
@@ -251,14 +253,20 @@ class _Verification:
         if (miss := record.unlike(digest, row.header, row.place, len(row.header.details))) is not None:
             return miss
         self._num_bytes += row.header.num_bytes
-        header = RunHeader.of(record)
-        if header is None:
+        if row.header.kind not in (Kind.RUN, Kind.SCORES):
             return None
-        misses: list[MissKind] = []
         try:
             kv = segment.identity.kv
         except StoreError:  # an older radixlm had kinds of keys and values that are no more
             return "identity"
+        if row.header.kind == Kind.SCORES:
+            read = read_scores(self._directory, self._files, segment.identity, row)
+            self._num_bytes += record.payload_bytes
+            return None if isinstance(read, RowScores) else read
+        header = RunHeader.of(record)
+        if header is None:
+            return None
+        misses: list[MissKind] = []
         layout = OrderedLayout(kv, header.num_pages * kv.page_size, header.chunk_size)
         start = row.place.offset + row.header.num_bytes
         run = OpenRun(

@@ -37,13 +37,15 @@ class Evictor:
         return self.log.oldest if (single := self.next_single()) is None else single
 
     def next_single(self) -> int | None:
-        """That of the least recently used single record; before it those whose record the index does not have."""
+        """That of the least recently used run; before it those whose record the index does not have. Scores are small,
+        and stay as long as their pages."""
         singles = {number for number, segment in self.log.segments.items() if segment.is_single}
         if not singles:
             return None
         in_order = [row.place.segment for row in self.index.rows_of_kind(Kind.RUN).values() if row is not None]
         in_order = [number for number in in_order if number in singles]
-        return min(singles - set(in_order), default=in_order[0] if in_order else None)
+        scores = {row.place.segment for row in self.index.rows_of_kind(Kind.SCORES).values() if row is not None}
+        return min(singles - set(in_order) - scores, default=in_order[0] if in_order else None)
 
     def evict(self, number: int, use: int) -> list[Located]:
         """Remove a segment for the room that it takes; the records that are gone."""

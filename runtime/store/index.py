@@ -133,6 +133,16 @@ class Index:
         """Where the records of a kind lie that have one of these parents."""
         return {key: place for key, _, place in self._located(f"kind = {kind:d} AND parent", parents)}
 
+    def rows_below(self, parents: Sequence[bytes], kind: Kind) -> list[RecordRow]:
+        """The records of a kind that have one of these parents, but for rows that broke."""
+        rows: list[RecordRow | None] = []
+        for first in range(0, len(parents), _NUM_KEYS):
+            some = parents[first : first + _NUM_KEYS]
+            where = f"kind = {kind:d} AND parent IN ({','.join('?' * len(some))})"
+            found = self._sql.execute(f"SELECT {_COLUMNS} FROM records WHERE {where}", some)
+            rows += [RecordRow.of(values) for values in found]
+        return [row for row in rows if row is not None]
+
     def put(self, rows: Iterable[RecordRow]) -> None:
         """Add records, each in place of the one that had its key."""
         marks = ",".join("?" * 10)

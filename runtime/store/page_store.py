@@ -39,6 +39,8 @@ from .page_reader import ChainReader
 from .record import Kind, RecordHeader
 from .record_writer import RecordWriter
 from .recovery import DiskGuard
+from .scores.scores_record import RowScores, scores_record
+from .scores.stored_scores import FoundScores, StoredScores
 from .store_state import GCReport, PutResult, StoreState, StoreStats, VerifyReport
 
 _LOGGER = logging.getLogger(__name__)
@@ -58,6 +60,7 @@ class PageStore:
         self._guard = DiskGuard(directory, self._state)
         self._reader = ChainReader(directory, self.files, self.identity)
         self._runs = OrderedRuns(directory, self.identity, self.files, self._state, on_error=self._guard.turn_off)
+        self._scores = StoredScores(directory, self.identity, self.files, self._state)
         self._is_closed = False
 
     @classmethod
@@ -156,6 +159,26 @@ class PageStore:
         with self._guard():
             run = self._runs.ordered(heads, scores, probe_head)
         return PutResult() if run is None else self.put_ordered(heads, run, chunk_size=chunk_size)
+
+    def put_scores(self, heads: Sequence[PageKey], scores: RowScores) -> PutResult:
+        """Store what was learned of pages that are there, in place of what is known of them alone; see `put_ordered`.
+
+        Raises:
+            StoreError: the scores are not of those pages.
+        """
+        record = scores_record(self.identity.kv, heads, scores)
+        return self._change(partial(self._writer.put_single, record, [head.key for head in heads]))
+
+    def scores(self, heads: Sequence[PageKey]) -> list[FoundScores]:
+        """What was learned of pages, the latest last: of the same page the later ones count. By any thread.
+
+        Args:
+            heads: from the start of a prompt, or of what is looked for, on.
+        """
+        with self._guard():
+            if self._state.off_because is None and heads:
+                return self._scores.read(heads)
+        return []
 
     def read(self, heads: Sequence[PageKey], out: NDArray[np.uint8]) -> int:
         """Read a chain, or a part of one, and count it as used; how many of its first pages are right.

@@ -55,6 +55,7 @@ class Kind(IntEnum):
     RUN = 3  # the rows of several pages by importance; its parent is the last of them
     ALIAS = 4  # how a reply is rendered; its parent is the last full page of prompt and reply
     CALL = 5  # of a tool, that a client was given; its parent likewise
+    SCORES = 6  # what was learned of the rows of several pages; its parent is the last of them
 
 
 @dataclass(frozen=True)

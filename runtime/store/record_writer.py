@@ -22,6 +22,7 @@ from .index_rows import Located, RecordRow
 from .page_key import NO_PARENT, StoreIdentity
 from .record import BLOCK, Kind, Place, RecordHeader, SingleRecord, padded
 from .recovery import recover
+from .scores.scores_record import ScoresHeader
 from .segment import Segment
 from .segment_log import NO_SPACE, SegmentLog
 from .store_state import PutResult, RecoveryReport
@@ -118,6 +119,7 @@ class RecordWriter:
         self, record: SingleRecord, pages: Sequence[bytes], touched: set[bytes], bad: set[bytes]
     ) -> PutResult:
         """Store a large record in a segment of its own, in place of the one with its key; not unless `pages` are there.
+        Scores take the place of all scores of these pages alone, too.
 
         All such records take at most half of the store, and of the room that others leave: none of those goes for one,
         only large ones that were used longest ago.
@@ -132,7 +134,7 @@ class RecordWriter:
         while self.num_single_bytes > room and (victim := self._evictor.next_single()) is not None:
             self._evictor.evict(victim, self._use)
             segments.append(victim)
-        old = self.index.find([record.header.key])
+        old = self.index.find([record.header.key]) | self._within(record, pages)
         try:
             row = self.log.append_single(self.identity, record, self._use)
         except OSError as error:
@@ -140,6 +142,7 @@ class RecordWriter:
                 raise
             return replace(before, segments_removed=tuple(segments))
         with self.index.transaction():
+            self.index.remove(old)
             self.index.put([row])
             self.index.put_segments(self.log.take_changed())
         segments += self._evictor.remove_empty(place.segment for place in old.values())
@@ -264,6 +267,15 @@ class RecordWriter:
         ]
         emptied = self._evictor.remove_empty(self._singles() & {place.segment for _, _, place in records})
         return PutResult(evicted=tuple(ours), num_removed=len(ours), segments_removed=(*segments, *emptied))
+
+    def _within(self, record: SingleRecord, pages: Sequence[bytes]) -> dict[bytes, Place]:
+        """Where the scores lie that those of a record replace: of a part of its pages."""
+        if (new := ScoresHeader.of(record.header)) is None:
+            return {}
+        inside = {new.parent_key, *pages}
+        rows = self.index.rows_below(pages, Kind.SCORES)
+        headers = ((row, ScoresHeader.of(row.header)) for row in rows)
+        return {row.header.key: row.place for row, old in headers if old is not None and old.parent_key in inside}
 
     def _singles(self) -> set[int]:
         return {number for number, segment in self.log.segments.items() if segment.is_single}

@@ -143,11 +143,13 @@ def test_what_memory_has_is_not_pruned(open_engine: Open) -> None:
 
 
 def spoil(directory: Path) -> None:
-    [path] = directory.glob("segment-*.run")
-    content = bytearray(path.read_bytes())
-    for at in range(len(content) // 3, len(content), 4096):
-        content[at] ^= 1
-    path.write_bytes(content)
+    paths = list(directory.glob("segment-*.run"))
+    assert paths, "a run, and scores"
+    for path in paths:
+        content = bytearray(path.read_bytes())
+        for at in range(len(content) // 3, len(content), 4096):
+            content[at] ^= 1
+        path.write_bytes(content)
 
 
 @pytest.mark.parametrize("fault", ["no order", "spoiled", "disagrees", "late"])

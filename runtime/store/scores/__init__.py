@@ -1,0 +1,1 @@
+"""What was learned of the rows of stored pages, beside them on disk."""

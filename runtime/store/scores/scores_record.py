@@ -1,0 +1,112 @@
+"""What was learned of the rows of pages, as a record: how much attention each row got, and for how long.
+
+Knows numbers and bytes, not what they are good for. A record is of pages that follow one another, and is written anew
+as more is learned; its parent is the last of them, with which it leaves. The payload is float32, checked as a whole::
+
+    history   layer 0 head 0: tokens as in the text | layer 0 head 1 | ...
+    first     likewise
+    weight    of each token
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...artifact.manifest import PAGE_SIZE, KVLayout
+from ...errors import StoreError
+from ..files import Buffer
+from ..page_key import KEY_BYTES, PageKey
+from ..record import CHECKSUM_BYTES, Kind, RecordHeader, SingleRecord, checksum, padded
+
+_VERSION: Final = 1  # of details and payload; another one is passed over
+_DETAILS: Final = struct.Struct(f"<HHIQQ{KEY_BYTES}s{CHECKSUM_BYTES}s")  # version, 0, pages, uses, next, key, checksum
+_ITEM_BYTES: Final = 4
+Float32Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """What was learned of the rows of whole pages, so that learning goes on as if nothing had happened.
+
+    >>> scores = RowScores(history, first, weight, num_uses=9, next_at=16)
+    >>> store.put_scores(heads, scores)
+    >>> [(start, again)] = store.scores(heads)
+    """
+
+    history: Float32Array  # [layers, kv_heads, tokens]: attention of later prompts, faded by age
+    first: Float32Array  # [layers, kv_heads, tokens]: of the prompt that computed the rows; never fades
+    weight: Float32Array  # [tokens]: of the uses in the history, faded as they are
+    num_uses: int = 0  # prompts that found the first of the pages
+    next_at: int = 1  # the count of uses at which the rows are stored in a better order
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the pages."""
+        return len(self.weight)
+
+
+@dataclass(frozen=True)
+class ScoresHeader:
+    """What the record of scores says of them."""
+
+    parent_key: bytes  # of the page before the first
+    num_pages: int
+    num_uses: int
+    next_at: int
+    checksum: bytes  # of the payload
+
+    @classmethod
+    def of(cls, header: RecordHeader) -> ScoresHeader | None:
+        """What a record says; None if it has no scores, or some of another version."""
+        if header.kind != Kind.SCORES or len(header.details) != _DETAILS.size:
+            return None
+        version, _, num_pages, num_uses, next_at, parent_key, digest = _DETAILS.unpack(header.details)
+        return cls(parent_key, num_pages, num_uses, next_at, digest) if version == _VERSION and num_pages else None
+
+    def decode(self, kv: KVLayout, payload: Buffer) -> RowScores | None:
+        """The scores; None if their bytes broke."""
+        if len(payload) != payload_bytes(kv, self.num_pages) or checksum(payload) != self.checksum:
+            return None
+        num_tokens = self.num_pages * PAGE_SIZE
+        shape = kv.num_layers, kv.num_kv_heads, num_tokens
+        numbers = np.frombuffer(payload, "<f4").astype(np.float32)
+        history, first, weight = np.split(numbers, [num_rows := int(np.prod(shape)), 2 * num_rows])
+        return RowScores(history.reshape(shape), first.reshape(shape), weight, self.num_uses, self.next_at)
+
+
+def payload_bytes(kv: KVLayout, num_pages: int) -> int:
+    """Bytes of the scores of so many pages."""
+    return (2 * kv.num_layers * kv.num_kv_heads + 1) * num_pages * PAGE_SIZE * _ITEM_BYTES
+
+
+def scores_record(kv: KVLayout, heads: Sequence[PageKey], scores: RowScores) -> SingleRecord:
+    """The record that holds the scores of the pages `heads`.
+
+    Raises:
+        StoreError: they are not of these pages, or not numbers.
+    """
+    shape = kv.num_layers, kv.num_kv_heads, len(heads) * PAGE_SIZE
+    parts = scores.history, scores.first, scores.weight
+    is_chain = all(head.parent_key == before.key for before, head in pairwise(heads))
+    if not heads or not is_chain or [part.shape for part in parts] != [shape, shape, shape[2:]]:
+        raise StoreError(f"{len(heads)} heads and scores of {scores.num_tokens} tokens are not of the same pages")
+    if not all(np.isfinite(part).all() for part in parts):
+        raise StoreError("some scores are not numbers; score the pages again")
+    first, last = heads[0], heads[-1]
+    payload = np.concatenate([part.astype("<f4").reshape(-1) for part in parts]).tobytes()
+    fields = _VERSION, 0, len(heads), scores.num_uses, scores.next_at, first.parent_key, checksum(payload)
+    hashed = blake2b(first.parent_key + last.key, digest_size=KEY_BYTES, person=b"radixlm/score/1")
+    header = RecordHeader(Kind.SCORES, hashed.digest(), last.key, first.namespace, _DETAILS.pack(*fields))
+
+    def body_of(_: int) -> Iterator[list[Buffer]]:
+        yield [payload, bytes(padded(len(payload)) - len(payload))]
+
+    return SingleRecord(header, len(payload), body_of)
