@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from .options import CompileOptions, compile_options
 from .tables import conversations, layer_rows, print_rows, size, token_bytes
 
 if TYPE_CHECKING:
+    from radixlm.runtime.artifact import Artifact
     from radixlm.runtime.artifact.manifest import Manifest
 
 EXIT_CANNOT_BE_COMPILED = 2
@@ -21,9 +23,17 @@ EXIT_CANNOT_BE_COMPILED = 2
 @click.command("inspect")
 @click.argument("model")
 @click.option("--verify", is_flag=True, help="Read every file of an artifact and compare its digest.")
+@click.option(
+    "--draft",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="ARTIFACT",
+    help="Say whether this artifact has the same tokens, so that it may guess for MODEL: an error if not.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest, or what was found, as JSON.")
 @compile_options
-def command(model: str, verify: bool, as_json: bool, quantize: str | None, kv_dtype: str | None) -> None:
+def command(
+    model: str, verify: bool, draft: Path | None, as_json: bool, quantize: str | None, kv_dtype: str | None
+) -> None:
     """Show what is in MODEL, an artifact; or of what compile takes, whether it can be compiled and what it will take.
 
     Nothing is loaded, built or written, and of hf:ORG/NAME only the configuration is fetched. The exit code is 2 where
@@ -41,27 +51,47 @@ def command(model: str, verify: bool, as_json: bool, quantize: str | None, kv_dt
     options = CompileOptions(quantize, kv_dtype)
     if is_artifact(model):
         options.artifact_of(model)  # refuses what is for compiling
-        _inspect_artifact(Path(model), verify, as_json)
-    elif verify:
-        raise ValueError(f"--verify is of artifacts, and {model} is none; leave it out")
+        _inspect_artifact(Path(model), verify, draft, as_json)
+    elif verify or draft:
+        option = "--verify" if verify else "--draft"
+        raise ValueError(f"{option} is of artifacts, and {model} is none; leave it out")
     else:
         _inspect_source(model, options, as_json)
 
 
-def _inspect_artifact(path: Path, verify: bool, as_json: bool) -> None:
+def _inspect_artifact(path: Path, verify: bool, draft: Path | None, as_json: bool) -> None:
     import msgspec
     from radixlm.runtime.artifact import Artifact
 
     opened = Artifact.open(path)
     if verify:
         opened.verify()
+    guesses = None if draft is None else _draft_row(opened, Artifact.open(draft))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(opened.manifest)))
         return
     rows = list(_rows(opened.manifest))
     if verify:
         rows.append(("digests", "all files are those that the manifest describes"))
+    if guesses is not None:
+        rows.append(("draft", guesses))
     print_rows(rows)
+
+
+def _draft_row(opened: Artifact, draft: Artifact) -> str:
+    """That a draft may guess for an artifact's model.
+
+    Raises:
+        InvalidParameter: it has other tokens.
+    """
+    from radixlm.runtime.chat.artifact_tokenizer import open_tokenizer
+    from radixlm.runtime.speculation.same_tokens import require_same_tokens
+
+    one, other = (open_tokenizer(each, None, time.monotonic) for each in (opened, draft))
+    num_tokens = min(opened.manifest.model.vocab_size, one.vocab_size)
+    name, num_known = draft.manifest.name, draft.manifest.model.vocab_size
+    require_same_tokens(opened.manifest.name, one, name, other, num_tokens=num_tokens, num_known=num_known)
+    return f"{name} has the same {num_tokens:,} tokens, and may guess"
 
 
 def _inspect_source(model: str, options: CompileOptions, as_json: bool) -> None:

@@ -176,12 +176,8 @@ def _open_draft(
     """
     draft = options.draft if isinstance(options.draft, Artifact) else Artifact.open(options.draft or "")
     own = open_tokenizer(draft, None, options.clock)
-    require_same_tokens(manifest.name, prompts.tokenizer, draft.manifest.name, own, prompts.vocab_size)
-    if draft.manifest.model.vocab_size < prompts.vocab_size:
-        raise InvalidParameter(
-            f"the draft {draft.manifest.name} knows {draft.manifest.model.vocab_size} tokens, and {manifest.name} "
-            f"{prompts.vocab_size}; choose a draft of the same family"
-        )
+    names, num_known = (manifest.name, draft.manifest.name), draft.manifest.model.vocab_size
+    require_same_tokens(names[0], prompts.tokenizer, names[1], own, num_tokens=prompts.vocab_size, num_known=num_known)
     pages = KVCacheSize.of_draft(draft.manifest, beside=manifest, size=size)
     runner = _open_runner(draft, pages.num_pages, options)
     guesses = DraftModel(

@@ -58,6 +58,17 @@ def test_inspect_prints_the_manifest_as_json(runner: CliRunner, smollm2_artifact
     assert json.loads(result.output) == json.loads((smollm2_artifact / "manifest.json").read_text())
 
 
+def test_inspect_says_whether_a_draft_has_the_same_tokens(
+    runner: CliRunner, smollm2_artifact: Path, smollm2_f16_artifact: Path, tiny_artifact: Path
+) -> None:
+    result = runner.invoke(cli, ["inspect", str(smollm2_artifact), "--draft", str(smollm2_f16_artifact)])
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[-1].endswith("has the same 49,152 tokens, and may guess")
+    result = runner.invoke(cli, ["inspect", str(smollm2_artifact), "--draft", str(tiny_artifact)])
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
+    assert "has other tokens" in result.output and "choose a draft" in result.output
+
+
 def test_inspect_verify_finds_a_changed_byte(runner: CliRunner, smollm2_artifact: Path, tmp_path: Path) -> None:
     artifact = tmp_path / "changed.radixlm"
     shutil.copytree(smollm2_artifact, artifact)
