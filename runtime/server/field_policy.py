@@ -84,7 +84,7 @@ REFUSED: Mapping[str, Refused] = {
         "guided_json", "guided_regex",
         "structured_outputs", "output_config", "text", "logprobs", "top_logprobs", "include", "return_token_ids",
         "strip_suffix", "prompt_logprobs", "chat_template_kwargs", "reasoning_effort", "reasoning", "thinking",
-        "max_tool_calls", "banned_strings", "token_healing",
+        "max_tool_calls", "banned_strings", "token_healing", "return_guesses",
     )},
     **{name: Refused(_OTHER_NAME, (1,)) for name in ("n", "best_of")},
     "parallel_tool_calls": Refused(_OTHER_NAME, (True,)),
