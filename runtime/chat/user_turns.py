@@ -14,6 +14,11 @@ from .chat_template import ChatTemplate
 
 Message = Mapping[str, object]
 
+_ID, _WORDS = "abcdefgh0", "1 xyzzy"  # Mistral's templates want nine letters and digits
+_CALL = {"id": _ID, "type": "function", "function": {"name": "a", "arguments": {}}}
+_CALLS: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_RESULT: Message = {"role": "tool", "tool_call_id": _ID, "name": "a", "content": "b"}
+
 
 class UserTurns:
     """What a template takes for a turn of the user.
@@ -26,8 +31,8 @@ class UserTurns:
         self._template = template
 
     def for_template(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages; where the template refuses them, those of the user in a row are one, and what the system says
-        first begins it.
+        """The messages; where the template refuses them, those of the user in a row are one, what the system says first
+        begins it, and words of the user right behind a tool's result end that, as agents' reminders do.
 
         >>> turns = ChatTemplate("{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
         ...                      "{{ raise_exception('turns!') }}{% endif %}[{{ m.content }}]{% endfor %}")
@@ -39,6 +44,8 @@ class UserTurns:
         roles = [message.get("role") for message in told]
         if roles[:2] == ["system", "user"] and not self._knows_a_system:
             told[:2] = [_joined(told[0], told[1])]
+        if ("tool", "user") in pairwise(roles) and not self._knows_words_behind_a_result:
+            told = _with_words_in_results(told)
         if not any(pair == ("user", "user") for pair in pairwise(roles)) or self._knows_a_row:
             return told if len(told) < len(messages) else messages
         joined: list[Message] = []
@@ -57,6 +64,20 @@ class UserTurns:
     def _knows_a_system(self) -> bool:
         return self._knows("system", "user") or not self._knows("user")
 
+    @cached_property
+    def _knows_words_behind_a_result(self) -> bool:
+        if self._template is None:
+            return True
+        loop = [{"role": "user", "content": "0 xyzzy"}, _CALLS, _RESULT]
+        try:
+            self._template.render(loop)
+        except InvalidRequest:
+            return True  # it knows no results
+        try:
+            return _WORDS in self._template.render([*loop, {"role": "user", "content": _WORDS}])
+        except InvalidRequest:
+            return False
+
     def _knows(self, *roles: str) -> bool:
         """Whether the template writes what all of these say."""
         if self._template is None:
@@ -67,6 +88,16 @@ class UserTurns:
         except InvalidRequest:
             return False
         return all(each in text for each in words)
+
+
+def _with_words_in_results(messages: Sequence[Message]) -> list[Message]:
+    told: list[Message] = []
+    for message in messages:
+        if message.get("role") == "user" and told and told[-1].get("role") == "tool":
+            told[-1] = {**told[-1], "content": f"{told[-1].get('content')}\n\n{message.get('content')}"}
+        else:
+            told.append(message)
+    return told
 
 
 def _joined(message: Message, more: Message) -> Message:

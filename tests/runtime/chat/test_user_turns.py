@@ -58,3 +58,27 @@ def test_words_of_a_system_that_is_unknown_begin_those_of_the_user() -> None:
 def test_what_a_message_has_beside_its_words_stays() -> None:
     asked = [*said("user: a"), {"role": "user", "content": "b", "name": "c"}]
     assert UserTurns(ChatTemplate(TURNS)).for_template(asked) == [{"role": "user", "content": "a\n\nb", "name": "c"}]
+
+
+RESULTS = """\
+{%- set turns = namespace(number=0) %}
+{%- for message in messages %}
+    {%- if message.role == 'user' or (message.role == 'assistant' and not message.tool_calls) %}
+        {%- if (message.role == 'user') != (turns.number % 2 == 0) %}{{ raise_exception('turns') }}{% endif %}
+        {%- set turns.number = turns.number + 1 %}
+    {%- endif %}
+    {{- '<|' + message.role + '|>' + message.content }}
+{%- endfor %}
+"""
+"""As Mistral's: roles take turns, calls and results do not count."""
+
+
+def test_words_behind_a_result_end_it_where_the_template_refuses_them() -> None:
+    """A reminder that an agent sends beside a result, and what its user says instead of waiting."""
+    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": {"name": "f"}}]}
+    history = [*said("user: a"), called, *said("tool: b", "user: c", "user: d", "assistant: e", "user: f")]
+    template = ChatTemplate(RESULTS)
+    told = UserTurns(template).for_template(history)
+    assert told == [*said("user: a"), called, *said("tool: b\n\nc\n\nd", "assistant: e", "user: f")]
+    template.render(told)
+    assert UserTurns(ChatTemplate(QWEN)).for_template(history) is history
