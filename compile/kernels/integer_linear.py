@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from ..codegen.builder import SIZE, Kernel, Memory, bound, either, parallel, prefetch, registers, serial
+from ..codegen.builder import SIZE, Kernel, Memory, bound, either, parallel, prefetch, registers, serial, when
 from ..codegen.targets import Target
 from ..codegen.vector import Expr, lanes
 from ..weights.codes import CODES
@@ -36,7 +36,7 @@ TILES: dict[Instruction, tuple[int, int]] = {
     "portable": (2, 1),
 }
 SLAB_TILES = 32  # register tiles of rows that share unpacked weights
-PANEL = 7  # groups that are unpacked at a time: 10.5 KiB for three blocks; what L1 has left is for activations
+PANEL = 14  # groups that are unpacked at a time: 21 KiB for three blocks; with 7, sums are stored more often
 DIRECT_TILES = 2
 
 
@@ -226,7 +226,8 @@ class _IntegerMatrix:
                 else:
                     begin(t, is_first)
                 with serial(count) as g:
-                    self._fetch_ahead(tile.next_block, t * self.groups + p * panel + g, 1)
+                    with when(t < tile.width):  # a block each: what comes after the next span is too early
+                        self._fetch_ahead(tile.next_block, t * self.groups + p * panel + g, 1)
                     tile.add_group(
                         p * panel + g,
                         rows,

@@ -127,7 +127,7 @@ class Case:
     def draw(cls, kind: WeightKind, draw: st.DrawFn, num_rows: int, wide: bool) -> Case:
         # the largest come first: with few examples, Hypothesis begins with the first of each
         unit = SUPER_GROUP if kind.is_nested else max(kind.group, GROUP)
-        sizes = {GROUP: [27, 13, 3, 1], SUPER_GROUP: [3, 4, 1]}.get(unit, [13, 3, 1])
+        sizes = {GROUP: [45, 13, 3, 1], SUPER_GROUP: [3, 4, 1]}.get(unit, [13, 3, 1])
         num_outputs, groups = draw(st.sampled_from([112, 40, 16])), draw(st.sampled_from(sizes)) * unit // GROUP
         inputs = groups * GROUP - (16 if kind.group == 16 and not kind.is_nested else 0)
         before, after = draw(st.sampled_from([(16, 48), (0, 0)]))
