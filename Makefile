@@ -176,6 +176,7 @@ PARTIAL := needle text nq tools bbh
 bench-partial: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	set -e; for texts in $(PARTIAL); do $(BIN)/python -m bench.partial.quality $(ARTIFACT) $$texts; done
 	$(BIN)/python -m bench.partial.scored $(ARTIFACT)
+	$(BIN)/python -m bench.partial.learned $(ARTIFACT)
 	$(BIN)/python -m bench.partial.amplification $(ARTIFACT)
 	$(BIN)/python -m bench.partial.chunk_cache $(ARTIFACT)
 	$(BIN)/python -m bench.report

@@ -1,6 +1,6 @@
 """How much of the order in which a prefix is stored outlives a restart, and the questions after it.
 
-    python -m bench.partial.learned ARTIFACT DIR [--workload nq] [--joined 4] [--loads]
+    python -m bench.partial.learned ARTIFACT [--workload nq] [--joined 4] [--loads]
 
 Two engines are asked nine questions about one prefix, and nine others; one of them is restarted in between. Printed
 is, as a mean over layers and heads, the share of the stored order's first eighth that is in the first eighth
@@ -10,7 +10,7 @@ computing it is as quick.
 
 from __future__ import annotations
 
-import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,19 +35,20 @@ Order = NDArray[np.uint16]
 
 def main() -> None:
     """Measure and print."""
-    options = read_options(__doc__, "artifact", "directory", workload="nq", joined=4, loads=False)
-    artifact, directory = Artifact.open(options.artifact), Path(options.directory)
+    options = read_options(__doc__, "artifact", workload="nq", joined=4, loads=False)
+    artifact = Artifact.open(options.artifact)
     cases = Texts(Tokenizer.from_str(artifact.tokenizer_json)).cases(options.workload)
     some = joined([next(cases) for _ in range(options.joined)])
     prompts = [*some.history, *some.measured]
     assert len(prompts) >= 2 * NUM_QUESTIONS, "a question that is asked twice is no use of its rows: join more"
     first, then = prompts[:NUM_QUESTIONS], prompts[NUM_QUESTIONS : 2 * NUM_QUESTIONS]
-    shutil.rmtree(directory, ignore_errors=True)
-    once = ask(artifact, directory / "once", [first, then], decides=not options.loads)
-    twice = [
-        *ask(artifact, directory / "twice", [first], decides=not options.loads),
-        *ask(artifact, directory / "twice", [then], decides=not options.loads),
-    ]
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        once = ask(artifact, directory / "once", [first, then], decides=not options.loads)
+        twice = [
+            *ask(artifact, directory / "twice", [first], decides=not options.loads),
+            *ask(artifact, directory / "twice", [then], decides=not options.loads),
+        ]
     for name, (before, after) in {"one process": once, "restarted": twice}.items():
         print(f"{name}: {kept(before, after):.3f} of the first eighth of {before.shape[-1]} tokens stays")
     print("both end with the same order:", kept(once[1], twice[1]), np.array_equal(once[1], twice[1]))

@@ -238,9 +238,16 @@ def test_what_expires_is_dropped_while_nothing_is_to_be_done() -> None:
 
 def test_a_full_queue_refuses_and_every_end_of_a_request_makes_room() -> None:
     running = Running(max_num_requests=3)
-    go_on = threading.Event()
-    running.bench.model.before = lambda batch: assert_(go_on.wait(WAIT_S))
-    streams = [running.stream("ends", [1], drawn(1)), running.stream("cancelled", [2], drawn(2))]
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(batch: object) -> None:
+        begun.set()
+        assert go_on.wait(WAIT_S)
+
+    running.bench.model.before = wait
+    streams = [running.stream("ends", [1], drawn(1))]
+    assert begun.wait(WAIT_S), "the core looks at the others only after this step"
+    streams.append(running.stream("cancelled", [2], drawn(2)))
     streams.append(running.stream("refused by the core", [1000], drawn(1)))
     for _ in range(2):
         with pytest.raises(EngineOverloaded, match="has 3 requests, at most 3") as refused:

@@ -20,7 +20,7 @@ TALK = [
 
 @pytest.fixture(scope="module")
 def engine(tiny_artifact: Path) -> Iterator[Engine]:
-    with Engine(tiny_artifact, max_num_seqs=4, kv_cache_bytes=64 << 20, num_threads=1) as engine:
+    with Engine(tiny_artifact, max_num_seqs=4, kv_cache_bytes=64 << 20, num_threads=1, idle_work=False) as engine:
         yield engine
 
 
