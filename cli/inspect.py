@@ -71,11 +71,28 @@ def _inspect_artifact(path: Path, verify: bool, draft: Path | None, as_json: boo
         click.echo(msgspec.json.format(msgspec.json.encode(opened.manifest)))
         return
     rows = list(_rows(opened.manifest))
+    if (calibration := _calibration_row(opened)) is not None:
+        rows.append(("calibration", calibration))
     if verify:
         rows.append(("digests", "all files are those that the manifest describes"))
     if guesses is not None:
         rows.append(("draft", guesses))
     print_rows(rows)
+
+
+def _calibration_row(opened: Artifact) -> str | None:
+    """Whether --kv-budget may be given; None where the model allows none."""
+    from radixlm.runtime.errors import InvalidParameter
+    from radixlm.runtime.pruning.calibration.calibration import NAME, Calibration
+
+    if opened.manifest.model.why_not_partial is not None:
+        return None
+    try:
+        found = Calibration.read(opened.path, opened.manifest)
+    except InvalidParameter as error:
+        return str(error) if (opened.path / NAME).exists() else f"none; run: radixlm calibrate {opened.path}"
+    bound = f"at most {found.max_dropped_attention:.3f} of the attention dropped"
+    return f"probe head {found.probe_head}, {bound}; --kv-budget {found.least_budget:g} or more"
 
 
 def _draft_row(opened: Artifact, draft: Artifact) -> str:

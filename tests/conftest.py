@@ -99,10 +99,15 @@ def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_artifact(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, compiled to 4 bits for this machine."""
+    """The same, compiled to 4 bits for this machine, with a calibration by which all attention may be dropped."""
     from radixlm.compile import compile_model
+    from radixlm.runtime.artifact import Artifact
+    from radixlm.runtime.pruning.calibration.calibration import Calibration
 
-    return compile_model(tiny_source, tmp_path_factory.mktemp("artifacts") / "tiny.radixlm", quantize="q4").path
+    path = compile_model(tiny_source, tmp_path_factory.mktemp("artifacts") / "tiny.radixlm", quantize="q4").path
+    manifest = Artifact.open(path).manifest  # random weights attend to everything
+    Calibration.of(manifest, probe_head=manifest.kv.num_kv_heads - 1, max_dropped_attention=1.0).write(path)
+    return path
 
 
 def _compile_once(source: Path, choice: KVChoice = "auto") -> Path:

@@ -21,10 +21,12 @@ from ..chat.artifact_tokenizer import open_tokenizer
 from ..errors import InvalidParameter
 from ..kv_log.log import KVLog
 from ..model.batch import PageIO, Runner
+from ..prefix.chosen_rows import ChosenRows
 from ..prefix.disk_tier import DiskTier
 from ..prefix.expected_prompts import ExpectedPrompts
 from ..prefix.prefill_measure import measure_prefill
 from ..prefix.stored_prefill import StoredPrefill
+from ..pruning.calibration.calibration import Calibration
 from ..pruning.pruning import choose_rows, score
 from ..speculation.draft_model import DraftModel
 from ..speculation.draft_stats import DraftAbout
@@ -58,11 +60,12 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
     Raises:
         ArtifactError: the artifact cannot be run.
         InvalidParameter: the artifact or the memory does not allow an option; or there is a store and the runner cannot
-            copy pages; or there is a `kv_budget` and it cannot score.
+            copy pages; or there is a `kv_budget` and it cannot score, or the artifact was not calibrated.
         StoreError: the store cannot be used, or another process uses it.
     """
     manifest, clock, store = artifact.manifest, options.clock, options.store
     options.check_model(manifest.model)
+    calibration = None if options.kv_budget is None else Calibration.read(artifact.path, manifest)
     policy = options.scheduler_policy(manifest)
     size = KVCacheSize.choose(
         manifest,
@@ -74,6 +77,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         _LOGGER.warning("%s", size.notice)
     queue = WorkQueue(clock=clock)
     tier: DiskTier | None = None
+    choose: Callable[[DiskTier], ChosenRows] | None = None
     measuring: Iterator[None] | None = None
     with ExitStack() as opened:  # what is, is closed again if something else cannot be
         if isinstance(store, PageStore):
@@ -96,7 +100,9 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
             opened.callback(close_draft)
         limits = RequestLimits(prompts.vocab_size, size.context_length)
         cache = PrefixCache(PagePool(size.num_pages), clock=clock, kv_log=log)
-        scored = None if options.kv_budget is None else score(runner)
+        scored = None if calibration is None else score(runner)
+        if scored is not None and calibration is not None:
+            choose = choose_rows(manifest, calibration, cache, scored, clock=clock)
         if store is not None:
             tier = DiskTier(
                 store,
@@ -104,7 +110,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
                 _page_io(scored or runner),
                 queue,
                 clock=clock,
-                choose_rows=None if scored is None else choose_rows(manifest, cache, scored, clock=clock),
+                choose_rows=choose,
             )
             opened.callback(tier.close)
             for namespace, call in tier.calls.known():

@@ -25,7 +25,6 @@ from .pruned_prefix import PrunedPrefix
 if TYPE_CHECKING:
     from ..store import PageStore
 
-MAX_DROPPED_ATTENTION: Final = 0.15  # above it 10 % of SmolLM2's rows lose facts; no query at 25 % is (bench/LOG.md)
 MAX_PREFETCHES: Final = 8
 
 
@@ -34,6 +33,7 @@ class PrunedSources:
 
     Args:
         known: what memory keeps of the store's runs.
+        max_dropped_attention: above it a prompt is served with all rows.
         idle: called when the disk may have nothing to read; calls `read_ahead` if so.
 
     Attributes:
@@ -53,11 +53,13 @@ class PrunedSources:
         known: ProbeKeyCache,
         *,
         page_bytes: int,
+        max_dropped_attention: float,
         clock: Callable[[], float],
         idle: Callable[[], None],
     ) -> None:
         self.store, self.reader, self.rates, self.probe, self.known = store, reader, rates, probe, known
         self.page_bytes, self.clock, self._idle = page_bytes, clock, idle
+        self.max_dropped_attention = max_dropped_attention
         self.num_read_bytes = self.generation = 0
         self._prefetches: dict[bytes, _Prefetch] = {}  # by the key of the prefix's last page
         self._is_prefetching = False  # the first of them
@@ -243,7 +245,7 @@ class PrunedSource:
         """Choose the other rows by the prompt's queries, and read them, if little enough attention is dropped."""
         assert self._prefix is not None
         self._dropped_attention = self._prefix.choose(queries)
-        self.is_not_enough = self._dropped_attention > MAX_DROPPED_ATTENTION
+        self.is_not_enough = self._dropped_attention > self._shared.max_dropped_attention
         if self.is_not_enough or not self._prefix.read_chosen():
             return False
         self._pages = self._prefix.rows()

@@ -14,6 +14,7 @@ from ..model.batch import Runner
 from ..prefix.disk_tier import DiskTier
 from ..store.chunk_cache import ChunkCache
 from .attention_scores import AttentionScores
+from .calibration.calibration import Calibration
 from .probe_forward import ProbeForward
 from .probe_keys import ProbeKeyCache
 from .pruned_source import PrunedSources
@@ -37,12 +38,17 @@ def score(runner: Runner) -> ScoredRunner:
 
 
 def choose_rows(
-    manifest: Manifest, cache: PrefixCache, runner: ScoredRunner, *, clock: Callable[[], float]
+    manifest: Manifest,
+    calibration: Calibration,
+    cache: PrefixCache,
+    runner: ScoredRunner,
+    *,
+    clock: Callable[[], float],
 ) -> Callable[[DiskTier], Pruning]:
-    """Makes the `ChosenRows` of a tier under this cache, for a model."""
+    """Makes the `ChosenRows` of a tier under this cache, for a model that was calibrated."""
     group_size = manifest.model.num_attention_heads // manifest.kv.num_kv_heads
     probe = ProbeForward(cache, runner, max_num_tokens=manifest.module.max_num_tokens, group_size=group_size)
-    return lambda tier: Pruning(tier, runner.scores, probe, clock=clock)
+    return lambda tier: Pruning(tier, runner.scores, probe, calibration, clock=clock)
 
 
 class Pruning:
@@ -54,12 +60,26 @@ class Pruning:
     """
 
     def __init__(
-        self, tier: DiskTier, scores: AttentionScores, probe: ProbeForward, *, clock: Callable[[], float]
+        self,
+        tier: DiskTier,
+        scores: AttentionScores,
+        probe: ProbeForward,
+        calibration: Calibration,
+        *,
+        clock: Callable[[], float],
     ) -> None:
         page_bytes = tier.store.identity.page_bytes
         keeper = ScoreKeeper(tier.store, tier.cache, tier.index, tier.writer, tier.reader, scores)
-        self.order = RunCompactor(tier.cache, tier.index, tier.writer, scores, keeper, page_bytes, tier.store_order)
+        self.order = RunCompactor(
+            *(tier.cache, tier.index, tier.writer, scores, keeper, page_bytes),
+            calibration.probe_head,
+            tier.store_order,
+        )
         known = ProbeKeyCache(chunks=ChunkCache(CHUNK_CACHE_BYTES))
         self.sources = PrunedSources(
-            tier.store, tier.reader, tier.rates, probe, known, page_bytes=page_bytes, clock=clock, idle=tier.read_ahead
+            *(tier.store, tier.reader, tier.rates, probe, known),
+            page_bytes=page_bytes,
+            max_dropped_attention=calibration.max_dropped_attention,
+            clock=clock,
+            idle=tier.read_ahead,
         )

@@ -39,7 +39,6 @@ RUN_BYTES = 64 << 20  # of a run's pages, of which ordering makes a few copies; 
 MAX_WAITING = 64  # nodes
 KEEP_EVERY = 4  # uses of a node after which its scores are stored: so few are lost by a crash
 MAX_COUNTED = 4096  # nodes whose uses are remembered
-PROBE_HEAD = 2  # the KV head whose keys probe a run, or the last head: the best of SmolLM2's three (bench/LOG.md)
 
 
 @dataclass
@@ -67,6 +66,7 @@ class RunCompactor:
     """Call `used` when a prompt is done, and `advance` between two steps.
 
     Args:
+        probe_head: the KV head whose keys probe a run.
         wake: called when `is_ready` may have become true by what the disk has told.
 
     Attributes:
@@ -80,6 +80,7 @@ class RunCompactor:
     scores: AttentionScores
     keeper: ScoreKeeper
     page_bytes: int
+    probe_head: int
     wake: Callable[[], None]
     num_dropped: int = 0
     num_rewritten: int = 0
@@ -156,9 +157,8 @@ class RunCompactor:
 
     def _rewrite(self, store: PageStore, run: _Run) -> PutResult:
         """Store a run in order, beside its pages; in the writer's thread."""
-        probe_head = min(PROBE_HEAD, run.scores.shape[1] - 1)
         scores = scores_to_store(run.scores, is_start=run.is_start)
-        result = store.rewrite(run.heads, scores, probe_head=probe_head)
+        result = store.rewrite(run.heads, scores, probe_head=self.probe_head)
         self.num_rewritten += bool(result.stored)
         return result
 

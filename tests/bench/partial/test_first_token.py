@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.pruning import pruned_source
 
 from bench.partial.first_token import Asked, Json, joined, one_way, prepare
 from bench.partial.texts import Case, Query
@@ -27,10 +26,8 @@ def asked() -> list[Asked]:
 @pytest.fixture(scope="module")
 def measured(tiny_artifact: Path, asked: list[Asked], tmp_path_factory: pytest.TempPathFactory) -> Json:
     artifact, directory = Artifact.open(tiny_artifact), tmp_path_factory.mktemp("partial")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pruned_source, "MAX_DROPPED_ATTENTION", 1.0)  # random weights attend to everything
-        replies = prepare(artifact, directory, asked)
-        ways = {name: one_way(artifact, directory, WAYS[name], "real", asked, replies) for name in MEASURED}
+    replies = prepare(artifact, directory, asked)
+    ways = {name: one_way(artifact, directory, WAYS[name], "real", asked, replies) for name in MEASURED}
     return {name if name == RECOMPUTE else f"real {name}": way for name, way in ways.items()}
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from radixlm.runtime.engine.engine import Engine, SamplingParams
 from radixlm.runtime.prefix.rates import Rates
-from radixlm.runtime.pruning import pruned_source
 
 from ..eager_loads import choose_always
 
@@ -45,7 +44,6 @@ def test_keys_that_no_request_waits_for_are_there_for_the_next(
         return 1.0 if num_bytes < max(planned) else None  # with keys that are there
 
     choose_always(monkeypatch, plan_chosen)
-    monkeypatch.setattr(pruned_source, "MAX_DROPPED_ATTENTION", 1.0)  # random weights attend to everything
     settings = {"kv_cache_bytes": 1 << 20, "max_num_seqs": 2, "store": tmp_path / "store", "kv_budget": 1.0}
     with Engine(tiny_artifact, **settings) as engine:  # type: ignore[arg-type]
         for number in range(3):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.prefix_match import PrefixMatch
 from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
@@ -22,7 +23,7 @@ from radixlm.runtime.prefix.loaded_prefix import LoadedPrefix, LoadedRows
 from radixlm.runtime.prefix.rates import Rates
 from radixlm.runtime.prefix.tier_stats import TierStats
 from radixlm.runtime.prefix.wanted_prefix import FindPrefix, Wanted
-from radixlm.runtime.pruning import pruned_source
+from radixlm.runtime.pruning.calibration.calibration import Calibration
 from radixlm.runtime.pruning.probe_forward import ProbeForward
 from radixlm.runtime.pruning.pruned_prefix import PrunedPrefix
 from radixlm.runtime.pruning.pruning import Pruning
@@ -44,7 +45,6 @@ def asked(number: int) -> list[int]:
 def open_engine(tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Opens an engine over one store, and closes the one before it. Loads are always worth it, and parts more so."""
     choose_always(monkeypatch)
-    monkeypatch.setattr(pruned_source, "MAX_DROPPED_ATTENTION", 1.0)  # random weights attend to everything
     opened: list[Engine] = []
 
     def open_again(**options: object) -> Engine:
@@ -154,7 +154,7 @@ def spoil(directory: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["no order", "spoiled", "disagrees", "late"])
 def test_whatever_fails_is_served_exactly(
-    open_engine: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+    open_engine: Open, tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     if fault == "no order":
         open_engine(kv_budget=None).generate(asked(0), PARAMS)
@@ -164,7 +164,8 @@ def test_whatever_fails_is_served_exactly(
         open_engine().close()
         spoil(tmp_path / "store")
     if fault == "disagrees":
-        monkeypatch.setattr(pruned_source, "MAX_DROPPED_ATTENTION", -1.0)
+        strict = Calibration.of(Artifact.open(tiny_artifact).manifest, probe_head=0, max_dropped_attention=1e-6)
+        monkeypatch.setattr(Calibration, "read", lambda *_: strict)
     if fault == "late":
         monkeypatch.setattr(Rates, "compute_s", lambda *args: -1.0)
     engine = open_engine()

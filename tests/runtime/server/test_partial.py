@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from radixlm.runtime.engine.engine import Engine
-from radixlm.runtime.pruning import pruned_source
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
 
@@ -25,7 +24,6 @@ LONG = {"role": "system", "content": "he in the tree " * 12}
 def read_whatever_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it is worth it says `test_prefix_plan.py`."""
     choose_always(monkeypatch)
-    monkeypatch.setattr(pruned_source, "MAX_DROPPED_ATTENTION", 1.0)  # random weights attend to everything
 
 
 @contextmanager

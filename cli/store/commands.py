@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from .store_listing import KEY_DIGITS, decoder_of, described_model, described_run, line_of, title_of
+from .listing import KEY_DIGITS, decoder_of, described_model, described_run, line_of, title_of
 
 DIRECTORY = click.argument("directory", type=click.Path(path_type=Path))
 _ALL_OF_THE_DISK = 1 << 62  # bytes: a store takes no more than there is
