@@ -15,7 +15,7 @@ PEER_MODELS := SmolLM2-135M-Instruct.Q4_1 qwen2.5-coder-0.5b-instruct-q4_k_m
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray bench bench-cache bench-peers peers bench-ladder bench-growth bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-quality goldens lock clean
+.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray bench bench-cache bench-peers peers bench-ladder bench-growth bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-quality goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -179,6 +179,17 @@ bench-partial: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.partial.learned $(ARTIFACT)
 	$(BIN)/python -m bench.partial.amplification $(ARTIFACT)
 	$(BIN)/python -m bench.partial.chunk_cache $(ARTIFACT)
+	$(BIN)/python -m bench.report
+
+# Whether questions are still answered over a part of their prefix; hours, RADIXLM_DATA, and 2 MB once. ANSWERED may be
+# artifacts of other models; what was asked before is kept in .cache/answers.
+BFCL := .cache/bfcl/bfcl_eval-2026.3.23-py3-none-any.whl
+ANSWERED := $(ARTIFACT)
+$(BFCL): $(VENV)/.bench
+	$(BIN)/pip download -q --no-deps -d $(@D) bfcl-eval==2026.3.23
+bench-answers: $(ARTIFACT)/manifest.json $(VENV)/.bench $(BFCL)
+	set -e; for artifact in $(ANSWERED); do for questions in nq booleans brackets calls needles; do \
+	  $(BIN)/python -m bench.partial.answers $$artifact $$questions --seconds 86400; done; done
 	$(BIN)/python -m bench.report
 
 # How far three models' distributions are from transformers', beside llama.cpp's distance; four minutes, 745 MB once.

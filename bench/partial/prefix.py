@@ -21,7 +21,7 @@ from .policies import Order, Scores
 
 PROBE_HEAD = 2  # the KV head whose keys are looked at; of SmolLM2's three the best on `calibration` (bench/LOG.md)
 MAX_PREFIX, MAX_QUERY = 3072, 512  # tokens
-_REGION = -(-(MAX_PREFIX + MAX_QUERY) // PAGE_SIZE)  # pages of a prefix and a query
+REGION = -(-(MAX_PREFIX + MAX_QUERY) // PAGE_SIZE)  # pages of a prefix, all or a part of it, and a query
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Prefix:
         for start in range(0, self.num_tokens, step):
             model.run(self._ids[start : start + step], start, start, 0, 0)
         self.mass: Scores = model.mass(self.num_tokens)
-        self._rows = KVRows.of_pages(model.layout, model.read(self.num_tokens), self.num_tokens)
-        self._probe_keys = self._rows.keys_of(model.probe_head)
+        self.rows = KVRows.of_pages(model.layout, model.read(self.num_tokens), self.num_tokens)
+        self._probe_keys = self.rows.keys_of(model.probe_head)
 
     def exact(self, query: Sequence[int], num_logits: int) -> Exact:
         """The last `num_logits` rows of logits over the whole prefix."""
@@ -55,8 +55,8 @@ class Prefix:
 
     def partial(self, choice: Order, query: Sequence[int], num_logits: int) -> Float32Array:
         """The same over the chosen rows only."""
-        self._model.write(_REGION, self._rows.take(choice))
-        return self._model.run(query, self.num_tokens, choice.shape[-1], _REGION, num_logits).copy()
+        self._model.write(REGION, self.rows.take(choice))
+        return self._model.run(query, self.num_tokens, choice.shape[-1], REGION, num_logits).copy()
 
     def probe(self, choice: Order, query: Sequence[int]) -> Scores:
         """How much the query's rows, run over the chosen rows, look at each token of the prefix by the keys of
@@ -70,18 +70,19 @@ class Prefix:
 
 
 class PrefixModel:
-    """A runner with pages for a full prefix, and as many for a pruned one.
+    """A runner with pages for a full prefix, and as many for a pruned one, or for more of them.
 
     Attributes:
+        runner: whose pages these are.
         probe_head: `PROBE_HEAD`, or the last of fewer KV heads.
     """
 
-    def __init__(self, artifact: Artifact) -> None:
+    def __init__(self, artifact: Artifact, num_regions: int = 2) -> None:
         manifest = artifact.manifest
         self.layout, self.max_num_tokens = manifest.kv, manifest.module.max_num_tokens
         self.probe_head = min(PROBE_HEAD, self.layout.num_kv_heads - 1)
         self._group = manifest.model.num_attention_heads // self.layout.num_kv_heads
-        self._runner = ModelRunner(artifact, num_pages=2 * _REGION, keep_scores=True)
+        self.runner = ModelRunner(artifact, num_pages=num_regions * REGION, keep_scores=True)
 
     def run(
         self, token_ids: Sequence[int], position: int, kv_length: int, first_page: int, num_logits: int
@@ -101,36 +102,40 @@ class PrefixModel:
             kv_lengths=rows + np.int32(1),
             logit_rows=offsets[count - num_logits :],
         )
-        return self._runner.forward_scored(batch)
+        return self.runner.forward_scored(batch)
 
     def write(self, first_page: int, rows: KVRows) -> None:
         """Put rows into the pages from `first_page` on."""
         pages = rows.to_pages()
-        self._runner.write_pages(range(first_page, first_page + len(pages)), pages)
+        self.runner.write_pages(range(first_page, first_page + len(pages)), pages)
 
     def read(self, num_tokens: int) -> npt.NDArray[np.uint8]:
         """The pages of the full prefix."""
         pages = np.zeros((-(-num_tokens // PAGE_SIZE), self.layout.page_bytes), np.uint8)
-        self._runner.read_pages(range(len(pages)), pages)
+        self.runner.read_pages(range(len(pages)), pages)
         return pages
 
     def clear_mass(self) -> None:
         """Forget all attention."""
-        assert self._runner.attention_sums is not None
-        self._runner.attention_sums[...] = 0
+        assert self.runner.attention_sums is not None
+        self.runner.attention_sums[...] = 0
 
     def mass(self, num_tokens: int) -> Scores:
         """Of the full prefix, a copy."""
-        assert self._runner.attention_sums is not None
-        mass = self._runner.attention_sums[:, :, :_REGION].reshape(*self._runner.attention_sums.shape[:2], -1)
+        assert self.runner.attention_sums is not None
+        mass = self.runner.attention_sums[:, :, :REGION].reshape(*self.runner.attention_sums.shape[:2], -1)
         return mass[..., :num_tokens].copy()
 
     def queries(self, num_tokens: int) -> Float32Array:
         """Of the last run, those of the heads that share the probe's."""
-        assert self._runner.queries is not None
         first = self.probe_head * self._group
-        return self._runner.queries[:, :num_tokens, first : first + self._group]
+        return self.all_queries(num_tokens)[:, :, first : first + self._group]
+
+    def all_queries(self, num_tokens: int) -> Float32Array:
+        """The same of all heads, `[layers, num_tokens, heads, head_dim]`."""
+        assert self.runner.queries is not None
+        return self.runner.queries[:, :num_tokens]
 
     def close(self) -> None:
         """Let go of the runner."""
-        self._runner.close()
+        self.runner.close()

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from ..data import data_dir
 
 MAX_CONTINUATION = 48  # tokens
-_TEXT = Path(__file__).resolve().parent / "text.txt"
+PROSE = Path(__file__).resolve().parent / "text.txt"
 _PREFIX, _QUERY, _QUERIES = 900, 16, 6  # tokens, tokens, how many
 
 
@@ -84,7 +84,7 @@ class Texts:
         """Eight functions and a request for each."""
         path = data_dir() / "prompts" / "bfcl" / "BFCL_v4_simple_python.json"
         items = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:96]]
-        for some in _batched(items, 8):
+        for some in batched(items, 8):
             schemas = [json.dumps(item["function"][0]) for item in some]
             asked = [
                 (item["question"][0][0]["content"], f'{{"name": "{item["function"][0]["name"]}", "arguments": {{"')
@@ -95,7 +95,7 @@ class Texts:
     def bbh(self) -> Iterator[Case]:
         """Two examples of each of three tasks, and the third one of each: which is the third goes round."""
         paths = sorted((data_dir() / "prompts" / "bbh_cot").glob("*.txt"))
-        for some, held_out in itertools.product(_batched(paths[:12], 3), range(3)):
+        for some, held_out in itertools.product(batched(paths[:12], 3), range(3)):
             prefix, queries = "", []
             for path in some:
                 task, *examples = path.read_text(encoding="utf-8").partition("-----\n")[2].split("\n\nQ: ")
@@ -107,7 +107,7 @@ class Texts:
     def _passages(self, start: int, stop: int) -> Iterator[Case]:
         with gzip.open(data_dir() / "prompts" / "nq-open-oracle.jsonl.gz", "rt", encoding="utf-8") as file:
             items = [json.loads(line) for line in itertools.islice(file, start, stop)]
-        for some in _batched(items, 7):
+        for some in batched(items, 7):
             texts = [f"{item['ctxs'][0]['title']}\n{item['ctxs'][0]['text']}" for item in some]
             asked = [(item["question"].capitalize() + "?", item["answers"][0]) for item in some]
             yield self._chat("Answer from these passages.\n\n" + "\n\n".join(texts), asked)
@@ -123,10 +123,10 @@ class Texts:
             yield Case(whole, [asked, *queries], depth)
 
     def _stretch(self, start: int) -> tuple[list[int], list[Query]]:
-        ids = self._ids(_TEXT.read_text(encoding="utf-8"))
+        ids = self._ids(PROSE.read_text(encoding="utf-8"))
         size = _PREFIX + _QUERIES * (_QUERY + MAX_CONTINUATION)
         ids = ids[start * size : (start + 1) * size]
-        later = _batched(ids[_PREFIX:], _QUERY + MAX_CONTINUATION)
+        later = batched(ids[_PREFIX:], _QUERY + MAX_CONTINUATION)
         return ids[:_PREFIX], [Query(list(part[:_QUERY]), list(part[_QUERY:])) for part in later]
 
     def _chat(self, system: str, asked: Sequence[tuple[str, str]]) -> Case:
@@ -143,7 +143,7 @@ class Texts:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def _batched(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
+def batched(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
     return [items[start : start + size] for start in range(0, len(items) - size + 1, size)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ..results import add_run, read_results, write_results
-from . import cache, engine, partial, peers, serving, store
+from . import answers, cache, engine, partial, peers, serving, store
 from .tables import Json, origin
 
 _HEAD = """# Results
@@ -27,6 +27,7 @@ SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
     "mooncake": cache.mooncake,
     "partial_needle": partial.needle,
     **{f"partial_{workload}": partial.quality for workload in partial.WORKLOADS},
+    "partial_answers": answers.answers,
     "scored": partial.scored,
     "store_restart": store.restart,
     "store_partial": store.first_token,

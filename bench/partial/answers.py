@@ -1,0 +1,192 @@
+"""Whether questions are still answered when a part of their prefix is read, by how the rows are chosen.
+
+    python -m bench.partial.answers ARTIFACT nq|booleans|brackets|calls|needles [--seconds 480] [--wheel WHEEL]
+
+At least 200 questions of a set (`bench/partial/questions.py`), many behind one prefix. Each is answered, with the most
+likely tokens, over the whole prefix and over 10, 25 and 50 % of its rows, chosen by `bench/partial/policies.py` or by
+IMPRESS's voting; `hybrid`, what ships, also has 75 %. The hybrid knows of a prefix the pass that computed it and the
+questions before, which were asked of the whole; the first of a prefix has none. Voting has more than it could have: its
+probed heads see the queries of a full run. Replies are kept in `.cache/answers`, and a call that ran out of `--seconds`
+goes on where it stopped; the last one judges them.
+
+The bar: the 95 % interval of the ratio of two mean scores, by a bootstrap over questions, both scores of a question
+together, has its lower end at 0.92 or above. It is asked where the full prefix does better than chance.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.pruning.attention_scores import DECAY
+from radixlm.runtime.pruning.row_selection import num_rows
+from tokenizers import Tokenizer
+
+from ..options import read_options
+from ..report.page import publish
+from .policies import POLICIES, Evidence, Scores
+from .prefix import Prefix, PrefixModel
+from .questions import SETS, Asked, QuestionSet
+from .replies import Parts
+from .voting import attention, probed_heads, vote
+
+FULL, OURS, SIMPLE, VOTING = "full", "hybrid", "first+recent", "voting"
+WAYS = [(way, budget) for way in (OURS, SIMPLE, VOTING) for budget in (0.1, 0.25, 0.5)] + [(OURS, 0.75)]
+BAR, NUM_SAMPLES = 0.92, 10_000
+WHEEL = "bfcl_eval-2026.3.23-py3-none-any.whl"
+Json = dict[str, Any]
+
+
+class Asker:
+    """A model that answers a set's questions."""
+
+    def __init__(self, artifact: Artifact, questions: QuestionSet) -> None:
+        self._set = questions
+        self._tokenizer = Tokenizer.from_str(artifact.tokenizer_json)
+        self.model = PrefixModel(artifact, num_regions=2 + len(WAYS))
+
+    def replies(self, asked: Asked) -> Iterator[Json]:
+        """A row for each question: what is right, the reply of each way, and the share of layers where votes differ."""
+        prefix = Prefix(self.model, self._ids(asked.prefix))
+        parts = Parts(self.model, prefix)
+        history, weight = np.zeros_like(prefix.mass), 0.0
+        for number, question in enumerate(asked.questions):
+            query = self._ids(question.text)
+            exact = prefix.exact(query, 0)
+            seen = self._seen(prefix, len(query))  # of the full run, before another one
+            known = history / max(weight, 1.0)
+
+            def probe(choice: Any, query: list[int] = query) -> Scores:
+                return prefix.probe(choice, query)
+
+            evidence = Evidence(prefix.mass / prefix.num_tokens, known, exact.mass, probe, number)
+            chosen, disagreeing = {FULL: parts.whole}, {}
+            for region, (way, budget) in enumerate(WAYS, start=2):
+                count = num_rows(prefix.num_tokens, budget)
+                if way == VOTING:
+                    votes = vote(seen, self.model.layout.num_kv_heads, count)
+                    choice, disagreeing[budget] = votes.choice, float(votes.falls_back.mean())
+                else:
+                    choice = POLICIES[way](evidence, count)
+                chosen[name_of(way, budget)] = parts.write(region, choice)
+            ids = parts.greedy(list(chosen.values()), query, self._set.max_tokens, self._is_done)
+            said = {way: self._text(one) for way, one in zip(chosen, ids, strict=True)}
+            yield {"right": question.right, "num_tokens": prefix.num_tokens, "falls_back": disagreeing, "said": said}
+            history = DECAY * history + exact.mass / len(query)
+            weight = DECAY * weight + 1
+
+    def _seen(self, prefix: Prefix, num_tokens: int) -> Scores:
+        queries, heads = self.model.all_queries(num_tokens), self.model.layout.num_kv_heads
+        group = queries.shape[2] // heads
+        mine = [(queries[:, :, head * group : (head + 1) * group], head) for head in probed_heads(heads)]
+        return np.stack([attention(some, prefix.rows.keys_of(head)) for some, head in mine], axis=1)
+
+    def _is_done(self, ids: list[int]) -> bool:
+        return "\n" in self._tokenizer.decode(ids).lstrip("\n ")
+
+    def _text(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids).strip().partition("\n")[0]
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def name_of(way: str, budget: float) -> str:
+    """Of a column of replies."""
+    return f"{way} {budget:.0%}"
+
+
+def summary(rows: Sequence[Json], questions: QuestionSet) -> list[Json]:
+    """A row for each way and share: mean scores, and the interval of the first score's ratio to the full prefix's."""
+    scores = {way: [questions.judge(row["said"][way], row["right"]) for row in rows] for way in rows[0]["said"]}
+    main = next(iter(scores[FULL][0]))
+    full = np.array([one[main] for one in scores[FULL]])
+    found = []
+    for way, mine in scores.items():
+        values = np.array([one[main] for one in mine])
+        low, high = interval(values, full)
+        name, _, budget = way.partition(" ")
+        row: Json = {"way": name, "budget": float(budget.rstrip("%")) / 100 if budget else 1.0}
+        row |= {name: float(np.mean([one[name] for one in mine])) for name in mine[0]}
+        row |= {"ratio": ratio(values.mean(), full.mean()), "low": low, "high": high}
+        row["same"] = float(np.mean([one["said"][way] == one["said"][FULL] for one in rows]))
+        if name == VOTING:
+            row["falls_back"] = float(np.mean([one["falls_back"][str(row["budget"])] for one in rows]))
+        found.append(row)
+    return found
+
+
+def verdict(rows: Sequence[Json], found: Sequence[Json], questions: QuestionSet) -> Json:
+    """Whether the full prefix does better than chance, and the least share at which each way holds the bar."""
+    main = next(name for name in found[0] if name not in ("way", "budget"))
+    full = np.array([questions.judge(row["said"][FULL], row["right"])[main] for row in rows])
+    low = float(np.quantile(resampled(full), 0.025))
+    least = {}
+    for way in dict.fromkeys(row["way"] for row in found if row["way"] != FULL):
+        least[way] = 1.0
+        for row in sorted((row for row in found if row["way"] == way), key=lambda row: -row["budget"]):
+            if row["low"] < BAR:
+                break
+            least[way] = row["budget"]
+    return {"score": main, "full_low": low, "is_above_chance": low > questions.chance, "least": least}
+
+
+def interval(values: Scores, full: Scores) -> tuple[float, float]:
+    """The 95 % interval of `values.mean() / full.mean()`; both are resampled together."""
+    ratios = [ratio(mine, whole) for mine, whole in zip(resampled(values), resampled(full), strict=True)]
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def resampled(values: Scores) -> npt.NDArray[np.float64]:
+    """Means of `NUM_SAMPLES` draws of as many questions, which are the same for every set of as many values."""
+    chance = np.random.default_rng(0)
+    return np.array([values[chance.integers(0, len(values), len(values))].mean() for _ in range(NUM_SAMPLES)])
+
+
+def ratio(mine: float, full: float) -> float:
+    """`mine / full`, and 0 where nothing was right over the full prefix."""
+    return float(mine / full) if full > 0 else 0.0
+
+
+def gather(path: Path, artifact: Artifact, questions: QuestionSet, wheel: Path, seconds: float) -> list[Json] | None:
+    """All rows, of which those that are missing in `path` are asked for, prefix by prefix; None: no time is left."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+    asked, begun, asker = list(questions.asked(wheel)), time.monotonic(), None
+    for number, one in enumerate(asked[len(done) :], start=len(done)):
+        if time.monotonic() - begun > seconds:
+            print(f"{number} of {len(asked)} prefixes; the same command goes on", flush=True)
+            return None
+        asker = asker or Asker(artifact, questions)
+        done.append(list(asker.replies(one)))
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(done[-1]) + "\n")
+    return [json.loads(json.dumps(row)) for rows in done for row in rows]
+
+
+def main() -> None:
+    """Ask, and if all is answered judge, print and write `results/partial_answers.json`."""
+    options = read_options(__doc__, "artifact", "set", seconds=480.0, wheel=f".cache/bfcl/{WHEEL}")
+    name, questions = str(options.set), SETS[str(options.set)]
+    artifact = Artifact.open(options.artifact)
+    kept = Path(".cache/answers") / artifact.manifest.name / f"{name}.jsonl"
+    rows = gather(kept, artifact, questions, Path(options.wheel), options.seconds)
+    if rows is None:
+        return
+    found = summary(rows, questions)
+    lengths = [row["num_tokens"] for row in rows]
+    figures: Json = {"model": artifact.manifest.name, "set": name, "chance": questions.chance}
+    figures |= {"num_questions": len(rows), "shortest_prefix": min(lengths), "longest_prefix": max(lengths)}
+    figures |= {**verdict(rows, found, questions), "rows": found}
+    publish("partial_answers", figures, f"{artifact.manifest.name}, {name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""IMPRESS's choice of rows: a few heads are probed, and if they agree on what matters, all heads of a layer take it.
+
+After "IMPRESS: An Importance-Informed Multi-Tier Prefix KV Storage System" (FAST '25): a layer whose probed heads agree
+less than `MIN_AGREEMENT` is loaded whole. It probes three heads of models with as many KV heads as heads; with grouped
+heads a KV head's say is the sum over the heads that share it. Knows arrays, no models or texts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from radixlm.runtime.model.batch import Float32Array
+from radixlm.runtime.pruning.row_selection import largest
+
+from .policies import Order, Scores
+
+MAX_PROBED = 3  # KV heads
+MIN_AGREEMENT = 0.6  # Jaccard index, the mean over pairs of probed heads
+
+
+@dataclass(frozen=True)
+class Vote:
+    """What the probed heads of each layer chose."""
+
+    choice: Order  # [layers, kv_heads, count], the same rows for each head of a layer
+    agreement: npt.NDArray[np.float64]  # [layers]
+
+    @property
+    def falls_back(self) -> npt.NDArray[np.bool_]:
+        """`[layers]`, those that IMPRESS would load whole."""
+        return self.agreement < MIN_AGREEMENT
+
+    def num_loaded(self, num_tokens: int) -> float:
+        """The share of the prefix's keys and values that is read if those layers are loaded whole: the chosen rows of
+        the others, and what of the probed heads' keys is not among them."""
+        heads, count = self.choice.shape[1:]
+        share = count / num_tokens
+        share += (1 - share) * min(MAX_PROBED, heads) / heads / 2  # keys are half of what a head has
+        return float(np.where(self.falls_back, 1, share).mean())
+
+
+def probed_heads(num_kv_heads: int) -> list[int]:
+    """Up to `MAX_PROBED` KV heads, as far apart as can be.
+
+    >>> probed_heads(2), probed_heads(3), probed_heads(9)
+    ([0, 1], [0, 1, 2], [0, 4, 8])
+    """
+    return sorted({int(head) for head in np.linspace(0, num_kv_heads - 1, MAX_PROBED).round()})
+
+
+def attention(queries: Float32Array, keys: Float32Array) -> Scores:
+    """The attention of `queries`, `[layers, rows, group, head_dim]`, to `keys`, `[layers, tokens, head_dim]`, of one
+    KV head, summed over rows and the head's group: `[layers, tokens]`."""
+    found = np.empty(keys.shape[:2])
+    scale = np.float32(keys.shape[-1] ** -0.5)
+    for layer, (some, mine) in enumerate(zip(queries, keys, strict=True)):
+        weights = some.reshape(-1, keys.shape[-1]) @ mine.T * scale
+        weights = np.exp(weights - weights.max(axis=-1, keepdims=True))
+        found[layer] = (weights / weights.sum(axis=-1, keepdims=True)).sum(axis=0)
+    return found
+
+
+def vote(seen: Scores, num_kv_heads: int, count: int) -> Vote:
+    """Choose `count` rows of each layer by what probed heads saw, `[layers, probed, tokens]`: those that most of them
+    have among their own `count` largest, of these the ones with most attention."""
+    layers, probed, _ = seen.shape
+    own = np.zeros(seen.shape, np.bool_)
+    np.put_along_axis(own, largest(seen, count), True, axis=-1)
+    pairs = list(itertools.combinations(range(probed), 2))
+    agreement = np.ones(layers)
+    if pairs:
+        both = [(own[:, a] & own[:, b]).sum(axis=-1) / (own[:, a] | own[:, b]).sum(axis=-1) for a, b in pairs]
+        agreement = np.mean(both, axis=0)
+    share = seen.sum(axis=1) / seen.sum(axis=(1, 2))[:, None]  # below 1: less than a vote
+    rows = largest(own.sum(axis=1) + share, count)
+    return Vote(np.repeat(rows[:, None], num_kv_heads, axis=1), agreement)

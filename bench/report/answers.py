@@ -1,0 +1,86 @@
+"""Sections on questions that are answered over parts of prefixes. Knows what the JSON files hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .tables import Cell, Json, each, origin, table
+
+_SETS = {
+    "nq": "questions about passages of NQ-open",
+    "booleans": "boolean expressions of BBH's kind",
+    "brackets": "brackets to be closed, of BBH's kind",
+    "calls": "BFCL's simple calls, with its answers",
+    "needles": "facts in a text, each asked for once",
+}
+_SCORES = {"exact": "exact match", "f1": "F1", "named": "right function"}
+_BUDGETS = (0.1, 0.25, 0.5, 0.75)
+
+
+def answers(results: Json) -> Iterator[str]:
+    """A table for each model and set: a line for each way, a column for each share of the rows."""
+    yield "## Answers over a part of a prefix"
+    yield (
+        "Replies of the most likely tokens over a share of the prefix's rows, judged by a program: the mean score, and "
+        "in brackets the 95 % interval of its ratio to that over the whole prefix (bootstrap over questions, in "
+        "pairs). The bar is a lower end of 0.92. `hybrid` is what ships. `voting` is IMPRESS's choice, and the share "
+        "of layers in which its probed heads disagree so much that IMPRESS loads the layer whole; here it never does."
+    )
+    for run in results["runs"].values():
+        yield from _answers_of(run)
+
+
+def _answers_of(run: Json) -> Iterator[str]:
+    [full] = [row for row in run["rows"] if row["way"] == "full"]
+    ways: dict[str, dict[float, Json]] = {}
+    for row in run["rows"]:
+        if row is not full:
+            ways.setdefault(row["way"], {})[row["budget"]] = row
+    names = [name for name in _SCORES if name in full]
+    whole = ", ".join(f"{_SCORES[name]} {full[name]:.3f}" for name in names)
+    yield f"### {run['model']}: {_SETS[run['set']]}"
+    yield (
+        f"{run['num_questions']} questions behind prefixes of {run['shortest_prefix']:,} to {run['longest_prefix']:,} "
+        f"tokens. The whole prefix: {whole}; lower end {run['full_low']:.3f}, "
+        + (
+            f"above chance ({run['chance']:g})."
+            if run["is_above_chance"]
+            else f"**not above chance ({run['chance']:g})**."
+        )
+        + " "
+        + "; ".join(f"{way} holds the bar {_least(least)}" for way, least in run["least"].items())
+        + "."
+    )
+    main = run["score"]
+    columns: dict[str, Cell] = {"chosen by": "{way}", **each((f"{budget:.0%}" for budget in _BUDGETS), "cells")}
+    rows = [
+        {"way": f"{way}, {_SCORES[main]}", "cells": [_cell(found.get(budget), main) for budget in _BUDGETS]}
+        for way, found in ways.items()
+    ]
+    others = [name for name in names if name != main]
+    rows += [
+        {
+            "way": f"{way}, {_SCORES[name]}",
+            "cells": [f"{found[budget][name]:.3f}" if budget in found else "" for budget in _BUDGETS],
+        }
+        for name in others
+        for way, found in ways.items()
+    ]
+    rows += [
+        {
+            "way": f"{way}, layers that fall back",
+            "cells": [f"{found[budget]['falls_back']:.0%}" if budget in found else "" for budget in _BUDGETS],
+        }
+        for way, found in ways.items()
+        if "falls_back" in next(iter(found.values()))
+    ]
+    yield table(columns, rows)
+    yield origin(run)
+
+
+def _cell(row: Json | None, main: str) -> str:
+    return "" if row is None else f"{row[main]:.3f} ({row['low']:.2f} to {row['high']:.2f})"
+
+
+def _least(least: float) -> str:
+    return f"down to {least:.0%}" if least < 1 else "at no share that was tried"
