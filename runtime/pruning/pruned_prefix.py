@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ..artifact.manifest import PAGE_SIZE
 from ..model.batch import Float32Array, UInt8Array
 from ..model.kv_rows import KVRows
+from .packed_keys import JoinedKeys
 from .probe_keys import KnownRun, ProbeKeyCache
 from .row_selection import (
     Tokens,
@@ -200,8 +201,7 @@ class PrunedPrefix:
             self._chosen = np.broadcast_to(np.arange(self.num_tokens), (*self._chosen.shape[:2], self.num_tokens))
             return 0.0
         keys = [run.known.probe_keys for run in self._runs if run.known is not None]
-        all_keys = keys[0] if len(keys) == 1 else np.concatenate(keys, axis=1)
-        seen = probe(queries, all_keys, self._chosen[:, self.probe_head])
+        seen = probe(queries, JoinedKeys(keys), self._chosen[:, self.probe_head])
         orders = [run.file.order() for run in self._runs]  # in memory since `read_stored`
         order = [mine + run.start for mine, run in zip(orders, self._runs, strict=True) if mine is not None]
         self._chosen = with_probed(self._chosen, seen.largest, self.num_rows, np.concatenate(order, axis=-1))

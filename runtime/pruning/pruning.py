@@ -15,6 +15,7 @@ from ..prefix.disk_tier import DiskTier
 from ..store.chunk_cache import ChunkCache
 from .attention_scores import AttentionScores
 from .calibration.calibration import Calibration
+from .packed_keys import Dims, kept_dims
 from .probe_forward import ProbeForward
 from .probe_keys import ProbeKeyCache
 from .pruned_source import PrunedSources
@@ -48,7 +49,7 @@ def choose_rows(
     """Makes the `ChosenRows` of a tier under this cache, for a model that was calibrated."""
     group_size = manifest.model.num_attention_heads // manifest.kv.num_kv_heads
     probe = ProbeForward(cache, runner, max_num_tokens=manifest.module.max_num_tokens, group_size=group_size)
-    return lambda tier: Pruning(tier, runner.scores, probe, calibration, clock=clock)
+    return lambda tier: Pruning(tier, runner.scores, probe, calibration, kept_dims(manifest), clock=clock)
 
 
 class Pruning:
@@ -65,6 +66,7 @@ class Pruning:
         scores: AttentionScores,
         probe: ProbeForward,
         calibration: Calibration,
+        dims: Dims,
         *,
         clock: Callable[[], float],
     ) -> None:
@@ -75,7 +77,7 @@ class Pruning:
             calibration.probe_head,
             tier.store_order,
         )
-        known = ProbeKeyCache(chunks=ChunkCache(CHUNK_CACHE_BYTES))
+        known = ProbeKeyCache(dims, chunks=ChunkCache(CHUNK_CACHE_BYTES))
         self.sources = PrunedSources(
             *(tier.store, tier.reader, tier.rates, probe, known),
             page_bytes=page_bytes,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -107,7 +107,15 @@ class Probe:
     mean: Float32Array  # [layers, tokens]; sums to 1
 
 
-def probe(queries: Float32Array, keys: npt.NDArray[np.floating[Any]], there: Tokens | None = None) -> Probe:
+class LayerKeys(Protocol):
+    """Keys of one KV head, `[layers, tokens, head_dim]`; an array, or something that makes a layer when it is asked."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __getitem__(self, layer: int, /) -> npt.NDArray[np.floating[Any]]: ...
+
+
+def probe(queries: Float32Array, keys: LayerKeys, there: Tokens | None = None) -> Probe:
     """The attention of `queries`, `[layers, rows, group, head_dim]`, to `keys`, `[layers, tokens, head_dim]`.
 
     Args:

@@ -20,6 +20,7 @@ from ...artifact import Artifact
 from ...artifact.manifest import PAGE_SIZE, Manifest
 from ...errors import InvalidParameter
 from ...model.batch import Float32Array
+from ..packed_keys import Dims, PackedKeys, kept_dims
 from ..row_selection import Scores, Tokens, dropped_attention, num_rows, probe, with_probed
 from ..scored_runner import ScoringRunner
 from .calibration import BudgetLoss, Calibration
@@ -37,7 +38,7 @@ _NUM_COUNTED: Final = 2  # questions of a case: the fact, and how the text goes 
 
 
 @dataclass(frozen=True)
-class _Loss:
+class Loss:
     """One question over a share of the rows."""
 
     kl: float
@@ -68,15 +69,15 @@ def calibrate(
         InvalidParameter: the model cannot serve a part of its rows.
     """
     manifest = checked(artifact.manifest)
-    group_size = manifest.model.num_attention_heads // manifest.kv.num_kv_heads
-    model = MeasuredModel(runner, manifest.kv, group_size, manifest.module.max_num_tokens, _region(cases))
-    head_kl = _of_heads(model, cases, lambda done: progress(done / 2))
+    model = measured_model(artifact, runner, cases)
+    dims = kept_dims(manifest)
+    head_kl = _of_heads(model, cases, dims, lambda done: progress(done / 2))
     probe_head = min(head_kl, key=lambda head: head_kl[head])
-    losses: dict[float, list[_Loss]] = {budget: [] for budget in BUDGETS}
+    losses: dict[float, list[Loss]] = {budget: [] for budget in BUDGETS}
     for number, case in enumerate(cases):
-        for asked in _asked(model, case):
+        for asked in questions_of(model, case):
             for budget in BUDGETS:
-                losses[budget].append(asked.loss(budget, probe_head))
+                losses[budget].append(asked.loss(budget, probe_head, dims))
         progress((1 + (number + 1) / len(cases)) / 2)
     rows = [_budget_loss(budget, some) for budget, some in losses.items()]
     num_facts = sum(loss.is_found_whole for loss in losses[BUDGETS[0]])
@@ -98,6 +99,13 @@ def calibrate(
     )
 
 
+def measured_model(artifact: Artifact, runner: ScoringRunner, cases: Sequence[Case]) -> MeasuredModel:
+    """The runner of an artifact, with room for these cases."""
+    manifest = artifact.manifest
+    group_size = manifest.model.num_attention_heads // manifest.kv.num_kv_heads
+    return MeasuredModel(runner, manifest.kv, group_size, manifest.module.max_num_tokens, _region(cases))
+
+
 def checked(manifest: Manifest) -> Manifest:
     """The same manifest.
 
@@ -109,13 +117,15 @@ def checked(manifest: Manifest) -> Manifest:
     return manifest
 
 
-def _of_heads(model: MeasuredModel, cases: Sequence[Case], progress: Callable[[float], None]) -> dict[int, float]:
+def _of_heads(
+    model: MeasuredModel, cases: Sequence[Case], dims: Dims, progress: Callable[[float], None]
+) -> dict[int, float]:
     """By head that saw all questions, nats a token at `HEAD_BUDGET`."""
     found: dict[int, list[float]] = {head: [] for head in range(model.layout.num_kv_heads)}
     for number, case in enumerate(cases):
-        for asked in _asked(model, case):
+        for asked in questions_of(model, case):
             for head, some in found.items():
-                some.append(asked.loss(HEAD_BUDGET, head).kl)
+                some.append(asked.loss(HEAD_BUDGET, head, dims).kl)
         if len(found) > NUM_FINALISTS:
             best = sorted(found, key=lambda head: sum(found[head]))[: max(NUM_FINALISTS, len(found) // 2)]
             found = {head: found[head] for head in sorted(best)}
@@ -124,7 +134,7 @@ def _of_heads(model: MeasuredModel, cases: Sequence[Case], progress: Callable[[f
 
 
 @dataclass
-class _Asked:
+class AskedQuestion:
     """A question of a prefix, and what all rows say to it."""
 
     prefix: MeasuredPrefix
@@ -133,18 +143,19 @@ class _Asked:
     log_probs: Scores  # over all rows
     order: Tokens  # as rows are stored by what the other questions looked at
 
-    def loss(self, budget: float, head: int) -> _Loss:
+    def loss(self, budget: float, head: int, dims: Dims) -> Loss:
         """What is lost with a share of the rows, chosen as they are served: by order, and by the keys of a head."""
         prefix, question = self.prefix, self.question
         count, num_logits = num_rows(prefix.num_tokens, budget), len(question.continuation)
         chosen = prefix.stored(self.order, count)
         prefix.over(chosen, question.ids, 0)
-        seen = probe(prefix.queries(len(question.ids), head), prefix.keys(head), chosen[:, head])
+        keys = PackedKeys.of(prefix.keys(head), dims)
+        seen = probe(prefix.queries(len(question.ids), head), keys, chosen[:, head])
         chosen = with_probed(chosen, seen.largest, count, self.order)
         partial = _log_probs(prefix.over(chosen, question.fed, num_logits))
         whole, target = self.log_probs, np.array(question.continuation)
         is_found, is_found_whole = (bool((row.argmax(axis=-1) == target).all()) for row in (partial, whole))
-        return _Loss(
+        return Loss(
             kl=float((np.exp(whole) * (whole - partial)).sum(axis=-1).mean()),
             is_found=self.is_fact and is_found,
             is_found_whole=self.is_fact and is_found_whole,
@@ -152,17 +163,17 @@ class _Asked:
         )
 
 
-def _asked(model: MeasuredModel, case: Case) -> Iterator[_Asked]:
+def questions_of(model: MeasuredModel, case: Case) -> Iterator[AskedQuestion]:
     """The questions of a case that count; the others are what earlier prompts have asked."""
     prefix = MeasuredPrefix(model, case.prefix)
     runs = [prefix.whole(question.fed, len(question.continuation)) for question in case.questions]
     attention = np.stack([scores for _, scores in runs])
     for number, question in enumerate(case.questions[:_NUM_COUNTED]):  # the fact is the first
         history = (attention.sum(axis=0) - attention[number]) / (len(runs) - 1)
-        yield _Asked(prefix, question, number == 0, _log_probs(runs[number][0]), prefix.order(history))
+        yield AskedQuestion(prefix, question, number == 0, _log_probs(runs[number][0]), prefix.order(history))
 
 
-def _budget_loss(budget: float, losses: Sequence[_Loss]) -> BudgetLoss:
+def _budget_loss(budget: float, losses: Sequence[Loss]) -> BudgetLoss:
     """Of a fact that all rows do not find, it says nothing whether some rows do."""
     num_found = sum(loss.is_found and loss.is_found_whole for loss in losses)
     kl = float(np.mean([loss.kl for loss in losses]))

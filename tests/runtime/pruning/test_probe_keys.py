@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from radixlm.runtime.artifact.manifest import KVLayout
+from radixlm.runtime.pruning.packed_keys import PackedKeys
 from radixlm.runtime.pruning.probe_keys import ProbeKeyCache
 from radixlm.runtime.store import PageKey
 from radixlm.runtime.store.ordered_record import BlockHeads
@@ -16,6 +17,8 @@ from ..store.runs import identity_of, kv_of
 
 KV = kv_of()
 KEYS = np.zeros((2, 16, 8), np.float16)
+DIMS = np.array([range(8)] * 2)
+NUM_BYTES = PackedKeys.of(KEYS, DIMS).nbytes
 
 
 @dataclass
@@ -35,7 +38,7 @@ def page(seed: int, namespace: bytes) -> PageKey:
 
 
 def test_forgetting_a_namespace_is_no_use_of_the_runs_of_others() -> None:
-    known = ProbeKeyCache(3 * KEYS.nbytes)
+    known = ProbeKeyCache(DIMS, 3 * NUM_BYTES)
     kept, left, gone, new = page(1, ALICE), page(2, ALICE), page(3, BOB), [page(4, ALICE), page(5, ALICE)]
 
     def keep(head: PageKey) -> None:
@@ -49,4 +52,4 @@ def test_forgetting_a_namespace_is_no_use_of_the_runs_of_others() -> None:
     for head in new:
         keep(head)
     assert known.find([kept]) and not known.find([left]) and not known.find([gone])
-    assert known.num_bytes == 3 * KEYS.nbytes
+    assert known.num_bytes == 3 * NUM_BYTES

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from radixlm.runtime.artifact.manifest import KVDType, KVLayout
 from radixlm.runtime.model.kv_rows import ROW_DTYPES, KVRows
 from radixlm.runtime.pruning import pruned_prefix
+from radixlm.runtime.pruning.packed_keys import JoinedKeys, PackedKeys
 from radixlm.runtime.pruning.probe_keys import ProbeKeyCache
 from radixlm.runtime.pruning.pruned_prefix import PrunedPrefix
 from radixlm.runtime.pruning.row_selection import always, num_rows, probe, with_probed
@@ -28,6 +29,7 @@ from ..store.pages import BOB, chain
 from ..store.runs import DTYPES, identity_of, kv_of
 
 PROBE_HEAD = 1
+DIMS = np.array([range(8)] * 2)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Stored:
         return np.concatenate(orders, axis=-1)
 
     def open(self, budget: float, known: ProbeKeyCache | None = None, *, num_before: int = 0) -> PrunedPrefix | None:
-        known = ProbeKeyCache() if known is None else known
+        known = ProbeKeyCache(DIMS) if known is None else known
         return PrunedPrefix.open(self.store, self.heads, budget=budget, num_before=num_before, known=known)
 
     def opened(self, budget: float, known: ProbeKeyCache | None = None) -> PrunedPrefix:
@@ -130,7 +132,7 @@ def test_what_is_read_is_what_is_chosen(
     num_before: int,
     seed: int,
 ) -> None:
-    it, known = stored(tmp_path_factory.mktemp("store") / "s", lengths, dtype=dtype, seed=seed), ProbeKeyCache()
+    it, known = stored(tmp_path_factory.mktemp("store") / "s", lengths, dtype=dtype, seed=seed), ProbeKeyCache(DIMS)
     with closing(it.store):
         for is_known in (False, True):
             part = it.open(budget, known, num_before=num_before)
@@ -144,8 +146,8 @@ def test_what_is_read_is_what_is_chosen(
             assert part.read_chosen()
             chosen = rows_of(part, it)
             assert part.num_there == part.num_rows == chosen.shape[-1]
-            keys = it.exact.keys_of(PROBE_HEAD)
-            keys_in_memory = keys if dtype == "f32" else keys.astype(np.float16)
+            ends, keys = np.cumsum([16 * length for length in lengths])[:-1], it.exact.keys_of(PROBE_HEAD)
+            keys_in_memory = JoinedKeys([PackedKeys.of(part, DIMS) for part in np.split(keys, ends, axis=1)])
             seen = probe(it.queries, keys_in_memory, first[:, PROBE_HEAD])
             assert (chosen == with_probed(first, seen.largest, part.num_rows, it.order(lengths))).all()
             for layer, head in np.ndindex(first.shape[:2]):
@@ -172,7 +174,7 @@ def test_a_budget_of_one_is_the_pages_to_the_last_bit(prefix: Stored) -> None:
 
 
 def test_what_is_known_is_not_read_again(prefix: Stored) -> None:
-    known = ProbeKeyCache()
+    known = ProbeKeyCache(DIMS)
     asked = []
     for _ in range(2):
         part = prefix.opened(0.3, known)
@@ -185,7 +187,7 @@ def test_what_is_known_is_not_read_again(prefix: Stored) -> None:
 
 
 def test_an_order_written_again_is_another_run(prefix: Stored) -> None:
-    known = ProbeKeyCache()
+    known = ProbeKeyCache(DIMS)
     for seed in range(3):
         part = prefix.opened(0.3, known)
         assert part.read_stored()
@@ -198,7 +200,7 @@ def test_an_order_written_again_is_another_run(prefix: Stored) -> None:
 
 
 def test_runs_that_leave_a_gap_or_differ_in_their_probe_are_not_opened(prefix: Stored) -> None:
-    known = ProbeKeyCache()
+    known = ProbeKeyCache(DIMS)
     for heads in ([], prefix.heads[1:], prefix.heads[:5], prefix.heads[:14]):
         assert PrunedPrefix.open(prefix.store, heads, budget=0.5, num_before=0, known=known) is None
     parts = [prefix.heads[:6], prefix.heads[6:10], prefix.heads[6:]]
@@ -222,7 +224,7 @@ def test_a_closed_store_opens_nothing_and_what_is_open_reads_on(prefix: Stored) 
 
 
 def test_a_discarded_run_is_read_no_more(prefix: Stored) -> None:
-    known = ProbeKeyCache()
+    known = ProbeKeyCache(DIMS)
     part = prefix.opened(0.3, known)
     assert part.read_stored() and part.choose(prefix.queries) < 1
     assert known.num_bytes > 0
@@ -297,11 +299,11 @@ def read_right_or_not(it: Stored) -> str:
 
 
 def test_what_is_known_has_a_bound(prefix: Stored) -> None:
-    whole = ProbeKeyCache()
+    whole = ProbeKeyCache(DIMS)
     part = prefix.opened(0.3, whole)
     assert part.read_stored()
     part.close()
-    small = ProbeKeyCache(max_bytes=whole.num_bytes - 1)
+    small = ProbeKeyCache(DIMS, max_bytes=whole.num_bytes - 1)
     part = prefix.opened(0.3, small)
     assert part.read_stored()  # though what it knew of the first run is forgotten by now
     assert 0 < small.num_bytes <= small.max_bytes

@@ -31,6 +31,7 @@ from ..store.runs import identity_of, kv_of
 KV = kv_of("f16", layers=NUM_LAYERS, heads=NUM_HEADS, head_dim=2)
 IDENTITY = identity_of(KV)
 WAIT_S = 30.0  # only a hang takes that long
+DIMS = np.array([[0, 1]] * NUM_LAYERS)
 CALIBRATION = Calibration(1, "", NUM_HEADS - 1, 1.0, 1.0, 0, {}, [])
 SYSTEM = [3 * i * i % 37 for i in range(6 * PAGE_SIZE)]  # six pages
 
@@ -50,7 +51,7 @@ class Asked:
             self.runner,
             self.queue,
             clock=lambda: 0.0,
-            choose_rows=lambda tier: Pruning(tier, self.runner.scores, probe, CALIBRATION, clock=lambda: 0.0),
+            choose_rows=lambda tier: Pruning(tier, self.runner.scores, probe, CALIBRATION, DIMS, clock=lambda: 0.0),
         )
 
     def ask(self, ids: Sequence[int], namespace: bytes = b"") -> None:

@@ -1,0 +1,114 @@
+"""Keys of one KV head in 4 bits a number, of those numbers that RoPE turns slowly.
+
+A number that turns fast says how far away a token is, one that turns slowly what the token is: of SmolLM2's 64, the 32
+slowest find the same rows as all of them in 32 bits, and the 32 of largest variance do not (bench/LOG.md). Knows keys
+and positions in them, not files or runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..artifact.manifest import KVLayout, Manifest
+from ..artifact.model_config import Attention
+from ..model.batch import Float32Array
+
+MEMORY_SHARE: Final = 0.05  # of keys and values, for what memory keeps of a run
+_ORDER_BYTES: Final = 2.5  # of a token in each layer and KV head: its place, and a sixteenth of a chunk's checksum
+_SCALE_BYTES: Final = 2
+_MAX_CODE: Final = 7
+_MIN_NUMBERS, _STEP = 8, 4
+Dims = npt.NDArray[np.int64]  # [layers, n]: which numbers of a key are kept, ascending
+
+
+def kept_dims(manifest: Manifest, share: float = MEMORY_SHARE) -> Dims:
+    """The numbers of each layer's keys to keep, so that what memory has of a run takes `share` of its keys and values:
+    those that turn slowest, and at least eight."""
+    attentions = manifest.model.attentions
+    rotary = [each.rope.rotary_dim if isinstance(each, Attention) and each.rope else 0 for each in attentions]
+    return slowest(rotary, manifest.kv.head_dim, num_kept(manifest.kv, share))
+
+
+def num_kept(kv: KVLayout, share: float) -> int:
+    """How many numbers of a key fit into a share of keys and values, beside the order of the rows."""
+    of_layer = share * kv.page_bytes / kv.page_size / kv.num_layers
+    most = int(2 * (of_layer - _ORDER_BYTES * kv.num_kv_heads - _SCALE_BYTES)) // _STEP * _STEP
+    return min(max(most, _MIN_NUMBERS), kv.head_dim // 2 * 2)
+
+
+def slowest(rotary_dims: Sequence[int], head_dim: int, count: int) -> Dims:
+    """The `count` numbers of a key that turn slowest, by layer. Of the first `rotary_dim` numbers, the i-th of each
+    half turn alike, and more slowly than those before them; the others do not turn.
+
+    >>> slowest([8], head_dim=8, count=4)  # halves of four
+    array([[2, 3, 6, 7]])
+    """
+    dims = []
+    for rotary in rotary_dims:
+        half = max(rotary // 2, 1)
+        turn = np.where(np.arange(head_dim) < rotary, half - np.arange(head_dim) % half, 0)
+        dims.append(np.sort(np.argsort(turn, kind="stable")[:count]))
+    return np.array(dims)
+
+
+@dataclass(frozen=True)
+class PackedKeys:
+    """Indexed by layer it gives keys, `[tokens, head_dim]`, with zeros for what was left out."""
+
+    head_dim: int
+    dims: Dims
+    codes: npt.NDArray[np.uint8]  # [layers, tokens, n / 2]: a number of the first half in the low bits
+    scales: npt.NDArray[np.float16]  # [layers, tokens]
+    means: Float32Array  # [layers, n], which no key differs much from
+
+    @classmethod
+    def of(cls, keys: npt.NDArray[np.floating[Any]], dims: Dims) -> PackedKeys:
+        """Pack keys, `[layers, tokens, head_dim]`."""
+        kept = np.take_along_axis(keys, dims[:, None], axis=-1).astype(np.float32)
+        np.nan_to_num(kept, copy=False, posinf=0.0, neginf=0.0)
+        means = kept.mean(axis=1)
+        kept -= means[:, None]
+        largest = np.abs(kept).max(axis=-1) / _MAX_CODE
+        scales = np.minimum(largest, np.finfo(np.float16).max).astype(np.float16)
+        by = np.where(scales > 0, scales, np.float16(1)).astype(np.float32)
+        codes = (np.clip(np.rint(kept / by[..., None]), -_MAX_CODE, _MAX_CODE) + _MAX_CODE).astype(np.uint8)
+        half = dims.shape[1] // 2
+        return cls(keys.shape[-1], dims, codes[..., :half] | codes[..., half:] << 4, scales, means)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`[layers, tokens, head_dim]`."""
+        return (*self.scales.shape, self.head_dim)
+
+    @property
+    def nbytes(self) -> int:
+        """In memory, but for what all runs share."""
+        return self.codes.nbytes + self.scales.nbytes + self.means.nbytes
+
+    def __getitem__(self, layer: int) -> Float32Array:
+        codes = self.codes[layer]
+        numbers = np.concatenate([codes & 15, codes >> 4], axis=-1).astype(np.float32) - _MAX_CODE
+        keys = np.zeros((len(codes), self.head_dim), np.float32)
+        keys[:, self.dims[layer]] = numbers * self.scales[layer, :, None].astype(np.float32) + self.means[layer]
+        return keys
+
+
+@dataclass(frozen=True)
+class JoinedKeys:
+    """The keys of several runs, one behind the other."""
+
+    parts: Sequence[PackedKeys]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`[layers, tokens, head_dim]`."""
+        layers, _, head_dim = self.parts[0].shape
+        return layers, sum(part.shape[1] for part in self.parts), head_dim
+
+    def __getitem__(self, layer: int) -> Float32Array:
+        return np.concatenate([part[layer] for part in self.parts])

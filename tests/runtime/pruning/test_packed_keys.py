@@ -1,0 +1,75 @@
+"""Probe keys in four bits are near the keys in the numbers that they keep, and take a twentieth of keys and values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from radixlm.runtime.artifact.manifest import KVDType, KVLayout
+from radixlm.runtime.pruning.packed_keys import JoinedKeys, PackedKeys, num_kept, slowest
+from radixlm.runtime.pruning.probe_keys import KnownRun
+from radixlm.runtime.pruning.row_selection import probe
+from radixlm.runtime.store.ordered_record import BlockHead, BlockHeads
+from radixlm.runtime.store.ordered_run import OrderedLayout
+
+
+@given(seed=st.integers(0, 2**32 - 1), num_tokens=st.integers(1, 40), count=st.sampled_from([4, 8, 12]))
+def test_kept_numbers_are_near_and_others_are_zero(seed: int, num_tokens: int, count: int) -> None:
+    rng = np.random.default_rng(seed)
+    keys = (rng.normal(size=(2, num_tokens, 12)) * 10 ** rng.uniform(-3, 3) + 5).astype(np.float32)
+    dims = np.sort(np.array([rng.permutation(12)[:count] for _ in range(2)]))
+    packed = PackedKeys.of(keys, dims)
+    assert packed.shape == keys.shape
+    for layer in range(2):
+        kept = keys[layer][:, dims[layer]]
+        spread = np.abs(kept - kept.mean(axis=0)).max(axis=1, keepdims=True)
+        assert (np.abs(packed[layer][:, dims[layer]] - kept) <= spread / 14 * 1.01 + 1e-4 * np.abs(kept) + 1e-4).all()
+        others = np.setdiff1d(np.arange(12), dims[layer])
+        assert (packed[layer][:, others] == 0).all()
+
+
+def test_what_turns_slowest_is_kept() -> None:
+    frequencies = 10000.0 ** -(np.arange(64) % 32 / 32)  # of halves of 32
+    [whole] = slowest([64], 64, 24)
+    assert frequencies[whole].max() < np.delete(frequencies, whole).min()
+    [part] = slowest([32], 64, 40)  # the last 32 do not turn at all
+    assert part.tolist() == [*range(12, 16), *range(28, 64)]
+    assert slowest([0, 64], 64, 64).tolist() == [list(range(64))] * 2
+
+
+def test_runs_behind_one_another_are_keys_of_one_prefix() -> None:
+    rng, dims = np.random.default_rng(0), np.array([[0, 1, 2, 3]] * 3)
+    parts = [PackedKeys.of(rng.normal(size=(3, count, 4)) + shift, dims) for count, shift in ((5, 0), (9, 7))]
+    joined = JoinedKeys(parts)
+    assert joined.shape == (3, 14, 4)
+    assert (joined[1] == np.concatenate([part[1] for part in parts])).all()
+    queries = rng.normal(size=(3, 2, 2, 4)).astype(np.float32)
+    whole = np.stack([joined[layer] for layer in range(3)])
+    assert (probe(queries, joined).mean == probe(queries, whole).mean).all()
+
+
+def test_keys_that_are_no_numbers_spoil_no_other_token() -> None:
+    keys = np.ones((1, 3, 4), np.float32)
+    keys[0, 1] = np.nan
+    assert np.isfinite(PackedKeys.of(keys, np.arange(4)[None])[0]).all()
+
+
+@pytest.mark.parametrize(("dtype", "least"), [("f16", 56), ("k12v8", 40)])
+def test_a_run_of_smollm2_takes_a_twentieth_of_its_keys_and_values_in_memory(dtype: KVDType, least: int) -> None:
+    kv = KVLayout.uniform(dtype, num_layers=30, num_kv_heads=3, head_dim=64)
+    assert num_kept(kv, 0.05) == least
+    num_tokens = 1024
+    layout = OrderedLayout(kv, num_tokens)
+    head = BlockHead(np.zeros((layout.num_groups, 16), np.uint16), np.zeros(layout.num_groups, np.uint64))
+    keys = PackedKeys.of(np.zeros((30, num_tokens, 64)), slowest([64] * 30, 64, least))
+    known = KnownRun(b"", BlockHeads(1, [head] * layout.num_blocks), keys)
+    share = known.num_bytes / (num_tokens / 16 * kv.page_bytes)
+    assert 0.04 < share <= 0.0503, "with what all numbers of a run have in common"
+
+
+def test_few_or_wide_heads_keep_what_fits() -> None:
+    one = KVLayout.uniform("k12v8", num_layers=2, num_kv_heads=1, head_dim=64)
+    many = KVLayout.uniform("f16", num_layers=2, num_kv_heads=32, head_dim=128)
+    assert num_kept(one, 0.05) == 8 and num_kept(many, 0.05) == 128
+    assert num_kept(one, 1e-6) == 8
