@@ -60,6 +60,7 @@ class EngineOptions:
     store: str | None = None
     store_gb: float | None = None
     kv_budget: float | None = None
+    chunk_cache_mb: float | None = None
     draft: str | None = None
     speculate: SpeculatePolicy | None = None  # None: auto, but where it is said
 
@@ -92,6 +93,10 @@ class EngineOptions:
             raise ValueError("--store is empty; give a directory, or leave it out")
         if self.store is None and self.kv_budget is not None:
             raise ValueError("--kv-budget is given and --store is not; it is of what a store keeps")
+        if self.kv_budget is None and self.chunk_cache_mb is not None:
+            raise ValueError("--chunk-cache-mb is given and --kv-budget is not; it is for parts of prefixes")
+        if self.chunk_cache_mb is not None and not math.isfinite(self.chunk_cache_mb):
+            raise ValueError(f"--chunk-cache-mb is {self.chunk_cache_mb}; it must be a number of MB")
         if self.store is None and self.store_gb is not None:
             raise ValueError("--store-gb is given and --store is not; say where, too")
         store_gb = DEFAULT_STORE_GB if self.store_gb is None else self.store_gb
@@ -108,6 +113,7 @@ class EngineOptions:
             store=None if self.store is None else Path(self.store),
             store_bytes=int(store_gb * 1e9),
             kv_budget=self.kv_budget,
+            chunk_cache_bytes=None if self.chunk_cache_mb is None else int(self.chunk_cache_mb * 1e6),
             cache_ttl_s=cache_ttl_s,
             max_queue=max_queue,
             context_length=context_length,
@@ -229,12 +235,18 @@ def store_options(function: F) -> F:
     """Add the fields of `EngineOptions` that keep prefixes on disk."""
     for option in (
         click.option(
+            "--chunk-cache-mb",
+            type=click.FloatRange(min=0),
+            metavar="MB",
+            help="Memory for keys and values of --kv-budget that are read often; 0 keeps none.  [default: 67]",
+        ),
+        click.option(
             "--kv-budget",
             type=click.FloatRange(min=0, max=1, min_open=True),
             metavar="SHARE",
             help="Of a prefix in --store, load the share of keys and values that matters most, 0.25 for a quarter, "
             "where that is quicker: replies are near what they would be, not exact, and say so. 1 leaves it to each "
-            "request to ask for less.  [default: all is loaded, whatever a request asks]",
+            "request to ask for less. radixlm calibrate comes first.  [default: all is loaded, whatever is asked for]",
         ),
         click.option(
             "--store-gb",

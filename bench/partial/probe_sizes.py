@@ -3,8 +3,8 @@
     python -m bench.partial.probe_sizes ARTIFACT [--head 2]
 
 Asked are the questions of `radixlm calibrate`, over a quarter of the rows: facts, and how a text goes on. A row of the
-table keeps so many numbers of a key, those that RoPE turns slowest, in four bits each; `keys` is their share of keys and
-values, `all` with the order of the rows. The head is that of the artifact's calibration unless it is given.
+table keeps so many numbers of a key, those that RoPE turns slowest, in four bits each; `keys` is their share of keys
+and values, `all` with the order of the rows. The head is that of the artifact's calibration unless it is given.
 """
 
 from __future__ import annotations

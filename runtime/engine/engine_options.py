@@ -55,6 +55,7 @@ class EngineKeywords(TypedDict, total=False):
     store: str | Path | PageStore | None
     store_bytes: int
     kv_budget: float | None
+    chunk_cache_bytes: int | None
     clock: Callable[[], float]
     open_runner: OpenRunner | None
     kv_log: str | Path | None
@@ -101,7 +102,9 @@ class EngineOptions:
         store_bytes: that the store's files may take.
         kv_budget: the share of a stored prefix's keys and values that is enough, unless a request says otherwise;
             `usage.pruning` says of a reply that it is not exact. From prompts is learned which tokens matter, so that
-            computing these takes longer. None: all is always loaded, and requests may not ask for less.
+            computing these takes longer. None: all is always loaded, and requests may not ask for less. The artifact
+            must have been calibrated (`radixlm calibrate`).
+        chunk_cache_bytes: memory for keys and values that are read often for a kv_budget; 0 keeps none; None: 64 MiB.
         clock: seconds; only differences count.
         open_runner: what runs the artifact; None: the native runtime.
         kv_log: a file to which every change of sequences and pages is added as a line; see `runtime/kv_log/`.
@@ -129,6 +132,7 @@ class EngineOptions:
     store: str | Path | PageStore | None = None
     store_bytes: int = DEFAULT_STORE_BYTES
     kv_budget: float | None = None
+    chunk_cache_bytes: int | None = None
     clock: Callable[[], float] = time.monotonic
     open_runner: OpenRunner | None = None
     kv_log: str | Path | None = None
@@ -162,6 +166,10 @@ class EngineOptions:
             checked_budget(self.kv_budget)
             if self.store is None:
                 raise InvalidParameter("kv_budget is of what a store keeps; give a store, or leave it out")
+        if self.chunk_cache_bytes is not None and (self.kv_budget is None or self.chunk_cache_bytes < 0):
+            raise InvalidParameter(
+                f"chunk_cache_bytes is {self.chunk_cache_bytes}; it must be 0 or more, and is for a kv_budget alone"
+            )
 
     @property
     def max_num_requests(self) -> int | None:

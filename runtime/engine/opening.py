@@ -102,7 +102,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         cache = PrefixCache(PagePool(size.num_pages), clock=clock, kv_log=log)
         scored = None if calibration is None else score(runner)
         if scored is not None and calibration is not None:
-            choose = choose_rows(manifest, calibration, cache, scored, clock=clock)
+            choose = choose_rows(manifest, calibration, cache, scored, options.chunk_cache_bytes, clock=clock)
         if store is not None:
             tier = DiskTier(
                 store,

@@ -142,6 +142,8 @@ class ChosenLoader:
         rows = transfer.source.rows()
         self._staged.add(rows)
         self.counts.num_loaded += 1
+        self.counts.num_tokens += rows.span.stop - rows.span.start
+        self.counts.num_missing_bytes += rows.span.num_missing * self._reader.page_bytes // PAGE_SIZE
         self._end(transfer)
         self._ready(transfer.wanted, rows)
 

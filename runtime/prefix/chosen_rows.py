@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ..cache.prefix_match import PrefixMatch
 from ..cache.radix_node import Node
+from ..store.chunk_cache import ChunkCacheStats
 from .disk_index import StoredPrefix
 from .loaded_prefix import LoadedRows
 
@@ -80,6 +81,11 @@ class RowSources(Protocol):
     @property
     def num_read_bytes(self) -> int:
         """Bytes that closed sources asked of the disk."""
+        ...
+
+    @property
+    def chunks(self) -> ChunkCacheStats | None:
+        """What memory keeps of rows that are read often; None: nothing is kept."""
         ...
 
     def source(self, wanted: WantedRows) -> RowSource | None:

@@ -239,6 +239,7 @@ class DiskTier:
             num_rewritten_runs=0 if chosen is None else chosen.order.num_rewritten,
             num_dropped_rewrites=0 if chosen is None else chosen.order.num_dropped,
             disk_bytes_per_s=self.rates.disk_bytes_per_s,
+            chunks=None if chosen is None else chosen.sources.chunks,
             misses_by_kind={kind: count for kind, count in store.misses.items()},
         )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..store.chunk_cache import ChunkCacheStats
+
 
 @dataclass
 class LoadCounts:
@@ -28,6 +30,8 @@ class ChosenCounts:
     num_disagreed: int = 0  # too much of the prompt's attention would have been dropped
     num_broken: int = 0  # some pages have no ordered run, or one that is not right, or there was no page
     num_late: int = 0
+    num_tokens: int = 0  # of the prefixes that were loaded in part
+    num_missing_bytes: int = 0  # of their keys and values, what was left out
 
 
 @dataclass(frozen=True)
@@ -56,4 +60,5 @@ class TierStats:
     disk_bytes_per_s: float | None  # as measured; None: not yet
     num_rewritten_runs: int = 0  # stored in a better order, too
     num_dropped_rewrites: int = 0  # were to be, and too many waited
+    chunks: ChunkCacheStats | None = None  # what memory keeps of runs; None: nothing
     misses_by_kind: Mapping[str, int] = field(default_factory=dict)

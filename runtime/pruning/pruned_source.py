@@ -18,6 +18,7 @@ from ..prefix.disk_reader import DiskReader
 from ..prefix.loaded_prefix import LoadedRows
 from ..prefix.prefix_plan import plan_chosen
 from ..prefix.rates import Rates
+from ..store.chunk_cache import ChunkCacheStats
 from .probe_forward import ProbeForward
 from .probe_keys import ProbeKeyCache
 from .pruned_prefix import PrunedPrefix
@@ -63,6 +64,11 @@ class PrunedSources:
         self.num_read_bytes = self.generation = 0
         self._prefetches: dict[bytes, _Prefetch] = {}  # by the key of the prefix's last page
         self._is_prefetching = False  # the first of them
+
+    @property
+    def chunks(self) -> ChunkCacheStats | None:
+        """What memory keeps of rows that are read often; None: nothing is kept."""
+        return None if self.known.chunks is None else self.known.chunks.stats()
 
     @property
     def num_prefetches(self) -> int:

@@ -15,7 +15,7 @@ from ..prefix.disk_tier import DiskTier
 from ..store.chunk_cache import ChunkCache
 from .attention_scores import AttentionScores
 from .calibration.calibration import Calibration
-from .packed_keys import Dims, kept_dims
+from .packed_keys import kept_dims
 from .probe_forward import ProbeForward
 from .probe_keys import ProbeKeyCache
 from .pruned_source import PrunedSources
@@ -43,13 +43,20 @@ def choose_rows(
     calibration: Calibration,
     cache: PrefixCache,
     runner: ScoredRunner,
+    chunk_cache_bytes: int | None = None,
     *,
     clock: Callable[[], float],
 ) -> Callable[[DiskTier], Pruning]:
-    """Makes the `ChosenRows` of a tier under this cache, for a model that was calibrated."""
+    """Makes the `ChosenRows` of a tier under this cache, for a model that was calibrated.
+
+    Args:
+        chunk_cache_bytes: for keys and values that are read often; 0: none are kept; None: `CHUNK_CACHE_BYTES`.
+    """
+    num_bytes = CHUNK_CACHE_BYTES if chunk_cache_bytes is None else chunk_cache_bytes
+    known = ProbeKeyCache(kept_dims(manifest), chunks=ChunkCache(num_bytes) if num_bytes else None)
     group_size = manifest.model.num_attention_heads // manifest.kv.num_kv_heads
     probe = ProbeForward(cache, runner, max_num_tokens=manifest.module.max_num_tokens, group_size=group_size)
-    return lambda tier: Pruning(tier, runner.scores, probe, calibration, kept_dims(manifest), clock=clock)
+    return lambda tier: Pruning(tier, runner.scores, probe, calibration, known, clock=clock)
 
 
 class Pruning:
@@ -66,7 +73,7 @@ class Pruning:
         scores: AttentionScores,
         probe: ProbeForward,
         calibration: Calibration,
-        dims: Dims,
+        known: ProbeKeyCache,
         *,
         clock: Callable[[], float],
     ) -> None:
@@ -77,7 +84,6 @@ class Pruning:
             calibration.probe_head,
             tier.store_order,
         )
-        known = ProbeKeyCache(dims, chunks=ChunkCache(CHUNK_CACHE_BYTES))
         self.sources = PrunedSources(
             *(tier.store, tier.reader, tier.rates, probe, known),
             page_bytes=page_bytes,

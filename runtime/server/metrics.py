@@ -161,6 +161,9 @@ def _store_metrics(tier: TierStats) -> Iterator[Metric]:
     yield _counter("store_pages_loaded", "Pages that came from disk.", {(): tier.num_loaded_pages})
     text = "Requests that a part of a prefix was enough for; all but the pruned ones were served exactly."
     yield _counter("store_parts", text, parts, "outcome")
+    text = "Tokens of prefixes on disk of which a part was loaded."
+    yield _counter("store_part_tokens", text, {(): tier.chosen.num_tokens})
+    yield from _saved_metrics(tier)
     yield _counter("store_pages_saved", "Pages that were handed to the disk.", {(): tier.num_saved_pages})
     yield _counter("store_pages_dropped", "Pages not saved, for the queue was full.", {(): tier.num_dropped_pages})
     yield _counter("store_pages_evicted", "Pages that made room on disk.", {(): tier.num_evicted_pages})
@@ -171,6 +174,20 @@ def _store_metrics(tier: TierStats) -> Iterator[Metric]:
     yield _counter("store_bytes_read", "Bytes asked of the disk.", {(): tier.num_read_bytes})
     yield _counter("store_bytes_written", "Bytes of pages that were written.", {(): tier.num_written_bytes})
     yield _counter("store_misses", "Pages that were asked for and could not be had.", misses, "kind")
+
+
+def _saved_metrics(tier: TierStats) -> Iterator[Metric]:
+    """Of what need not be read from disk."""
+    saved, chunks = {("budget",): tier.chosen.num_missing_bytes}, tier.chunks
+    if chunks is not None:
+        saved |= {("chunks",): chunks.hit_bytes}
+        looked = {("hit",): chunks.num_hits, ("miss",): chunks.num_misses}
+        yield _gauge("chunk_cache_bytes", "Keys and values of parts that memory keeps.", {(): chunks.num_bytes})
+        yield _gauge("chunk_cache_max_bytes", "That it may keep of them.", {(): chunks.max_bytes})
+        yield _counter("chunk_cache_chunks", "Chunks of parts that were wanted.", looked, "outcome")
+        yield _counter("chunk_cache_evicted", "Chunks that made room.", {(): chunks.num_evicted})
+    text = "Keys and values of parts not read from disk: left out by a budget, or kept in memory as chunks."
+    yield _counter("store_saved_bytes", text, saved, "by")
 
 
 def _gauge(name: str, text: str, samples: Samples, *labels: str) -> Metric:

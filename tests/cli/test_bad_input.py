@@ -235,6 +235,7 @@ def test_a_store_without_a_name_or_without_a_place_is_refused(artifact: Path) ->
     assert "--store is empty" in _error(_run("generate", artifact, "hello", "--store", ""))
     assert "--store is not" in _error(_run("generate", artifact, "hello", "--store-gb", "1"))
     assert "--store is not" in _error(_run("generate", artifact, "hello", "--kv-budget", "0.5"))
+    assert "--kv-budget is not" in _error(_run("generate", artifact, "hello", "--chunk-cache-mb", "5"))
 
 
 def test_a_store_larger_than_the_disk_takes_no_memory_for_it(artifact: Path, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_model_without_a_template_says_so_before_it_is_asked(
 
 def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEngine]) -> None:
     options = ["--system", "", "--temperature", "0.7", "--stop", "a", "--stop", "b", "--kv-cache-gb", "0.5"]
-    kept = ["--store", "kept", "--store-gb", "2.5", "--kv-budget", "0.25"]
+    kept = ["--store", "kept", "--store-gb", "2.5", "--kv-budget", "0.25", "--chunk-cache-mb", "1.5"]
     runner.invoke(
         cli, ["chat", "x.radixlm", *options, "--threads", "2", "--match", "seam", "--strip-suffix", "always", *kept]
     )
@@ -94,6 +94,7 @@ def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEn
             "store": Path("kept"),
             "store_bytes": 2_500_000_000,
             "kv_budget": 0.25,
+            "chunk_cache_bytes": 1_500_000,
             "cache_ttl_s": None,
             "max_queue": None,
             "context_length": None,

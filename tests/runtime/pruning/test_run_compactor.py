@@ -18,6 +18,7 @@ from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.pruning import run_compactor
 from radixlm.runtime.pruning.calibration.calibration import Calibration
 from radixlm.runtime.pruning.probe_forward import ProbeForward
+from radixlm.runtime.pruning.probe_keys import ProbeKeyCache
 from radixlm.runtime.pruning.pruning import Pruning
 from radixlm.runtime.pruning.row_selection import scores_to_store
 from radixlm.runtime.pruning.scored_runner import ScoredRunner
@@ -51,7 +52,9 @@ class Asked:
             self.runner,
             self.queue,
             clock=lambda: 0.0,
-            choose_rows=lambda tier: Pruning(tier, self.runner.scores, probe, CALIBRATION, DIMS, clock=lambda: 0.0),
+            choose_rows=lambda tier: Pruning(
+                tier, self.runner.scores, probe, CALIBRATION, ProbeKeyCache(DIMS), clock=lambda: 0.0
+            ),
         )
 
     def ask(self, ids: Sequence[int], namespace: bytes = b"") -> None:

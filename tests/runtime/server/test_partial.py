@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine.engine import Engine
+from radixlm.runtime.engine.engine_options import EngineOptions
+from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
 
@@ -27,9 +30,10 @@ def read_whatever_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def served(artifact: Path, store: Path) -> Iterator[TestClient]:
+def served(artifact: Path, store: Path, **options: Any) -> Iterator[TestClient]:
+    sizes = {"kv_cache_bytes": 1 << 20, "store_bytes": 64 << 20, **options}
     with (
-        Engine(artifact, kv_cache_bytes=1 << 20, store=store, store_bytes=64 << 20, kv_budget=1.0) as engine,
+        Engine(artifact, store=store, kv_budget=1.0, **sizes) as engine,
         TestClient(create_app(engine), base_url="http://localhost") as client,
     ):
         yield client
@@ -47,14 +51,19 @@ def metric(client: TestClient, line: str) -> float:
     return float(value)
 
 
+def learn(client: TestClient) -> None:
+    """Ask until the prefix is stored in the order of importance, too."""
+    deadline = time.monotonic() + WAIT_S
+    for number in itertools.count():
+        if metric(client, "radixlm_store_runs_rewritten_total"):
+            return
+        assert time.monotonic() < deadline, "nothing is rewritten"
+        assert "kv_loaded" not in asked(client, f"in the {number % 3}")
+
+
 def test_a_part_of_a_prefix_is_labelled_and_counted(tiny_artifact: Path, tmp_path: Path) -> None:
     with served(tiny_artifact, tmp_path) as client:
-        deadline = time.monotonic() + WAIT_S
-        for number in itertools.count():
-            if metric(client, "radixlm_store_runs_rewritten_total"):
-                break
-            assert time.monotonic() < deadline, "nothing is rewritten"
-            assert "kv_loaded" not in asked(client, f"in the {number % 3}")
+        learn(client)
     with served(tiny_artifact, tmp_path) as client:
         part = asked(client, "the tree", kv_budget=0.5)
         assert 0.4 < part["kv_loaded"] < 0.7 and 0 < part["kv_dropped_mass"] < 1
@@ -63,3 +72,34 @@ def test_a_part_of_a_prefix_is_labelled_and_counted(tiny_artifact: Path, tmp_pat
         assert "kv_loaded" not in whole and "kv_dropped_mass" not in whole, "what is exact needs no label"
         assert metric(client, 'radixlm_store_parts_total{outcome="pruned"}') == 1
         assert metric(client, 'radixlm_store_parts_total{outcome="broken"}') == 0
+
+
+def test_what_need_not_be_read_is_counted(tiny_artifact: Path, tmp_path: Path) -> None:
+    with served(tiny_artifact, tmp_path) as client:
+        learn(client)
+    with served(tiny_artifact, tmp_path, chunk_cache_bytes=1 << 20) as client:
+        part = asked(client, "the tree", kv_budget=0.5)
+        saved, read = 'radixlm_store_saved_bytes_total{by="%s"}', "radixlm_store_bytes_read_total"
+        assert metric(client, saved % "chunks") == 0 and (before := metric(client, read)) > 0
+        tokens = metric(client, "radixlm_store_part_tokens_total")
+        token_bytes = Artifact.open(tiny_artifact).manifest.kv.page_bytes / 16
+        assert tokens == part["cached_tokens"]
+        assert metric(client, saved % "budget") == pytest.approx((1 - part["kv_loaded"]) * tokens * token_bytes)
+        kept = metric(client, "radixlm_chunk_cache_bytes")
+        assert 0 < kept < metric(client, "radixlm_chunk_cache_max_bytes") == 1 << 20
+        asked(client, "the tree", kv_budget=0.5)
+        assert metric(client, saved % "chunks") == kept and metric(client, read) - before < before / 4
+        chunks = 'radixlm_chunk_cache_chunks_total{outcome="%s"}'
+        assert metric(client, chunks % "hit") == metric(client, chunks % "miss") > 0
+    with served(tiny_artifact, tmp_path, chunk_cache_bytes=0) as client:
+        for _ in range(2):
+            before = metric(client, read)
+            asked(client, "the tree", kv_budget=0.5)
+        assert metric(client, read) - before > kept
+        assert "radixlm_chunk_cache" not in client.get("/metrics").text
+
+
+def test_the_size_of_the_chunks_is_for_a_budget_alone() -> None:
+    for budget, size in ((None, 5), (0.5, -1)):
+        with pytest.raises(InvalidParameter, match=f"chunk_cache_bytes is {size}"):
+            EngineOptions(store="store", kv_budget=budget, chunk_cache_bytes=size)
