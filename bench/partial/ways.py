@@ -73,7 +73,8 @@ def engine_of(way: Way, artifact: Artifact, directory: Path, files: ThrottledFil
     with Engine(artifact, max_num_seqs=2, store=store, kv_budget=1.0) as engine:
         tier = _tier(engine)
         tier.writer.max_bytes = 0  # nothing is saved
-        tier.chosen.order.used = lambda *_, **__: None
+        tier.chosen.order.used = tier.chosen.order.used_part = lambda *_, **__: None
+        tier.chosen.sources.promoter.used = lambda prefix: None
         if not way.decides:
             tier.loader.plan = load_always
             if way.kv_budget < 1:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ..cache.prefix_match import PrefixMatch
 from ..cache.radix_node import Node
+from ..cache.sequence import Sequence as Tokens
 from ..store.chunk_cache import ChunkCacheStats
 from .disk_index import StoredPrefix
 from .loaded_prefix import LoadedRows
@@ -84,6 +85,11 @@ class RowSources(Protocol):
         ...
 
     @property
+    def num_promoted(self) -> int:
+        """Prefixes that came to memory whole, because parts of them were asked for often."""
+        ...
+
+    @property
     def chunks(self) -> ChunkCacheStats | None:
         """What memory keeps of rows that are read often; None: nothing is kept."""
         ...
@@ -129,6 +135,10 @@ class RunOrder(Protocol):
 
     def used(self, namespace: bytes, token_ids: Sequence[int], *, num_reused: int) -> None:
         """Note that a prompt is computed, of which the first `num_reused` tokens were found."""
+        ...
+
+    def used_part(self, sequence: Tokens) -> None:
+        """Note that a prompt is computed which begins with a part of a prefix."""
         ...
 
     def leaving(self, node: Node) -> None:

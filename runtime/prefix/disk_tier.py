@@ -25,7 +25,7 @@ from ..store.store_state import PutResult
 from .alias_saver import AliasSaver
 from .call_saver import CallSaver, MadeBy
 from .chosen_loader import ChosenLoader
-from .chosen_rows import ChosenRows
+from .chosen_rows import ChosenRows, RunOrder
 from .disk_index import DiskIndex
 from .disk_reader import DiskReader, EngineThread
 from .disk_writer import DiskWriter, remaining_s
@@ -79,12 +79,7 @@ class DiskTier:
         self._aliases = AliasSaver(cache.aliases, store, self.writer)
         self.calls = CallSaver(store, self.writer)
         self.loader = PrefixLoader(
-            cache,
-            io,
-            self.index,
-            self.reader,
-            self.rates,
-            queue,
+            *(cache, io, self.index, self.reader, self.rates, queue),
             clock=clock,
             ready=self._go_on,
             ended=self._ended,
@@ -98,12 +93,7 @@ class DiskTier:
         self._rows: ChosenLoader | None = None
         if self.chosen is not None:
             self._rows = ChosenLoader(
-                self.chosen.sources,
-                cache,
-                self.index,
-                self.reader,
-                self.rates,
-                queue,
+                *(self.chosen.sources, cache, self.index, self.reader, self.rates, queue),
                 clock=clock,
                 ready=self._go_on,
                 send_back=self._load_all,
@@ -139,8 +129,12 @@ class DiskTier:
         return self.loader.before_step()
 
     def computed(self, sequence: Sequence, *, num_reused: int) -> None:
-        """Save the prompt of a sequence, which is computed, and note what it used: the first `num_reused` tokens."""
-        if self.chosen is not None and sequence.sparse is None and sequence.namespace is not None:
+        """Save the prompt of a sequence, which is computed, and note what it used: the first `num_reused` tokens, or a
+        part of them.
+        """
+        if sequence.sparse is not None:
+            self._note(lambda order: order.used_part(sequence))
+        elif sequence.namespace is not None:
             self.used(sequence.namespace, sequence.token_ids[: sequence.num_computed], num_reused=num_reused)
         self.save_computed(sequence)
 
@@ -159,16 +153,8 @@ class DiskTier:
         self._saver.keep_call(namespace, call, made_by)
 
     def used(self, namespace: bytes, token_ids: collections.abc.Sequence[int], *, num_reused: int) -> None:
-        """Note that the prompt `token_ids` is computed, of which the first `num_reused` were found: what it found is
-        stored in a better order, once nothing else is to be written.
-        """
-        if self.chosen is None:
-            return
-        try:
-            self.chosen.order.used(namespace, token_ids, num_reused=num_reused)
-        except Exception:  # it is no more than a hint
-            _LOGGER.exception("what a prompt looked at could not be noted")
-        self._saver.go_on()
+        """Note that a prompt is computed, of which `num_reused` tokens were found: their order on disk improves."""
+        self._note(lambda order: order.used(namespace, token_ids, num_reused=num_reused))
 
     def store_order(self) -> None:
         """Have runs stored in a better order, if nothing else is to be written."""
@@ -184,10 +170,11 @@ class DiskTier:
         self._saver.forget()
         self._end_loads()
         keys, parent_key = [], NO_PARENT
-        for start in range(0, len(token_ids) - PAGE_SIZE + 1, PAGE_SIZE):
-            page = token_ids[start : start + PAGE_SIZE]
-            parent_key = PageKey.of(self.store.identity, namespace, parent_key, page, bytes(PAGE_SIZE)).key
-            keys.append(parent_key)
+        for at in range(0, len(token_ids) - PAGE_SIZE + 1, PAGE_SIZE):
+            page = PageKey.of(
+                self.store.identity, namespace, parent_key, token_ids[at : at + PAGE_SIZE], bytes(PAGE_SIZE)
+            )
+            keys.append(parent_key := page.key)
         self._forget(keys)
 
     def discard(self, namespace: bytes) -> tuple[int, Future[None]]:
@@ -239,6 +226,7 @@ class DiskTier:
             num_rewritten_runs=0 if chosen is None else chosen.order.num_rewritten,
             num_dropped_rewrites=0 if chosen is None else chosen.order.num_dropped,
             disk_bytes_per_s=self.rates.disk_bytes_per_s,
+            num_promoted=0 if chosen is None else chosen.sources.num_promoted,
             chunks=None if chosen is None else chosen.sources.chunks,
             misses_by_kind={kind: count for kind, count in store.misses.items()},
         )
@@ -268,6 +256,16 @@ class DiskTier:
     def check(self) -> None:
         """Raise AssertionError unless the index agrees with itself."""
         self.index.check()
+
+    def _note(self, tell: Callable[[RunOrder], None]) -> None:
+        """Have the order of rows told of something."""
+        if self.chosen is None:
+            return
+        try:
+            tell(self.chosen.order)
+        except Exception:  # it is no more than a hint
+            _LOGGER.exception("what a prompt looked at could not be noted")
+        self._saver.go_on()
 
     def _go_on(self, wanted: Wanted, rows: LoadedRows | None = None) -> None:
         """Let a request go on that waited."""

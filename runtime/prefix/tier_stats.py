@@ -60,5 +60,6 @@ class TierStats:
     disk_bytes_per_s: float | None  # as measured; None: not yet
     num_rewritten_runs: int = 0  # stored in a better order, too
     num_dropped_rewrites: int = 0  # were to be, and too many waited
+    num_promoted: int = 0  # prefixes that came to memory whole, because parts of them were asked for often
     chunks: ChunkCacheStats | None = None  # what memory keeps of runs; None: nothing
     misses_by_kind: Mapping[str, int] = field(default_factory=dict)

@@ -9,9 +9,9 @@ after the row, or the last rows would rank first: this prompt says less than lat
 more about what nothing asked for yet. By both, a quarter of the rows loses less than half of the attention that the
 first and the recent rows lose, on all texts of bench/LOG.md.
 
-Steps that only decode are not scored. Sequences with a sparse span are scored and not counted, because attention that
-belongs to missing rows goes to others. Knows pages and batches, not requests, trees or disks. The engine's thread owns
-it.
+Steps that only decode are not scored. Of sequences with a sparse span only the chosen rows count, apart from all else,
+because attention that belongs to missing rows goes to others. Knows pages and batches, not requests, trees or disks.
+The engine's thread owns it.
 """
 
 from __future__ import annotations
@@ -63,14 +63,32 @@ class AttentionScores:
         self._num_queries = np.zeros((num_pages, PAGE_SIZE), np.int32)  # tokens whose attention is in `sums`
         self.is_changed = np.zeros(num_pages, np.bool_)
         self.lookups = np.zeros(num_pages, np.int32)
+        self._is_apart = np.zeros(num_pages, np.bool_)
 
     def forget_rows(self, slots: Int32Array) -> None:
         """Clear rows that are about to be written."""
-        self._clear(*np.divmod(slots, PAGE_SIZE))
+        pages, rows = np.divmod(slots, PAGE_SIZE)
+        self._clear(pages, rows)
+        self._is_apart[pages[rows == 0]] = False  # the page is another sequence's
 
     def forget_pages(self, page_ids: Sequence[int]) -> None:
         """Clear pages that come from elsewhere."""
-        self._clear(np.array(page_ids, np.int64))
+        self._clear_pages(np.array(page_ids, np.int64))
+
+    def set_apart(self, page_ids: Sequence[int]) -> None:
+        """These pages have chosen rows of one sequence, and no other's, until they are cleared."""
+        self._is_apart[list(page_ids)] = True
+
+    def attention_to(self, page_ids: Sequence[int], num_rows: int) -> Float32Array | None:
+        """The attention to the first rows of pages that were set apart, `[layers, kv_heads, num_rows]`: the mean over
+        the tokens since, summed over the queries of a KV head. None if there were none, or the numbers went wrong.
+        """
+        pages = np.array(page_ids, np.int64)
+        sums = self._sums[:, :, pages].reshape(*self._sums.shape[:2], -1)[..., :num_rows]
+        num_queries = self._num_queries[pages].reshape(-1)[:num_rows]
+        if not self._is_apart[pages].all() or not num_queries.all() or not np.isfinite(sums).all():
+            return None
+        return np.asarray(sums / num_queries, np.float32)
 
     def copy_rows(self, copies: Sequence[PageCopy]) -> None:
         """Copy the history of rows that are copied to another page, but not what is not folded yet."""
@@ -82,10 +100,11 @@ class AttentionScores:
     @contextmanager
     def recording(self, arrays: BatchArrays) -> Iterator[None]:
         """Around a forward that adds to `sums`: counts the tokens that attend to each row. The pages of a sequence with
-        a sparse span stay as they were, for the other sequences of the batch, too.
+        a sparse span stay as they were, for the other sequences of the batch, too, but for those that are set apart.
         """
         spans = _spans(arrays)
         hidden = np.unique(np.concatenate([span.page_ids for span in spans if span.is_sparse] or [_NO_PAGES]))
+        hidden = hidden[~self._is_apart[hidden]]
         sums, num_queries = self._sums[:, :, hidden], self._num_queries[hidden]
         yield
         for span in spans:
@@ -150,6 +169,10 @@ class AttentionScores:
         self._weight[pages, rows] = self._num_queries[pages, rows] = 0
         self.is_changed[pages] = False
         self.lookups[pages] = 0
+
+    def _clear_pages(self, pages: npt.NDArray[Any]) -> None:
+        self._clear(pages)
+        self._is_apart[pages] = False
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from ..model.kv_rows import KVRows
 from .packed_keys import JoinedKeys
 from .probe_keys import KnownRun, ProbeKeyCache
 from .row_selection import (
+    Probe,
     Tokens,
     always,
     dropped_attention,
@@ -86,6 +87,8 @@ class PrunedPrefix:
         num_stored: in each layer and head, after `read_stored`.
         num_there: in each layer and head, that `rows` has now.
         probe_head: the KV head whose group's queries `choose` needs.
+        run_pages: of each run.
+        seen: where `choose` found that the query looks; None before, and if all rows are read.
     """
 
     def __init__(
@@ -113,6 +116,8 @@ class PrunedPrefix:
         self.num_there = 0
         self._chosen: Tokens | None = None  # [layers, kv_heads, num_stored], then num_rows
         self._read: list[_Rows] = []
+        self.run_pages = tuple(length // PAGE_SIZE for length in lengths)
+        self.seen: Probe | None = None
 
     @classmethod
     def open(
@@ -201,11 +206,17 @@ class PrunedPrefix:
             self._chosen = np.broadcast_to(np.arange(self.num_tokens), (*self._chosen.shape[:2], self.num_tokens))
             return 0.0
         keys = [run.known.probe_keys for run in self._runs if run.known is not None]
-        seen = probe(queries, JoinedKeys(keys), self._chosen[:, self.probe_head])
+        self.seen = seen = probe(queries, JoinedKeys(keys), self._chosen[:, self.probe_head])
         orders = [run.file.order() for run in self._runs]  # in memory since `read_stored`
         order = [mine + run.start for mine, run in zip(orders, self._runs, strict=True) if mine is not None]
         self._chosen = with_probed(self._chosen, seen.largest, self.num_rows, np.concatenate(order, axis=-1))
         return dropped_attention(seen.mean, self._chosen[:, self.probe_head])
+
+    @property
+    def chosen(self) -> Tokens:
+        """The tokens of `rows()`, `[layers, kv_heads, num_there]`, ascending."""
+        assert self._chosen is not None, "nothing was chosen"
+        return self._chosen
 
     def read_chosen(self) -> bool:
         """Read what was chosen and is not there. False: use the exact pages."""

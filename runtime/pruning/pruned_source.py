@@ -19,8 +19,10 @@ from ..prefix.loaded_prefix import LoadedRows
 from ..prefix.prefix_plan import plan_chosen
 from ..prefix.rates import Rates
 from ..store.chunk_cache import ChunkCacheStats
+from .part_teacher import PartLook, PartTeacher
 from .probe_forward import ProbeForward
 from .probe_keys import ProbeKeyCache
+from .promoter import Promoter
 from .pruned_prefix import PrunedPrefix
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ class PrunedSources:
         known: what memory keeps of the store's runs.
         max_dropped_attention: above it a prompt is served with all rows.
         idle: called when the disk may have nothing to read; calls `read_ahead` if so.
+        teacher: learns from what is served.
+        promoter: brings prefixes to memory that are often served in part.
 
     Attributes:
         plan: decides whether chosen rows are worth it.
@@ -57,10 +61,13 @@ class PrunedSources:
         max_dropped_attention: float,
         clock: Callable[[], float],
         idle: Callable[[], None],
+        teacher: PartTeacher,
+        promoter: Promoter,
     ) -> None:
         self.store, self.reader, self.rates, self.probe, self.known = store, reader, rates, probe, known
         self.page_bytes, self.clock, self._idle = page_bytes, clock, idle
         self.max_dropped_attention = max_dropped_attention
+        self.teacher, self.promoter = teacher, promoter
         self.num_read_bytes = self.generation = 0
         self._prefetches: dict[bytes, _Prefetch] = {}  # by the key of the prefix's last page
         self._is_prefetching = False  # the first of them
@@ -69,6 +76,11 @@ class PrunedSources:
     def chunks(self) -> ChunkCacheStats | None:
         """What memory keeps of rows that are read often; None: nothing is kept."""
         return None if self.known.chunks is None else self.known.chunks.stats()
+
+    @property
+    def num_promoted(self) -> int:
+        """Prefixes that came to memory whole, because parts of them were asked for often."""
+        return self.promoter.num_promoted
 
     @property
     def num_prefetches(self) -> int:
@@ -89,9 +101,11 @@ class PrunedSources:
 
     def read_ahead(self) -> None:
         """Read the probe keys of a prefix whose first request was better off without pruning, because all keys would
-        have had to be read first. Otherwise it would never be pruned.
+        have had to be read first. Otherwise it would never be pruned. Or a prefix, whole, that is often pruned.
         """
-        if self._prefetches and not self._is_prefetching:
+        if not self._prefetches:
+            self.promoter.advance()
+        elif not self._is_prefetching:
             self._is_prefetching, (key, first) = True, next(iter(self._prefetches.items()))
             num_bytes = first.prefix.bytes_to_prefetch
             self.reader.run(first.prefix.prefetch, lambda _: self._end_prefetch(key), num_bytes=num_bytes)
@@ -100,6 +114,8 @@ class PrunedSources:
         """Drop what memory keeps of the runs of a namespace, or of all."""
         self.generation += 1
         self.known.discard(namespace)
+        self.teacher.forget(namespace)
+        self.promoter.forget(namespace)
 
     def close_prefix(self, prefix: PrunedPrefix, namespace: bytes, generation: int) -> None:
         """Close a prefix that was opened in this generation, and that the reader has done with. If its namespace may
@@ -154,7 +170,12 @@ class PrunedSource:
         stored, stop = self._wanted.prefix, self._stop * PAGE_SIZE
         token_ids, generated = stored.token_ids[:stop], stored.generated[:stop]
         span = SparseSpan(self._start * PAGE_SIZE, self._prefix.num_there, token_ids, generated)
-        return LoadedRows(self._wanted.match, span, self._pages, self._shared.probe.runner, self._dropped_attention)
+        io = self._shared.probe.runner.apart
+        if self._prefix.seen is not None:  # these are all
+            look = stored, self._start, self._prefix.run_pages, self._prefix.chosen, self._prefix.seen.mean
+            self._shared.teacher.note(span, PartLook(*look))
+            self._shared.promoter.used(stored)
+        return LoadedRows(self._wanted.match, span, self._pages, io, self._dropped_attention)
 
     def late(self) -> None:
         """Have later plans be more careful: the request has waited too long."""

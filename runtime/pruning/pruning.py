@@ -12,14 +12,17 @@ from ..cache.prefix_cache import PrefixCache
 from ..errors import InvalidParameter
 from ..model.batch import Runner
 from ..prefix.disk_tier import DiskTier
+from ..prefix.transfer import PageInserter
 from ..store.chunk_cache import ChunkCache
 from .attention_scores import AttentionScores
 from .calibration.calibration import Calibration
 from .packed_keys import kept_dims
+from .part_teacher import PartTeacher
 from .probe_forward import ProbeForward
 from .probe_keys import ProbeKeyCache
+from .promoter import Promoter
 from .pruned_source import PrunedSources
-from .run_compactor import RunCompactor
+from .run_compactor import MIN_PAGES, RUN_BYTES, RunCompactor
 from .score_keeper import ScoreKeeper
 from .scored_runner import ScoredRunner, ScoringRunner
 
@@ -78,9 +81,12 @@ class Pruning:
         clock: Callable[[], float],
     ) -> None:
         page_bytes = tier.store.identity.page_bytes
+        step = max(MIN_PAGES, RUN_BYTES // page_bytes)
+        teacher = PartTeacher(tier.cache, tier.writer, scores, step, calibration.probe_head)
+        promoter = Promoter(PageInserter(tier.cache, probe.runner), tier.reader, tier.read_ahead)
         keeper = ScoreKeeper(tier.store, tier.cache, tier.index, tier.writer, tier.reader, scores)
         self.order = RunCompactor(
-            *(tier.cache, tier.index, tier.writer, scores, keeper, page_bytes),
+            *(tier.cache, tier.index, tier.writer, scores, keeper, teacher, page_bytes),
             calibration.probe_head,
             tier.store_order,
         )
@@ -90,4 +96,6 @@ class Pruning:
             max_dropped_attention=calibration.max_dropped_attention,
             clock=clock,
             idle=tier.read_ahead,
+            teacher=teacher,
+            promoter=promoter,
         )

@@ -21,6 +21,7 @@ from cachetools import LRUCache
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
 from ..cache.radix_node import Node, tokens_of
+from ..cache.sequence import Sequence as Tokens
 from ..model.batch import Float32Array
 from ..prefix.disk_index import DiskIndex
 from ..prefix.disk_writer import DiskWriter
@@ -28,6 +29,7 @@ from ..store.page_key import PageKey
 from ..store.page_store import PageStore
 from ..store.store_state import PutResult
 from .attention_scores import AttentionScores
+from .part_teacher import PartTeacher
 from .row_selection import scores_to_store
 from .score_keeper import ScoreKeeper, heads_of
 
@@ -71,7 +73,6 @@ class RunCompactor:
 
     Attributes:
         num_dropped: nodes that were not rewritten, because too many waited; their next use asks again.
-        num_rewritten: runs that the writer has stored.
     """
 
     cache: PrefixCache
@@ -79,20 +80,27 @@ class RunCompactor:
     writer: DiskWriter
     scores: AttentionScores
     keeper: ScoreKeeper
+    teacher: PartTeacher
     page_bytes: int
     probe_head: int
     wake: Callable[[], None]
     num_dropped: int = 0
-    num_rewritten: int = 0
+    _num_rewritten: int = 0
     _uses: LRUCache[bytes, _Uses] = field(default_factory=lambda: LRUCache(MAX_COUNTED))  # by a node's first page's key
     _waiting: deque[tuple[bytes, Node]] = field(default_factory=deque)
     _runs: deque[_Run] = field(default_factory=deque)  # of one node
     _to_keep: dict[int, tuple[bytes, Node]] = field(default_factory=dict)  # whose scores are to be stored, by node's id
 
     @property
+    def num_rewritten(self) -> int:
+        """Runs that the writer has stored."""
+        return self._num_rewritten + self.teacher.num_rewritten
+
+    @property
     def is_ready(self) -> bool:
         """Whether `advance` has something for the writer, and the writer is idle."""
-        return bool(self._waiting or self._runs or self._to_keep) and self.writer.is_idle
+        has_some = self._waiting or self._runs or self._to_keep or self.teacher.has_waiting
+        return bool(has_some) and self.writer.is_idle
 
     def used(self, namespace: bytes, token_ids: Sequence[int], *, num_reused: int) -> None:
         """A prompt is done: fold its attention scores, and count the nodes whose first page it found, in memory and on
@@ -130,6 +138,12 @@ class RunCompactor:
             key, node = self._to_keep.pop(next(iter(self._to_keep)))
             if self._heads(node) is not None:
                 self._save(key, node)
+        else:
+            self.teacher.advance()
+
+    def used_part(self, sequence: Tokens) -> None:
+        """A prompt is computed that begins with a part of a prefix."""
+        self.teacher.used(sequence)
 
     def leaving(self, node: Node) -> None:
         """Store what was learned of a node before it leaves memory."""
@@ -140,6 +154,7 @@ class RunCompactor:
         """Hand the writer all that was learned and is not stored."""
         for node in self.keeper.changed():
             self.leaving(node)
+        self.teacher.close()
 
     def forget(self, namespace: bytes | None = None) -> None:
         """Drop what waits, of a namespace or all."""
@@ -159,7 +174,7 @@ class RunCompactor:
         """Store a run in order, beside its pages; in the writer's thread."""
         scores = scores_to_store(run.scores, is_start=run.is_start)
         result = store.rewrite(run.heads, scores, probe_head=self.probe_head)
-        self.num_rewritten += bool(result.stored)
+        self._num_rewritten += bool(result.stored)
         return result
 
     def _nodes_of(self, pages: Sequence[int]) -> Iterator[Node]:

@@ -7,6 +7,7 @@ tells `scores` when a prompt is done.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from ..errors import EngineError
@@ -47,6 +48,11 @@ class ScoredRunner:
         self.top_logits, self.read_pages, self.close = runner.top_logits, runner.read_pages, runner.close
 
     @property
+    def apart(self) -> PageIO:
+        """The same pool, in which what is written are chosen rows of one sequence."""
+        return _Apart(self)
+
+    @property
     def queries(self) -> Float32Array | None:
         """Of the last step that was scored, `[layers, max_num_tokens, heads, head_dim]`."""
         return self._runner.queries
@@ -77,3 +83,19 @@ class ScoredRunner:
         """Write pages, which begin without scores."""
         self._runner.write_pages(page_ids, pages)
         self.scores.forget_pages(page_ids)
+
+
+@dataclass(frozen=True)
+class _Apart:
+    """Writes chosen rows."""
+
+    runner: ScoredRunner
+
+    def read_pages(self, page_ids: Sequence[int], out: UInt8Array) -> None:
+        """As the runner does."""
+        self.runner.read_pages(page_ids, out)
+
+    def write_pages(self, page_ids: Sequence[int], pages: UInt8Array) -> None:
+        """Write pages whose attention counts for no other sequence."""
+        self.runner.write_pages(page_ids, pages)
+        self.runner.scores.set_apart(page_ids)

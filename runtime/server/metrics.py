@@ -163,6 +163,8 @@ def _store_metrics(tier: TierStats) -> Iterator[Metric]:
     yield _counter("store_parts", text, parts, "outcome")
     text = "Tokens of prefixes on disk of which a part was loaded."
     yield _counter("store_part_tokens", text, {(): tier.chosen.num_tokens})
+    text = "Prefixes that came to memory whole, because parts of them were asked for often."
+    yield _counter("store_prefixes_promoted", text, {(): tier.num_promoted})
     yield from _saved_metrics(tier)
     yield _counter("store_pages_saved", "Pages that were handed to the disk.", {(): tier.num_saved_pages})
     yield _counter("store_pages_dropped", "Pages not saved, for the queue was full.", {(): tier.num_dropped_pages})

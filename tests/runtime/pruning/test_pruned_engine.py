@@ -24,7 +24,9 @@ from radixlm.runtime.prefix.rates import Rates
 from radixlm.runtime.prefix.tier_stats import TierStats
 from radixlm.runtime.prefix.wanted_prefix import FindPrefix, Wanted
 from radixlm.runtime.pruning.calibration.calibration import Calibration
+from radixlm.runtime.pruning.part_teacher import PartTeacher
 from radixlm.runtime.pruning.probe_forward import ProbeForward
+from radixlm.runtime.pruning.promoter import Promoter
 from radixlm.runtime.pruning.pruned_prefix import PrunedPrefix
 from radixlm.runtime.pruning.pruning import Pruning
 
@@ -43,8 +45,12 @@ def asked(number: int) -> list[int]:
 
 @pytest.fixture
 def open_engine(tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Opens an engine over one store, and closes the one before it. Loads are always worth it, and parts more so."""
+    """Opens an engine over one store, and closes the one before it. Loads are always worth it, and parts more so. Parts
+    teach nothing and are never promoted, so that the same part comes again: `test_part_teacher.py` has the rest.
+    """
     choose_always(monkeypatch)
+    monkeypatch.setattr(PartTeacher, "used", lambda *_: None)
+    monkeypatch.setattr(Promoter, "used", lambda *_: None)
     opened: list[Engine] = []
 
     def open_again(**options: object) -> Engine:

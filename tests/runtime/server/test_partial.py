@@ -14,6 +14,7 @@ from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.engine_options import EngineOptions
 from radixlm.runtime.errors import InvalidParameter
+from radixlm.runtime.pruning.part_teacher import PartTeacher
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
 
@@ -25,8 +26,9 @@ LONG = {"role": "system", "content": "he in the tree " * 12}
 
 @pytest.fixture(autouse=True)
 def read_whatever_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it is worth it says `test_prefix_plan.py`."""
+    """Whether it is worth it says `test_prefix_plan.py`, what it teaches `test_part_teacher.py`."""
     choose_always(monkeypatch)
+    monkeypatch.setattr(PartTeacher, "used", lambda *_: None)  # else the run may be another one the next time
 
 
 @contextmanager
