@@ -155,11 +155,9 @@ class PartTeacher:
         for key, uses in list(self._waiting.items()):
             if namespace is None or uses.look.prefix.namespace == namespace:
                 del self._waiting[key]
-        self._looks = (
-            {}
-            if namespace is None
-            else {span: look for span, look in self._looks.items() if look.prefix.namespace != namespace}
-        )
+        for span, look in list(self._looks.items()):  # in place: spans that end take themselves out of it
+            if namespace is None or look.prefix.namespace == namespace:
+                self._looks.pop(span, None)
 
     def _teach(self, store: PageStore, uses: _Uses) -> PutResult:
         """In the writer's thread."""

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.cache.sparse_span import SparseSpan
 from radixlm.runtime.engine.engine import Engine, SamplingParams
 from radixlm.runtime.prefix.disk_index import StoredPrefix
 from radixlm.runtime.pruning import promoter
 from radixlm.runtime.pruning.attention_scores import DECAY
-from radixlm.runtime.pruning.part_teacher import MAX_PROBED, PartLook, _parts, _Uses
+from radixlm.runtime.pruning.part_teacher import MAX_PROBED, PartLook, PartTeacher, _parts, _Uses
 from radixlm.runtime.pruning.promoter import PROMOTE_AT
 from radixlm.runtime.pruning.score_keeper import ScoreKeeper
 from radixlm.runtime.store.scores.scores_record import RowScores
@@ -249,3 +250,19 @@ def test_nothing_of_a_namespace_is_taught_or_promoted_after_it_was_forgotten(ope
     engine._loop.call(forget)
     time.sleep(0.1)
     assert tier_of(engine).stats().num_promoted == 0 or engine.generate(asked(9), PARAMS).usage.pruning is None
+
+
+def test_a_request_that_ended_is_never_taken_for_another() -> None:
+    """Its place in memory, by which its rows are known, may be another's."""
+    none: Any = None
+    teacher = PartTeacher(none, none, none, 4, 0)
+    look = look_of(3, 8, np.random.default_rng(0))
+    for is_forgotten in (False, True):
+        span = SparseSpan(0, 8, tuple(range(48)))
+        if is_forgotten:
+            teacher.forget(b"another")
+        teacher.note(span, look)
+        teacher.forget(b"another")
+        assert len(teacher._looks) == 1
+        del span
+        assert not teacher._looks
