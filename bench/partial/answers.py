@@ -34,7 +34,7 @@ from .policies import POLICIES, Evidence, Scores
 from .prefix import Prefix, PrefixModel
 from .questions import SETS, Asked, QuestionSet
 from .replies import Parts
-from .voting import attention, probed_heads, vote
+from .voting import seen_by_voters, vote
 
 FULL, OURS, SIMPLE, VOTING = "full", "hybrid", "first+recent", "voting"
 WAYS = [(way, budget) for way in (OURS, SIMPLE, VOTING) for budget in (0.1, 0.25, 0.5)] + [(OURS, 0.75)]
@@ -59,7 +59,7 @@ class Asker:
         for number, question in enumerate(asked.questions):
             query = self._ids(question.text)
             exact = prefix.exact(query, 0)
-            seen = self._seen(prefix, len(query))  # of the full run, before another one
+            seen = seen_by_voters(self.model, prefix, len(query))  # of the full run, before another one
             known = history / max(weight, 1.0)
 
             def probe(choice: Any, query: list[int] = query) -> Scores:
@@ -80,12 +80,6 @@ class Asker:
             yield {"right": question.right, "num_tokens": prefix.num_tokens, "falls_back": disagreeing, "said": said}
             history = DECAY * history + exact.mass / len(query)
             weight = DECAY * weight + 1
-
-    def _seen(self, prefix: Prefix, num_tokens: int) -> Scores:
-        queries, heads = self.model.all_queries(num_tokens), self.model.layout.num_kv_heads
-        group = queries.shape[2] // heads
-        mine = [(queries[:, :, head * group : (head + 1) * group], head) for head in probed_heads(heads)]
-        return np.stack([attention(some, prefix.rows.keys_of(head)) for some, head in mine], axis=1)
 
     def _is_done(self, ids: list[int]) -> bool:
         return "\n" in self._tokenizer.decode(ids).lstrip("\n ")

@@ -65,6 +65,13 @@ class Found:
 
 def replay(prefixes: Sequence[Asked], trace: Trace, max_bytes: int, contestant: Contestant) -> Found:
     """Let the store's cache serve a trace."""
+    return _found(prefixes, trace, *served(prefixes, trace, max_bytes, contestant))
+
+
+def served(
+    prefixes: Sequence[Asked], trace: Trace, max_bytes: int, contestant: Contestant
+) -> tuple[list[int], list[int]]:
+    """How many chunks each request wants of the store's cache, and how many of them are not there."""
     cache = ChunkCache(max_bytes, policy=contestant.policy)
     chunk = np.zeros(prefixes[0].layout.chunk_bytes(0), np.uint8)  # of a page's tokens: all have as many bytes
     wanted, missed = [], []
@@ -80,7 +87,7 @@ def replay(prefixes: Sequence[Asked], trace: Trace, max_bytes: int, contestant: 
             num_missed += len(missing)
         wanted.append(sum(map(len, prefix.requests[request])))
         missed.append(num_missed)
-    return _found(prefixes, trace, wanted, missed)
+    return wanted, missed
 
 
 def replay_optimum(prefixes: Sequence[Asked], trace: Trace, max_bytes: int) -> Found:

@@ -42,10 +42,15 @@ class Evidence:
     seed: int
 
     @functools.cached_property
-    def order(self) -> Order:
-        """As rows are stored, what matters most first, by `importance.py`: `[layers, kv_heads, tokens]`."""
+    def known(self) -> Scores:
+        """What a served prefix's rows are ranked by, by `attention_scores.py`."""
         num_after = np.arange(self.shape[-1], 0, -1)
-        return _stored(self.history + self.prefix * (self.shape[-1] / (num_after + PASS_RUN_UP)))
+        return np.asarray(self.history + self.prefix * (self.shape[-1] / (num_after + PASS_RUN_UP)))
+
+    @functools.cached_property
+    def order(self) -> Order:
+        """As rows are stored, what matters most first: `[layers, kv_heads, tokens]`."""
+        return _stored(self.known)
 
     @functools.cached_property
     def order_of_queries(self) -> Order:
@@ -75,6 +80,18 @@ def first_and_recent(evidence: Evidence, count: int) -> Order:
 def prefix_pass(evidence: Evidence, count: int) -> Order:
     """Those that got most attention while the prefix was computed."""
     return largest(evidence.prefix, count)
+
+
+def heavy_hitters(evidence: Evidence, count: int) -> Order:
+    """H2O's, once the prefix is computed: half the most recent, and half those that got most attention till then."""
+    scores = evidence.prefix.astype(np.float64)
+    scores[..., evidence.shape[-1] - count // 2 :] = np.inf
+    return largest(scores, count)
+
+
+def known(evidence: Evidence, count: int) -> Order:
+    """Those that a served prefix's rows are ranked by, and nothing of the query."""
+    return largest(evidence.known, count)
 
 
 def history(evidence: Evidence, count: int) -> Order:
@@ -109,7 +126,9 @@ POLICIES: dict[str, Callable[[Evidence, int], Order]] = {
     "random": random,
     "first+recent": first_and_recent,
     "prefix pass": prefix_pass,
+    "heavy hitters": heavy_hitters,
     "history": history,
+    "known": known,
     "probe": probe,
     "hybrid": hybrid,
     "hybrid, no pass": hybrid_of_queries,

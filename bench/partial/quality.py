@@ -55,25 +55,35 @@ class Measured:
 def measure(case: Case, number: int, model: PrefixModel) -> Iterator[Measured]:
     """All policies and budgets on a case's queries, and that all rows in their pages are the prefix itself."""
     prefix = Prefix(model, case.prefix)
-    runs = [prefix.exact(_fed(query), len(query.continuation)) for query in case.queries]
+    runs = [prefix.exact(fed(query), len(query.continuation)) for query in case.queries]
     for i, query in enumerate(case.queries[: case.num_counted]):
         others = [j for j in range(len(runs)) if j != i]
-        history = sum(runs[j].mass for j in others) / max(1, sum(len(_fed(case.queries[j])) for j in others))
+        history = sum(runs[j].mass for j in others) / max(1, sum(len(fed(case.queries[j])) for j in others))
         probe = functools.partial(prefix.probe, query=query.ids)
         evidence = Evidence(prefix.mass / prefix.num_tokens, np.asarray(history), runs[i].mass, probe, number)
         whole = POLICIES["hybrid"](evidence, prefix.num_tokens)
-        same = prefix.partial(whole, _fed(query), len(query.continuation))
+        same = prefix.partial(whole, fed(query), len(query.continuation))
         assert np.array_equal(same, runs[i].logits), "all rows are not the prefix"
         full = _log_probs(runs[i].logits)
         for policy, choose in POLICIES.items():
             for budget in BUDGETS:
                 choice = choose(evidence, round(budget * prefix.num_tokens))
-                partial = _log_probs(prefix.partial(choice, _fed(query), len(query.continuation)))
+                partial = _log_probs(prefix.partial(choice, fed(query), len(query.continuation)))
                 yield _measured(number, policy, budget, query, full, partial, _dropped(runs[i], choice), case.depth)
 
 
-def _fed(query: Query) -> list[int]:
+def fed(query: Query) -> list[int]:
+    """What is computed for the logits of its continuation."""
     return [*query.ids, *query.continuation[:-1]]
+
+
+def divergence(full: npt.NDArray[np.float32], partial: npt.NDArray[np.float32]) -> float:
+    """KL(full || partial) of logits, `[tokens, vocab]`, in nats: the mean over tokens."""
+    return _kl(_log_probs(full), _log_probs(partial))
+
+
+def _kl(full: Scores, partial: Scores) -> float:
+    return float((np.exp(full) * (full - partial)).sum(axis=-1).mean())
 
 
 def _dropped(exact: Exact, choice: Order) -> float:
@@ -103,7 +113,7 @@ def _measured(
         number,
         policy,
         budget,
-        kl=float((np.exp(full) * (full - partial)).sum(axis=-1).mean()),
+        kl=_kl(full, partial),
         agreement=float((first == full_first).mean()),
         log_prob=float(said.mean()),
         full_log_prob=float(full_said.mean()),

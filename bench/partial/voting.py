@@ -2,7 +2,7 @@
 
 After "IMPRESS: An Importance-Informed Multi-Tier Prefix KV Storage System" (FAST '25): a layer whose probed heads agree
 less than `MIN_AGREEMENT` is loaded whole. It probes three heads of models with as many KV heads as heads; with grouped
-heads a KV head's say is the sum over the heads that share it. Knows arrays, no models or texts.
+heads a KV head's say is the sum over the heads that share it. Knows queries and keys, no texts.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from radixlm.runtime.model.batch import Float32Array
 from radixlm.runtime.pruning.row_selection import largest
 
 from .policies import Order, Scores
+from .prefix import Prefix, PrefixModel
 
 MAX_PROBED = 3  # KV heads
 MIN_AGREEMENT = 0.6  # Jaccard index, the mean over pairs of probed heads
@@ -49,6 +50,15 @@ def probed_heads(num_kv_heads: int) -> list[int]:
     ([0, 1], [0, 1, 2], [0, 4, 8])
     """
     return sorted({int(head) for head in np.linspace(0, num_kv_heads - 1, MAX_PROBED).round()})
+
+
+def seen_by_voters(model: PrefixModel, prefix: Prefix, num_tokens: int) -> Scores:
+    """What the probed heads see of a prefix by the first `num_tokens` queries of the last run: `[layers, probed,
+    tokens]`."""
+    queries, heads = model.all_queries(num_tokens), model.layout.num_kv_heads
+    group = queries.shape[2] // heads
+    mine = [(queries[:, :, head * group : (head + 1) * group], head) for head in probed_heads(heads)]
+    return np.stack([attention(some, prefix.rows.keys_of(head)) for some, head in mine], axis=1)
 
 
 def attention(queries: Float32Array, keys: Float32Array) -> Scores:

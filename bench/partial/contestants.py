@@ -1,0 +1,131 @@
+"""What each way of choosing rows loses on real queries, and which chunks of a stored prefix it reads for them.
+
+Prefixes and their queries are those of `bench/partial/texts.py`. Two queries of each prefix, and two of others, are its
+history; for the others every selection takes a quarter of the rows. KL is of a prefix's own queries. Knows no caches.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.model.kv_rows import inverse_order
+from radixlm.runtime.pruning.row_selection import num_rows
+from radixlm.runtime.store.ordered_run import OrderedLayout
+
+from .chunk_traces import BUDGET, NUM_FOREIGN, NUM_HISTORY
+from .policies import POLICIES, Evidence, Order
+from .prefix import MAX_PREFIX, Prefix, PrefixModel
+from .quality import divergence, fed
+from .texts import Case, Query, Texts
+from .voting import seen_by_voters, vote
+
+NUM_PREFIXES: Mapping[str, int] = {"nq": 12, "tools": 8, "bbh": 12}
+SELECTIONS = ("heavy hitters", "first+recent", "known", "hybrid", "oracle")
+FULL, VOTING, FALLING_BACK = "full", "voting", "voting, falls back"
+TEXT, RANKED, SHIPPED = "text", "ranked", "shipped"
+LAYOUTS = {
+    FULL: (TEXT,),
+    "heavy hitters": (TEXT,),
+    "first+recent": (TEXT,),
+    "known": (TEXT, RANKED),
+    "hybrid": (SHIPPED,),
+    "oracle": (TEXT, SHIPPED),
+    VOTING: (RANKED,),
+    FALLING_BACK: (RANKED,),
+}
+"""Of a selection, the orders in which its chunks lie: as in the text; all ranked by what is known before a query; and as
+it ships, the half of a quarter ranked, the others as in the text."""
+Chunks = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One query of a prefix."""
+
+    chunks: Mapping[tuple[str, str], Chunks]  # by selection and order; places in the file
+    kl: Mapping[str, float]  # by selection, nats a token; empty for the queries of other prefixes
+    falls_back: float  # share of layers
+
+
+@dataclass(frozen=True)
+class Contested:
+    """A prefix and its requests."""
+
+    layout: OrderedLayout
+    attention: NDArray[np.float64]  # [chunks] in `RANKED` order, the share of its layer's and head's attention
+    requests: Sequence[Request]
+
+
+def cases(texts: Texts) -> Iterator[tuple[Case, list[Query]]]:
+    """Each prefix of all workloads, and queries of others that it is asked, too."""
+    for workload, count in NUM_PREFIXES.items():
+        some = [case for case in texts.cases(workload) if len(case.prefix) <= MAX_PREFIX][:count]
+        for number, case in enumerate(some):
+            others = [other.queries for other in (*some[number + 1 :], *some[:number])]
+            yield case, [query for queries in zip(*others, strict=False) for query in queries][:NUM_FOREIGN]
+
+
+def contested(case: Case, foreign: Sequence[Query], model: PrefixModel) -> Contested:
+    """Ask a prefix all that it is asked."""
+    num_tokens = len(case.prefix) // PAGE_SIZE * PAGE_SIZE  # whole pages are stored
+    prefix, layout = Prefix(model, case.prefix[:num_tokens]), OrderedLayout(model.layout, num_tokens)
+    known = (*case.queries[:NUM_HISTORY], *foreign[:NUM_HISTORY])
+    masses = [prefix.exact(query.ids, 0).mass / len(query.ids) for query in known]
+    history = np.mean(masses, axis=0)
+    evidence = functools.partial(Evidence, prefix.mass / num_tokens, history)
+    queries = [(query, True) for query in case.queries[NUM_HISTORY:]]
+    queries += [(query, False) for query in foreign[NUM_HISTORY:]]
+    requests = [_request(prefix, layout, model, evidence, *one) for one in queries]
+    scores = evidence(history, lambda choice: history[:, 0], 0).known
+    by_rank = -np.sort(-scores, axis=-1).reshape(layout.num_groups, layout.num_blocks, -1).sum(axis=-1)
+    attention = (by_rank / by_rank.sum(axis=-1, keepdims=True)).T.reshape(-1)
+    return Contested(layout, attention, requests)
+
+
+def _request(
+    prefix: Prefix,
+    layout: OrderedLayout,
+    model: PrefixModel,
+    evidence_of: functools.partial[Evidence],
+    query: Query,
+    is_own: bool,
+) -> Request:
+    count, num_logits = num_rows(prefix.num_tokens, BUDGET), len(query.continuation)
+    exact = prefix.exact(fed(query), num_logits)
+    seen = seen_by_voters(model, prefix, len(query.ids))
+    evidence = evidence_of(exact.mass, functools.partial(prefix.probe, query=query.ids), 0)
+    choices: dict[str, Order] = {name: POLICIES[name](evidence, count) for name in SELECTIONS}
+    votes = vote(seen, model.layout.num_kv_heads, count)
+    choices[VOTING] = votes.choice
+    kl = {}
+    if is_own:
+        kl = {
+            name: divergence(exact.logits, prefix.partial(choice, fed(query), num_logits))
+            for name, choice in choices.items()
+        }
+    ranks = {
+        TEXT: np.broadcast_to(np.arange(prefix.num_tokens), evidence.shape),
+        RANKED: inverse_order(np.argsort(-evidence.known, axis=-1, kind="stable")),
+        SHIPPED: inverse_order(evidence.order),
+    }
+    places = {
+        (name, order): _chunks(layout, np.take_along_axis(ranks[order], choice, axis=-1))
+        for name, choice in choices.items()
+        for order in LAYOUTS[name]
+    }
+    places[FULL, TEXT] = np.arange(layout.num_blocks * layout.num_groups, dtype=np.int32)
+    whole = np.repeat(votes.falls_back, model.layout.num_kv_heads)[places[FULL, TEXT] % layout.num_groups]
+    places[FALLING_BACK, RANKED] = np.union1d(places[VOTING, RANKED], places[FULL, TEXT][whole]).astype(np.int32)
+    return Request(places, kl, float(votes.falls_back.mean()))
+
+
+def _chunks(layout: OrderedLayout, ranks: Order) -> Chunks:
+    """The chunks in which some ranks, `[layers, kv_heads, n]`, lie."""
+    groups = np.arange(layout.num_groups)[:, None]
+    blocks = ranks.reshape(layout.num_groups, -1) // layout.chunk_size
+    return np.unique(blocks * layout.num_groups + groups).astype(np.int32)
