@@ -185,11 +185,16 @@ bench-partial: $(ARTIFACT)/manifest.json $(VENV)/.bench
 # artifacts of other models; what was asked before is kept in .cache/answers.
 BFCL := .cache/bfcl/bfcl_eval-2026.3.23-py3-none-any.whl
 ANSWERED := $(ARTIFACT)
+SMOLLM2 := $(HOME)/.cache/radixlm/SmolLM2-135M-Instruct.Q4_1.gguf
 $(BFCL): $(VENV)/.bench
 	$(BIN)/pip download -q --no-deps -d $(@D) bfcl-eval==2026.3.23
 bench-answers: $(ARTIFACT)/manifest.json $(VENV)/.bench $(BFCL)
 	set -e; for artifact in $(ANSWERED); do for questions in nq booleans brackets calls needles; do \
 	  $(BIN)/python -m bench.partial.answers $$artifact $$questions --seconds 86400; done; done
+	$(BIN)/python -m bench.partial.baselines $(ARTIFACT) --seconds 86400
+	$(BIN)/python -m bench.all_heads $(SMOLLM2) .cache/smollm2-heads.gguf
+	$(BIN)/radixlm compile .cache/smollm2-heads.gguf -o .cache/smollm2-heads.radixlm
+	$(BIN)/python -m bench.partial.baselines .cache/smollm2-heads.radixlm --seconds 86400
 	$(BIN)/python -m bench.report
 
 # How far three models' distributions are from transformers', beside llama.cpp's distance; four minutes, 745 MB once.

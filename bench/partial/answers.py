@@ -1,13 +1,13 @@
 """Whether questions are still answered when a part of their prefix is read, by how the rows are chosen.
 
-    python -m bench.partial.answers ARTIFACT nq|booleans|brackets|calls|needles [--seconds 480] [--wheel WHEEL]
+    python -m bench.partial.answers ARTIFACT nq|booleans|brackets|calls|needles [--seconds 480] [--again]
 
 At least 200 questions of a set (`bench/partial/questions.py`), many behind one prefix. Each is answered, with the most
 likely tokens, over the whole prefix and over 10, 25 and 50 % of its rows, chosen by `bench/partial/policies.py` or by
 IMPRESS's voting; `hybrid`, what ships, also has 75 %. The hybrid knows of a prefix the pass that computed it and the
 questions before, which were asked of the whole; the first of a prefix has none. Voting has more than it could have: its
 probed heads see the queries of a full run. Replies are kept in `.cache/answers`, and a call that ran out of `--seconds`
-goes on where it stopped; the last one judges them.
+goes on where it stopped; the last one judges them. `--again` asks the hybrid anew, and keeps the other replies.
 
 The bar: the 95 % interval of the ratio of two mean scores, by a bootstrap over questions, both scores of a question
 together, has its lower end at 0.92 or above. It is asked where the full prefix does better than chance.
@@ -51,7 +51,7 @@ class Asker:
         self._tokenizer = Tokenizer.from_str(artifact.tokenizer_json)
         self.model = PrefixModel(artifact, num_regions=2 + len(WAYS))
 
-    def replies(self, asked: Asked) -> Iterator[Json]:
+    def replies(self, asked: Asked, ways: Sequence[tuple[str, float]] = WAYS) -> Iterator[Json]:
         """A row for each question: what is right, the reply of each way, and the share of layers where votes differ."""
         prefix = Prefix(self.model, self._ids(asked.prefix))
         parts = Parts(self.model, prefix)
@@ -59,17 +59,18 @@ class Asker:
         for number, question in enumerate(asked.questions):
             query = self._ids(question.text)
             exact = prefix.exact(query, 0)
-            seen = seen_by_voters(self.model, prefix, len(query))  # of the full run, before another one
+            seen = seen_by_voters(self.model, prefix, len(query)) if ways is WAYS else None  # before another run
             known = history / max(weight, 1.0)
 
             def probe(choice: Any, query: list[int] = query) -> Scores:
                 return prefix.probe(choice, query)
 
             evidence = Evidence(prefix.mass / prefix.num_tokens, known, exact.mass, probe, number)
-            chosen, disagreeing = {FULL: parts.whole}, {}
-            for region, (way, budget) in enumerate(WAYS, start=2):
+            chosen, disagreeing = {FULL: parts.whole} if ways is WAYS else {}, {}
+            for region, (way, budget) in enumerate(ways, start=2):
                 count = num_rows(prefix.num_tokens, budget)
                 if way == VOTING:
+                    assert seen is not None
                     votes = vote(seen, self.model.layout.num_kv_heads, count)
                     choice, disagreeing[budget] = votes.choice, float(votes.falls_back.mean())
                 else:
@@ -165,12 +166,27 @@ def gather(path: Path, artifact: Artifact, questions: QuestionSet, wheel: Path, 
     return [json.loads(json.dumps(row)) for rows in done for row in rows]
 
 
+def ask_again(path: Path, artifact: Artifact, questions: QuestionSet, wheel: Path) -> None:
+    """Put the hybrid's replies of today in the place of those that are kept."""
+    asker, unfinished = Asker(artifact, questions), path.with_suffix(".again")
+    ways = [(way, budget) for way, budget in WAYS if way == OURS]
+    kept = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    with unfinished.open("w", encoding="utf-8") as file:
+        for rows, asked in zip(kept, questions.asked(wheel), strict=True):
+            for row, new in zip(rows, asker.replies(asked, ways), strict=True):
+                row["said"] |= new["said"]
+            file.write(json.dumps(rows) + "\n")
+    unfinished.replace(path)
+
+
 def main() -> None:
     """Ask, and if all is answered judge, print and write `results/partial_answers.json`."""
-    options = read_options(__doc__, "artifact", "set", seconds=480.0, wheel=f".cache/bfcl/{WHEEL}")
+    options = read_options(__doc__, "artifact", "set", seconds=480.0, wheel=f".cache/bfcl/{WHEEL}", again=False)
     name, questions = str(options.set), SETS[str(options.set)]
     artifact = Artifact.open(options.artifact)
     kept = Path(".cache/answers") / artifact.manifest.name / f"{name}.jsonl"
+    if options.again:
+        ask_again(kept, artifact, questions, Path(options.wheel))
     rows = gather(kept, artifact, questions, Path(options.wheel), options.seconds)
     if rows is None:
         return

@@ -38,8 +38,8 @@ LAYOUTS = {
     VOTING: (RANKED,),
     FALLING_BACK: (RANKED,),
 }
-"""Of a selection, the orders in which its chunks lie: as in the text; all ranked by what is known before a query; and as
-it ships, the half of a quarter ranked, the others as in the text."""
+"""Of a selection, the orders in which its chunks lie: as in the text; all ranked by what is known before a query; as it
+ships, half of a quarter ranked, the others as in the text."""
 Chunks = NDArray[np.int32]
 
 
@@ -110,8 +110,8 @@ def _request(
         }
     ranks = {
         TEXT: np.broadcast_to(np.arange(prefix.num_tokens), evidence.shape),
-        RANKED: inverse_order(np.argsort(-evidence.known, axis=-1, kind="stable")),
-        SHIPPED: inverse_order(evidence.order),
+        RANKED: inverse_order(np.argsort(-evidence.known, axis=-1, kind="stable")).astype(np.int64),
+        SHIPPED: inverse_order(evidence.order).astype(np.int64),
     }
     places = {
         (name, order): _chunks(layout, np.take_along_axis(ranks[order], choice, axis=-1))

@@ -15,6 +15,7 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.model.batch import Batch, Float32Array
 from radixlm.runtime.model.kv_rows import KVRows
 from radixlm.runtime.model.model_runner import ModelRunner
+from radixlm.runtime.pruning.packed_keys import PackedKeys, kept_dims
 from radixlm.runtime.pruning.row_selection import Probe, probe
 
 from .policies import Order, Scores
@@ -45,7 +46,7 @@ class Prefix:
             model.run(self._ids[start : start + step], start, start, 0, 0)
         self.mass: Scores = model.mass(self.num_tokens)
         self.rows = KVRows.of_pages(model.layout, model.read(self.num_tokens), self.num_tokens)
-        self._probe_keys = self.rows.keys_of(model.probe_head)
+        self._probe_keys = PackedKeys.of(self.rows.keys_of(model.probe_head), model.probe_dims)
 
     def exact(self, query: Sequence[int], num_logits: int) -> Exact:
         """The last `num_logits` rows of logits over the whole prefix."""
@@ -74,13 +75,16 @@ class PrefixModel:
 
     Attributes:
         runner: whose pages these are.
-        probe_head: `PROBE_HEAD`, or the last of fewer KV heads.
+        probe_head: `PROBE_HEAD`, or the last of fewer KV heads; `radixlm calibrate` finds the same of SmolLM2's three
+            and of Qwen2.5-Coder's two.
+        probe_dims: the numbers of its keys that memory keeps, `[layers, n]`.
     """
 
     def __init__(self, artifact: Artifact, num_regions: int = 2) -> None:
         manifest = artifact.manifest
         self.layout, self.max_num_tokens = manifest.kv, manifest.module.max_num_tokens
         self.probe_head = min(PROBE_HEAD, self.layout.num_kv_heads - 1)
+        self.probe_dims = kept_dims(manifest)
         self._group = manifest.model.num_attention_heads // self.layout.num_kv_heads
         self.runner = ModelRunner(artifact, num_pages=num_regions * REGION, keep_scores=True)
 

@@ -30,6 +30,58 @@ def answers(results: Json) -> Iterator[str]:
         yield from _answers_of(run)
 
 
+def baselines(results: Json) -> Iterator[str]:
+    """A table of all ways, one of what each step adds, and what heads agree on."""
+    yield "## A quarter of a prefix beside what others do"
+    for run in results["runs"].values():
+        yield f"### {run['model']}: {run['num_heads']} heads, {run['num_kv_heads']} KV heads"
+        yield (
+            f"{run['num_prefixes']} prefixes of {run['shortest_prefix']:,} to {run['longest_prefix']:,} tokens of "
+            f"NQ-open, BFCL and BBH; KL is over {run['num_own']} queries, hits and bytes over 300 requests of a Zipf "
+            "trace whose favourites stay, with a cache of a quarter of all keys and values (in brackets: favourites "
+            "change every 100 requests). First tokens are estimated, at 50 MB/s and SmolLM2's speed. In "
+            f"{run['falls_back']:.0%} of the layers IMPRESS's heads agree too little, and it loads them whole."
+        )
+        for title in ("rows", "ablation"):
+            yield table(_BASELINE_COLUMNS, _baseline_rows(run, title))
+        yield origin(run)
+
+
+_BASELINE_COLUMNS: dict[str, Cell] = {
+    "way": "{way}",
+    "KL, nats": "{kl}",
+    "wanted, MB": "{wanted_bytes:MB .1f}",
+    "from disk, MB": "{disk_bytes:MB .1f}",
+    "hits in memory": "{hit_ratio:.0%} ({other[hit_ratio]:.0%})",
+    "first token, p50": "{p50_s_50:ms ,.0f} ms ({other[p50_s_50]:ms ,.0f})",
+    "p99": "{p99_s_50:ms ,.0f} ms",
+}
+_SELECTED = {
+    "full load, LRU": "0",
+    "recompute": "0",
+    "ours": "hybrid",
+    "voting, never falls back": "voting",
+    "voting, falls back": "at most voting",
+    "a quarter by earlier queries, in text": "known",
+    "+ order: ranked on disk": "known",
+    "+ selection: half by a probe": "hybrid",
+    "+ cache: fading uses": "hybrid",
+}
+
+
+def _baseline_rows(run: Json, title: str) -> Iterator[Json]:
+    """With a cache of a quarter; the changing trace beside the steady one."""
+    steady, other = (
+        {row["way"]: row for row in run[title] if row["cache"] == 0.25 and row["changes"] == changes}
+        for changes in (False, True)
+    )
+    for way, row in steady.items():
+        name = _SELECTED.get(way, way.partition(",")[0])
+        prefix, selection = ("at most ", name.removeprefix("at most ")) if name.startswith("at most") else ("", name)
+        kl = run["kl"].get(selection)
+        yield {**row, "other": other[way], "kl": name if kl is None else f"{prefix}{kl[0]:.3f} ± {kl[1]:.3f}"}
+
+
 def _answers_of(run: Json) -> Iterator[str]:
     [full] = [row for row in run["rows"] if row["way"] == "full"]
     ways: dict[str, dict[float, Json]] = {}

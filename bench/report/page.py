@@ -28,6 +28,7 @@ SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
     "partial_needle": partial.needle,
     **{f"partial_{workload}": partial.quality for workload in partial.WORKLOADS},
     "partial_answers": answers.answers,
+    "partial_baselines": answers.baselines,
     "scored": partial.scored,
     "store_restart": store.restart,
     "store_partial": store.first_token,

@@ -8,13 +8,26 @@ import random
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from radixlm.runtime.artifact import Artifact
 
 from bench.partial import answers, judging, voting
-from bench.partial.answers import FULL, OURS, VOTING, WAYS, Asker, gather, interval, name_of, summary, verdict
+from bench.partial.answers import (
+    FULL,
+    OURS,
+    VOTING,
+    WAYS,
+    Asker,
+    ask_again,
+    gather,
+    interval,
+    name_of,
+    summary,
+    verdict,
+)
 from bench.partial.prefix import Prefix, PrefixModel
 from bench.partial.questions import NUM_QUESTIONS, SETS, Asked, Question, QuestionSet
 from bench.partial.replies import Parts
@@ -152,9 +165,9 @@ def test_all_is_asked_once_and_judged(tiny_artifact: Path, tmp_path: Path, monke
     calls = []
 
     class Counting(Asker):
-        def replies(self, asked: Asked) -> Iterator[dict[str, object]]:
+        def replies(self, asked: Asked, ways: Any = WAYS) -> Iterator[dict[str, Any]]:
             calls.append(asked)
-            return super().replies(asked)
+            return super().replies(asked, ways)
 
     monkeypatch.setattr(answers, "Asker", Counting)
     text = " ".join(str(number * 7919) for number in range(50))
@@ -165,6 +178,15 @@ def test_all_is_asked_once_and_judged(tiny_artifact: Path, tmp_path: Path, monke
     assert gather(kept, artifact, few, NO_WHEEL, seconds=600.0) is not None
     rows = gather(kept, artifact, few, NO_WHEEL, seconds=0.0)
     assert rows is not None and len(rows) == 4 and len(calls) == 2
+    first, second = kept.read_text("utf-8").splitlines()
+    changed = [row | {"said": row["said"] | {name_of(OURS, 0.5): "?", FULL: "!"}} for row in json.loads(first)]
+    kept.write_text(f"{json.dumps(changed)}\n{second}\n", "utf-8")
+    ask_again(kept, artifact, few, NO_WHEEL)
+    again = gather(kept, artifact, few, NO_WHEEL, seconds=0.0)
+    assert again is not None and [row["said"].pop(FULL) for row in again[:2]] == ["!", "!"]
+    assert again[2:] == rows[2:] and all(
+        row["said"].items() <= old["said"].items() for row, old in zip(again, rows, strict=True)
+    )
     assert all(row["said"].keys() == {FULL, *(name_of(*way) for way in WAYS)} for row in rows)
     for row in rows[:3]:
         row["right"] = row["said"][FULL] = "Paris"

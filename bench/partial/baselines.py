@@ -1,0 +1,202 @@
+"""Parts of prefixes beside what others do: quality, bytes, hits of a cache in memory, and the first token.
+
+    python -m bench.partial.baselines ARTIFACT [--seconds 480]
+
+Every way answers the same trace: Zipf over 32 prefixes of NQ-open, BFCL and BBH, 400 requests, of which the first
+quarter fills a cache and is not counted. A way is a selection of a quarter of the rows (`contestants.py`), an order in
+which chunks of 16 rows lie on disk, and a policy of the cache, which is the store's own and has a share of all keys and
+values. What else a way keeps in memory is taken off that. Only chunks are counted as read: IMPRESS's probed keys are
+free, and so are headers. KL is of a prefix's own queries, whatever is in memory. A layer that falls back is loaded
+whole: that loses less than the KL of voting, how much less is not measured.
+
+The first token is estimated, for a quiet machine: the disk's time for what is read, and `PREFILL_TOKENS_PER_S` for
+what is computed, or `PASS_S` for each pass of a query over rows that are there. Prefixes' figures are kept in
+`.cache/baselines`; a call that ran out of `--seconds` goes on.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.store.chunk_cache import FADING, LFU, LRU, Policy
+from tokenizers import Tokenizer
+
+from ..options import read_options
+from ..report.page import publish
+from .chunk_cache import Contestant, served
+from .chunk_traces import BUDGET, Asked, zipf_trace
+from .contestants import FALLING_BACK, FULL, RANKED, SHIPPED, TEXT, VOTING, Contested, cases, contested
+from .prefix import PrefixModel
+from .texts import Texts
+
+NUM_REQUESTS, CHANGE_AFTER = 400, 100
+CACHE_SHARES = (0.1, 0.25, 0.5)  # of all keys and values
+DISKS_MB_PER_S = (25, 50, 100)
+PREFILL_TOKENS_PER_S = 2000.0  # SmolLM2, two threads: bench/LOG.md has 2,027 for a prompt of 512 (commit c7125d8)
+PASS_S = 0.01  # SmolLM2: 20 tokens over 256 rows (bench/LOG.md)
+MEMORY_SHARE = 0.05  # of keys and values, for probe keys and orders: `packed_keys.MEMORY_SHARE`
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What is chosen, how it lies, and what of it stays in memory.
+
+    Attributes:
+        num_passes: of a query before its first token.
+        known_share: of keys and values, what memory holds beside chunks.
+    """
+
+    selection: str
+    order: str
+    policy: Policy
+    num_passes: int = 1
+    known_share: float = 0.0
+    by_attention: bool = False
+
+
+RECOMPUTE = "recompute"
+BASELINES: Mapping[str, Baseline] = {
+    "full load, LRU": Baseline(FULL, TEXT, LRU),
+    "heavy hitters, LRU": Baseline("heavy hitters", TEXT, LRU),
+    "heavy hitters, LFU": Baseline("heavy hitters", TEXT, LFU),
+    "voting, falls back": Baseline(FALLING_BACK, RANKED, Policy(LFU.half_life, 1.0), by_attention=True),
+    "voting, never falls back": Baseline(VOTING, RANKED, Policy(LFU.half_life, 1.0), by_attention=True),
+    "first+recent, LRU": Baseline("first+recent", TEXT, LRU),
+    "ours": Baseline("hybrid", SHIPPED, FADING, 2, MEMORY_SHARE),
+    "oracle, in text": Baseline("oracle", TEXT, FADING),
+    "oracle, as ours lies": Baseline("oracle", SHIPPED, FADING),
+}
+ABLATION: Mapping[str, Baseline] = {
+    "full load, LRU": BASELINES["full load, LRU"],
+    "a quarter by earlier queries, in text": Baseline("known", TEXT, LRU),
+    "+ order: ranked on disk": Baseline("known", RANKED, LRU),
+    "+ selection: half by a probe": Baseline("hybrid", SHIPPED, LRU, 2, MEMORY_SHARE),
+    "+ cache: fading uses": BASELINES["ours"],
+}
+
+
+def rows_of(prefixes: Sequence[Contested], baselines: Mapping[str, Baseline]) -> Iterator[Json]:
+    """A row for each baseline, trace and size of the cache."""
+    for change_after in (None, CHANGE_AFTER):
+        shapes = [_asked(prefix, BASELINES["full load, LRU"]) for prefix in prefixes]
+        trace = zipf_trace(shapes, NUM_REQUESTS, change_after=change_after)
+        for share in CACHE_SHARES:
+            for name, baseline in baselines.items():
+                left = share - baseline.known_share
+                max_bytes = max(1, round(left * sum(map(_kv_bytes, prefixes))))
+                asked = [_asked(prefix, baseline) for prefix in prefixes]
+                contestant = Contestant(baseline.policy, by_attention=baseline.by_attention)
+                wanted, missed = (
+                    np.array(counts[NUM_REQUESTS // 4 :]) for counts in served(asked, trace, max_bytes, contestant)
+                )
+                chunk_bytes = prefixes[0].layout.chunk_bytes(0)
+                row: Json = {"way": name, "changes": change_after is not None, "cache": share}
+                row |= {"wanted_bytes": float(wanted.mean() * chunk_bytes)}
+                row |= {"disk_bytes": float(missed.mean() * chunk_bytes)}
+                row |= {"hit_ratio": float(1 - missed.sum() / wanted.sum())}
+                passes = baseline.num_passes * PASS_S
+                yield row | first_tokens({mb: missed * chunk_bytes / (mb * 1e6) + passes for mb in DISKS_MB_PER_S})
+        lengths = np.array([prefixes[number].layout.num_tokens for number, _ in trace[NUM_REQUESTS // 4 :]])
+        computed = lengths / PREFILL_TOKENS_PER_S + PASS_S
+        for share in CACHE_SHARES:
+            row = {"way": RECOMPUTE, "changes": change_after is not None, "cache": share}
+            row |= {"wanted_bytes": 0.0, "disk_bytes": 0.0, "hit_ratio": 0.0}
+            yield row | first_tokens(dict.fromkeys(DISKS_MB_PER_S, computed))
+
+
+def first_tokens(seconds: Mapping[int, Any]) -> Json:
+    """Of each disk the median and the slowest of a hundred."""
+    found: Json = {}
+    for speed, some in seconds.items():
+        found[f"p50_s_{speed}"], found[f"p99_s_{speed}"] = (float(one) for one in np.quantile(some, [0.5, 0.99]))
+    return found
+
+
+def losses(prefixes: Sequence[Contested]) -> Json:
+    """By selection, KL with twice its standard error, and the share of chunks that a query reads."""
+    own = [request for prefix in prefixes for request in prefix.requests if request.kl]
+    found: Json = {}
+    for name in own[0].kl:
+        values = np.array([request.kl[name] for request in own])
+        found[name] = [float(values.mean()), 2 * float(values.std(ddof=1)) / len(values) ** 0.5]
+    return found
+
+
+def read_shares(prefixes: Sequence[Contested]) -> Json:
+    """By selection and order, of the bytes of a prefix those in chunks that a query reads: the mean."""
+    requests = [request for prefix in prefixes for request in prefix.requests]
+    found: Json = {}
+    for name, order in requests[0].chunks:
+        shares = [len(request.chunks[name, order]) / len(request.chunks[FULL, TEXT]) for request in requests]
+        found[f"{name}, {order}"] = float(np.mean(shares))
+    return found
+
+
+def gather(directory: Path, artifact: Artifact, seconds: float) -> list[Contested] | None:
+    """All prefixes, of which those that are not in `directory` are asked; None: no time is left."""
+    directory.mkdir(parents=True, exist_ok=True)
+    texts, begun, model = Texts(Tokenizer.from_str(artifact.tokenizer_json)), time.monotonic(), None
+    found = []
+    for number, (case, foreign) in enumerate(cases(texts)):
+        path = directory / f"{number}.pickle"
+        if not path.is_file():
+            if time.monotonic() - begun > seconds:
+                print(f"{number} prefixes; the same command goes on", flush=True)
+                return None
+            model = model or PrefixModel(artifact)
+            path.write_bytes(pickle.dumps(contested(case, foreign, model)))
+        found.append(pickle.loads(path.read_bytes()))
+    return found
+
+
+def main() -> None:
+    """Ask, replay, print and write `results/partial_baselines.json`."""
+    options = read_options(__doc__, "artifact", seconds=480.0)
+    artifact = Artifact.open(options.artifact)
+    name = artifact.manifest.name
+    prefixes = gather(Path(".cache/baselines") / name, artifact, options.seconds)
+    if prefixes is None:
+        return
+    own = sum(bool(request.kl) for prefix in prefixes for request in prefix.requests)
+    num_tokens = [prefix.layout.num_tokens for prefix in prefixes]
+    figures: Json = {
+        "model": name,
+        "num_heads": artifact.manifest.model.num_attention_heads,
+        "num_kv_heads": artifact.manifest.kv.num_kv_heads,
+        "num_prefixes": len(prefixes),
+        "shortest_prefix": min(num_tokens),
+        "longest_prefix": max(num_tokens),
+        "num_own": own,
+        "budget": BUDGET,
+        "falls_back": float(np.mean([one.falls_back for prefix in prefixes for one in prefix.requests])),
+        "kv_bytes": sum(map(_kv_bytes, prefixes)),
+        "kl": losses(prefixes),
+        "read": read_shares(prefixes),
+        "rows": list(rows_of(prefixes, BASELINES)),
+        "ablation": [row for row in rows_of(prefixes, ABLATION) if row["way"] != RECOMPUTE],
+    }
+    publish("partial_baselines", figures, name)
+
+
+def _asked(prefix: Contested, baseline: Baseline) -> Asked:
+    """A prefix as a way asks for it."""
+    nothing = np.zeros(0, np.int64)
+    key = (baseline.selection, baseline.order)
+    reads = [(request.chunks[key].astype(np.int64), nothing) for request in prefix.requests]
+    return Asked(prefix.layout, prefix.attention, reads)
+
+
+def _kv_bytes(prefix: Contested) -> int:
+    return prefix.layout.num_blocks * prefix.layout.num_groups * prefix.layout.chunk_bytes(0)
+
+
+if __name__ == "__main__":
+    main()
