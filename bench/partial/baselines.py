@@ -6,8 +6,8 @@ Every way answers the same trace: Zipf over 32 prefixes of NQ-open, BFCL and BBH
 quarter fills a cache and is not counted. A way is a selection of a quarter of the rows (`contestants.py`), an order in
 which chunks of 16 rows lie on disk, and a policy of the cache, which is the store's own and has a share of all keys and
 values. What else a way keeps in memory is taken off that. Only chunks are counted as read: IMPRESS's probed keys are
-free, and so are headers. KL is of a prefix's own queries, whatever is in memory. A layer that falls back is loaded
-whole: that loses less than the KL of voting, how much less is not measured.
+free, and so are headers. KL is of a prefix's own queries, whatever is in memory. What is lost when layers fall
+back and are loaded whole is not measured: a pass takes as many rows in each layer.
 
 The first token is estimated, for a quiet machine: the disk's time for what is read, and `PREFILL_TOKENS_PER_S` for
 what is computed, or `PASS_S` for each pass of a query over rows that are there. Prefixes' figures are kept in

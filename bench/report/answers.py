@@ -61,7 +61,7 @@ _SELECTED = {
     "recompute": "0",
     "ours": "hybrid",
     "voting, never falls back": "voting",
-    "voting, falls back": "at most voting",
+    "voting, falls back": "not measured",
     "a quarter by earlier queries, in text": "known",
     "+ order: ranked on disk": "known",
     "+ selection: half by a probe": "hybrid",
@@ -77,9 +77,8 @@ def _baseline_rows(run: Json, title: str) -> Iterator[Json]:
     )
     for way, row in steady.items():
         name = _SELECTED.get(way, way.partition(",")[0])
-        prefix, selection = ("at most ", name.removeprefix("at most ")) if name.startswith("at most") else ("", name)
-        kl = run["kl"].get(selection)
-        yield {**row, "other": other[way], "kl": name if kl is None else f"{prefix}{kl[0]:.3f} ± {kl[1]:.3f}"}
+        kl = run["kl"].get(name)
+        yield {**row, "other": other[way], "kl": name if kl is None else f"{kl[0]:.3f} ± {kl[1]:.3f}"}
 
 
 def _answers_of(run: Json) -> Iterator[str]:
