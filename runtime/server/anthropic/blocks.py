@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ..limits import MAX_MESSAGES
+from ..unread_parts import note
 
 
 class TextBlock(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -37,19 +38,24 @@ class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use", forbid_unkn
     input: dict[str, Any]
 
 
-class _Unreadable(msgspec.Struct):
+class UnreadBlock(msgspec.Struct):
     """What no model here can read. Its fields are not looked at."""
 
-    def __post_init__(self) -> None:
-        kind = self.__struct_config__.tag
-        raise ValueError(f"{kind} blocks cannot be read: models here read text; leave it out")
+    @property
+    def kind(self) -> str:
+        return str(self.__struct_config__.tag)
+
+    @property
+    def text(self) -> str:
+        """What stands for it in the result of a call."""
+        return note(self.kind)
 
 
-class ImageBlock(_Unreadable, tag_field="type", tag="image"):
+class ImageBlock(UnreadBlock, tag_field="type", tag="image"):
     pass
 
 
-class DocumentBlock(_Unreadable, tag_field="type", tag="document"):
+class DocumentBlock(UnreadBlock, tag_field="type", tag="document"):
     pass
 
 
@@ -65,6 +71,12 @@ class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result", forbi
         """All of it; a model is told of an error in words."""
         said = text_of(self.content or "")
         return f"Error: {said}" if self.is_error else said
+
+    @property
+    def unread(self) -> set[str]:
+        """Names of what stands in it and cannot be read."""
+        parts = self.content if isinstance(self.content, list) else ()
+        return {f"messages.content.content.{part.kind}" for part in parts if isinstance(part, UnreadBlock)}
 
 
 Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock | ImageBlock | DocumentBlock

@@ -12,6 +12,7 @@ import msgspec
 
 from ...chat.thought_format import FIELD as THOUGHT_FIELD
 from ...errors import InvalidParameter
+from ..unread_parts import ADVICE
 from .billing_line import BILLING_LINE, is_billing_line
 from .blocks import (
     InputMessage,
@@ -21,6 +22,7 @@ from .blocks import (
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
+    UnreadBlock,
     text_of,
 )
 
@@ -33,11 +35,13 @@ class Conversation:
 
     Attributes:
         ignored: names of parts that were left out, as the header of ignored fields lists them.
+        unread: likewise of images and documents in results of calls, in whose place a note stands.
     """
 
     messages: list[Message] = field(default_factory=list)
     places: list[int | None] = field(default_factory=list)
     ignored: set[str] = field(default_factory=set)
+    unread: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, system: System | None, messages: Sequence[InputMessage]) -> Conversation:
@@ -100,6 +104,7 @@ class Conversation:
                     name = calls.answer(tool_use_id, _field(place, number))
                     result: Message = {"role": "tool", "tool_call_id": tool_use_id, "name": name}
                     self._add(place, {**result, "content": block.text})
+                    self.unread |= block.unread
                 case _:
                     raise _misplaced(place, number, message, block)
         if not message.blocks:
@@ -185,6 +190,8 @@ def _field(place: int, number: int) -> str:
 def _misplaced(place: int, number: int, message: InputMessage, block: msgspec.Struct) -> InvalidParameter:
     param = _field(place, number)
     kind = block.__struct_config__.tag
+    if isinstance(block, UnreadBlock):
+        return InvalidParameter(f"{param}: {kind} blocks {ADVICE}", param=param)
     return InvalidParameter(
         f"{param} is a {kind} block, and a message of the {message.role} has none such", param=param
     )

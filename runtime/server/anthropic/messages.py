@@ -24,6 +24,7 @@ from ..openai.reply_parts import usage_of
 from ..openai.response_format import named_grammar
 from ..openai.tokenize import MAX_BODY_BYTES
 from ..request_log import new_id, record_of
+from ..unread_parts import require_none
 from .conversation import Conversation
 from .replies import (
     PING,
@@ -86,9 +87,11 @@ class Messages:
 
     def _conversation(self, request: Request, body: CountTokensRequest) -> Conversation:
         conversation = Conversation.of(body.system, body.messages)
+        if self.state.is_strict:
+            require_none(conversation.unread)
         ignored = record_of(request).ignored
         if ignored is not None:
-            ignored.harmless |= conversation.ignored | body.ignored
+            ignored.harmless |= conversation.ignored | conversation.unread | body.ignored
         return conversation
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from ...chat.thought_format import FIELD as THOUGHT_FIELD
+from ..unread_parts import ADVICE, note
 from .response_tools import full_name
 
 _SEAL = "radixlm:"  # what a thought that only this server reads begins with
@@ -23,12 +24,39 @@ _SEAL = "radixlm:"  # what a thought that only this server reads begins with
 class InputPart(msgspec.Struct, forbid_unknown_fields=True):
     """A part of an item; that of a reply comes back with all that the reply had."""
 
-    type: Literal["input_text", "output_text", "summary_text", "reasoning_text", "text"]
-    text: str
+    type: Literal["input_text", "output_text", "summary_text", "reasoning_text", "text", "input_image", "input_file"]
+    text: str | None = None  # None: an image or a file
     annotations: list[Any] | None = None
     logprobs: list[msgspec.Raw] | None = None
     parsed: Any = None  # OpenAI's client adds it to what it streamed
+    image_url: Any = None  # of an image or a file, as the next five: nothing is done with it
+    detail: Any = None
+    file_id: Any = None
+    file_url: Any = None
+    file_data: Any = None
+    filename: Any = None
 
+    def __post_init__(self) -> None:
+        if self.is_unread:
+            return
+        if self.text is None:
+            raise ValueError(f"a part of the type {self.type!r} needs text; it is missing or null")
+        for name in ("image_url", "detail", "file_id", "file_url", "file_data", "filename"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} is set, and the part has the type {self.type!r}: leave it out")
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether no model here can read it."""
+        return self.type in _UNREAD
+
+    @property
+    def words(self) -> str:
+        """Its text, or what stands for it in the result of a call."""
+        return note(_UNREAD[self.type]) if self.is_unread else self.text or ""
+
+
+_UNREAD = {"input_image": "image", "input_file": "document"}
 
 Content = str | list[InputPart]
 
@@ -64,6 +92,9 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True):
         for name in _NEEDED[self.type]:
             if getattr(self, name) is None:
                 raise ValueError(f"an item of the type {self.type!r} needs {name}; it is missing or null")
+        for part in self.content if isinstance(self.content, list) else ():
+            if part.is_unread:
+                raise ValueError(f"a part of the type {part.type!r} {ADVICE}")
 
     @property
     def thought(self) -> str | None:
@@ -95,6 +126,7 @@ class History:
 
     messages: list[dict[str, object]] = field(default_factory=list)
     places: list[list[int]] = field(default_factory=list)
+    unread: set[str] = field(default_factory=set)  # names of images and files in results, where a note stands
     _is_open: bool = False  # the last message is a reply that the next item may go on with
 
     @classmethod
@@ -121,6 +153,8 @@ class History:
                     "tool_call_id": item.call_id,
                 }
                 self._begin(place, result, is_open=False)
+                parts = item.output if isinstance(item.output, list) else ()
+                self.unread |= {f"input.output.{part.type}" for part in parts if part.is_unread}
             case "message" if item.role == "assistant":
                 self._go_on(place, {"content", "tool_calls"})["content"] = _text(item.content)
             case "message":
@@ -161,4 +195,4 @@ def opened(content: str | None) -> str | None:
 
 
 def _text(content: Content | None) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content or ())
+    return content if isinstance(content, str) else "".join(part.words for part in content or ())

@@ -338,7 +338,7 @@ LOOKED = [USER, said(call("t1")), asked(result("t1"))]
         ({"messages": [asked({"type": "video"})]}, "video"),
         ({"messages": [asked({"type": "image", "source": {"type": "url", "url": "x"}})]}, "image blocks cannot be"),
         ({"messages": [asked({"type": "document", "source": {}})]}, "document blocks cannot be read"),
-        ({"messages": [USER, said(call("t1")), asked(result("t1", [{"type": "image"}]))]}, "image blocks cannot be"),
+        ({"messages": [USER, said({"type": "image"}), USER]}, "messages[1].content[0]: image blocks cannot be"),
         ({"messages": [asked(call("t1"))]}, "messages[0].content[0] is a tool_use block"),
         ({"messages": [USER, said(result("t1")), USER]}, "messages[1].content[0] is a tool_result block"),
         ({"messages": [{"role": "system", "content": [call("t1")]}, USER]}, "a message of the system"),
