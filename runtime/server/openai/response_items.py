@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from ...chat.thought_format import FIELD as THOUGHT_FIELD
+from ...errors import InvalidParameter
 from ..unread_parts import ADVICE, note
 from .response_tools import full_name
 
@@ -92,9 +93,6 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True):
         for name in _NEEDED[self.type]:
             if getattr(self, name) is None:
                 raise ValueError(f"an item of the type {self.type!r} needs {name}; it is missing or null")
-        for part in self.content if isinstance(self.content, list) else ():
-            if part.is_unread:
-                raise ValueError(f"a part of the type {part.type!r} {ADVICE}")
 
     @property
     def thought(self) -> str | None:
@@ -131,13 +129,21 @@ class History:
 
     @classmethod
     def of(cls, items: Sequence[InputItem]) -> History:
-        """The conversation that items make."""
+        """The conversation that items make.
+
+        Raises:
+            InvalidParameter: a message has an image or a file.
+        """
         history = cls()
         for place, item in enumerate(items):
             history._add(place, item)
         return history
 
     def _add(self, place: int, item: InputItem) -> None:
+        for number, part in enumerate(item.content if isinstance(item.content, list) else ()):
+            if part.is_unread:
+                param = f"input[{place}].content[{number}]"
+                raise InvalidParameter(f"{param}: a part of the type {part.type!r} {ADVICE}", param=param)
         match item.type:
             case "reasoning":
                 if item.thought:

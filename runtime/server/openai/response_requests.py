@@ -163,7 +163,7 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """The conversation as chat templates know it; the instructions before it have no place.
 
         Raises:
-            InvalidParameter: there is none.
+            InvalidParameter: there is none, or a message has an image or a file.
         """
         if isinstance(self.input, str):
             said = History([{"role": "user", "content": self.input}], [[0]]) if self.input else History()
