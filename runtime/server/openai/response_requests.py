@@ -173,8 +173,8 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             raise InvalidParameter("input is empty; send a text, or at least one message", param="input")
         if self.instructions is None:
             return said
-        messages = [{"role": "system", "content": self.instructions}, *said.messages]
-        return History(messages, [[], *said.places], said.unread)
+        system: dict[str, object] = {"role": "system", "content": self.instructions}
+        return History([system, *said.messages], [[], *said.places], said.unread)
 
     def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
         """`defaults` with what the request says instead.
