@@ -35,6 +35,7 @@ from radixlm.tokenizer_fix import profile_tokenizer
 
 from .codegen.library import check_linker, export_library
 from .codegen.targets import TRIPLE, Target, find_target
+from .compact_tokenizer import compact_tokenizer
 from .context_length import context_length as chosen_context_length
 from .context_length import resolved
 from .families.registry import decoder_of
@@ -148,7 +149,7 @@ def compile_model(
 
         writer = WeightsWriter(weights, plan, config.ropes)
         writer.write(directory / WEIGHTS, lambda done, total: report("weights", done, total))
-        (directory / TOKENIZER).write_text(opened.tokenizer_json, encoding="utf-8")
+        (directory / TOKENIZER).write_text(compact_tokenizer(opened.tokenizer_json), encoding="utf-8")
         if opened.chat_template is not None:
             (directory / CHAT_TEMPLATE).write_text(opened.chat_template, encoding="utf-8")
         manifest = Manifest(

@@ -22,14 +22,17 @@ _BEFORE_SUFFIX = ("Hello", "a", "7", "Assistant:", "[/INST]", "### Response:", "
 _NORMALIZED = ("e\u0301", "é", "\ufb01", "\uff21", "A", "a  b", "a\tb", "a\nb", "a ", "\u00a0a", "“a”")
 
 
-def load_tokenizer(tokenizer_json: str) -> tokenizers.Tokenizer:
+def load_tokenizer(tokenizer_json: str | bytes) -> tokenizers.Tokenizer:
     """The library's tokenizer, without truncation, padding and dropout: they make encoding lossy or random.
 
     Raises:
-        InvalidTokenizer: the library cannot read the text.
+        InvalidTokenizer: the library cannot read it.
     """
     try:
-        tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+        if isinstance(tokenizer_json, bytes):
+            tokenizer = tokenizers.Tokenizer.from_buffer(tokenizer_json)
+        else:
+            tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
     except Exception as error:  # the library raises bare Exception
         raise InvalidTokenizer(f"tokenizer.json cannot be read: {error}") from error
     tokenizer.no_truncation()
@@ -64,7 +67,7 @@ def _spelled(token: tokenizers.AddedToken, spell: Callable[[str], str]) -> token
     )
 
 
-def profile_tokenizer(tokenizer_json: str) -> TokenizerProfile:
+def profile_tokenizer(tokenizer_json: str | bytes) -> TokenizerProfile:
     """Find out what the tokenizer does to text; takes a second for a large vocabulary.
 
     Raises:

@@ -32,7 +32,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        tokenizer_json: str,
+        tokenizer_json: str | bytes,
         profile: TokenizerProfile | None = None,
         *,
         bos_token_id: int | None = None,

@@ -31,7 +31,7 @@ def open_tokenizer(artifact: Artifact, template: ChatTemplate | None, clock: Cal
         ends = (info.bos_token_id, *info.eos_token_ids)
         texts = [token.text for token in profile.added_tokens if token.id in ends]
         tokenizer = Tokenizer(
-            artifact.tokenizer_json,
+            artifact.tokenizer_bytes,
             profile,
             bos_token_id=info.bos_token_id,
             add_bos_token=info.add_bos_token,

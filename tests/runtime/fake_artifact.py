@@ -31,6 +31,10 @@ class FakeArtifact:
     chat_template: str | None
     path: Path = Path("fake.radixlm")
 
+    @property
+    def tokenizer_bytes(self) -> bytes:
+        return self.tokenizer_json.encode()
+
 
 def fake_artifact(
     tokenizer_json: str,
