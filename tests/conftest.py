@@ -126,6 +126,7 @@ def _compile_once(source: Path, choice: KVChoice = "auto") -> Path:
         if not artifact.is_dir():
             _drop_stale(cache_dir)
             compile_model(source, artifact, kv_dtype=kv_dtype)
+        os.utime(artifact)  # it is in use: no run beside this one drops it
     return artifact
 
 
