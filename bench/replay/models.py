@@ -87,6 +87,10 @@ class TalkingArtifact(Artifact):
         return self.tokenizer_text
 
     @property
+    def tokenizer_bytes(self) -> bytes:
+        return self.tokenizer_text.encode()
+
+    @property
     def chat_template(self) -> str:
         return self.template
 

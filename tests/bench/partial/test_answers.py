@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from radixlm.runtime.artifact import Artifact
 
-from bench.partial import answers, judging, voting
+from bench.partial import answers, voting
 from bench.partial.answers import (
     FULL,
     OURS,
@@ -28,9 +28,10 @@ from bench.partial.answers import (
     summary,
     verdict,
 )
+from bench.partial.judged import judging
+from bench.partial.judged.questions import NUM_QUESTIONS, SETS, Asked, Question, QuestionSet
+from bench.partial.judged.replies import Parts
 from bench.partial.prefix import Prefix, PrefixModel
-from bench.partial.questions import NUM_QUESTIONS, SETS, Asked, Question, QuestionSet
-from bench.partial.replies import Parts
 from bench.partial.voting import MIN_AGREEMENT, Vote, attention, vote
 from bench.report.answers import answers as section
 

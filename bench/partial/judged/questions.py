@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..data import data_dir
+from ...data import data_dir
+from ..texts import PROSE, batched
 from . import judging
-from .texts import PROSE, batched
 
 Judge = Callable[[str, Any], judging.Scores]
 NUM_QUESTIONS = 200  # at least

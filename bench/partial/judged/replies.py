@@ -12,8 +12,8 @@ import numpy as np
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.model.batch import Batch
 
-from .policies import Order
-from .prefix import REGION, Prefix, PrefixModel
+from ..policies import Order
+from ..prefix import REGION, Prefix, PrefixModel
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Questions with answers that a program judges, and the replies of a model that has a part of its prefix."""
