@@ -161,8 +161,15 @@ def checked_kwargs(kwargs: Mapping[str, object]) -> Mapping[str, object]:
     """`kwargs`, if a template can get them beside its own variables.
 
     Raises:
-        InvalidParameter: one has the name of the template's own, they are no JSON, or more than 4 KiB of it.
+        InvalidParameter: one has the name of the template's own, Llama's built-in tools are asked for, they are no
+            JSON, or more than 4 KiB of it.
     """
+    if kwargs.get("builtin_tools"):
+        raise InvalidParameter(
+            "chat_template_kwargs has 'builtin_tools', whose calls (<|python_tag|>NAME.call(...)) are not read here; "
+            "describe these tools in tools",
+            param="chat_template_kwargs",
+        )
     for name in kwargs:
         if name in RESERVED_KWARGS:
             raise InvalidParameter(

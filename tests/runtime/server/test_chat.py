@@ -280,6 +280,12 @@ def test_a_variable_that_the_server_sets_itself_is_400(client: TestClient) -> No
     assert error["param"] == "chat_template_kwargs" and "leave it out" in error["message"]
 
 
+def test_built_in_tools_of_llama_are_400(client: TestClient) -> None:
+    response = ask(client, chat_template_kwargs={"builtin_tools": ["brave_search"]})
+    assert response.status_code == 400 and "describe these tools in tools" in response.json()["error"]["message"]
+    assert ask(client, chat_template_kwargs={"builtin_tools": []}).status_code == 200
+
+
 def test_what_asks_for_nothing_may_be_there(client: TestClient) -> None:
     nothing = {
         "modalities": ["text"],
