@@ -2,7 +2,7 @@
 
     python -m bench.partial.answers ARTIFACT nq|booleans|brackets|calls|needles [--seconds 480] [--again]
 
-At least 200 questions of a set (`bench/partial/judged/questions.py`), many behind one prefix. Each is answered, with the most
+At least 200 questions of a set (`judged/questions.py`), many behind one prefix. Each is answered, with the most
 likely tokens, over the whole prefix and over 10, 25 and 50 % of its rows, chosen by `bench/partial/policies.py` or by
 IMPRESS's voting; `hybrid`, what ships, also has 75 %. The hybrid knows of a prefix the pass that computed it and the
 questions before, which were asked of the whole; the first of a prefix has none. Voting has more than it could have: its

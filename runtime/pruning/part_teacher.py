@@ -166,7 +166,7 @@ class PartTeacher:
             is_due = scores.num_uses >= scores.next_at
             if is_due:
                 scores = replace(scores, next_at=2 * scores.num_uses)
-            results.append(store.put_scores(heads[first:stop], scores))
+            results.append(store.scores.put(heads[first:stop], scores))
             for start in range(first, stop, self.run_pages) if is_due else ():
                 run = slice(start, min(start + self.run_pages, stop))
                 ranked = _ranked(scores, first, run, is_start=heads[start].parent_key == NO_PARENT)
@@ -178,7 +178,7 @@ class PartTeacher:
 def _parts(store: PageStore, uses: _Uses) -> Iterator[tuple[int, int, RowScores]]:
     """The pages of a prefix by the records of scores that they have, or else by run, each with the uses added."""
     heads, (layers, kv_heads, num_tokens) = uses.look.heads, uses.history.shape
-    known = store.scores(heads)
+    known = store.scores.read(heads)
     history, first = (np.zeros((layers, kv_heads, num_tokens), np.float32) for _ in range(2))
     weight = np.zeros(num_tokens, np.float32)
     ends = np.cumsum(uses.look.run_pages).tolist()

@@ -76,7 +76,7 @@ class ScoreKeeper:
         read: list[FoundScores] = []
 
         def work() -> bool:
-            read.extend(self.store.scores(heads))
+            read.extend(self.store.scores.read(heads))
             return True
 
         def done(_: Read) -> None:
@@ -104,7 +104,7 @@ class ScoreKeeper:
         kept = RowScores(learned.history, learned.first, learned.weight, num_uses, next_at)
         heads = heads_of(self.store.identity, node)
         self.scores.is_changed[node.pages] = False
-        self._queued.append((self.writer.submit(lambda store: store.put_scores(heads, kept)), num_bytes))
+        self._queued.append((self.writer.submit(lambda store: store.scores.put(heads, kept)), num_bytes))
 
     def changed(self) -> list[Node]:
         """The nodes of which more was learned than is stored."""

@@ -36,11 +36,10 @@ from .ordered_run import OrderedRun
 from .ordered_runs import OrderedRuns
 from .page_key import PageKey, StoreIdentity
 from .page_reader import ChainReader
-from .record import Kind, RecordHeader
+from .record import Kind, RecordHeader, SingleRecord
 from .record_writer import RecordWriter
 from .recovery import DiskGuard
-from .scores.scores_record import RowScores, scores_record
-from .scores.stored_scores import FoundScores, StoredScores
+from .scores.stored_scores import StoredScores
 from .store_state import GCReport, PutResult, StoreState, StoreStats, VerifyReport
 
 _LOGGER = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ class PageStore:
         self._guard = DiskGuard(directory, self._state)
         self._reader = ChainReader(directory, self.files, self.identity)
         self._runs = OrderedRuns(directory, self.identity, self.files, self._state, on_error=self._guard.turn_off)
-        self._scores = StoredScores(directory, self.identity, self.files, self._state)
+        self.scores = StoredScores(directory, self.identity, self.files, self._state, self._guard, self._put_single)
         self._is_closed = False
 
     @classmethod
@@ -142,8 +141,7 @@ class PageStore:
         Raises:
             StoreError: the run is not of those pages.
         """
-        record = ordered_record(self.identity.kv, heads, run, chunk_size)
-        return self._change(partial(self._writer.put_single, record, [head.key for head in heads]))
+        return self._put_single(ordered_record(self.identity.kv, heads, run, chunk_size), heads)
 
     def rewrite(
         self, heads: Sequence[PageKey], scores: NDArray[Any], *, chunk_size: int = 16, probe_head: int = 0
@@ -160,26 +158,6 @@ class PageStore:
             run = self._runs.ordered(heads, scores, probe_head)
         return PutResult() if run is None else self.put_ordered(heads, run, chunk_size=chunk_size)
 
-    def put_scores(self, heads: Sequence[PageKey], scores: RowScores) -> PutResult:
-        """Store what was learned of pages that are there, in place of what is known of them alone; see `put_ordered`.
-
-        Raises:
-            StoreError: the scores are not of those pages.
-        """
-        record = scores_record(self.identity.kv, heads, scores)
-        return self._change(partial(self._writer.put_single, record, [head.key for head in heads]))
-
-    def scores(self, heads: Sequence[PageKey]) -> list[FoundScores]:
-        """What was learned of pages, the latest last: of the same page the later ones count. By any thread.
-
-        Args:
-            heads: from the start of a prompt, or of what is looked for, on.
-        """
-        with self._guard():
-            if self._state.off_because is None and heads:
-                return self._scores.read(heads)
-        return []
-
     def read(self, heads: Sequence[PageKey], out: NDArray[np.uint8]) -> int:
         """Read a chain, or a part of one, and count it as used; how many of its first pages are right.
 
@@ -193,7 +171,12 @@ class PageStore:
             return 0
         with self._read, self._guard():
             if self._state.off_because is None:
-                return self._read_chain(heads, out)
+                begun = time.perf_counter()
+                removed, bad, num_erasures = self._state.for_reader()
+                self._reader.forget(removed)
+                result = self._reader.read(heads, out, bad)
+                self._state.add_read(heads, result, time.perf_counter() - begun, num_erasures)
+                return result.num_read
             self._state.add_miss("off")
             return 0
         self._state.add_miss("io")
@@ -295,21 +278,11 @@ class PageStore:
         if self._state.off_because is not None:
             return
         with self._guard(), closing(Index.open_to_read(self.directory / INDEX)) as index:
-            ours = self._writer.segments()
-            for key, row in rows_of(index):
-                if row is None:
-                    self._state.add_miss("index")
-                    self._state.add_bad([key])
-                elif row.place.segment in ours:
-                    yield row
+            yield from self._state.whole(rows_of(index), self._writer.segments())
 
-    def _read_chain(self, heads: Sequence[PageKey], out: NDArray[np.uint8]) -> int:
-        begun = time.perf_counter()
-        removed, bad, num_erasures = self._state.for_reader()
-        self._reader.forget(removed)
-        result = self._reader.read(heads, out, bad)
-        self._state.add_read(heads, result, time.perf_counter() - begun, num_erasures)
-        return result.num_read
+    def _put_single(self, record: SingleRecord, heads: Sequence[PageKey]) -> PutResult:
+        """Store what is beside these pages, if all of them are there, in place of what it replaces."""
+        return self._change(partial(self._writer.put_single, record, [head.key for head in heads]))
 
     def _change(self, change: Callable[[set[bytes], set[bytes]], PutResult]) -> PutResult:
         """Have the writer change something, after it was told which keys were used and which are bad."""

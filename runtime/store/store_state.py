@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
+from .index_rows import RecordRow
 from .page_key import PageKey
 from .page_reader import ChainRead
 from .record import MissKind
@@ -169,6 +170,15 @@ class StoreState:
         """Count a record that could not be read."""
         with self._lock:
             self._misses[kind] += 1
+
+    def whole(self, rows: Iterable[tuple[bytes, RecordRow | None]], segments: Collection[int]) -> Iterator[RecordRow]:
+        """The rows of these segments; those that broke are misses."""
+        for key, row in rows:
+            if row is None:
+                self.add_miss("index")
+                self.add_bad([key])
+            elif row.place.segment in segments:
+                yield row
 
     @contextmanager
     def erasing(self) -> Iterator[None]:

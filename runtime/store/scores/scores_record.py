@@ -37,8 +37,8 @@ class RowScores:
     """What was learned of the rows of whole pages, so that learning goes on as if nothing had happened.
 
     >>> scores = RowScores(history, first, weight, num_uses=9, next_at=16)
-    >>> store.put_scores(heads, scores)
-    >>> [(start, again)] = store.scores(heads)
+    >>> store.scores.put(heads, scores)
+    >>> [(start, again)] = store.scores.read(heads)
     """
 
     history: Float32Array  # [layers, kv_heads, tokens]: attention of later prompts, faded by age

@@ -5,7 +5,7 @@ Knows index and files. Whatever is wrong with a record of scores, it is not foun
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -14,10 +14,11 @@ from ..files import INDEX, Files, read_all
 from ..index import Index
 from ..index_rows import RecordRow
 from ..page_key import PageKey, StoreIdentity
-from ..record import Kind, MissKind
+from ..record import Kind, MissKind, SingleRecord
+from ..recovery import DiskGuard
 from ..segment import Segment, read_record
-from ..store_state import StoreState
-from .scores_record import RowScores, ScoresHeader, payload_bytes
+from ..store_state import PutResult, StoreState
+from .scores_record import RowScores, ScoresHeader, payload_bytes, scores_record
 
 
 class FoundScores(NamedTuple):
@@ -28,13 +29,46 @@ class FoundScores(NamedTuple):
 
 
 class StoredScores:
-    """Any thread may use it; `read` raises OSError and sqlite3.Error where the disk fails."""
+    """What a store knows of its pages' rows.
 
-    def __init__(self, directory: Path, identity: StoreIdentity, files: Files, state: StoreState) -> None:
+    Args:
+        guard: held while the disk is used; it turns the store off where that fails.
+        put: stores a record beside pages that are there.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        identity: StoreIdentity,
+        files: Files,
+        state: StoreState,
+        guard: DiskGuard,
+        put: Callable[[SingleRecord, Sequence[PageKey]], PutResult],
+    ) -> None:
         self._directory, self._identity, self._files, self._state = directory, identity, files, state
+        self._guard, self._put = guard, put
+
+    def put(self, heads: Sequence[PageKey], scores: RowScores) -> PutResult:
+        """Store what was learned of pages that are there, in place of what is known of them alone; see
+        `PageStore.put_ordered`.
+
+        Raises:
+            StoreError: the scores are not of those pages.
+        """
+        return self._put(scores_record(self._identity.kv, heads, scores), heads)
 
     def read(self, heads: Sequence[PageKey]) -> list[FoundScores]:
-        """See `PageStore.scores`."""
+        """What was learned of pages, the latest last: of the same page the later ones count. By any thread.
+
+        Args:
+            heads: from the start of a prompt, or of what is looked for, on.
+        """
+        with self._guard():
+            if self._state.off_because is None and heads:
+                return self._read(heads)
+        return []
+
+    def _read(self, heads: Sequence[PageKey]) -> list[FoundScores]:
         keys = [head.key for head in heads]
         with closing(Index.open_to_read(self._directory / INDEX)) as index:
             rows = index.rows_below(keys, Kind.SCORES)

@@ -69,8 +69,9 @@ class FakeStore:
 
     def __init__(self, known: list[FoundScores]) -> None:
         self.known = known
+        self.scores = self
 
-    def scores(self, heads: object) -> list[FoundScores]:
+    def read(self, heads: object) -> list[FoundScores]:
         return self.known
 
 
@@ -158,7 +159,7 @@ def stored(engine: Engine) -> tuple[np.ndarray, RowScores]:
     tier = tier_of(engine)
     [namespace] = {head.namespace for head in tier.store.heads()}
     heads = tier.index.run(namespace, tuple(PREFIX), 0, len(PREFIX) // PAGE_SIZE)
-    run, known = tier.store.open_ordered(heads), tier.store.scores(heads)
+    run, known = tier.store.open_ordered(heads), tier.store.scores.read(heads)
     order = run.order()
     run.close()
     return order, known[-1].scores
