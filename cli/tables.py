@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from radixlm.runtime.artifact.model_config import Mixer, ModelConfig
+    from radixlm.runtime.artifact.model_config import AnyAttention, ModelConfig
 
 
 def print_rows(rows: Iterable[tuple[str, str]]) -> None:
@@ -27,6 +27,9 @@ def layer_rows(model: ModelConfig) -> Iterator[tuple[str, str]]:
     windows = Counter(each.window for each in model.attentions if each.window is not None)
     if windows:
         yield "windows", "; ".join(f"{count} layers see {window:,} tokens" for window, count in windows.items())
+    if model.state_bytes:
+        count = model.num_hidden_layers - len(model.attentions)
+        yield "states", f"{count} layers keep a state, {size(model.state_bytes)} of each sequence"
     ffns = [layer.experts for layer in model.layers if layer.experts is not None]
     experts = Counter((each.num_experts, each.num_active) for each in ffns)
     if experts:
@@ -47,7 +50,7 @@ def conversations(has_template: bool) -> str:
     return "yes" if has_template else "no: it has no chat template, and answers completions"
 
 
-def _heads(mixer: Mixer) -> str:
+def _heads(mixer: AnyAttention) -> str:
     from radixlm.runtime.artifact.model_config import LatentAttention
 
     if isinstance(mixer, LatentAttention):

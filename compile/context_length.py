@@ -10,6 +10,7 @@ from radixlm.runtime.artifact.model_config import (
     LongRopeScaling,
     Mixer,
     ModelConfig,
+    Recurrent,
     Rope,
 )
 from radixlm.runtime.errors import InvalidParameter
@@ -38,6 +39,8 @@ def resolved(config: ModelConfig, length: int) -> ModelConfig:
 
 
 def _resolved(attention: Mixer, length: int) -> Mixer:
+    if isinstance(attention, Recurrent):
+        return attention
     if isinstance(attention, LatentAttention):
         return replace(attention, rope=_chosen(attention.rope, length))
     window, chunk = (

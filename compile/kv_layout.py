@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayer, KVLayout
-from radixlm.runtime.artifact.model_config import LatentAttention, Mixer, ModelConfig
+from radixlm.runtime.artifact.model_config import AnyAttention, LatentAttention, ModelConfig
 from radixlm.runtime.errors import InvalidParameter
 
 from .codegen.targets import Target
@@ -52,7 +52,7 @@ def why_no_codes(config: ModelConfig) -> str | None:
 
 
 def _layout(config: ModelConfig, dtype: KVDType) -> KVLayout:
-    def layer(mixer: Mixer) -> KVLayer:
+    def layer(mixer: AnyAttention) -> KVLayer:
         is_latent = isinstance(mixer, LatentAttention)
         value_dim = mixer.latent_dim if isinstance(mixer, LatentAttention) else mixer.head_dim
         return KVLayer(

@@ -14,7 +14,7 @@ from typing import Any
 
 import tvm
 from radixlm.runtime.artifact.manifest import MAX_POSITION, PAGE_SIZE, TOP_LOGITS, KVLayout
-from radixlm.runtime.artifact.model_config import ModelConfig
+from radixlm.runtime.artifact.model_config import STATE_ITEM_BYTES, ModelConfig
 from tvm.ir import Call as TVMCall
 from tvm.ir import GlobalVar
 from tvm.script.ir_builder import IRBuilder
@@ -102,6 +102,17 @@ def _pool_shape(layout: KVLayout) -> tuple[int | str, ...]:
     return ("num_pages", layout.page_items)  # so many items; layers are outermost
 
 
+def _state_slots(config: ModelConfig) -> _Arguments:
+    """Which slots each row of the page table reads and writes its state at; nothing where there are no states."""
+    of_rows: tuple[int | str, ...] = ("num_sequences",)
+    return {name: ("int32", of_rows) for name in ("state_in", "state_out") if config.state_bytes}
+
+
+def _state_pool(config: ModelConfig) -> _Arguments:
+    shape: tuple[int | str, ...] = ("num_slots", config.state_bytes // STATE_ITEM_BYTES)
+    return {"state_pool": ("float32", shape)} if config.state_bytes else {}
+
+
 def _forward(
     name: str,
     program: Program,
@@ -122,7 +133,9 @@ def _forward(
         "page_table": ("int32", ("num_sequences", "table_stride")),
         "kv_lengths": ("int32", tokens),
         "logit_rows": ("int32", ("num_logits",)),
+        **_state_slots(config),
         "kv_pool": (KV_DTYPES[layout.dtype], _pool_shape(layout)),
+        **_state_pool(config),
         "weights": ("uint8", (plan.num_bytes,)),
         "workspace": ("uint8", (program.workspace_bytes,)),
         "logits": ("float32", ("num_logits", round_up(config.vocab_size, ROW_BLOCK))),
@@ -166,7 +179,7 @@ def _check_indices(entry: _Entry, vocab_size: int) -> None:
     """Raise from the compiled function if an index is outside of what it points into; that costs nothing here."""
     num_tokens, num_pages = entry.sizes["num_tokens"], entry.sizes["num_pages"]
     visible = entry.sizes["table_stride"] * PAGE_SIZE
-    for name, low, high in (
+    ranges = [
         ("token_ids", 0, vocab_size),
         ("positions", 0, MAX_POSITION),
         ("slots", 0, num_pages * PAGE_SIZE),
@@ -174,7 +187,11 @@ def _check_indices(entry: _Entry, vocab_size: int) -> None:
         ("page_table", 0, num_pages),
         ("kv_lengths", 1, visible + 1),
         ("logit_rows", 0, num_tokens),
-    ):
+    ]
+    if "num_slots" in entry.sizes:  # the first slot is zeros, and stays so
+        num_slots = entry.sizes["num_slots"]
+        ranges += [("state_in", 0, num_slots), ("state_out", 1, num_slots)]
+    for name, low, high in ranges:
         buffer = entry.buffers[name]
         with T.grid(*buffer.shape) as indices:
             value = T.Cast("int64", buffer[tuple(indices) if len(buffer.shape) > 1 else indices])

@@ -124,7 +124,7 @@ def _run(
     """Logits of every token, in steps that end at `stops`; `stepped` gets how many of them are done."""
     num_tokens = len(token_ids)
     num_pages = -(-num_tokens // PAGE_SIZE)
-    runner = ModelRunner(artifact, num_pages=num_pages)
+    runner = ModelRunner(artifact, num_pages=num_pages, num_state_slots=2)
     pages = np.arange(num_pages, dtype=np.int32)[::-1].copy()  # not in order: a page table is not the identity
     start, logits = 0, []
     for stop in stops:
@@ -138,12 +138,19 @@ def _run(
             page_table=pages[None],
             kv_lengths=positions + np.int32(1),
             logit_rows=rows,
+            **_states(artifact, int(start > 0)),
         )
         logits.append(runner.forward(batch).copy())
         start = stop
         stepped(len(logits))
     runner.close()
     return np.concatenate(logits)
+
+
+def _states(artifact: Artifact, state_in: int) -> dict[str, npt.NDArray[np.int32]]:
+    """The slots of a batch of one sequence, which keeps its state in the second."""
+    slots = {"state_in": np.array([state_in], np.int32), "state_out": np.ones(1, np.int32)}
+    return slots if artifact.manifest.model.state_bytes else {}
 
 
 def _compare(

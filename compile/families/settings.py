@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 import msgspec
 from radixlm.runtime.artifact.model_config import (
+    AnyAttention,
     Attention,
     Dense,
     Experts,
     Function,
     LayerConfig,
-    Mixer,
     ModelConfig,
     Rope,
     RopeScaling,
@@ -237,6 +237,8 @@ class Settings:
         except msgspec.ValidationError as error:
             message = f"{self.label}: {error}; the source's configuration cannot be right"
             raise CorruptSource(message) from error
+        if not config.kv_attentions:
+            raise UnsupportedArchitecture(f"{self.label}: no layer has attention, which is not supported")
         for attention in dict.fromkeys(config.attentions):
             _check_heads(self.label, attention)
         for experts in dict.fromkeys(each.experts for each in config.layers):
@@ -245,7 +247,7 @@ class Settings:
         return config
 
 
-def _check_heads(label: str, attention: Mixer) -> None:
+def _check_heads(label: str, attention: AnyAttention) -> None:
     if attention.num_heads % attention.num_kv_heads:
         raise CorruptSource(
             f"{label}: {attention.num_heads} attention heads cannot share {attention.num_kv_heads} key-value heads"

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from radixlm.runtime.artifact.model_config import Dense, DenseAndExperts, Experts, LatentAttention, ModelConfig
+from radixlm.runtime.artifact.model_config import (
+    Dense,
+    DenseAndExperts,
+    Experts,
+    LatentAttention,
+    ModelConfig,
+    ShortConvolution,
+)
 
 from ..ops.layers import Embedding, Linear, Norm, Part, Vector
 from ..ops.operations import Operations
@@ -14,13 +21,14 @@ from .feed_forward import DenseAndExpertsFeedForward, DenseFeedForward, ExpertsF
 from .latent_attention import LatentSelfAttention
 from .layer_inputs import AllLayerInputs, OneLayerInput
 from .part_names import PartNames
+from .short_convolution import ShortConvolutionMixer
 
 R = TypeVar("R")
 A = TypeVar("A")
 
 
 class DecoderLayer:
-    """Layer `index`: attention and feed-forward, with the norms that its configuration asks for."""
+    """Layer `index`: a mixer, called `self_attn`, and feed-forward, with the norms that its configuration asks for."""
 
     def __init__(self, config: ModelConfig, index: int, names: PartNames) -> None:
         self.layer = layer = config.layers[index]
@@ -31,7 +39,7 @@ class DecoderLayer:
 
         has_post, has_ffn = layer.norms in ("post", "sandwich"), layer.ffn is not None
         post_eps = layer.post_norm_eps or config.norm_eps
-        self.self_attn = _attention(config, index, names)
+        self.self_attn = _mixer(config, index, names)
         self.mlp = _feed_forward(config, index, names)
         self.attention_norm = norm("attention_norm", layer.norms != "post")
         self.attention_post_norm = norm("attention_post_norm", has_post, post_eps)
@@ -134,8 +142,13 @@ def model_norm(config: ModelConfig, name: str, eps: float) -> Norm:
     )
 
 
-def _attention(config: ModelConfig, index: int, names: PartNames) -> SelfAttention | LatentSelfAttention:
+TokenMixer = SelfAttention | LatentSelfAttention | ShortConvolutionMixer
+
+
+def _mixer(config: ModelConfig, index: int, names: PartNames) -> TokenMixer:
     match config.layers[index].mixer:
+        case ShortConvolution() as convolution:
+            return ShortConvolutionMixer(config, convolution, index, names)
         case LatentAttention() as latent:
             return LatentSelfAttention(config, latent, index, names)
         case attention:

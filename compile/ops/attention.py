@@ -6,7 +6,7 @@ Knows pages, queries and the pool; not weights of layers, nor how a model joins 
 from __future__ import annotations
 
 from radixlm.runtime.artifact.manifest import KVLayout
-from radixlm.runtime.artifact.model_config import Attention, Mixer, Rope
+from radixlm.runtime.artifact.model_config import AnyAttention, Attention, Rope
 
 from ..codegen.targets import Target
 from ..kernels.attention import attention, slots_floats
@@ -50,7 +50,9 @@ class AttentionOps:
         shape = AttentionShape.of(self._layout.of_layer(layer), mixer.num_heads, self._target, _scores(mixer))
         return self.gather(self._append(qkv, spec), shape, mixer, layer, spec.sinks)
 
-    def gather(self, q: Rows, shape: AttentionShape, mixer: Mixer, layer: int, sinks: Vector | None = None) -> Rows:
+    def gather(
+        self, q: Rows, shape: AttentionShape, mixer: AnyAttention, layer: int, sinks: Vector | None = None
+    ) -> Rows:
         """Attend to the rows of the pool that are there; `layer` counts those that keep some."""
         limits = self._attention_limits
         y = Rows.of_tokens(self._program, self._limits, "attention", mixer.num_heads * shape.layout.value_dim)

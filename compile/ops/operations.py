@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from radixlm.runtime.artifact.model_config import Attention, Experts, Function, LatentAttention
+from radixlm.runtime.artifact.model_config import Attention, Experts, Function, LatentAttention, ShortConvolution
 
 from .layers import Embedding, ExpertLinear, HeadLinear, Linear, Norm, Vector
 
@@ -45,6 +45,23 @@ class LatentSpec:
     latent_norm: Norm
     keys: HeadLinear
     values: HeadLinear
+
+
+@dataclass(frozen=True)
+class ConvolutionSpec:
+    """One layer's convolution: its numbers, its part of a state, and its vectors.
+
+    Attributes:
+        width: numbers of a row, each with a convolution of its own.
+        first: numbers of a state before the layer's.
+        taps: `[width, kernel_size]`, that of the oldest token first.
+    """
+
+    convolution: ShortConvolution
+    width: int
+    first: int
+    taps: Vector
+    bias: Vector | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +115,12 @@ class Operations(Protocol[R, A]):
         """Attention over the pool, which first gets the step's latent vectors and rotated keys.
 
         These are the last output in `latent`; `queries` are all of their rows.
+        """
+
+    def short_convolution(self, gates: R, spec: ConvolutionSpec) -> A:
+        """`c * convolution(b * x)` over the last tokens, with the state of those before the step.
+
+        `gates` has b, c and x side by side.
         """
 
     def activate(self, x: R, function: Function, width: int, *, by: R | None = None, column: int = 0) -> A:

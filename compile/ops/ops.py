@@ -23,8 +23,9 @@ from .experts import ExpertOps
 from .latent_attention import LatentOps
 from .layers import Embedding, Linear, Norm, Vector
 from .linear import LinearOps, arrays
-from .operations import AttentionSpec, ExpertsSpec, LatentSpec
+from .operations import AttentionSpec, ConvolutionSpec, ExpertsSpec, LatentSpec
 from .program import Argument, Input, Program, Size, Stored
+from .recurrent import RecurrentOps
 from .rows import Activation, Gates, Limits, Rows
 
 
@@ -39,6 +40,8 @@ class Ops:
         is_scoring = config.why_not_partial is None
         self._attention = AttentionOps(self.program, plan, config.ropes, layout, limits, target, is_scoring=is_scoring)
         self._latent = LatentOps(self.program, plan, layout, limits, target, self._linear, self._attention)
+
+        self._recurrent = RecurrentOps(self.program, plan, config.state_bytes, limits, target)
 
     @property
     def rounded_inputs(self) -> set[str]:
@@ -104,6 +107,10 @@ class Ops:
         """Attention over the pool, which gets the step's latent vectors, and the matrices of heads around it."""
         mixer = spec.attention
         return self.plain(self._latent.attend(queries, latent, spec), mixer.num_heads * mixer.value_dim)
+
+    def short_convolution(self, gates: Rows, spec: ConvolutionSpec) -> Activation:
+        """A gated convolution over the step's tokens and the state of those before them."""
+        return self.plain(self._recurrent.convolve(gates, spec), spec.width)
 
     def activate(
         self, x: Rows, function: Function, width: int, *, by: Rows | None = None, column: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from radixlm.runtime.artifact.model_config import Mixer, Rope
+from radixlm.runtime.artifact.model_config import AnyAttention, Rope
 
 from .functions import Array
 from .reference_codes import rounded_weights
@@ -28,7 +28,7 @@ def rotated(x: Array, cos: Array, sin: Array) -> Array:
     return turned.astype(x.dtype, copy=False)
 
 
-def prepared(query: Array, attention: Mixer, positions: Positions) -> Array:
+def prepared(query: Array, attention: AnyAttention, positions: Positions) -> Array:
     """Queries at the temperature of their positions, `[heads, tokens, head_dim]`."""
     if attention.temperature is None:
         return query
@@ -38,7 +38,7 @@ def prepared(query: Array, attention: Mixer, positions: Positions) -> Array:
     return query * factors.astype(query.dtype)[:, None]
 
 
-def visible(attention: Mixer, num_tokens: int) -> npt.NDArray[np.bool_]:
+def visible(attention: AnyAttention, num_tokens: int) -> npt.NDArray[np.bool_]:
     """Which tokens (columns) each token (rows) sees."""
     row, column = np.arange(num_tokens)[:, None], np.arange(num_tokens)[None, :]
     seen = column <= row
@@ -50,7 +50,7 @@ def visible(attention: Mixer, num_tokens: int) -> npt.NDArray[np.bool_]:
 
 
 def attend(
-    query: Array, key: Array, value: Array, attention: Mixer, sink: Array | None, *, in_codes: bool = False
+    query: Array, key: Array, value: Array, attention: AnyAttention, sink: Array | None, *, in_codes: bool = False
 ) -> Array:
     """Softmax attention of one head, all `[tokens, numbers of a head]`; `sink` is a logit without a value.
 

@@ -18,10 +18,11 @@ from radixlm.runtime.artifact.model_config import Function, Rope
 
 from .functions import FUNCTIONS, GATED_FUNCTIONS, Array, normalized, sigmoid
 from .layers import Embedding, Linear, Norm, Vector
-from .operations import AttentionSpec, ExpertsSpec, LatentSpec
+from .operations import AttentionSpec, ConvolutionSpec, ExpertsSpec, LatentSpec
 from .reference_attention import attend, prepared, rope_table, rotated
 from .reference_codes import refine, round_to_int8, rounded_keys, rounded_queries, rounded_values
 from .reference_experts import expert_weights
+from .reference_recurrent import convolved
 
 GetWeight = Callable[[str], npt.NDArray[Any]]
 GetRows = Callable[[str, slice], npt.NDArray[Any]]
@@ -129,6 +130,13 @@ class ReferenceOps:
         gathered = np.stack([self.attend(head, rows, seen, spec, i, None) for i, head in enumerate(query)])
         outputs: Array = gathered @ self._read(spec.values.name).swapaxes(1, 2)
         return outputs.swapaxes(0, 1).reshape(len(kept), -1)
+
+    def short_convolution(self, gates: Rows, spec: ConvolutionSpec) -> Array:
+        """Gated, token by token from a state of zeros."""
+        b, c, x = np.split(gates[0], 3, axis=-1)
+        mixed = convolved(b * x, self._read(spec.taps.name).reshape(spec.width, -1))
+        gated: Array = c * (mixed if spec.bias is None else mixed + self._read(spec.bias.name))
+        return gated
 
     def activate(self, x: Rows, function: Function, width: int, *, by: Rows | None = None, column: int = 0) -> Array:
         """A function of rows, or of gates and what they let through; then times `width` numbers of `by`."""

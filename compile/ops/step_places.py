@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from radixlm.runtime.artifact.model_config import Mixer, Rope, Temperature
+from radixlm.runtime.artifact.model_config import AnyAttention, Rope, Temperature
 
 from ..kernels.attention_units import AttentionLimits, find_starts, find_units, units_ints
 from ..kernels.rope import query_temperatures, rope_angles
@@ -42,7 +42,7 @@ class StepPlaces:
         key = ("temperatures", of)
         return self.once(key, self._limits.num_tokens, key, build, (Input("positions"),))
 
-    def starts(self, attention: Mixer) -> tuple[Place, ...]:
+    def starts(self, attention: AnyAttention) -> tuple[Place, ...]:
         """The first row that each token sees, int32 `[tokens]`; nothing where that is the first of its sequence."""
         window, chunk = attention.window, attention.chunk
         if window is None and chunk is None:
@@ -54,7 +54,7 @@ class StepPlaces:
 
         return (self.once(key, self._limits.num_tokens, key, build, (Input("kv_lengths"),)),)
 
-    def units(self, attention: Mixer, micro_tokens: int) -> Place:
+    def units(self, attention: AnyAttention, micro_tokens: int) -> Place:
         """The units of work of such layers, in micro-tiles of so many tokens."""
         starts = self.starts(attention)
 

@@ -29,7 +29,7 @@ class BatchArrays(NamedTuple):
     All are int32. A slot is `page_id * PAGE_SIZE + row`. Within a sequence, tokens come in order and each sees
     the rows `[0, kv_length)` of its sequence's pages, its own included: that is the causal mask. Unused places
     of `page_table` are 0 and never read. Rows are not positions: `kv_length` is `position + 1`, or less where some
-    positions of the sequence have no row.
+    positions of the sequence have no row. The tokens of a sequence lie side by side.
     """
 
     token_ids: Int32Array  # [T]
@@ -63,9 +63,13 @@ class Batch:
     Attributes:
         shape: `(T, B, P, R)` of `BatchArrays`.
         values: its arrays in order, int32.
+        state_in: int32 `[B]`, the slot at which a sequence's state is before its first token of the step; 0 is that of
+            a sequence without tokens. Only of models that keep states, else None.
+        state_out: int32 `[B]`, the slot that gets its state after the last one; as `state_in` to replace it. It is
+            never 0, and no other sequence of the step reads or writes it. One without tokens leaves it as it is.
     """
 
-    __slots__ = ("shape", "values")
+    __slots__ = ("shape", "state_in", "state_out", "values")
 
     def __init__(
         self,
@@ -76,6 +80,9 @@ class Batch:
         page_table: Int32Array,
         kv_lengths: Int32Array,
         logit_rows: Int32Array,
+        *,
+        state_in: Int32Array | None = None,
+        state_out: Int32Array | None = None,
     ) -> None:
         """A batch of such arrays, which are copied.
 
@@ -92,12 +99,21 @@ class Batch:
                 raise EngineError(f"{name} is {values.dtype} {values.shape}; int32 {shape} is needed")
         self.shape: BatchShape = (num_tokens, num_sequences, width, logit_rows.size)
         self.values: Int32Array = np.concatenate([values.reshape(-1) for values in arrays])
+        self.state_in, self.state_out = state_in, state_out
 
     @classmethod
-    def packed(cls, values: Int32Array, shape: BatchShape) -> Batch:
-        """A batch of arrays that lie end to end already."""
+    def packed(
+        cls,
+        values: Int32Array,
+        shape: BatchShape,
+        *,
+        state_in: Int32Array | None = None,
+        state_out: Int32Array | None = None,
+    ) -> Batch:
+        """A batch of arrays that lie end to end already, but for those of states."""
         batch = cls.__new__(cls)
         batch.shape, batch.values = shape, values
+        batch.state_in, batch.state_out = state_in, state_out
         return batch
 
     @classmethod

@@ -24,6 +24,7 @@ from ..artifact.manifest import MAX_POSITION, PAGE_SIZE, TOP_LOGITS
 from ..errors import CorruptArtifact, EngineError, InvalidParameter
 from .batch import Batch, BatchArrays, BatchShape, Float32Array, Int32Array, PageCopy, TopLogits, UInt8Array
 from .memory import map_in, map_weights, zeros
+from .states import StateSlots
 
 _KV_DTYPES = {"f16": np.float16, "f32": np.float32, "k12v8": np.int8}
 _PADDED_VOCABULARY = 16
@@ -38,8 +39,11 @@ class ModelRunner:
         num_threads: of TVM's pool, by default `TVM_NUM_THREADS`, or every processor that this process may use. What
             is given stays the default of later runners.
         keep_scores: have `attention_sums` beside the pool, for `forward_scored`.
+        num_state_slots: of models that keep states, two at least; others have none, whatever it is.
 
     Attributes:
+        state_pool: float32 `[num_state_slots, state_bytes / 4]`, a sequence's state in each slot; None for models
+            without. Callers may copy slots, read them and write them between calls; the first one stays zeros.
         attention_sums: float32 `[layers, kv_heads, num_pages, PAGE_SIZE]`, the softmax weights of each KV row of the
             pool, summed over the tokens and query heads of all calls of `forward_scored`; None unless they are kept.
             Callers may change it: the rows of a page that is taken again still have their sums.
@@ -49,11 +53,18 @@ class ModelRunner:
     Raises:
         UnsupportedCPU: the module needs features that this machine lacks.
         CorruptArtifact: the module cannot be loaded, or is not the one that the manifest describes.
-        EngineError: the memory for the KV pool cannot be had, or the module has no `forward_scored`.
+        InvalidParameter: there are no pages, or too few slots for states.
+        EngineError: the memory for the pools cannot be had, or the module has no `forward_scored`.
     """
 
     def __init__(
-        self, artifact: Artifact, *, num_pages: int, num_threads: int | None = None, keep_scores: bool = False
+        self,
+        artifact: Artifact,
+        *,
+        num_pages: int,
+        num_threads: int | None = None,
+        keep_scores: bool = False,
+        num_state_slots: int = 0,
     ) -> None:
         if num_pages < 1:
             raise InvalidParameter(f"num_pages is {num_pages}, must be at least 1")
@@ -66,6 +77,10 @@ class ModelRunner:
         if keep_scores and "forward_scored" not in module.entry_points:
             why = manifest.model.why_not_partial or "compile it again"
             raise EngineError(f"{artifact.module_path} cannot score KV rows, which a KV budget needs: {why}")
+        if manifest.model.state_bytes and num_state_slots < 2:
+            raise InvalidParameter(
+                f"num_state_slots is {num_state_slots}, and {manifest.name} keeps a state of each sequence: 2 at least"
+            )
         self._functions = _load_functions(artifact, num_threads)
         weights = map_weights(artifact)
         threading.Thread(target=map_in, args=(weights,), name="radixlm-weights", daemon=True).start()
@@ -80,6 +95,7 @@ class ModelRunner:
         num_logits, padded = module.max_num_logits, -(-vocab_size // _PADDED_VOCABULARY) * _PADDED_VOCABULARY
         try:
             pool = zeros(pool_shape, _KV_DTYPES[layout.dtype])
+            states = StateSlots.of(manifest.model, num_state_slots, module.max_num_tokens)
             workspace = zeros((module.workspace_bytes,), np.uint8)
             scores = [zeros(shape, np.float32) for shape in scores_shapes]
             self._logits: Float32Array = zeros((num_logits, padded), np.float32)
@@ -94,7 +110,9 @@ class ModelRunner:
                 f"{num_pages} pages of {layout.page_bytes} bytes cannot be allocated ({error}); lower --kv-cache-gb"
             ) from None
         self._tensor = _tvm_ffi().from_dlpack
-        self._state = [self._tensor(array) for array in (pool, weights, workspace)]
+        self._states, self.state_pool = states, None if states is None else states.pool
+        pools = (pool,) if states is None else (pool, states.pool)
+        self._state = [self._tensor(array) for array in (*pools, weights, workspace)]
         self.attention_sums: Float32Array | None = scores[0] if keep_scores else None
         self.queries: Float32Array | None = scores[1] if keep_scores else None
         self._scores = [self._tensor(array) for array in scores]
@@ -131,6 +149,8 @@ class ModelRunner:
 
     def _forward(self, name: str, batch: Batch, *more: Any) -> Float32Array:
         arguments = self._arguments.get(batch.shape) or self._make_arguments(batch.shape)
+        if self._states is not None:
+            self._states.set_rows(batch)
         self._values[: batch.values.size] = batch.values
         try:
             self._functions[name](*arguments, *more)
@@ -180,6 +200,7 @@ class ModelRunner:
     def close(self) -> None:
         """Let go of pool, weights and workspace."""
         self._state, self._outputs, self._functions, self._scores = [], [], {}, []
+        self._states = self.state_pool = None
         self.attention_sums = self.queries = None
         self._arguments.clear()
 
@@ -220,7 +241,8 @@ class ModelRunner:
             arrays = arrays._replace(logit_rows=_NO_ROWS)
         if len(self._arguments) == _MAX_SHAPES:
             self._arguments.clear()
-        arguments = (*map(self._tensor, arrays), *self._state, self._outputs[num_logits][0])
+        slots = () if self._states is None else self._states.rows(num_sequences)
+        arguments = (*map(self._tensor, (*arrays, *slots)), *self._state, self._outputs[num_logits][0])
         self._arguments[shape] = arguments
         return arguments
 

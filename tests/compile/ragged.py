@@ -15,16 +15,20 @@ from radixlm.runtime.model.batch import Batch, Forward
 
 @dataclass
 class Row:
-    """One sequence: its tokens, its pages, and how many tokens are in the KV pool."""
+    """One sequence: its tokens, its pages, how many tokens are in the KV pool, and the slot of its state."""
 
     token_ids: Sequence[int]
     page_ids: list[int]
     num_computed: int = 0
+    state: int = 0
 
 
 @dataclass
 class Rows:
-    """Sequences that share a runner with `num_pages` pages."""
+    """Sequences that share a runner with `num_pages` pages, and two slots for each where it keeps states.
+
+    A step writes the slot that the one before it did not: it can be repeated.
+    """
 
     runner: Forward
     num_pages: int
@@ -52,13 +56,18 @@ class Rows:
         for number, count in num_tokens.items():
             found[number] = logits[start : start + count]
             self.rows[number].num_computed += count
+            self.rows[number].state = self._next_state(number)
             start += count
         return found
 
     def _logits(self, batch: Batch, start: int) -> np.ndarray:
         stop = min(start + self.max_num_logits, batch.shape[0])
         *arrays, _ = batch.arrays  # the last says which rows' logits are wanted
-        return self.runner.forward(Batch(*arrays, np.arange(start, stop, dtype=np.int32))).copy()
+        states = {"state_in": batch.state_in, "state_out": batch.state_out}
+        return self.runner.forward(Batch(*arrays, np.arange(start, stop, dtype=np.int32), **states)).copy()
+
+    def _next_state(self, number: int) -> int:
+        return 2 * number + 1 + self.rows[number].state % 2
 
     def _batch(self, num_tokens: dict[int, int]) -> Batch:
         spans = [
@@ -79,4 +88,8 @@ class Rows:
             "kv_lengths": [positions + 1 for _, _, positions in spans],
         }
         arrays = {name: np.concatenate(parts).astype(np.int32) for name, parts in columns.items()}
-        return Batch(**arrays, page_table=table, logit_rows=np.zeros(0, np.int32))
+        states = {
+            "state_in": np.array([row.state for _, row, _ in spans], np.int32),
+            "state_out": np.array([self._next_state(number) for number in num_tokens], np.int32),
+        }
+        return Batch(**arrays, page_table=table, logit_rows=np.zeros(0, np.int32), **states)

@@ -3,10 +3,11 @@
 A mixer, a feed-forward layer and a stretching of rotary frequencies are tagged unions: `kind` says which.
 """
 
-from .attention import Attention, Gate, LatentAttention, Mixer, QKNorm, Temperature
-from .decoder import LayerConfig, LayerInputs, ModelConfig
+from .attention import AnyAttention, Attention, Gate, LatentAttention, QKNorm, Temperature
+from .decoder import STATE_ITEM_BYTES, LayerConfig, LayerInputs, Mixer, ModelConfig
 from .feed_forward import Dense, DenseAndExperts, Experts, Function, Router, SharedExpert, is_gated
 from .ranges import ContextLength, Dimension, HeadDim, Heads, Positive, Strict
+from .recurrent import Recurrent, ShortConvolution
 from .rope import (
     DynamicScaling,
     FactorsScaling,
@@ -20,6 +21,8 @@ from .rope import (
 )
 
 __all__ = [
+    "STATE_ITEM_BYTES",
+    "AnyAttention",
     "Attention",
     "ContextLength",
     "Dense",
@@ -43,10 +46,12 @@ __all__ = [
     "Positive",
     "ProportionalScaling",
     "QKNorm",
+    "Recurrent",
     "Rope",
     "RopeScaling",
     "Router",
     "SharedExpert",
+    "ShortConvolution",
     "Strict",
     "Temperature",
     "YarnScaling",

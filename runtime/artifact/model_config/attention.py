@@ -134,4 +134,4 @@ class LatentAttention(Strict, frozen=True, kw_only=True, tag_field="kind", tag="
         """Each layer keeps rows of its own."""
 
 
-Mixer = Attention | LatentAttention
+AnyAttention = Attention | LatentAttention

@@ -9,10 +9,15 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from .attention import LatentAttention, Mixer
+from .attention import AnyAttention, LatentAttention
 from .feed_forward import Dense, DenseAndExperts, Experts, UngatedFunction
 from .ranges import Architecture, ContextLength, Dimension, Positive, Strict, VocabSize
+from .recurrent import Recurrent
 from .rope import Rope
+
+STATE_ITEM_BYTES = 4  # states are float32
+
+Mixer = AnyAttention | Recurrent
 
 
 class LayerConfig(Strict, frozen=True, kw_only=True):
@@ -85,9 +90,19 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
         return len(self.layers)
 
     @property
-    def attentions(self) -> tuple[Mixer, ...]:
+    def attentions(self) -> tuple[AnyAttention, ...]:
         """The attention of each layer that has it."""
-        return tuple(layer.mixer for layer in self.layers)
+        return tuple(layer.mixer for layer in self.layers if not isinstance(layer.mixer, Recurrent))
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one sequence's state, over all recurrent layers: float32, in the order of layers; 0 without any."""
+        return self.state_layer(len(self.layers)) * STATE_ITEM_BYTES
+
+    def state_layer(self, layer: int) -> int:
+        """Numbers of a state before those of this layer."""
+        mixers = (each.mixer for each in self.layers[:layer])
+        return sum(mixer.state_size(self.hidden_size) for mixer in mixers if isinstance(mixer, Recurrent))
 
     @property
     def num_attention_heads(self) -> int:
@@ -115,20 +130,24 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(each.rope for each in self.attentions if each.rope is not None))
 
     @property
-    def kv_attentions(self) -> tuple[Mixer, ...]:
+    def kv_attentions(self) -> tuple[AnyAttention, ...]:
         """The attention of each layer that keeps keys and values of its own, in the order of `kv_layer`."""
         return tuple(attention for attention in self.attentions if attention.shared_kv is None)
 
     def kv_layer(self, layer: int) -> int:
         """Which of the layers that have keys and values of their own this one reads."""
-        shared = self.attentions[layer].shared_kv
-        if shared is not None:
-            return self.kv_layer(shared)
-        return sum(attention.shared_kv is None for attention in self.attentions[:layer])
+        mixer = self.layers[layer].mixer
+        assert not isinstance(mixer, Recurrent), f"layer {layer} reads no keys and values"
+        if mixer.shared_kv is not None:
+            return self.kv_layer(mixer.shared_kv)
+        before = (each.mixer for each in self.layers[:layer])
+        return sum(not isinstance(mixer, Recurrent) and mixer.shared_kv is None for mixer in before)
 
     @property
     def why_not_partial(self) -> str | None:
         """Why this model cannot serve a prefix with a part of its rows; None if it can."""
+        if self.state_bytes:
+            return "some layers keep a state of all tokens, which has no part for a few of them"
         attentions = self.attentions
         if any(isinstance(attention, LatentAttention) for attention in attentions):
             return "its layers keep one latent row of each token, and neither keys nor values of single heads"

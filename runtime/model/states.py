@@ -1,0 +1,75 @@
+"""The pool of states that recurrent layers keep, and the slots at which a step reads and writes them.
+
+Knows arrays; which sequence has which slot is the caller's to know.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+
+from ..artifact.model_config import STATE_ITEM_BYTES, ModelConfig
+from ..errors import EngineError
+from .batch import Batch, Float32Array, Int32Array
+from .memory import zeros
+
+
+class StateSlots:
+    """`num_slots` states of `num_items` numbers, all zeros at first, for steps of at most `max_rows` sequences.
+
+    Attributes:
+        pool: float32 `[num_slots, num_items]`; nothing writes the first slot.
+    """
+
+    def __init__(self, num_slots: int, num_items: int, max_rows: int) -> None:
+        self.pool: Float32Array = zeros((num_slots, num_items), np.float32)
+        self._in: Int32Array = zeros((max_rows,), np.int32)
+        self._out: Int32Array = zeros((max_rows,), np.int32)
+
+    @classmethod
+    def of(cls, model: ModelConfig, num_slots: int, max_rows: int) -> Self | None:
+        """The states of a model; None if it keeps none."""
+        return cls(num_slots, model.state_bytes // STATE_ITEM_BYTES, max_rows) if model.state_bytes else None
+
+    def rows(self, num_rows: int) -> tuple[Int32Array, Int32Array]:
+        """The slots that each sequence of a step reads and writes, as views that `set_rows` fills."""
+        return self._in[:num_rows], self._out[:num_rows]
+
+    def set_rows(self, batch: Batch) -> None:
+        """Take the slots of the next step.
+
+        Raises:
+            EngineError: there is not one of each for each sequence, one is outside the pool or the first is to be
+                written, or two sequences with tokens use one that either of them writes.
+        """
+        num_rows = batch.shape[1]
+        for name, slots, least in (("state_in", batch.state_in, 0), ("state_out", batch.state_out, 1)):
+            if slots is None or slots.dtype != np.int32 or slots.shape != (num_rows,):
+                found = "missing" if slots is None else f"{slots.dtype} {slots.shape}"
+                raise EngineError(f"{name} is {found}; this model keeps states: int32 {(num_rows,)} is needed")
+            if slots.min() < least or slots.max() >= len(self.pool):
+                raise EngineError(
+                    f"{name} holds {slots.min()}..{slots.max()}, must be in {least}..{len(self.pool) - 1}"
+                )
+        assert batch.state_in is not None and batch.state_out is not None
+        read, written = batch.state_in.tolist(), batch.state_out.tolist()
+        if _is_shared(read, written):
+            rows = np.unique(batch.arrays.row_of_token).tolist()
+            if _is_shared([read[row] for row in rows], [written[row] for row in rows]):
+                raise EngineError(
+                    f"sequences share slots that one of them writes: state_in {read}, state_out {written}"
+                )
+        self._in[:num_rows], self._out[:num_rows] = read, written
+
+
+def _is_shared(read: list[int], written: list[int]) -> bool:
+    """Whether a slot that is written is another's, too.
+
+    >>> _is_shared([0, 0, 3], [1, 2, 3]), _is_shared([0, 1], [1, 2])
+    (False, True)
+    """
+    taken = set(written)
+    return len(taken) < len(written) or any(
+        mine in taken and mine != out for mine, out in zip(read, written, strict=True)
+    )
