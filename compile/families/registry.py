@@ -19,6 +19,7 @@ from .glm4 import Glm4, Glm4MoE
 from .gpt_oss import GptOss
 from .granite import Granite, GraniteMoE
 from .hunyuan import HunyuanDense, HunyuanMoE
+from .hybrid.lfm2 import Lfm2, Lfm2MoE
 from .llama import Llama, SmolLM3
 from .meta import Llama4, MuseGlimmer
 from .mistral import MiniMaxM2, Mistral3, Mixtral
@@ -65,6 +66,8 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": DeepSeekV3(),  # the last of those that are `deepseek2` in GGUF: its files are read as this one
     "mistral4": Mistral4(),
     "llama4": Llama4(),
+    "lfm2": Lfm2(),
+    "lfm2_moe": Lfm2MoE(),
 }
 
 _NEAR = 0.65  # of letters in common

@@ -52,6 +52,7 @@ _KEYS: Mapping[str, str] = {  # config.json's key -> GGUF's, behind the architec
     "norm_topk_prob": "expert_weights_norm",
     "routed_scaling_factor": "expert_weights_scale",
     "first_k_dense_replace": "leading_dense_block_count",
+    "conv_L_cache": "shortconv.l_cache",
 }
 _SCALING_KEYS: Mapping[str, str] = {
     "factor": "rope.scaling.factor",

@@ -56,7 +56,7 @@ def usual(c: Config) -> dict[str, Value]:
         "feed_forward_length": c["intermediate_size"],
         "attention.head_count": c["num_attention_heads"],
         "attention.head_count_kv": c["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": c["rms_norm_eps"],
+        "attention.layer_norm_rms_epsilon": c.get("rms_norm_eps", c.get("norm_eps")),
         "rope.freq_base": float(rope["rope_theta"]),
         "vocab_size": c["vocab_size"],
     }

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from .gguf_dense import DENSE, Converter
 from .gguf_experts import EXPERTS
+from .gguf_hybrid import HYBRID
 from .gguf_latest import LATEST
 
 __all__ = ["GGUF_FAMILIES", "Converter"]
 
-GGUF_FAMILIES: dict[str, Converter] = {**DENSE, **EXPERTS, **LATEST}
+GGUF_FAMILIES: dict[str, Converter] = {**DENSE, **EXPERTS, **LATEST, **HYBRID}

@@ -15,18 +15,19 @@ from ..ragged import Rows
 from .harness import NAMES
 
 NUM_PAGES = 211  # a prime, so that Rows can scatter pages
+NUM_SLOTS = 64
 # Of the standard deviation of a prompt's logits.
 TOLERANCES: dict[KVDType, float] = {"f32": 1e-4, "f16": 2e-3, "k12v8": 3e-2}
 # Those whose keys and values are kept in float32, too: together they have all kinds of attention.
 IN_FLOAT32 = ("qwen3-yarn", "phi3", "olmo3", "glm4", "gemma2", "gemma3", "gemma4", "gemma4-moe")
-IN_FLOAT32 += ("deepseek_v2", "mistral4")
+IN_FLOAT32 += ("deepseek_v2", "mistral4", "lfm2", "lfm2-bias")
 # And those in codes: windows, caps, sinks, and layers that share keys and values or are of unequal width. Llama 4 gives
 # two tokens of 300 another expert than in floats.
 IN_CODES = ("gemma2", "gemma4", "glm4", "gpt_oss")
 # Those that have nothing which none of these have wait for `make test-long`, and so do keys and values in float32.
 OFTEN = ("qwen3-yarn", "phi3-short", "gemma2", "gemma3", "gemma4", "gemma4-moe", "olmo2", "glm4", "cohere2")
 OFTEN += ("stablelm-parallel", "granite", "ministral3", "muse_glimmer", "gpt_oss", "granitemoe", "glm4_moe")
-OFTEN += ("minimax_m2", "deepseek_v2", "deepseek_v3", "mistral4", "llama4")
+OFTEN += ("minimax_m2", "deepseek_v2", "deepseek_v3", "mistral4", "llama4", "lfm2", "lfm2_moe")
 COMPILED = [
     pytest.param((name, kv), id=f"{name}-{kv}", marks=[] if kv == "f16" and name in OFTEN else pytest.mark.long)
     for name in NAMES
@@ -47,7 +48,7 @@ def compiled(request: pytest.FixtureRequest, artifact_of: Callable[..., Artifact
 @pytest.fixture
 def rows(compiled: tuple[str, Artifact]) -> Iterator[Rows]:
     artifact = compiled[1]
-    runner = ModelRunner(artifact, num_pages=NUM_PAGES)
+    runner = ModelRunner(artifact, num_pages=NUM_PAGES, num_state_slots=NUM_SLOTS)
     yield Rows(runner, NUM_PAGES, artifact.manifest.module.max_num_logits)
     runner.close()
 
@@ -101,5 +102,5 @@ def warm(rows: Rows, prompt: GoldenPrompt) -> tuple[int, np.ndarray]:
     rows.step({first: start})
     shared = rows.rows[first].page_ids[: start // PAGE_SIZE]
     rows.rows[second].page_ids[: len(shared)] = shared
-    rows.rows[second].num_computed = start
+    rows.rows[second].num_computed, rows.rows[second].state = start, rows.rows[first].state
     return start, rows.step({second: len(prompt.ids) - start})[second]

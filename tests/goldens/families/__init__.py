@@ -7,6 +7,7 @@ from .family import Off, TinyFamily
 from .gemma import GEMMA
 from .gemma4 import GEMMA4
 from .gpt_oss import GPT_OSS
+from .hybrid import HYBRID
 from .latent import LATENT
 from .layer_norms import LAYER_NORMS
 from .meta import META
@@ -15,5 +16,5 @@ from .post_norms import POST_NORMS
 
 __all__ = ["FAMILIES", "Off", "TinyFamily"]
 
-_ALL = (*DENSE, *POST_NORMS, *LAYER_NORMS, *GEMMA, *MOE, *GPT_OSS, *GEMMA4, *LATENT, *META)
+_ALL = (*DENSE, *POST_NORMS, *LAYER_NORMS, *GEMMA, *MOE, *GPT_OSS, *GEMMA4, *LATENT, *META, *HYBRID)
 FAMILIES: dict[str, TinyFamily] = {tiny.name: tiny for tiny in _ALL}

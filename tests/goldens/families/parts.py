@@ -128,6 +128,7 @@ def decoder(
     norm_bias: bool = False,
     prefix: str = "model.",
     embedding: float = 1.5,
+    last_norm: str = "norm",
 ) -> Callable[[Config], Iterator[Part]]:
     """A whole decoder: embedding, layers of norms, `mix` and `feed`, the last norm, and the head if it is untied.
 
@@ -147,9 +148,9 @@ def decoder(
             yield from feed(c, layer, at)
         # a tied head would give a token's own logit 100 and more: a probability that float32 cannot tell from 1
         last = 0.3 / embedding if tied else 1.0
-        yield gain(f"{prefix}norm", hidden, neutral - 1 + last, 0.3 * last)
+        yield gain(f"{prefix}{last_norm}", hidden, neutral - 1 + last, 0.3 * last)
         if norm_bias:
-            yield bias(f"{prefix}norm", hidden, 0.2)
+            yield bias(f"{prefix}{last_norm}", hidden, 0.2)
         if not tied:
             yield matrix("lm_head", c["vocab_size"], hidden, 2.0)
 

@@ -1,0 +1,146 @@
+"""Families of which some layers have a state in place of keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..tiny_models import Part
+from .family import Config, Off, TinyFamily
+from .moe import NUM_EXPERTS, experts, top
+from .parts import attention, bias, config, decoder, gated_mlp, matrix, sizes, whole
+
+LFM2_NORMS = ("q_layernorm", "k_layernorm")
+LFM2_NAMES = {"o_proj": "out_proj", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+CONVOLUTION = Off("convolution", tensors={r"conv\.conv\.weight": 0.0})
+LFM2_QK_NORM = Off("qk_norm", modules=r"self_attn\.[qk]_layernorm$")
+LFM2_QK_GAIN = Off("qk_gain", tensors={r"\.[qk]_layernorm": 1.5})
+
+
+def renamed(parts: Iterator[Part]) -> Iterator[Part]:
+    """Parts under LFM2's names."""
+    for name, *rest in parts:
+        *before, part, suffix = name.split(".")
+        yield ".".join([*before, LFM2_NAMES.get(part, part), suffix]), *rest
+
+
+def convolution(c: Config, prefix: str) -> Iterator[Part]:
+    """A short convolution under a layer's `conv.`."""
+    hidden, size = c["hidden_size"], c["conv_L_cache"]
+    for name, rows in (("in_proj", 3 * hidden), ("out_proj", hidden)):
+        yield matrix(f"{prefix}conv.{name}", rows, hidden)
+        if c["conv_bias"]:
+            yield bias(f"{prefix}conv.{name}", rows)
+    yield f"{prefix}conv.conv.weight", (hidden, 1, size), 0.0, size**-0.5
+    if c["conv_bias"]:
+        yield bias(f"{prefix}conv.conv", hidden)
+
+
+def lfm2_mixer(c: Config, layer: int, prefix: str) -> Iterator[Part]:
+    if c["layer_types"][layer] == "conv":
+        yield from convolution(c, prefix)
+    else:
+        yield from renamed(attention(qk_norm=LFM2_NORMS)(c, layer, prefix))
+
+
+def lfm2_inner(c: Config) -> int:
+    """Numbers between the matrices of a dense layer."""
+    size = c["intermediate_size"]
+    if not c.get("block_auto_adjust_ff_dim"):
+        return int(size)
+    block = c["block_multiple_of"]
+    return -(-int(c["block_ffn_dim_multiplier"] * int(2 * size / 3)) // block) * block
+
+
+def lfm2_mlp(c: Config, layer: int, prefix: str) -> Iterator[Part]:
+    yield from renamed(gated_mlp(c, layer, prefix, name="feed_forward", inner=lfm2_inner(c)))
+
+
+def lfm2_feed(c: Config, layer: int, prefix: str) -> Iterator[Part]:
+    if layer < c["num_dense_layers"]:
+        yield from lfm2_mlp(c, layer, prefix)
+    else:
+        names = ("w1", "w3", "w2")
+        yield from experts(at="feed_forward.", names=names, selection_bias="expert_bias")(c, layer, prefix)
+
+
+def lfm2(feed: Callable[[Config, int, str], Iterator[Part]]) -> Callable[[Config], Iterator[Part]]:
+    return decoder(lfm2_mixer, feed, norms=("operator_norm", "ffn_norm"), last_norm="embedding_norm")
+
+
+def lfm2_config(architecture: str, model_type: str, kinds: str, **changes: Any) -> dict[str, Any]:
+    """`kinds` says of each layer whether it has a convolution or attention."""
+    found = config(
+        architecture,
+        model_type,
+        whole(sizes(128, 200, len(kinds), 4, 2, 32)),
+        norm_eps=1e-5,
+        layer_types=["conv" if kind == "c" else "full_attention" for kind in kinds],
+        **{"conv_L_cache": 3, "conv_bias": False, "tie_word_embeddings": True, **changes},
+    )
+    return {key: value for key, value in found.items() if key not in ("rms_norm_eps", "hidden_act")}
+
+
+HYBRID = (
+    TinyFamily(
+        "lfm2",
+        2500,
+        lfm2_config(
+            "Lfm2ForCausalLM",
+            "lfm2",
+            "ccaca",
+            rope_theta=1000000.0,
+            block_auto_adjust_ff_dim=True,
+            block_multiple_of=32,
+            block_ffn_dim_multiplier=1.1,
+        ),
+        parts=lfm2(lfm2_mlp),
+        offs=(LFM2_QK_NORM, LFM2_QK_GAIN, CONVOLUTION),
+    ),
+    TinyFamily(
+        "lfm2-bias",
+        2501,
+        lfm2_config(
+            "Lfm2ForCausalLM",
+            "lfm2",
+            "cac",
+            rope_theta=1000000.0,
+            conv_bias=True,
+            conv_L_cache=5,
+            tie_word_embeddings=False,
+            block_auto_adjust_ff_dim=False,
+        ),
+        parts=lfm2(lfm2_mlp),
+        offs=(
+            CONVOLUTION,
+            Off("matrix_bias", tensors={r"conv\.(in|out)_proj\.bias": 0.0}),
+            Off("convolution_bias", tensors={r"conv\.conv\.bias": 0.0}),
+        ),
+        no_witness="llama.cpp reads no biases of convolutions",
+    ),
+    TinyFamily(
+        "lfm2_moe",
+        4022,
+        lfm2_config(
+            "Lfm2MoeForCausalLM",
+            "lfm2_moe",
+            "caac",
+            rope_theta=1000000.0,
+            moe_intermediate_size=64,
+            num_dense_layers=1,
+            num_experts=NUM_EXPERTS,
+            num_experts_per_tok=3,
+            norm_topk_prob=True,
+            use_expert_bias=True,
+            routed_scaling_factor=1.0,
+        ),
+        parts=lfm2(lfm2_feed),
+        offs=(
+            CONVOLUTION,
+            LFM2_QK_NORM,
+            Off("selection_bias", tensors={"expert_bias": 0.0}),
+            top(),
+            Off("renormalise", config={"norm_topk_prob": False}),
+        ),
+    ),
+)
