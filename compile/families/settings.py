@@ -16,6 +16,7 @@ from radixlm.runtime.artifact.model_config import (
     Dense,
     Experts,
     Function,
+    GatedDelta,
     LayerConfig,
     ModelConfig,
     Rope,
@@ -239,6 +240,11 @@ class Settings:
             raise CorruptSource(message) from error
         if not config.kv_attentions:
             raise UnsupportedArchitecture(f"{self.label}: no layer has attention, which is not supported")
+        for mixer in dict.fromkeys(layer.mixer for layer in config.layers):
+            if isinstance(mixer, GatedDelta) and mixer.num_value_heads % mixer.num_key_heads:
+                raise CorruptSource(
+                    f"{self.label}: {mixer.num_value_heads} value heads cannot share {mixer.num_key_heads} key heads"
+                )
         for attention in dict.fromkeys(config.attentions):
             _check_heads(self.label, attention)
         for experts in dict.fromkeys(each.experts for each in config.layers):

@@ -9,6 +9,7 @@ from radixlm.runtime.artifact.model_config import (
     Dense,
     DenseAndExperts,
     Experts,
+    GatedDelta,
     LatentAttention,
     ModelConfig,
     ShortConvolution,
@@ -18,6 +19,7 @@ from ..ops.layers import Embedding, Linear, Norm, Part, Vector
 from ..ops.operations import Operations
 from .attention import SelfAttention
 from .feed_forward import DenseAndExpertsFeedForward, DenseFeedForward, ExpertsFeedForward
+from .gated_delta import GatedDeltaMixer
 from .latent_attention import LatentSelfAttention
 from .layer_inputs import AllLayerInputs, OneLayerInput
 from .part_names import PartNames
@@ -142,11 +144,13 @@ def model_norm(config: ModelConfig, name: str, eps: float) -> Norm:
     )
 
 
-TokenMixer = SelfAttention | LatentSelfAttention | ShortConvolutionMixer
+TokenMixer = SelfAttention | LatentSelfAttention | ShortConvolutionMixer | GatedDeltaMixer
 
 
 def _mixer(config: ModelConfig, index: int, names: PartNames) -> TokenMixer:
     match config.layers[index].mixer:
+        case GatedDelta() as delta:
+            return GatedDeltaMixer(config, delta, index, names)
         case ShortConvolution() as convolution:
             return ShortConvolutionMixer(config, convolution, index, names)
         case LatentAttention() as latent:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from radixlm.runtime.artifact.model_config import (
     Attention,
     DenseAndExperts,
+    GatedDelta,
     LatentAttention,
     LayerConfig,
     ModelConfig,
@@ -27,6 +28,10 @@ ATTENTION: dict[str, Callable[[Attention], bool]] = {
 LAYER: dict[str, Callable[[LayerConfig], bool]] = {
     "latent attention of heads whose sizes are no multiples of 16": lambda layer: (
         isinstance(layer.mixer, LatentAttention) and _has_odd_sizes(layer.mixer)
+    ),
+    "the delta rule with heads whose sizes are no multiples of 16": lambda layer: (
+        isinstance(layer.mixer, GatedDelta)
+        and any(size % ROW_BLOCK for size in (layer.mixer.key_dim, layer.mixer.value_dim))
     ),
     "biases of experts whose inputs are weighed": lambda layer: (
         layer.experts is not None and layer.experts.bias and layer.experts.input_scaled

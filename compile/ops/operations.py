@@ -8,7 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from radixlm.runtime.artifact.model_config import Attention, Experts, Function, LatentAttention, ShortConvolution
+from radixlm.runtime.artifact.model_config import (
+    Attention,
+    Experts,
+    Function,
+    GatedDelta,
+    LatentAttention,
+    ShortConvolution,
+)
 
 from .layers import Embedding, ExpertLinear, HeadLinear, Linear, Norm, Vector
 
@@ -62,6 +69,25 @@ class ConvolutionSpec:
     first: int
     taps: Vector
     bias: Vector | None = None
+
+
+@dataclass(frozen=True)
+class DeltaSpec:
+    """One layer's gated delta rule: its numbers, its part of a state, and its vectors.
+
+    Attributes:
+        first: numbers of a state before the layer's.
+        taps: `[convolved_width, kernel_size]`, that of the oldest token first.
+        rate: of each value head, negative: it fades by `exp(rate * softplus(a + dt_bias))`.
+        norm: of what each value head gives.
+    """
+
+    delta: GatedDelta
+    first: int
+    taps: Vector
+    rate: Vector
+    dt_bias: Vector
+    norm: Norm
 
 
 @dataclass(frozen=True)
@@ -121,6 +147,12 @@ class Operations(Protocol[R, A]):
         """`c * convolution(b * x)` over the last tokens, with the state of those before the step.
 
         `gates` has b, c and x side by side.
+        """
+
+    def gated_delta(self, joined: R, spec: DeltaSpec) -> A:
+        """What value heads give, normalized and gated, with the state of the tokens before the step.
+
+        `joined` has queries, keys and values, then gates, then b and a of each value head.
         """
 
     def activate(self, x: R, function: Function, width: int, *, by: R | None = None, column: int = 0) -> A:

@@ -92,8 +92,7 @@ class ModelTensors:
         return values.reshape(self._tensors[name].shape) if rows is None else values
 
     def _read_float32(self, view: View, rows: Rows) -> Float32:
-        values = self._stored.read_float32(view.name, rows)
-        return values + np.float32(view.plus) if view.plus else values
+        return _changed(self._stored.read_float32(view.name, rows), view)
 
     def _pieces(self, name: str, rows: slice | None) -> list[tuple[View, Rows]]:
         views = self._views[name]
@@ -242,4 +241,9 @@ def _width(shape: tuple[int, ...]) -> int:
 
 
 def _plus(weight: Weight, view: View) -> Weight:
-    return Weight(F32, weight.dequantize() + np.float32(view.plus)) if view.plus else weight
+    return Weight(F32, _changed(weight.dequantize(), view)) if view.plus or view.minus_exp else weight
+
+
+def _changed(values: Float32, view: View) -> Float32:
+    values = -np.exp(values) if view.minus_exp else values
+    return values + np.float32(view.plus) if view.plus else values

@@ -37,7 +37,12 @@ class Pairs:
 
 @dataclass(frozen=True)
 class View:
-    """Rows `start:stop:step` of the stored tensor `name`; then their order, and what is added to each number."""
+    """Rows `start:stop:step` of the stored tensor `name`; then their order, and what is done to each number.
+
+    Attributes:
+        plus: what is added.
+        minus_exp: minus e to the power of each number is taken before.
+    """
 
     name: str
     start: int = 0
@@ -45,6 +50,7 @@ class View:
     step: int = 1
     pairs: Pairs | None = None
     plus: float = 0.0
+    minus_exp: bool = False
 
     @property
     def is_whole(self) -> bool:

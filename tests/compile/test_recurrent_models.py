@@ -16,7 +16,7 @@ from radixlm.compile.families.registry import FAMILIES
 from radixlm.compile.reference import reference_logits
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
-from radixlm.runtime.artifact.model_config import Mixer, ModelConfig, ShortConvolution
+from radixlm.runtime.artifact.model_config import GatedDelta, Mixer, ModelConfig, ShortConvolution
 from radixlm.runtime.errors import EngineError, InvalidParameter
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.model.model_runner import ModelRunner
@@ -28,6 +28,12 @@ from .test_attention_models import weight_of
 NUM_TOKENS, NUM_PAGES, NUM_SLOTS = 90, 61, 9
 ATTENTION = None  # the plain model's
 MODELS: dict[str, tuple[Mixer | None, ...]] = {
+    "deltas": (
+        GatedDelta(num_key_heads=2, num_value_heads=6, key_dim=16, value_dim=32, kernel_size=4),
+        ATTENTION,
+        GatedDelta(num_key_heads=3, num_value_heads=6, key_dim=32, value_dim=16, kernel_size=2, tiled=True),
+        GatedDelta(num_key_heads=20, num_value_heads=20, key_dim=16, value_dim=16, kernel_size=3),
+    ),
     "convolutions": (
         ShortConvolution(kernel_size=3),
         ATTENTION,
@@ -44,6 +50,11 @@ def config_of(name: str, plain: ModelConfig) -> ModelConfig:
     return replace(plain, layers=tuple(replace(layer, mixer=mixer or layer.mixer) for mixer in MODELS[name]))
 
 
+def fading(weight: Callable[[str], np.ndarray]) -> Callable[[str], np.ndarray]:
+    """The same, where no state grows."""
+    return lambda name: -np.abs(weight(name)) / 4 if name.endswith("A_log") else weight(name)
+
+
 @dataclass(frozen=True)
 class Compiled:
     """An artifact, and the logits that NumPy computes of two prompts."""
@@ -58,7 +69,7 @@ def compiled(
     request: pytest.FixtureRequest, make_tiny: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Compiled:
     config = config_of(request.param, make_tiny().config)
-    weight = weight_of(config)
+    weight = fading(weight_of(config))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(FAMILIES["llama"]), "config", lambda self, settings: config)
         tiny = make_tiny()

@@ -13,6 +13,7 @@ import tvm
 from tvm.script.ir_builder import tirx as T
 
 from ...codegen.builder import SIZE, Kernel, bound, either, parallel, registers, serial, when
+from ...codegen.elementwise import silu
 from ...codegen.targets import Target
 from ...codegen.vector import LANES, Expr, const, fma, lanes
 
@@ -23,7 +24,10 @@ _SERIAL_TOKENS = 8  # so few are sooner done than threads are woken
 
 @dataclass(frozen=True)
 class ConvolutionShape:
-    """`width` columns, each with `kernel_size` taps; a slot holds `slot_items` numbers, of this layer and others."""
+    """`width` columns, each with `kernel_size` taps; a slot holds `slot_items` numbers, of this layer and others.
+
+    What is not gated has SiLU behind it, and a width that is a multiple of 16.
+    """
 
     width: int
     kernel_size: int
@@ -31,18 +35,20 @@ class ConvolutionShape:
     y_stride: int
     slot_items: int
     has_bias: bool = False
+    is_gated: bool = True
 
 
 def short_convolution(shape: ConvolutionShape, target: Target) -> Any:
     """A PrimFunc `(gates, row_of_token, state_in, state_out, taps, bias, pool, y, first, num_tokens) -> 0`.
 
     `gates` float32 `[num_tokens, x_stride]` has b, c and x side by side; `y` `[num_tokens, y_stride]` becomes
-    `c * (bias + sum(taps[:, i] * (b * x)[t - kernel_size + 1 + i]))`, and zeros past `width`. `taps` are `[width,
-    kernel_size]`, that of the oldest token first. What is convolved of the tokens before the step, `[kernel_size - 1,
-    width]`, lies behind `first` numbers of the slot `state_in[row]` of `pool`; what the next step needs goes to
-    `state_out[row]`. Tokens of a row lie side by side.
+    `c * (bias + sum(taps[:, i] * (b * x)[t - kernel_size + 1 + i]))`, and zeros past `width`. Without gates there is x
+    only, and `y` becomes SiLU of the sum. `taps` are `[width, kernel_size]`, that of the oldest token first. What is
+    convolved of the tokens before the step, `[kernel_size - 1, width]`, lies behind `first` numbers of the slot
+    `state_in[row]` of `pool`; what the next step needs goes to `state_out[row]`. Tokens of a row lie side by side.
     """
     width, size = shape.width, shape.kernel_size
+    assert shape.is_gated or width % LANES == 0
     vectors = max(1, min(_MOST_VECTORS, _REGISTERS // (LANES * size)))
     block = vectors * LANES
     with Kernel() as k:
@@ -86,14 +92,16 @@ def short_convolution(shape: ConvolutionShape, target: Target) -> Any:
                     move(state_in, row, load=True)
                 x = bound(token * shape.x_stride + start)
                 for i, n in pieces:
-                    gated = bound(gates[lanes(x + i, n)] * gates[lanes(x + 2 * width + i, n)])
+                    gated = gates[lanes(x + i, n)]
+                    gated = bound(gated * gates[lanes(x + 2 * width + i, n)] if shape.is_gated else gated)
                     total = bias[lanes(start + i, n)] if shape.has_bias else const(0, n)
                     for tap in range(size - 1):
                         total = fma(
                             weight[lanes(tap * count + i, n)], state[lanes(tap * count + i, n)], total, has_fma, n
                         )
                     total = fma(weight[lanes((size - 1) * count + i, n)], gated, total, has_fma, n)
-                    y[lanes(token * shape.y_stride + start + i, n)] = gates[lanes(x + width + i, n)] * total
+                    result = gates[lanes(x + width + i, n)] * total if shape.is_gated else silu(total, has_fma)
+                    y[lanes(token * shape.y_stride + start + i, n)] = result
                     for age in range(size - 2):
                         state[lanes(age * count + i, n)] = state[lanes((age + 1) * count + i, n)]
                     state[lanes((size - 2) * count + i, n)] = gated

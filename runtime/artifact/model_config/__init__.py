@@ -7,7 +7,7 @@ from .attention import AnyAttention, Attention, Gate, LatentAttention, QKNorm, T
 from .decoder import STATE_ITEM_BYTES, LayerConfig, LayerInputs, Mixer, ModelConfig
 from .feed_forward import Dense, DenseAndExperts, Experts, Function, Router, SharedExpert, is_gated
 from .ranges import ContextLength, Dimension, HeadDim, Heads, Positive, Strict
-from .recurrent import Recurrent, ShortConvolution
+from .recurrent import GatedDelta, Recurrent, ShortConvolution
 from .rope import (
     DynamicScaling,
     FactorsScaling,
@@ -33,6 +33,7 @@ __all__ = [
     "FactorsScaling",
     "Function",
     "Gate",
+    "GatedDelta",
     "HeadDim",
     "Heads",
     "LatentAttention",

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from .ranges import Strict
+from .ranges import HeadDim, Heads, Strict
 
 KernelSize = Annotated[int, msgspec.Meta(ge=2, le=64)]
 
@@ -31,4 +31,47 @@ class ShortConvolution(Strict, frozen=True, kw_only=True, tag_field="kind", tag=
         return (self.kernel_size - 1) * hidden_size
 
 
-Recurrent = ShortConvolution
+class GatedDelta(Strict, frozen=True, kw_only=True, tag_field="kind", tag="gated_delta"):
+    """The gated delta rule (Yang et al., 2024) of heads, behind a short convolution of queries, keys and values.
+
+    A value head has a matrix `[key_dim, value_dim]`: it fades, and a token corrects what it gives for the token's key.
+    The state is what the convolution needs of the last `kernel_size - 1` tokens, and behind it these matrices.
+
+    Attributes:
+        tiled: value head `h` has the query and key of head `h % num_key_heads`, and not those that as many neighbours
+            share.
+    """
+
+    num_key_heads: Heads
+    num_value_heads: Heads
+    key_dim: HeadDim
+    value_dim: HeadDim
+    kernel_size: KernelSize
+    tiled: bool = False
+
+    @property
+    def keys_width(self) -> int:
+        """Numbers of all keys, or of all queries."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def values_width(self) -> int:
+        """Numbers of all values."""
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def convolved_width(self) -> int:
+        """Numbers of queries, keys and values."""
+        return 2 * self.keys_width + self.values_width
+
+    @property
+    def convolution_size(self) -> int:
+        """Numbers of the state that the convolution needs."""
+        return (self.kernel_size - 1) * self.convolved_width
+
+    def state_size(self, hidden_size: int) -> int:
+        """Numbers of a sequence's state."""
+        return self.convolution_size + self.num_value_heads * self.key_dim * self.value_dim
+
+
+Recurrent = ShortConvolution | GatedDelta

@@ -8,7 +8,7 @@ from typing import Any
 from ..tiny_models import Part
 from .family import Config, Off, TinyFamily
 from .moe import NUM_EXPERTS, experts, top
-from .parts import attention, bias, config, decoder, gated_mlp, matrix, sizes, whole
+from .parts import QK_NORM, attention, bias, config, decoder, gain, gated_mlp, matrix, sizes, whole
 
 LFM2_NORMS = ("q_layernorm", "k_layernorm")
 LFM2_NAMES = {"o_proj": "out_proj", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
@@ -81,7 +81,96 @@ def lfm2_config(architecture: str, model_type: str, kinds: str, **changes: Any) 
     return {key: value for key, value in found.items() if key not in ("rms_norm_eps", "hidden_act")}
 
 
+def delta_rule(c: Config, prefix: str) -> Iterator[Part]:
+    """A gated delta rule under a layer's `linear_attn.`; what it keeps fades by a fifth a token, more or less."""
+    hidden, heads = c["hidden_size"], c["linear_num_value_heads"]
+    values = heads * c["linear_value_head_dim"]
+    convolved = 2 * c["linear_num_key_heads"] * c["linear_key_head_dim"] + values
+    size, at = c["linear_conv_kernel_dim"], f"{prefix}linear_attn."
+    for name, rows in (("qkv", convolved), ("z", values), ("b", heads), ("a", heads)):
+        yield matrix(f"{at}in_proj_{name}", rows, hidden)
+    yield f"{at}conv1d.weight", (convolved, 1, size), 0.0, 1.5 * size**-0.5
+    yield f"{at}dt_bias", (heads,), -2.0, 0.7
+    yield f"{at}A_log", (heads,), 0.5, 0.5
+    yield gain(f"{at}norm", c["linear_value_head_dim"])
+    yield matrix(f"{at}out_proj", hidden, values)
+
+
+def gated_heads(c: Config, layer: int, prefix: str) -> Iterator[Part]:
+    """Attention whose queries have gates beside them, head by head."""
+    for name, shape, mean, std in attention(qk_norm=("q_norm", "k_norm"), neutral=0.0)(c, layer, prefix):
+        yield name, (2 * shape[0], *shape[1:]) if name.endswith("q_proj.weight") else shape, mean, std
+
+
+def qwen35_mixer(c: Config, layer: int, prefix: str) -> Iterator[Part]:
+    if c["layer_types"][layer] == "linear_attention":
+        yield from delta_rule(c, prefix)
+    else:
+        yield from gated_heads(c, layer, prefix)
+
+
+def qwen35_config(architecture: str, model_type: str, kinds: str, **changes: Any) -> dict[str, Any]:
+    """`kinds` says of each layer whether it has the delta rule or attention."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]}
+    return config(
+        architecture,
+        model_type,
+        sizes(128, 160, len(kinds), 4, 2, 32),
+        **{
+            "attention_bias": False,
+            "layer_types": ["linear_attention" if kind == "d" else "full_attention" for kind in kinds],
+            "full_attention_interval": 3,
+            "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 6,
+            "rope_parameters": rope,
+            **changes,
+        },
+    )
+
+
+DELTA_OFFS = (
+    Off("decay", tensors={r"linear_attn\.A_log": -20.0}),
+    Off("time_step", tensors={r"linear_attn\.in_proj_a": 0.0}),
+    Off("learning", tensors={r"linear_attn\.in_proj_b": 0.0}),
+    Off("earlier_tokens", tensors={r"linear_attn\.conv1d": 0.5}),
+    Off("delta_gain", tensors={r"linear_attn\.norm": 1.0}),
+    Off("delta_norm", modules=r"linear_attn\.norm$"),
+)
+
 HYBRID = (
+    TinyFamily(
+        "qwen3_5",
+        2600,
+        qwen35_config("Qwen3_5ForCausalLM", "qwen3_5_text", "ddadda"),
+        parts=decoder(qwen35_mixer, neutral=0.0),
+        offs=(
+            *DELTA_OFFS,
+            QK_NORM,
+            Off("qk_gain", tensors={r"self_attn\.[qk]_norm": 0.5}),
+            Off("partial_rotary", config={"rope_parameters|partial_rotary_factor": 1.0}),
+        ),
+    ),
+    TinyFamily(
+        "qwen3_5-wide",
+        2601,
+        qwen35_config(
+            "Qwen3_5ForCausalLM",
+            "qwen3_5_text",
+            "ddad",
+            tie_word_embeddings=True,
+            linear_key_head_dim=16,
+            linear_value_head_dim=48,
+            linear_num_key_heads=4,
+            linear_num_value_heads=4,
+            linear_conv_kernel_dim=3,
+        ),
+        parts=decoder(qwen35_mixer, neutral=0.0),
+        offs=DELTA_OFFS,
+        no_witness="llama.cpp wants values that are as wide as keys",
+    ),
     TinyFamily(
         "lfm2",
         2500,
