@@ -20,7 +20,7 @@ from .gpt_oss import GptOss
 from .granite import Granite, GraniteMoE
 from .hunyuan import HunyuanDense, HunyuanMoE
 from .hybrid.lfm2 import Lfm2, Lfm2MoE
-from .hybrid.qwen3_5 import Qwen35
+from .hybrid.qwen3_5 import Qwen3Next, Qwen35, Qwen35MoE
 from .llama import Llama, SmolLM3
 from .meta import Llama4, MuseGlimmer
 from .mistral import MiniMaxM2, Mistral3, Mixtral
@@ -67,7 +67,9 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": DeepSeekV3(),  # the last of those that are `deepseek2` in GGUF: its files are read as this one
     "mistral4": Mistral4(),
     "llama4": Llama4(),
+    "qwen3_next": Qwen3Next(),
     "qwen3_5": Qwen35(),
+    "qwen3_5_moe": Qwen35MoE(),
     "lfm2": Lfm2(),
     "lfm2_moe": Lfm2MoE(),
 }

@@ -84,8 +84,48 @@ def qwen35_tensors(c: Config, name: str, weight: np.ndarray) -> Tensors:
     yield name, weight
 
 
+def qwen35_moe(c: Config) -> dict[str, Value]:
+    shared = {"expert_shared_feed_forward_length": c["shared_expert_intermediate_size"]}
+    return {**qwen35(c), **counts("num_experts")(c), **shared}
+
+
+def qwen35_moe_tensors(c: Config, name: str, weight: np.ndarray) -> Tensors:
+    """Experts' gates and `up` part."""
+    if name.endswith("experts.gate_up_proj"):
+        for kind, half in zip(("gate", "up"), np.split(weight, 2, axis=1), strict=True):
+            yield name.replace("gate_up", kind) + ".weight", half
+    elif name.endswith("experts.down_proj"):
+        yield name + ".weight", weight
+    else:
+        yield from qwen35_tensors(c, name, weight)
+
+
+def next_tensors(c: Config, name: str, weight: np.ndarray) -> Tensors:
+    """What enters the delta rule is cut in two; b and a stay together, and value heads where they are."""
+    heads, dim = c["linear_num_key_heads"], c["linear_key_head_dim"]
+    layer = name.removeprefix("model.layers.").partition(".")[0]
+    if name.endswith("in_proj_qkvz.weight"):
+        wide = c["linear_num_value_heads"] // heads * c["linear_value_head_dim"]
+        parts = np.split(weight.reshape(heads, -1, weight.shape[1]), [dim, 2 * dim, 2 * dim + wide], axis=1)
+        q, k, v, z = (part.reshape(-1, weight.shape[1]) for part in parts)
+        yield f"=blk.{layer}.attn_qkv.weight", np.concatenate([q, k, v])
+        yield f"=blk.{layer}.attn_gate.weight", z
+    elif name.endswith("conv1d.weight"):
+        yield name, weight.squeeze(1)
+    elif name.endswith("dt_bias"):
+        yield f"=blk.{layer}.ssm_dt.bias", weight
+    elif name.endswith("A_log"):
+        yield f"=blk.{layer}.ssm_a", -np.exp(weight)
+    elif name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        yield name, weight + np.float32(1)
+    else:
+        yield name, weight
+
+
 HYBRID: dict[str, Converter] = {
     "qwen3_5_text": Converter(ARCH.QWEN35, qwen35, qwen35_tensors),
+    "qwen3_5_moe_text": Converter(ARCH.QWEN35MOE, qwen35_moe, qwen35_moe_tensors),
+    "qwen3_next": Converter(ARCH.QWEN3NEXT, qwen35_moe, next_tensors),
     "lfm2": Converter(ARCH.LFM2, lfm2, lfm2_tensors),
     "lfm2_moe": Converter(ARCH.LFM2MOE, lfm2_moe, lfm2_tensors),
 }

@@ -1,16 +1,30 @@
-"""Qwen3.5 to 3.8 (Alibaba, 2026), the language model: three layers of the gated delta rule to one of attention."""
+"""Qwen3-Next (Alibaba, 2025), and the language models of Qwen3.5 to 3.8 (2026), dense and with experts.
+
+Three layers of the gated delta rule to one of attention.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
-from radixlm.runtime.artifact.model_config import Dense, Experts, Gate, GatedDelta, LayerConfig, Mixer, QKNorm
+from radixlm.runtime.artifact.model_config import (
+    Dense,
+    Experts,
+    Gate,
+    GatedDelta,
+    LayerConfig,
+    Mixer,
+    QKNorm,
+    Router,
+    SharedExpert,
+)
 
 from ...layers.attention import SelfAttention
 from ...layers.decoder import Decoder
 from ...layers.gated_delta import GatedDeltaMixer
 from ...weights.view import View
-from ..family import Family, Format, Views
+from ..family import Family, Format, Views, experts_gates_beside_up
 from ..settings import Settings
 
 
@@ -34,6 +48,7 @@ class Qwen35(Family):
     has_extra_layers = True
     gains_minus_one = ("huggingface",)
     plain_gains = ("linear_attn.norm.weight",)
+    is_tiled: ClassVar[bool] = True  # in GGUF files, where llama.cpp's converter puts value heads into another order
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
         """The delta rule or attention, and a feed-forward layer."""
@@ -48,7 +63,7 @@ class Qwen35(Family):
         if has_attention:
             bias = c.has_bias("attn_q", otherwise=bool(c("attention_bias")))
             return c.attention(qk_norm=QKNorm(), gate=Gate(), bias=bias)
-        return delta(c, tiled=c.format == "gguf")
+        return delta(c, tiled=self.is_tiled and c.format == "gguf")
 
     def ffn(self, c: Settings, index: int) -> Dense | Experts:
         """Llama's."""
@@ -64,6 +79,80 @@ class Qwen35(Family):
             if isinstance(mixer, GatedDeltaMixer) and format_ == "huggingface":
                 views[mixer.spec.rate.name] = (View(mixer.spec.rate.name, minus_exp=True),)
         return views
+
+
+class Qwen35MoE(Qwen35):
+    """Every layer has experts, and one that every token passes through a gate."""
+
+    title = "Qwen3.5 and 3.6 MoE"
+    huggingface = {
+        "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
+        "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
+    }
+    gguf = ("qwen35moe",)
+
+    def ffn(self, c: Settings, index: int) -> Dense | Experts:
+        """Qwen2 MoE's."""
+        return experts(c, renormalise=True)
+
+    def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
+        """A checkpoint has a layer's experts as two stacks."""
+        views = dict(super().fused(decoder, format_))
+        if format_ == "huggingface":
+            for index, layer in enumerate(decoder.layers):
+                at = f"model.layers.{index}.mlp.experts."
+                views |= experts_gates_beside_up(f"{at}gate_up_proj", f"{at}down_proj", layer.mlp)
+        return views
+
+
+class Qwen3Next(Qwen35):
+    """What enters the delta rule lies key head by key head in a checkpoint; b and a do in a GGUF file, too."""
+
+    title = "Qwen3-Next (also Qwen3-Coder-Next)"
+    huggingface = {"Qwen3NextForCausalLM": "qwen3_next"}
+    gguf = ("qwen3next",)
+    is_tiled = False
+
+    def ffn(self, c: Settings, index: int) -> Dense | Experts:
+        """Some layers may be dense."""
+        step = c("decoder_sparse_step", 1)
+        if index in c("mlp_only_layers", ()) or step < 1 or (index + 1) % step:
+            return c.dense()
+        return experts(c, renormalise=c("norm_topk_prob", True))
+
+    def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
+        """Queries, keys, values and gates, and b and a, of one key head after the other."""
+        views = dict(super().fused(decoder, format_))
+        for index, layer in enumerate(decoder.layers):
+            mixer = layer.self_attn
+            if not isinstance(mixer, GatedDeltaMixer):
+                continue
+            delta = mixer.delta
+            shared = delta.num_value_heads // delta.num_key_heads
+            at, joined = f"model.layers.{index}.linear_attn.", f"blk.{index}.ssm_ba.weight"
+            joined = joined if format_ == "gguf" else f"{at}in_proj_ba.weight"
+            b, a = _by_key_head(joined, delta.num_key_heads, (shared, shared))
+            views |= {mixer.b_proj.name: b, mixer.a_proj.name: a}
+            if format_ == "huggingface":
+                wide = shared * delta.value_dim
+                sizes = (delta.key_dim, delta.key_dim, wide, wide)
+                q, k, v, z = _by_key_head(f"{at}in_proj_qkvz.weight", delta.num_key_heads, sizes)
+                views |= {mixer.qkv_proj.name: (*q, *k, *v), mixer.gate_proj.name: z}
+        return views
+
+
+def _by_key_head(stored: str, num_heads: int, sizes: tuple[int, ...]) -> Iterator[Views]:
+    """Views of parts whose rows, so many of each head, lie behind each other head by head."""
+    for part, size in enumerate(sizes):
+        starts = range(sum(sizes[:part]), num_heads * sum(sizes), sum(sizes))
+        yield tuple(View(stored, start, start + size) for start in starts)
+
+
+def experts(c: Settings, *, renormalise: bool) -> Experts:
+    """Experts, and one that every token passes through a gate."""
+    size = c("shared_expert_intermediate_size")
+    shared = SharedExpert(intermediate_size=size, gate=True) if size else None
+    return c.experts(router=Router(renormalise=renormalise), shared=shared)
 
 
 def delta(c: Settings, *, tiled: bool) -> GatedDelta:

@@ -36,7 +36,7 @@ def refusal(source: Path, output: Path) -> str:
         ("qwen3", {"vocab_size": None}, "vocab_size"),
         ("qwen3", {"head_dim": "many"}, "head_dim is 'many', must be a number"),
         ("qwen3", {"hidden_act": "sine"}, "hidden_act 'sine' is not supported, only silu"),
-        ("qwen3", {"architectures": ["Qwen3NextForCausalLM"]}, "the nearest is Qwen3"),
+        ("qwen3", {"architectures": ["Qwen3FarForCausalLM"]}, "the nearest is Qwen3"),
         ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob is not supported for deepseek_v2"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported for deepseek_v2"),
         ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported for deepseek_v3"),

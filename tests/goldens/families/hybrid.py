@@ -131,6 +131,54 @@ def qwen35_config(architecture: str, model_type: str, kinds: str, **changes: Any
     )
 
 
+def stacked_experts(c: Config, layer: int, prefix: str) -> Iterator[Part]:
+    """A router, experts as two stacks, and one that every token passes through a gate."""
+    hidden, inner, at = c["hidden_size"], c["moe_intermediate_size"], f"{prefix}mlp."
+    yield matrix(f"{at}gate", NUM_EXPERTS, hidden)
+    yield f"{at}experts.gate_up_proj", (NUM_EXPERTS, 2 * inner, hidden), 0.0, hidden**-0.5
+    yield f"{at}experts.down_proj", (NUM_EXPERTS, hidden, inner), 0.0, inner**-0.5
+    yield from shared_expert(c, layer, prefix)
+
+
+def shared_expert(c: Config, layer: int, prefix: str) -> Iterator[Part]:
+    inner = c["shared_expert_intermediate_size"]
+    yield from gated_mlp(c, layer, prefix, name="mlp.shared_expert", inner=inner)
+    yield matrix(f"{prefix}mlp.shared_expert_gate", 1, c["hidden_size"])
+
+
+def next_experts(c: Config, layer: int, prefix: str) -> Iterator[Part]:
+    yield from experts()(c, layer, prefix)
+    yield from shared_expert(c, layer, prefix)
+
+
+def next_mixer(c: Config, layer: int, prefix: str) -> Iterator[Part]:
+    """As Qwen3.5's, but that all which enters the delta rule is two matrices."""
+    hidden = c["hidden_size"]
+    for part in qwen35_mixer(c, layer, prefix):
+        name, shape = part[0], part[1]
+        if name.endswith("in_proj_qkv.weight"):
+            yield matrix(
+                f"{prefix}linear_attn.in_proj_qkvz",
+                shape[0] + c["linear_num_value_heads"] * c["linear_value_head_dim"],
+                hidden,
+            )
+        elif name.endswith("in_proj_b.weight"):
+            yield matrix(f"{prefix}linear_attn.in_proj_ba", 2 * shape[0], hidden)
+        elif not name.endswith(("in_proj_z.weight", "in_proj_a.weight")):
+            yield part
+
+
+MOE_SIZES = {
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 96,
+    "num_experts": NUM_EXPERTS,
+    "num_experts_per_tok": 3,
+}
+MOE_OFFS = (
+    top(),
+    Off("shared_expert", tensors={r"shared_expert\.down_proj": 0.0}),
+    Off("shared_gate", tensors={r"shared_expert_gate": 0.0}),
+)
 DELTA_OFFS = (
     Off("decay", tensors={r"linear_attn\.A_log": -20.0}),
     Off("time_step", tensors={r"linear_attn\.in_proj_a": 0.0}),
@@ -170,6 +218,28 @@ HYBRID = (
         parts=decoder(qwen35_mixer, neutral=0.0),
         offs=DELTA_OFFS,
         no_witness="llama.cpp wants values that are as wide as keys",
+    ),
+    TinyFamily(
+        "qwen3_5_moe",
+        3380,
+        qwen35_config("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", "dda", **MOE_SIZES),
+        parts=decoder(qwen35_mixer, stacked_experts, neutral=0.0),
+        offs=(*DELTA_OFFS, *MOE_OFFS),
+    ),
+    TinyFamily(
+        "qwen3_next",
+        3040,
+        qwen35_config(
+            "Qwen3NextForCausalLM",
+            "qwen3_next",
+            "dda",
+            **MOE_SIZES,
+            decoder_sparse_step=1,
+            mlp_only_layers=[],
+            norm_topk_prob=True,
+        ),
+        parts=decoder(next_mixer, next_experts, neutral=0.0),
+        offs=(*(off for off in DELTA_OFFS if "in_proj" not in str(off.tensors)), *MOE_OFFS, QK_NORM),
     ),
     TinyFamily(
         "lfm2",
