@@ -136,6 +136,10 @@ class OutOfPages(KVError):
     """The pool has too few free pages."""
 
 
+class OutOfStates(OutOfPages):
+    """The pool has no slot left for the state of a recurrent model."""
+
+
 class PopLengthError(KVError):
     """More tokens were to be popped than the sequence has."""
 

@@ -6,9 +6,10 @@ Reads nodes and changes none. Knows keys and pages, not sequences.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..artifact.manifest import PAGE_SIZE
+from ..states.state_pool import NO_STATE, FoundState
 from .radix_node import PAGE_BYTES, TOKEN_BYTES, Node, encode_key, num_common_tokens
 from .why_not_more import MAX_IDS_COMPARED
 
@@ -20,6 +21,8 @@ class FoundRun:
     Of its `num_tokens`, the first are in the full `pages`; the other `num_rows` are the first rows of
     `partial_page`, which may be part of a full page or a tail. `ahead_ids` are what the tree has next, if anything, the
     first of them made by the model if `is_next_generated`; `was_evicted` says that it once had the wanted token there.
+
+    Of a recurrent model it ends where there is a state, in `state_slot`; keys and values go on to `num_with_kv`.
     """
 
     num_tokens: int
@@ -30,6 +33,8 @@ class FoundRun:
     ahead_ids: tuple[int, ...]
     is_next_generated: bool
     was_evicted: bool
+    num_with_kv: int
+    state_slot: int = NO_STATE
 
     @classmethod
     def below(cls, root: Node | None, token_ids: Sequence[int]) -> FoundRun:
@@ -62,6 +67,7 @@ class FoundRun:
             node, done = child, done + num_full * PAGE_BYTES
         return cls(
             num_tokens=len(pages) * PAGE_SIZE + num_rows,
+            num_with_kv=len(pages) * PAGE_SIZE + num_rows,
             pages=pages,
             partial_page=partial_page,
             num_rows=num_rows,
@@ -69,4 +75,18 @@ class FoundRun:
             ahead_ids=() if ahead is None else ahead[0].tokens(ahead[1], MAX_IDS_COMPARED),
             is_next_generated=ahead is not None and bool(ahead[0].generated[ahead[1]]),
             was_evicted=was_evicted,
+        )
+
+    def up_to(self, state: FoundState) -> FoundRun:
+        """The part of it that ends at a state; nothing where that is the zeros."""
+        num_pages, num_rows = divmod(state.num_tokens, PAGE_SIZE)
+        after = self.pages[num_pages] if num_pages < len(self.pages) else self.partial_page
+        return replace(
+            self,
+            num_tokens=state.num_tokens,
+            pages=self.pages[:num_pages],
+            partial_page=after if num_rows else None,
+            num_rows=num_rows,
+            generated=self.generated[: state.num_tokens],
+            state_slot=state.slot,
         )

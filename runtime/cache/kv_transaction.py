@@ -14,10 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ..artifact.manifest import PAGE_SIZE
+from ..errors import OutOfPages
 from ..kv_log.log import KVLog
 from ..model.batch import Batch, PageCopy, slots_of
+from ..states.state_pool import NO_STATE
 from .page_pool import PagePool, num_pages_for
-from .page_sharing import share_full_pages, take_pages
+from .page_sharing import keep_state, share_full_pages, take_pages
 from .radix_tree import RadixTree
 from .sequence import Sequence
 from .sparse_span import SparseSpan
@@ -30,7 +32,7 @@ class Reservation(NamedTuple):
     Their pages are the first `num_kept_pages` of the sequence's own, and after them the `new_page_ids`. `copies`
     are the row copies to do before the forward (none or one: the rows of a partial page that others own too).
     `rows` are those of the tokens' KV, counted from the sequence's first page: their positions, unless it has a
-    `sparse` span.
+    `sparse` span. Of a recurrent model, the step reads the state in one slot and writes it to another.
     """
 
     sequence: Sequence
@@ -42,6 +44,8 @@ class Reservation(NamedTuple):
     rows: range
     sparse: SparseSpan | None
     draft_ids: tuple[int, ...] = ()
+    state_in: int = NO_STATE
+    state_out: int = NO_STATE
 
     @property
     def num_tokens(self) -> int:
@@ -123,7 +127,7 @@ class KVTransaction:
         sequence that is alone always fits a pool of `num_pages_for(context_length) + 1` pages.
 
         Raises:
-            OutOfPages: free and evictable pages together do not suffice; nothing is taken or evicted, the
+            OutOfPages: free and evictable pages together do not suffice, or slots for states; nothing is taken, the
                 transaction's other reservations stay, and `drop` gives one of them back.
             UnknownSequence: the sequence is closed.
         """
@@ -138,33 +142,44 @@ class KVTransaction:
         num_kept, num_rows = len(sequence.page_ids), rows.start % PAGE_SIZE
         must_copy = num_rows > 0 and not self._pool.is_private(sequence.page_ids[-1])
         num_kept -= must_copy
-        taken = take_pages(self._pool, self._tree, num_pages_for(rows.stop) - num_kept)
+        taken, state_out = self._take(num_pages_for(rows.stop) - num_kept)
         copies = (PageCopy(sequence.page_ids[-1], taken[0], num_rows),) if must_copy else ()
-        reservation = Reservation(sequence, start, stop, num_kept, taken, copies, rows, sparse, tuple(draft_ids))
+        draft, state_in = tuple(draft_ids), sequence.state.slot
+        reservation = Reservation(
+            sequence, start, stop, num_kept, taken, copies, rows, sparse, draft, state_in, state_out
+        )
         self._reservations[sequence.seq_id] = reservation
         sequence.set_reserved(True)
         if self._kv_log is not None:
             copied = [[copy.src_page, copy.dst_page, copy.num_rows] for copy in copies]
             num_free = self._pool.num_free
             reserved, free = [start, stop], [num_free + len(taken), num_free]  # after evictions, which have lines
-            draft = {"draft": len(draft_ids)} if draft_ids else {}
-            self._kv_log.write("reserve", sequence, reserved=reserved, pages=taken, copies=copied, free=free, **draft)
+            more = {"draft": len(draft)} if draft else {}
+            self._kv_log.write("reserve", sequence, reserved=reserved, pages=taken, copies=copied, free=free, **more)
         return reservation
 
     def accept(self, sequence: Sequence, num_tokens: int) -> None:
         """Append the first `num_tokens` tokens of a sequence's draft to it, and give back the pages that only others
         of the draft are in. What is left of the reservation is for `commit`.
+
+        Of a recurrent model nothing is left where a token was wrong: the state is that after all of them. The step is
+        then computed again, for the tokens that were right, with the next one.
         """
         before = self._reservations[sequence.seq_id]
         num_rejected = len(before.draft_ids) - num_tokens
         assert num_rejected >= 0, f"{num_tokens} tokens of a draft of {len(before.draft_ids)}"
-        rows = before.rows[: len(before.rows) - num_rejected]
+        is_lost = bool(num_rejected and before.state_out)
+        num_dropped = len(before.rows) if is_lost else num_rejected
+        rows, state_out = before.rows[: len(before.rows) - num_dropped], before.state_out
+        if is_lost:
+            self._release_state(before)
+            state_out = NO_STATE
         num_pages, num_free = num_pages_for(rows.stop) - before.num_kept_pages, self._pool.num_free
         sequence.append(before.draft_ids[:num_tokens])
         kept, rejected = before.new_page_ids[:num_pages], before.new_page_ids[num_pages:]
         self._pool.release(rejected)
         self._reservations[sequence.seq_id] = before._replace(
-            stop=before.stop - num_rejected, new_page_ids=kept, rows=rows, draft_ids=()
+            stop=before.stop - num_dropped, new_page_ids=kept, rows=rows, draft_ids=(), state_out=state_out
         )
         if self._kv_log is not None:
             self._kv_log.write("accept", sequence, pages=kept, free=[num_free, self._pool.num_free])
@@ -174,6 +189,7 @@ class KVTransaction:
         num_free = self._pool.num_free
         reservation = self._reservations.pop(sequence.seq_id)
         self._pool.release(reservation.new_page_ids)
+        self._release_state(reservation)
         sequence.set_reserved(False)
         if self._kv_log is not None:
             self._kv_log.write("drop", sequence, free=[num_free, self._pool.num_free])
@@ -192,6 +208,8 @@ class KVTransaction:
             if reservation.copies:  # their source is the sequence's no longer
                 self._pool.release(sequence.page_ids[num_kept:])
             sequence.replace_kv(reservation.new_page_ids, reservation.stop, num_kept_pages=num_kept)
+            if reservation.state_out:
+                sequence.state.move(reservation.state_out)
             # its own now, and not to be rolled back, should sharing them fail
             del self._reservations[sequence.seq_id]
             sequence.set_reserved(False)
@@ -201,6 +219,8 @@ class KVTransaction:
                 self._kv_log.write("commit", sequence, computed=before, kept=num_kept, pages=pages, free=free)
             last = sequence.num_shareable // PAGE_SIZE
             share_full_pages(self._pool, self._tree, sequence, num_shared, last, self._kv_log)
+            if sequence.state.is_wanted_at(sequence.num_computed):
+                keep_state(self._tree, sequence)
 
     def rollback(self) -> None:
         """Give back every page that is not committed; no effect after `commit`."""
@@ -210,6 +230,21 @@ class KVTransaction:
     def abandon(self) -> None:
         """Forget what was reserved without giving it back: the pool is not used any more."""
         self._reservations.clear()
+
+    def _take(self, num_pages: int) -> tuple[list[int], int]:
+        """Pages, and of a recurrent model a slot for a state; both or none."""
+        states = self._tree.states
+        slot = NO_STATE if states is None else states.allocate()
+        try:
+            return take_pages(self._pool, self._tree, num_pages), slot
+        except OutOfPages:
+            if states is not None:
+                states.release(slot)
+            raise
+
+    def _release_state(self, reservation: Reservation) -> None:
+        if self._tree.states is not None:
+            self._tree.states.release(reservation.state_out)
 
 
 def make_batch(reservations: collections.abc.Sequence[Reservation], num_logits: collections.abc.Sequence[int]) -> Batch:
@@ -233,4 +268,9 @@ def make_batch(reservations: collections.abc.Sequence[Reservation], num_logits: 
             logit_rows.extend(range(len(token_ids) - num_wanted, len(token_ids)))
     values = token_ids + positions + slots + row_of_token + page_table + kv_lengths + logit_rows
     shape = (len(token_ids), len(reservations), width, len(logit_rows))
-    return Batch.packed(np.frombuffer(values, np.int32), shape)
+    packed = np.frombuffer(values, np.int32)
+    if not any(reservation.state_out for reservation in reservations):
+        return Batch.packed(packed, shape)
+    state_in = np.array([reservation.state_in for reservation in reservations], np.int32)
+    state_out = np.array([reservation.state_out for reservation in reservations], np.int32)
+    return Batch.packed(packed, shape, state_in=state_in, state_out=state_out)

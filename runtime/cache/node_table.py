@@ -11,6 +11,7 @@ import numpy as np
 
 from ..artifact.manifest import PAGE_SIZE
 from ..kv_log.log import KVLog
+from ..states.state_pool import StatePool
 from .page_pool import PagePool
 from .radix_node import PAGE_BYTES, TOKEN_BYTES, Node
 
@@ -25,8 +26,8 @@ class NodeTable:
         version: rises when what can be found changes.
     """
 
-    def __init__(self, pool: PagePool, kv_log: KVLog | None) -> None:
-        self._pool = pool
+    def __init__(self, pool: PagePool, kv_log: KVLog | None, states: StatePool | None = None) -> None:
+        self._pool, self._states = pool, states
         self._kv_log = kv_log
         self.roots: dict[bytes, Node] = {}
         self.nodes: dict[int, Node] = {}
@@ -92,6 +93,8 @@ class NodeTable:
         """Take out a root without children: the namespace has no run any more."""
         assert not root.children
         del self.roots[root.namespace]
+        if self._states is not None:
+            self._states.forget([root.namespace])
 
     def drop_pages(self, node: Node, num_pages: int) -> None:
         """Give up the last pages of a leaf."""
@@ -102,6 +105,8 @@ class NodeTable:
         self._node_of_page[page_ids] = -1
         num_free = self._pool.num_free
         self._pool.remove_from_tree(page_ids)
+        if self._states is not None:
+            self._states.forget(page_ids)
         if self._kv_log is not None:
             self._kv_log.write("evict", pages=page_ids, free=[num_free, self._pool.num_free])
         del node.pages[left:], node.run[left * PAGE_BYTES :], node.generated[left * PAGE_SIZE :]

@@ -9,6 +9,7 @@ from ..artifact.manifest import PAGE_SIZE
 from ..errors import OutOfPages, SparseSpanError
 from ..kv_log.log import KVLog
 from .page_pool import PagePool, num_pages_for
+from .radix_node import encode_key
 from .radix_tree import RadixTree
 from .sequence import Sequence
 from .sparse_span import SparseSpan
@@ -39,12 +40,17 @@ def reuse(pool: PagePool, tree: RadixTree, sequence: Sequence, limit: int) -> in
     before = sequence.num_computed
     if limit <= before:
         return 0
-    found = tree.find(sequence.namespace, sequence.token_ids[:limit])
+    found = tree.find_resumable(sequence.namespace, sequence.token_ids[:limit])
+    if found.num_with_kv > max(found.num_tokens, before):
+        sequence.state.want_at(found.num_with_kv)  # where prefixes part: the next one finds a state there
     if found.num_tokens <= before:
         return 0
     page_ids = found.pages if found.partial_page is None else [*found.pages, found.partial_page]
     pool.retain(page_ids)
-    sequence.take_kv(page_ids, found.num_tokens, found.generated)
+    if tree.states is not None:
+        tree.states.retain(found.state_slot)
+        tree.states.touch(found.state_slot)
+    sequence.take_kv(page_ids, found.num_tokens, found.generated, state_slot=found.state_slot)
     tree.touch(found.pages)  # not the partial page: one common row does not make a run recent
     return found.num_tokens - before
 
@@ -111,3 +117,16 @@ def leave_in_tree(tree: RadixTree, sequence: Sequence) -> None:
         return
     tokens = slice(num_full * PAGE_SIZE, sequence.num_shareable)  # may be there: found there, or popped to
     tree.insert_tail(sequence.namespace, full, sequence.token_ids[tokens], tail[0], sequence.generated[tokens])
+
+
+def keep_state(tree: RadixTree, sequence: Sequence) -> None:
+    """Leave the state after a sequence's computed tokens where others find it, if these tokens may be shared."""
+    states, stop, namespace = tree.states, sequence.num_computed, sequence.namespace
+    if states is None or namespace is None or not 0 < stop <= sequence.num_shareable or tree.root(namespace) is None:
+        return
+    num_full, num_rows = divmod(stop, PAGE_SIZE)
+    key, full = encode_key(sequence.token_ids[:stop]), sequence.page_ids[:num_full]
+    before = states.find(namespace, full, key, stop - 1)
+    place = full[-1] if num_full else namespace
+    rows = encode_key(sequence.token_ids[stop - num_rows : stop])
+    states.keep(place, rows, sequence.state.slot, num_saved=stop - before.num_tokens)

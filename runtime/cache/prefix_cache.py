@@ -15,11 +15,12 @@ from radixlm.tokenizer_fix import SpelledPrompt
 
 from ..artifact.manifest import PAGE_SIZE
 from ..kv_log.log import KVLog
+from ..states.state_pool import StatePool
 from .cache_uses import CacheUses
 from .kv_transaction import KVTransaction
 from .live_sequences import LiveSequences
 from .page_pool import PagePool
-from .page_sharing import begin_sparse, leave_in_tree, reuse, share_full_pages
+from .page_sharing import begin_sparse, keep_state, leave_in_tree, reuse, share_full_pages
 from .prefix_match import PrefixMatch, match_prompt
 from .radix_tree import RadixTree
 from .reply_alias import ReplyAliases
@@ -62,19 +63,25 @@ class PrefixCache:
 
     Attributes:
         pool, tree: the pages, and the runs that are cached.
+        states: of a recurrent model, the slots of states; None: it keeps none.
         sequences: those that are live, to be read.
         aliases, uses: what is remembered of replies, and of the last requests.
     """
 
     def __init__(
-        self, pool: PagePool, *, clock: Callable[[], float] = time.monotonic, kv_log: KVLog | None = None
+        self,
+        pool: PagePool,
+        *,
+        states: StatePool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        kv_log: KVLog | None = None,
     ) -> None:
-        """An empty cache; `kv_log` gets a line for everything that happens to pages."""
-        self.pool = pool
+        """An empty cache; `kv_log` gets a line for everything that happens to pages. A recurrent model has `states`."""
+        self.pool, self.states = pool, states
         self._kv_log = kv_log
         self.aliases = ReplyAliases(clock=clock)
         self.uses = CacheUses()
-        self.tree = RadixTree(pool, clock=clock, kv_log=kv_log)
+        self.tree = RadixTree(pool, clock=clock, kv_log=kv_log, states=states)
         self.sequences = LiveSequences()
         if kv_log is not None:
             kv_log.write("begin", num_pages=pool.num_pages)
@@ -114,7 +121,7 @@ class PrefixCache:
     def num_elsewhere(self, prompt_ids: collections.abc.Sequence[int], namespace: bytes) -> int:
         """The longest prefix of these ids, in tokens, that any other namespace has. Do not tell a client."""
         others = (other for other in self.tree.namespaces if other != namespace)
-        return max((self.tree.find(other, prompt_ids[:-1]).num_tokens for other in others), default=0)
+        return max((self.tree.find_resumable(other, prompt_ids[:-1]).num_tokens for other in others), default=0)
 
     def open(
         self,
@@ -149,8 +156,10 @@ class PrefixCache:
             namespace=match.namespace,
             request_id=request_id,
             kv_log=self._kv_log,
+            states=self.states,
         )
         limit = min(match.num_match, len(sequence) - 1)
+        assert sparse is None or self.states is None, "a state stands for all tokens"
         if sparse is None:
             num_reused = reuse(self.pool, self.tree, sequence, limit)
             event: str = "open"
@@ -160,6 +169,7 @@ class PrefixCache:
             num_reused, free = sparse.start, self.pool.num_free
             rows = [sparse.start, sparse.stop, sparse.num_rows]
             event, fields = "open_pruned", {"pruned": rows, "free": [free + num_own, free]}
+        sequence.state.want_at(limit)
         self.sequences.add(sequence)
         self._num_prompt_tokens += len(sequence)
         self._num_reused_tokens += num_reused
@@ -211,6 +221,7 @@ class PrefixCache:
         """
         self.sequences.require(sequence)
         leave_in_tree(self.tree, sequence)
+        keep_state(self.tree, sequence)
         sequence.preempt()
 
     def resume(self, sequence: Sequence, limit: int | None = None) -> int:
@@ -243,6 +254,7 @@ class PrefixCache:
         self.sequences.require(sequence)
         if keep:
             leave_in_tree(self.tree, sequence)
+            keep_state(self.tree, sequence)
         sequence.close()
         self.sequences.remove(sequence)
 
@@ -257,7 +269,8 @@ class PrefixCache:
     def start_over(self) -> None:
         """Forget everything, live sequences too, in whatever state it is: all pages are free."""
         self.pool = PagePool(self.pool.num_pages)
-        self.tree = self.tree.emptied(self.pool)
+        self.states = None if self.states is None else StatePool(self.states.num_slots)
+        self.tree = self.tree.emptied(self.pool, self.states)
         self.aliases.forget(None)
         self.sequences.clear()
         if self._kv_log is not None:
@@ -291,3 +304,5 @@ class PrefixCache:
         self.pool.check([sequence.page_ids for sequence in self.sequences], self.tree.page_ids())
         self.tree.check()
         self.sequences.check(self.pool)
+        if self.states is not None:
+            self.states.check([sequence.state.slot for sequence in self.sequences])

@@ -77,16 +77,16 @@ def match_prompt(
         raise EmptyPrompt("the prompt has 0 tokens; send at least one")
     num_match = len(prompt) if num_match is None else num_match
     limit = min(num_match, len(prompt) - 1)
-    found = tree.find(namespace, prompt[:limit])
+    found = tree.find_resumable(namespace, prompt[:limit])
     kinds = bytes(found.num_tokens)
     root = tree.root(namespace)
-    if namespace is not None and spelled is not None and root is not None and found.num_tokens < limit:
+    if namespace is not None and spelled is not None and root is not None and found.num_with_kv < limit:
         walked = TextWalk(root, spelled(), num_match, partial(aliases.find, namespace)).run()
         if any(walked.kinds):
             num_match += len(walked.ids) - len(prompt)
             prompt, kinds = walked.ids, walked.kinds
             limit = min(num_match, len(prompt) - 1)
-            found = tree.find(namespace, prompt[:limit])
+            found = tree.find_resumable(namespace, prompt[:limit])
     return PrefixMatch(
         prompt_ids=prompt,
         num_match=num_match,
@@ -116,6 +116,8 @@ def _why_not_more(found: FoundRun, prompt: tuple[int, ...], limit: int) -> WhyNo
     position = found.num_tokens
     if position >= limit:
         return WhyNotMore("complete", position)
+    if found.num_with_kv > position:
+        return WhyNotMore("no_state", position, num_with_kv=found.num_with_kv)
     kind: WhyKind = "evicted" if found.was_evicted else "differs" if found.ahead_ids else "unseen"
     wanted, cached = prompt[position : position + MAX_IDS_COMPARED], found.ahead_ids
     around = Around(prompt[max(position - MAX_BEFORE, 0) : position], cached, wanted) if cached else None

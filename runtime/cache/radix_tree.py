@@ -13,6 +13,7 @@ import numpy as np
 
 from ..artifact.manifest import PAGE_SIZE
 from ..kv_log.log import KVLog
+from ..states.state_pool import StatePool
 from .eviction import Eviction, Leaving
 from .found_run import FoundRun
 from .node_table import NodeTable
@@ -31,20 +32,29 @@ class RadixTree:
     A page has one node. A node splits at page boundaries only, so that runs which differ inside a page are
     siblings that begin with the same rows. The rows of a page in the tree never change; to write after them, copy
     them first. Sequences that own a page own all pages above it, so what no sequence owns can go, leaves first.
+
+    Attributes:
+        states: of a recurrent model, the snapshots that stand in the tree; None: it needs none.
     """
 
     def __init__(
-        self, pool: PagePool, *, clock: Callable[[], float] = time.monotonic, kv_log: KVLog | None = None
+        self,
+        pool: PagePool,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        kv_log: KVLog | None = None,
+        states: StatePool | None = None,
     ) -> None:
         self._now = clock
         self._kv_log = kv_log
-        self._table = NodeTable(pool, kv_log)
+        self.states = states
+        self._table = NodeTable(pool, kv_log, states)
         self._eviction = Eviction(pool, self._table)
         self._clock = 0
 
-    def emptied(self, pool: PagePool) -> RadixTree:
-        """A tree over another pool, without runs: what was found here is outdated there, and counts go on."""
-        tree = RadixTree(pool, clock=self._now, kv_log=self._kv_log)
+    def emptied(self, pool: PagePool, states: StatePool | None = None) -> RadixTree:
+        """A tree over other pools, without runs: what was found here is outdated there, and counts go on."""
+        tree = RadixTree(pool, clock=self._now, kv_log=self._kv_log, states=states)
         tree._table.version = self.version + 1
         tree.leaving = self.leaving
         tree._eviction.num_evicted_pages = self.num_evicted_pages
@@ -103,6 +113,13 @@ class RadixTree:
     def find(self, namespace: bytes | None, token_ids: Sequence[int]) -> FoundRun:
         """The longest run of the namespace that begins like `token_ids`; changes nothing."""
         return FoundRun.below(self.root(namespace), token_ids)
+
+    def find_resumable(self, namespace: bytes | None, token_ids: Sequence[int]) -> FoundRun:
+        """What of `find` a sequence can go on from: of a recurrent model, what ends at a state."""
+        found = self.find(namespace, token_ids)
+        if self.states is None or namespace is None:
+            return found
+        return found.up_to(self.states.find(namespace, found.pages, encode_key(token_ids), found.num_tokens))
 
     def ahead(self, namespace: bytes | None, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
         """At most `most` tokens that the namespace has behind all of `token_ids`, in the runs used last; changes
@@ -204,6 +221,8 @@ class RadixTree:
 
     def clear(self, namespace: bytes) -> int:
         """Free the pages of a namespace that no sequence owns, and do not remember them; returns how many."""
+        if self.states is not None:
+            self.states.forget([namespace])
         root = self.root(namespace)
         if root is None:
             return 0

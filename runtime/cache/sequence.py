@@ -13,7 +13,10 @@ from operator import or_
 
 from ..errors import AppendLengthError, ForkLengthError, PopLengthError, SparseForkError, UnknownSequence
 from ..kv_log.log import KVLog
+from ..states.sequence_state import SequenceState
+from ..states.state_pool import NO_STATE, FoundState, StatePool
 from .page_pool import PagePool, num_pages_for
+from .radix_node import encode_key
 from .sparse_span import SparseSpan
 
 
@@ -32,7 +35,8 @@ class Sequence:
 
     Rows are not positions: in a `sparse` span some tokens have no row, so there are fewer rows, `num_rows`. Positions
     stay those of the tokens. Only the KV of the first `num_shareable` tokens may be shared: those before the span, or
-    before the tokens of a reply that may still be taken back, and none without a `namespace`.
+    before the tokens of a reply that may still be taken back, and none without a `namespace`. Of a recurrent model the
+    `state` goes along, which is that after the computed tokens.
 
     Tokens change by `append` and `pop` alone, and `fork` copies them; each validates before it changes anything. KV
     comes from other pages by `take_kv`, grows by a `KVTransaction`, and goes by `pop`, `preempt` and `close`. To open,
@@ -50,6 +54,7 @@ class Sequence:
         generated: bytes | None = None,
         request_id: str | None = None,
         kv_log: KVLog | None = None,
+        states: StatePool | None = None,
     ) -> None:
         """A sequence without KV.
 
@@ -61,6 +66,7 @@ class Sequence:
             generated: one byte a token, 1 where a model made it; by default a client wrote them all.
             request_id: the request that it is of, for the log.
             kv_log: gets a line for every mutation.
+            states: of a recurrent model, the slots that its states are in.
 
         Raises:
             AppendLengthError: the prompt is longer than the context.
@@ -77,6 +83,7 @@ class Sequence:
         assert len(self._generated) == len(tokens)
         self._pool = pool
         self._kv_log = kv_log
+        self.state = SequenceState(states)
         self._page_ids = array("i")  # as the page table wants them: no object per page and step
         self._num_computed = 0
         self._sparse: SparseSpan | None = None
@@ -160,7 +167,9 @@ class Sequence:
         """Drop the last `num_tokens` tokens with their KV, and give back the pages that no token is left in.
 
         A last page that others own too keeps its rows: the next reservation copies the ones that are left
-        here. A pop into a sparse span drops all of the span's KV, so the sequence is exact again.
+        here. A pop into a sparse span drops all of the span's KV, so the sequence is exact again. A state cannot be
+        cut: a pop of computed tokens of a recurrent model goes back to the last snapshot, and what is between is to be
+        computed again.
 
         Raises:
             PopLengthError: there are fewer tokens; nothing is popped.
@@ -174,6 +183,10 @@ class Sequence:
         num_free = self._pool.num_free
         del self._token_ids[length:]
         del self._generated[length:]
+        if length < self._num_computed and (state := self._state_before(length)) is not None:
+            self.state.move(state.slot)
+            length = state.num_tokens
+        self.state.cut(len(self))
         self._num_computed = min(self._num_computed, length)
         if self._sparse is not None and length < self._sparse.stop:
             self._num_computed = min(length, self._sparse.start)
@@ -188,8 +201,9 @@ class Sequence:
     def fork(self, at: int, *, seq_id: int) -> Sequence:
         """A new sequence of the first `at` tokens that shares their pages, partial and sparse ones too.
 
-        Whichever of the two writes to the partial page first gets a copy by its reservation. Call
-        `PrefixCache.fork`, which gives the id and keeps count of the sequence.
+        Whichever of the two writes to the partial page first gets a copy by its reservation. Of a recurrent model
+        less is shared where no state stands at `at`. Call `PrefixCache.fork`, which gives the id and keeps count of the
+        sequence.
 
         Raises:
             ForkLengthError: `at` is past the computed tokens; nothing is shared.
@@ -214,13 +228,29 @@ class Sequence:
             generated=bytes(self._generated[:at]),
             request_id=self.request_id,
             kv_log=self._kv_log,
+            states=self.state.pool,
         )
+        slot = self.state.slot
+        if at < self._num_computed and (state := self._state_before(at)) is not None:
+            at, slot = state
+        elif self.state.pool is not None:
+            self.state.pool.retain(slot)
         page_ids = self._page_ids[: num_pages_for(at - (0 if sparse is None else sparse.num_missing))]
         self._pool.retain(page_ids)
-        child.take_kv(page_ids, at, b"", sparse=sparse)
+        child.take_kv(page_ids, at, b"", sparse=sparse, state_slot=slot)
         if self._kv_log is not None:
             self._kv_log.write("fork", child, length=0, computed=0, parent=self.seq_id, pages=list(page_ids))
         return child
+
+    def _state_before(self, num_tokens: int) -> FoundState | None:
+        """The last snapshot of the first tokens, retained; None for a model that keeps no states."""
+        if (pool := self.state.pool) is None:
+            return None
+        found = FoundState(0, NO_STATE)
+        if self.namespace is not None:
+            found = pool.find(self.namespace, self._page_ids, encode_key(self._token_ids[:num_tokens]), num_tokens)
+        pool.retain(found.slot)
+        return found
 
     def require_open(self) -> None:
         """Raise UnknownSequence if it is closed."""
@@ -236,11 +266,14 @@ class Sequence:
         generated: bytes,
         *,
         sparse: SparseSpan | None = None,
+        state_slot: int = NO_STATE,
     ) -> None:
-        """Have the KV of the first `num_computed` tokens in `page_ids`, which the caller has retained for it, and give
-        its own pages back. `generated` has a byte for each of the first tokens, 1 where a model made it."""
+        """Have the KV of the first `num_computed` tokens in `page_ids`, and the state after them in `state_slot`, which
+        the caller has retained for it, and give its own back. `generated` has a byte for each of the first tokens, 1
+        where a model made it."""
         assert not self._is_reserved, f"{self} is reserved"
         self._pool.release(self._page_ids)
+        self.state.move(state_slot)
         self._sparse = sparse
         self.replace_kv(page_ids, num_computed)
         self.inherit_generated(generated)
@@ -297,4 +330,5 @@ class Sequence:
             assert self._sparse.stop <= self._num_computed
             assert tuple(self._token_ids[: self._sparse.stop]) == self._sparse.token_ids, "rows of other tokens"
         assert len(set(self._page_ids)) == len(self._page_ids)
+        self.state.check(self._num_computed)
         assert len(self._generated) == len(self)

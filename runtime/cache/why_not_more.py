@@ -15,7 +15,9 @@ MAX_IDS_COMPARED = 64  # on each side, of which texts are made
 MAX_CHANGE = 80  # characters of each side
 MAX_BEFORE = 40  # characters that both sides have
 
-WhyKind = Literal["complete", "differs", "retokenized", "not_generated", "evicted", "unseen", "namespace", "off"]
+WhyKind = Literal[
+    "complete", "differs", "retokenized", "not_generated", "evicted", "unseen", "namespace", "no_state", "off"
+]
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class WhyNotMore:
     `evicted`: a run that began with the first of `wanted_ids` was cached and is dropped by now.
     `unseen`: nothing cached goes on here, as far as the cache remembers.
     `namespace`: another namespace has more. Only the owner of all namespaces is told: see `radixlm explain-cache`.
+    `no_state`: of a recurrent model; keys and values are cached up to `num_with_kv`, a state stands at `position` only.
     `off`: the request's match is `off`, so that nothing was looked for.
 
     >>> why = WhyNotMore("differs", 40, cached_ids=(1, 2), wanted_ids=(3,), is_generated=True)
@@ -73,6 +76,7 @@ class WhyNotMore:
     wanted_text: str | None = None
     around: Around | None = field(default=None, compare=False, repr=False)
     change: TextChange | None = field(default=None, compare=False)  # of `differs`, once it is spelled
+    num_with_kv: int | None = None  # of `no_state`
 
     def spelled(self, spell: Callable[[int], bytes], special_ids: Container[int]) -> WhyNotMore:
         """The same with texts; a difference that is none in the text is called by its name.
@@ -81,7 +85,7 @@ class WhyNotMore:
             spell: the bytes of a token.
             special_ids: tokens that are control and no text.
         """
-        if self.kind in ("complete", "off"):
+        if self.kind in ("complete", "no_state", "off"):
             return self
         kind = self.kind
         if kind == "differs" and _begin_with_the_same_text(self.cached_ids, self.wanted_ids, spell, special_ids):
@@ -110,6 +114,7 @@ class WhyNotMore:
             "evicted": f"{at} something was cached that went on like {wanted}, and is dropped by now",
             "unseen": f"{at} nothing cached goes on with {wanted}",
             "namespace": f"{at} only another namespace goes on with {wanted}, and namespaces share nothing",
+            "no_state": f"no state at token {self.num_with_kv}, the nearest is at {self.position}",
             "off": 'match is "off": nothing is reused for this request, and nothing is kept of it',
         }[self.kind]
 

@@ -164,6 +164,7 @@ class Scheduler:
             for request in prefilling[:1]:
                 if request.request_id in self._running and plan.has_room_for(request):
                     self._advance(request, plan)
+        plan.keep_to_states()
         return plan
 
     def observe(self, plan: StepPlan, seconds: float, num_accepted: int = 0) -> None:

@@ -124,8 +124,9 @@ class WaitingRequest:
         self.is_final = False
 
 
-def computes_more(sequence: Sequence, match: PrefixMatch) -> bool:
-    """Whether a running sequence computes more whole pages of a match's prompt than the match has."""
+def waits_for(sequence: Sequence, match: PrefixMatch) -> bool:
+    """Whether a running sequence computes more whole pages of a match's prompt than the match has. A recurrent model
+    will leave a state behind them."""
     if sequence.num_uncomputed == 1 or sequence.namespace is None or sequence.namespace != match.namespace:
         return False
     limit = min(match.num_match, len(match.prompt_ids) - 1)
@@ -138,7 +139,10 @@ def computes_more(sequence: Sequence, match: PrefixMatch) -> bool:
         if tuple(match.prompt_ids[page]) != tuple(sequence.token_ids[page]):
             break
         num_common += PAGE_SIZE
-    return num_common > max(match.num_tokens, sequence.num_computed)
+    if num_common <= max(match.num_tokens, sequence.num_computed):
+        return False
+    sequence.state.want_at(num_common)
+    return True
 
 
 AdmissionPolicy = Literal["optimistic", "conservative"]
@@ -174,7 +178,7 @@ class Admission:
                 match = each.peek(self.cache, self.context_length)
             except Exception as error:
                 raise RequestBroken(each.request) from error
-            if each.rows is None and any(computes_more(other.admitted, match) for other in running):
+            if each.rows is None and any([waits_for(other.admitted, match) for other in running]):
                 continue
             if best is None or score(each) > best_score:
                 best, best_score = (each, match), score(each)
@@ -195,6 +199,9 @@ class Admission:
         running = list(running)
         if not running:
             return True
+        states = self.cache.states
+        if states is not None and states.num_available < len(running) + 2:
+            return False  # each of them writes a state in the next step, and it reads one, too
         pool, shared, num_missing = self.cache.pool, match.pages, 0
         if sparse is not None:
             shared, num_missing = shared[: sparse.start // PAGE_SIZE], sparse.num_missing

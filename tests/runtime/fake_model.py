@@ -30,6 +30,7 @@ from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.model.batch import Batch, Float32Array, PageCopy, TopLogits, UInt8Array
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.speculation.draft_model import DraftModel
+from radixlm.runtime.states.state_pool import NO_STATE, StatePool
 from radixlm.tokenizer_fix import SpelledPrompt
 
 VOCAB_SIZE = 40
@@ -87,6 +88,11 @@ def top_of(logits: Float32Array) -> TopLogits:
     return TopLogits(values, token_ids, np.isfinite(logits).all(axis=1).astype(np.int32))
 
 
+def state_after(state: int, token: int) -> int:
+    """A recurrent state after one more token; 52 bits."""
+    return (state * 2862933555777941757 + token * 3037000493 + 11) % 2**52
+
+
 class FakeModel:
     """Keeps the pages; `before` is called with each batch and may raise, `after` may change the logits."""
 
@@ -106,17 +112,22 @@ class FakeModel:
         assert batch.values.dtype == np.int32 and batch.values.flags.c_contiguous
         assert sum(array.size for array in arrays) == batch.values.size
         self.num_tokens += len(arrays.token_ids)
-        flat = self.kv.reshape(-1)
+        flat, states = self.kv.reshape(-1), self.states_of(batch)
         for i, token in enumerate(arrays.token_ids):
             pages = arrays.page_table[arrays.row_of_token[i]]
             length, position = int(arrays.kv_lengths[i]), int(arrays.positions[i])
             own = pages[(length - 1) // PAGE_SIZE] * PAGE_SIZE + (length - 1) % PAGE_SIZE
             assert 0 <= position + 1 - length <= self.max_missing and own == arrays.slots[i]
             flat[own] = digest(self.kv[pages].reshape(-1)[: length - 1], int(token), position)
-        rows = [logits_of(int(flat[arrays.slots[i]]), self.vocab_size) for i in arrays.logit_rows]
+        rows = [logits_of((int(flat[arrays.slots[i]]) + states[i]) % 2**52, self.vocab_size) for i in arrays.logit_rows]
         self.logits = np.array(rows, np.float32).reshape(len(rows), self.vocab_size)
         self.after(batch, self.logits)
         return self.logits
+
+    def states_of(self, batch: Batch) -> list[int]:
+        """What the state adds to each token's row: nothing."""
+        assert batch.state_in is None and batch.state_out is None
+        return [0] * len(batch.arrays.token_ids)
 
     def top_logits(self, num_rows: int, vocab_size: int) -> TopLogits:
         return top_of(self.logits[:num_rows, :vocab_size])
@@ -137,6 +148,27 @@ class FakeModel:
         self.is_closed = True
 
 
+class RecurrentModel(FakeModel):
+    """Logits depend on a state of all tokens, too, which is in slots."""
+
+    def __init__(self, num_pages: int, vocab_size: int = VOCAB_SIZE, num_states: int = 16) -> None:
+        super().__init__(num_pages, vocab_size)
+        self.states = np.full(num_states, 2**51 + 1, np.uint64)  # one never written would be noticed
+        self.states[NO_STATE] = 0
+
+    def states_of(self, batch: Batch) -> list[int]:
+        assert batch.state_in is not None and batch.state_out is not None
+        assert NO_STATE not in batch.state_out and len(set(batch.state_out)) == len(batch.state_out)
+        assert not set(batch.state_out) & set(batch.state_in), "a state that is read is overwritten"
+        now = [int(self.states[slot]) for slot in batch.state_in]
+        after: list[int] = []
+        for token, row in zip(batch.arrays.token_ids, batch.arrays.row_of_token, strict=True):
+            now[row] = state_after(now[row], int(token))
+            after.append(now[row])
+        self.states[batch.state_out] = now
+        return after
+
+
 def alone(
     prompt_ids: Sequence[int],
     params: SamplingParams,
@@ -145,16 +177,19 @@ def alone(
     vocab_size: int = VOCAB_SIZE,
     after: Callable[[Float32Array], None] = lambda logits: None,
     constraint: TokenConstraint | None = None,
+    is_recurrent: bool = False,
 ) -> tuple[int, ...]:
     """What the model generates with no engine, cache or company; `after` may change its logits."""
     state = SamplerState(params, prompt_ids, vocab_size, constraint)
     tokens, rows = list(prompt_ids), np.zeros(0, np.uint64)
     stop_ids = {*params.stop_token_ids, *([] if params.ignore_eos else [EOS])}
     generated: list[int] = []
+    recurrent = 0
     while True:
         for position in range(len(rows), len(tokens)):
             rows = np.append(rows, np.uint64(digest(rows, tokens[position], position)))
-        logits = logits_of(int(rows[-1]), vocab_size)[None]
+            recurrent = state_after(recurrent, tokens[position]) if is_recurrent else 0
+        logits = logits_of((int(rows[-1]) + recurrent) % 2**52, vocab_size)[None]
         after(logits)
         sampled = sample(logits, top_of(logits), [state])[0]
         assert sampled is not None
@@ -182,10 +217,14 @@ class Bench:
     kv_log: KVLog | None = None
     open_tier: Callable[[PrefixCache, FakeModel, WorkQueue], DiskTier] | None = None
     draft_model: DraftModel | None = None
+    num_states: int = 0  # above 0: of a recurrent model
 
     def __post_init__(self) -> None:
         self.model = self.make_model(self.num_pages, self.vocab_size)
-        self.cache = PrefixCache(PagePool(self.num_pages), kv_log=self.kv_log)
+        states = StatePool(self.num_states) if self.num_states else None
+        if states is not None:
+            self.model = RecurrentModel(self.num_pages, self.vocab_size, self.num_states)
+        self.cache = PrefixCache(PagePool(self.num_pages), states=states, kv_log=self.kv_log)
         limits = RequestLimits(self.vocab_size, self.context_length)
         queue = WorkQueue(clock=lambda: self.now)
         self.tier = None if self.open_tier is None else self.open_tier(self.cache, self.model, queue)

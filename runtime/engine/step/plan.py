@@ -84,6 +84,8 @@ class StepPlan:
             num_tokens = min(num_tokens, self._time.num_tokens(sequence.num_computed, sequence.num_uncomputed, share))
         if self._stops and (stop := self._stops.get(request.request_id, 0)) > sequence.num_computed:
             num_tokens = min(num_tokens, stop - sequence.num_computed)
+        if (state_stop := sequence.state.next_stop(sequence.num_computed)) is not None:
+            num_tokens = min(num_tokens, state_stop - sequence.num_computed)
         num_logits = request.num_logits(num_tokens)
         if num_logits > self._num_logits_left:
             num_tokens -= num_logits - self._num_logits_left
@@ -113,6 +115,15 @@ class StepPlan:
         self._num_logits_left -= num_logits
         self._scheduled[request.request_id] = ScheduledRequest(request, reservation, num_logits, True, draft)
         return True
+
+    def keep_to_states(self) -> None:
+        """Have requests end at a token behind which a state is wanted since they were added."""
+        for item in self.scheduled:
+            reserved = item.reservation
+            stop = reserved.sequence.state.next_stop(reserved.start)
+            if stop is not None and stop < reserved.stop:
+                self.drop(item.request)
+                self.reserve(item.request)
 
     def drop(self, request: Request) -> None:
         """Take a request out again, if it is in; its pages, tokens and time are free for others."""

@@ -1,0 +1,215 @@
+"""Own the slots of recurrent states: count their users, and know at which tokens of the tree snapshots stand.
+
+Knows slots, pages and keys of tokens. Not what a state holds, nor which sequence uses it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..artifact.manifest import PAGE_SIZE
+from ..errors import OutOfStates
+
+NO_STATE = 0
+"""The slot of zeros, which is the state before a first token. It is never written, and belongs to no sequence."""
+MIN_SLOTS = 3  # zeros, a state that a step reads, and one that it writes
+_TOKEN_BYTES = 4
+
+Place = int | bytes
+"""What a snapshot stands behind: the last full page before it, or the namespace if there is none."""
+
+
+class FoundState(NamedTuple):
+    """A state after `num_tokens` tokens, and where it lies."""
+
+    num_tokens: int
+    slot: int
+
+
+@dataclass
+class _Snapshot:
+    place: Place
+    rows: bytes  # the tokens behind the place, as a key
+    num_saved: int  # tokens from the snapshot before it on
+    credit: int
+
+
+class StatePool:
+    """`num_slots` slots: the zeros, and others that are free, cached (snapshots without a user) or in use.
+
+    `1 + num_free + num_cached + num_in_use == num_slots`, always. A step reads a sequence's state from one slot and
+    writes it to another, so that a snapshot is a slot that is not overwritten, and a step that fails has changed
+    nothing. A slot becomes free when it has no user and is no snapshot.
+
+    A snapshot stands behind a full page of the tree and the few tokens after that, and leaves with the page. When slots
+    are short, the snapshot with the least credit goes: the tokens that it saves, above what the last ones that went
+    had when it was used last (GreedyDual: Young 1994).
+
+    >>> pool = StatePool(3)
+    >>> slot = pool.allocate()
+    >>> pool.keep(b"", b"", slot, num_saved=16)
+    >>> pool.release(slot)
+    >>> pool.num_free, pool.num_cached, pool.num_in_use
+    (1, 1, 0)
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        if num_slots < MIN_SLOTS:
+            raise OutOfStates(f"{num_slots} slots for states; {MIN_SLOTS} are the least: raise --state-cache-gb")
+        self.num_slots = num_slots
+        self._free = list(range(num_slots - 1, NO_STATE, -1))
+        self._num_users = [0] * num_slots
+        self._num_in_use = 0
+        self._snapshots: dict[int, _Snapshot] = {}  # by slot
+        self._at: dict[Place, dict[bytes, int]] = {}  # slots
+        self._least_credit = 0
+        self.num_evicted = 0
+
+    @property
+    def num_free(self) -> int:
+        """Slots that hold nothing."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Snapshots that no sequence uses: all of them can go."""
+        return self.num_slots - 1 - len(self._free) - self._num_in_use
+
+    @property
+    def num_in_use(self) -> int:
+        """Slots that a sequence uses, snapshots among them."""
+        return self._num_in_use
+
+    @property
+    def num_available(self) -> int:
+        """Slots that `allocate` could give."""
+        return self.num_free + self.num_cached
+
+    @property
+    def num_snapshots(self) -> int:
+        """Slots that stand in the tree."""
+        return len(self._snapshots)
+
+    def allocate(self) -> int:
+        """Take a slot, with the caller as its one user; a snapshot goes if none is free.
+
+        Raises:
+            OutOfStates: all slots are in use; nothing is taken.
+        """
+        if not self._free:
+            unused = [slot for slot in self._snapshots if not self._num_users[slot]]
+            if not unused:
+                raise OutOfStates(
+                    f"a state is needed, and all {self.num_slots - 1} slots are in use; lower --max-num-seqs or raise "
+                    f"--state-cache-gb"
+                )
+            victim = min(unused, key=lambda slot: (self._snapshots[slot].credit, slot))
+            self._least_credit = self._snapshots[victim].credit
+            self._drop(victim)
+            self.num_evicted += 1
+        slot = self._free.pop()
+        self._num_users[slot] = 1
+        self._num_in_use += 1
+        return slot
+
+    def retain(self, slot: int) -> None:
+        """Add a user to a slot that is not free; the zeros need none."""
+        if slot == NO_STATE:
+            return
+        users = self._num_users[slot]
+        if not users:
+            assert slot in self._snapshots, f"slot {slot} is free and cannot be retained"
+            self._num_in_use += 1
+        self._num_users[slot] = users + 1
+
+    def release(self, slot: int) -> None:
+        """Take a user from a slot; without any it is free, unless it is a snapshot."""
+        if slot == NO_STATE:
+            return
+        self._num_users[slot] -= 1
+        users = self._num_users[slot]
+        assert users >= 0, f"slot {slot} has no user to release it"
+        if not users:
+            self._num_in_use -= 1
+            if slot not in self._snapshots:
+                self._free.append(slot)
+
+    def keep(self, place: Place, rows: bytes, slot: int, *, num_saved: int) -> None:
+        """Make a slot, which the caller uses and writes no more, the snapshot behind `place` and the tokens `rows`.
+
+        Where there is one already, that one stays, and counts as used.
+        """
+        assert self._num_users[slot], f"slot {slot} is free and holds no state"
+        there = self._at.get(place, {}).get(rows)
+        if there is not None:
+            self.touch(there)
+        elif slot not in self._snapshots:
+            self._at.setdefault(place, {})[rows] = slot
+            self._snapshots[slot] = _Snapshot(place, rows, num_saved, self._least_credit + num_saved)
+
+    def find(self, namespace: bytes, page_ids: Sequence[int], key: bytes, num_tokens: int) -> FoundState:
+        """The last snapshot of the first `num_tokens` tokens of `key`, which are in these pages and the rows behind
+        them; the zeros if there is none."""
+        for num_pages in range(min(len(page_ids), num_tokens // PAGE_SIZE), -1, -1):
+            place: Place = page_ids[num_pages - 1] if num_pages else namespace
+            start = num_pages * PAGE_SIZE * _TOKEN_BYTES
+            left = num_tokens * _TOKEN_BYTES - start
+            found = [
+                (len(rows), slot)
+                for rows, slot in self._at.get(place, {}).items()
+                if len(rows) <= left and key.startswith(rows, start)
+            ]
+            if found:
+                length, slot = max(found)
+                return FoundState(num_pages * PAGE_SIZE + length // _TOKEN_BYTES, slot)
+        return FoundState(0, NO_STATE)
+
+    def touch(self, slot: int) -> None:
+        """Say that a snapshot is used now."""
+        snapshot = self._snapshots.get(slot)
+        if snapshot is not None:
+            snapshot.credit = self._least_credit + snapshot.num_saved
+
+    def forget(self, places: Iterable[Place]) -> None:
+        """Drop the snapshots behind these places, which are gone; those that sequences use are theirs alone now."""
+        for place in places:
+            for slot in list(self._at.get(place, {}).values()):
+                self._drop(slot)
+
+    def snapshots_behind(self, places: Iterable[Place]) -> int:
+        """How many snapshots stand behind these places."""
+        return sum(len(self._at.get(place, {})) for place in places)
+
+    def check(self, users: Iterable[int]) -> None:
+        """Compare every count with the slots of live sequences, one for each user.
+
+        Raises:
+            AssertionError: a count is wrong, a slot is lost, or it is used and free.
+        """
+        counts = Counter(slot for slot in users if slot != NO_STATE)
+        free = Counter(self._free)
+        for slot in range(1, self.num_slots):
+            assert self._num_users[slot] == counts[slot], (
+                f"slot {slot} counts {self._num_users[slot]} sequences, {counts[slot]} live ones use it"
+            )
+            is_kept = slot in self._snapshots
+            assert free[slot] == (not counts[slot] and not is_kept), f"slot {slot} is {free[slot]} times free"
+        assert free[NO_STATE] == self._num_users[NO_STATE] == 0 and NO_STATE not in self._snapshots
+        assert self._num_in_use == len(counts)
+        assert 1 + self.num_free + self.num_cached + self.num_in_use == self.num_slots
+        at = {slot: (place, rows) for place, each in self._at.items() for rows, slot in each.items()}
+        assert at == {slot: (each.place, each.rows) for slot, each in self._snapshots.items()}
+        assert all(self._at.values()), "a place without a snapshot"
+
+    def _drop(self, slot: int) -> None:
+        """Make a slot no snapshot any more."""
+        snapshot = self._snapshots.pop(slot)
+        at = self._at[snapshot.place]
+        del at[snapshot.rows]
+        if not at:
+            del self._at[snapshot.place]
+        if not self._num_users[slot]:
+            self._free.append(slot)

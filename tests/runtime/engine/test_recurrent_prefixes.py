@@ -1,0 +1,171 @@
+"""Of a recurrent model, what is reused ends at a state; and each reply is what the model generates alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from radixlm.runtime.cache.prefix_match import PrefixMatch
+from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.engine.step.policy import SchedulerPolicy
+
+from ..fake_model import POLICY, Bench, alone
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+SPECULATING = replace(POLICY, speculates=True, looks_up=True)
+
+
+def ids(seed: int, number: int) -> list[int]:
+    return random.Random(seed).choices(range(30), k=number)
+
+
+def recurrent(num_pages: int = 40, num_states: int = 24, policy: SchedulerPolicy = POLICY) -> Bench:
+    return Bench(num_pages=num_pages, num_states=num_states, policy=policy)
+
+
+def ask(bench: Bench, name: str, prompt: list[int], params: SamplingParams = GREEDY) -> tuple[int, ...]:
+    """The reply, which is checked, computed by itself."""
+    bench.add(name, prompt, params)
+    bench.run()
+    reply = bench.tokens(name)
+    assert reply == alone(prompt, params, is_recurrent=True)
+    return reply
+
+
+def match(bench: Bench, prompt: list[int]) -> PrefixMatch:
+    return bench.cache.match(prompt)
+
+
+def computed(bench: Bench, prompt: list[int], name: str, params: SamplingParams = GREEDY) -> int:
+    """How many tokens of a prompt are computed, and no reply: the last token of a reply never is."""
+    before = bench.model.num_tokens
+    reply = ask(bench, name, prompt, params)
+    return bench.model.num_tokens - before - (len(reply) - 1)
+
+
+def test_the_same_prompt_again_computes_its_last_token() -> None:
+    bench, prompt = recurrent(), ids(1, 37)
+    assert computed(bench, prompt, "first") == 37
+    assert computed(bench, prompt, "again") == 1
+
+
+def test_the_next_turn_goes_on_from_the_last_computed_token_of_the_reply() -> None:
+    bench, prompt = recurrent(), ids(1, 37)
+    reply = ask(bench, "first", prompt)
+    assert computed(bench, [*prompt, *reply, *ids(2, 9)], "second") == 1 + 9
+
+
+def test_the_second_request_with_a_shared_beginning_repairs_the_cache_for_the_third() -> None:
+    bench, shared = recurrent(), ids(1, 41)
+    prompts = [[*shared, 30 + seed, *ids(seed, 5)] for seed in range(3)]
+    assert computed(bench, prompts[0], "first") == 47
+    why = match(bench, prompts[1]).why_not_more
+    assert (why.kind, why.position, str(why)) == ("no_state", 0, "no state at token 41, the nearest is at 0")
+    assert computed(bench, prompts[1], "second") == 47
+    assert match(bench, prompts[2]).num_tokens == 41
+    assert computed(bench, prompts[2], "third") == 6
+
+
+def test_of_two_requests_at_once_one_computes_what_both_share() -> None:
+    bench, shared = recurrent(), ids(1, 32)
+    for name in "ab":
+        bench.add(name, [*shared, *ids(ord(name), 6)], GREEDY)
+    bench.run()
+    for name in "ab":
+        assert bench.tokens(name) == alone([*shared, *ids(ord(name), 6)], GREEDY, is_recurrent=True)
+    assert bench.model.num_tokens == 32 + 2 * 6 + 2 * 5
+
+
+def test_without_states_for_snapshots_all_is_computed_again() -> None:
+    bench, prompt = recurrent(num_states=3), ids(1, 37)
+    ask(bench, "first", prompt)
+    for seed in range(2, 5):
+        ask(bench, f"other {seed}", ids(seed, 20))
+    assert match(bench, prompt).num_tokens == 0
+    assert computed(bench, prompt, "again") == 37
+
+
+def test_a_snapshot_leaves_with_its_pages() -> None:
+    bench, prompt = recurrent(), ids(1, 37)
+    ask(bench, "first", prompt)
+    assert bench.cache.states is not None and bench.cache.states.num_snapshots == 2
+    bench.cache.clear(b"")
+    assert bench.cache.states.num_snapshots == 0 and bench.cache.states.num_free == 23
+
+
+def test_a_pop_of_computed_tokens_is_replayed_from_the_last_state() -> None:
+    bench, prompt = recurrent(), ids(1, 37)
+    request = bench.add("first", prompt, replace(GREEDY, max_tokens=12))
+    while request.num_generated < 6:
+        bench.step()
+    sequence, before = request.admitted, bench.model.num_tokens
+    tokens = list(sequence.token_ids[-3:])
+    sequence.pop(3)
+    assert (sequence.num_computed, len(sequence.page_ids)) == (36, 3)
+    sequence.append(tokens)
+    bench.run()
+    assert bench.tokens("first") == alone(prompt, replace(GREEDY, max_tokens=12), is_recurrent=True)
+    assert bench.model.num_tokens - before == 1 + 6 + 5  # the prompt's last token, the reply so far, what follows
+
+
+def test_a_fork_shares_the_state_or_computes_its_own() -> None:
+    bench, prompt = recurrent(), ids(1, 37)
+    request = bench.add("first", prompt, replace(GREEDY, max_tokens=12))
+    while request.num_generated < 3:
+        bench.step()
+    sequence = request.admitted
+    whole = bench.cache.fork(sequence, sequence.num_computed)
+    assert whole.state.slot == sequence.state.slot and whole.num_computed == sequence.num_computed
+    part = bench.cache.fork(sequence, 36)
+    assert part.num_computed == 36 and bench.cache.fork(sequence, 35).num_computed == 0
+    bench.cache.check()
+    for fork in list(bench.cache.sequences)[1:]:
+        bench.cache.close(fork)
+    bench.run()
+
+
+def test_a_step_that_fails_changes_no_state() -> None:
+    bench, prompt = recurrent(), ids(1, 37)
+    ask(bench, "first", prompt)
+
+    def fail(batch: object) -> None:
+        raise RuntimeError("no")
+
+    bench.model.before = fail
+    bench.add("fails", [*prompt, 1, 2, 3], GREEDY)
+    bench.run()
+    assert bench.error("fails")
+    bench.model.before = lambda batch: None
+    assert computed(bench, [*prompt, 1, 2, 3], "again") <= 4
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_talks_over_small_pools_get_what_the_model_generates_alone(seed: int) -> None:
+    chance = random.Random(seed)
+    policy = chance.choice((POLICY, SPECULATING))
+    bench = recurrent(chance.choice((8, 12, 30)), chance.choice((4, 6, 12, 30)), policy)
+    talks: list[list[int]] = [ids(9, 20)]
+    asked: dict[str, tuple[list[int], SamplingParams]] = {}
+    for number in range(30):
+        history = chance.choice(talks)
+        history = history[: chance.choice((len(history), len(history), chance.randrange(1, len(history) + 1)))]
+        prompt = [*history, *chance.choices(range(chance.choice((2, 30))), k=chance.randrange(1, 12))][:70]
+        params = SamplingParams(
+            temperature=chance.choice((0.0, 1.0)), seed=number, max_tokens=chance.randrange(1, 20), ignore_eos=True
+        )
+        name = str(number)
+        bench.add(name, prompt, params)
+        asked[name] = prompt, params
+        for _ in range(chance.randrange(6)):
+            bench.step()
+        if chance.random() < 0.2:
+            bench.abort(name)
+            asked.pop(name)
+        elif chance.random() < 0.5:
+            bench.run()
+            talks.append([*prompt, *bench.tokens(name)][:90])
+    bench.run()
+    for name, (prompt, params) in asked.items():
+        assert bench.tokens(name) == alone(prompt, params, is_recurrent=True), name
+    assert bench.cache.states is not None and bench.cache.states.num_in_use == 0
