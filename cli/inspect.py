@@ -159,6 +159,8 @@ def _rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if quantization.token_bytes is not None:
         yield "read per decoded token", token_bytes(quantization.token_bytes, quantization.source_token_bytes)
     yield "keys and values", f"{kv.dtype}, {size(kv.page_bytes)} per page of {kv.page_size} tokens"
+    if model.state_bytes:
+        yield "states", f"{size(model.state_bytes)} for each running request and each snapshot of a prefix"
     yield "code", "opening the artifact runs model.so in your process: open it only if you trust where it comes from"
     yield "target", f"{target.name} ({target.mcpu}): {', '.join(target.features) or 'no special features'}"
     for name, info in sorted(manifest.files.items()):

@@ -57,6 +57,7 @@ class EngineOptions:
     match: MatchPolicy
     strip_suffix: SuffixPolicy = "text"
     chat_template_kwargs: dict[str, Any] | None = None
+    state_cache_gb: float | None = None
     store: str | None = None
     store_gb: float | None = None
     kv_budget: float | None = None
@@ -89,6 +90,8 @@ class EngineOptions:
 
         if self.kv_cache_gb is not None and not math.isfinite(self.kv_cache_gb):
             raise ValueError(f"--kv-cache-gb is {self.kv_cache_gb}; it must be a number of GB")
+        if self.state_cache_gb is not None and not math.isfinite(self.state_cache_gb):
+            raise ValueError(f"--state-cache-gb is {self.state_cache_gb}; it must be a number of GB")
         if self.store == "":
             raise ValueError("--store is empty; give a directory, or leave it out")
         if self.store is None and self.kv_budget is not None:
@@ -105,6 +108,7 @@ class EngineOptions:
         return Engine(
             artifact,
             kv_cache_bytes=None if self.kv_cache_gb is None else int(self.kv_cache_gb * 1e9),
+            state_cache_bytes=None if self.state_cache_gb is None else int(self.state_cache_gb * 1e9),
             max_num_seqs=self.max_num_seqs,
             num_threads=self.threads,
             match=self.match,
@@ -200,6 +204,11 @@ def engine_options(function: F) -> F:
             "--kv-cache-gb",
             type=click.FloatRange(min=0, min_open=True),
             help="Memory for keys and values, in GB.  [default: as much as is needed, up to a quarter of what is free]",
+        ),
+        click.option(
+            "--state-cache-gb",
+            type=click.FloatRange(min=0, min_open=True),
+            help="Memory for the states of a recurrent model, in GB.  [default: an eighth of what is free, 1 at most]",
         ),
     ):
         function = option(function)

@@ -35,6 +35,7 @@ class TreeRun:
     unused_s: float  # since a request last ended in this run or continued it
     first_ids: tuple[int, ...]
     num_children: int
+    num_states: int = 0  # of a recurrent model: snapshots behind its pages
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class CacheTree:
     is_whole: bool
     is_counted: bool
     uses: tuple[CacheUse, ...] = ()  # live requests, the newest first; then those that ended, the last first
+    num_states: int = 0  # of a recurrent model: snapshots
     now: float = field(default=0.0, compare=False)  # when the picture was taken, on the engine's clock
 
     @classmethod
@@ -75,6 +77,8 @@ class CacheTree:
         runs: list[TreeRun] = []
         places: dict[int, int] = {}  # of nodes, by id
         num_runs = num_tokens = num_pages = num_used_pages = 0
+        states = cache.states
+        num_states = 0 if states is None else states.snapshots_behind([namespace])
         waiting: deque[tuple[Node, int | None]] = deque((child, None) for child in (root.children if root else ()))
         while waiting and num_runs < MAX_RUNS_COUNTED:
             node, parent = waiting.popleft()
@@ -82,11 +86,13 @@ class CacheTree:
             num_runs += 1
             num_tokens += node.num_tokens
             num_pages += len(node.pages)
+            num_own_states = 0 if states is None else states.snapshots_behind(node.pages)
+            num_states += num_own_states
             num_users = cache.pool.num_users(node.pages[0])
             if num_users:  # a sequence that owns a page owns all before it
                 num_used_pages += sum(cache.pool.num_users(page) > 0 for page in node.pages)
             if place < max_runs:
-                runs.append(_run_of(node, parent, num_users, now))
+                runs.append(_run_of(node, parent, num_users, now, num_own_states))
                 places[node.node_id] = place
             waiting.extend((child, place) for child in node.children)
         return cls(
@@ -98,6 +104,7 @@ class CacheTree:
             runs=tuple(runs),
             is_whole=num_runs == len(runs) and not waiting,
             is_counted=not waiting,
+            num_states=num_states,
             uses=tuple(_placed(use, cache, namespace, places) for use in (*live, *cache.uses.ended(namespace))),
             now=now,
         )
@@ -122,7 +129,7 @@ def _placed(use: CacheUse, cache: PrefixCache, namespace: bytes, places: dict[in
     return use if node is None else replace(use, run=places.get(node.node_id))
 
 
-def _run_of(node: Node, parent: int | None, num_users: int, now: float) -> TreeRun:
+def _run_of(node: Node, parent: int | None, num_users: int, now: float, num_states: int) -> TreeRun:
     return TreeRun(
         parent=parent,
         start=node.start * PAGE_SIZE,
@@ -133,4 +140,5 @@ def _run_of(node: Node, parent: int | None, num_users: int, now: float) -> TreeR
         unused_s=max(0.0, now - node.used_at),
         first_ids=node.tokens(0, MAX_FIRST_IDS),
         num_children=len(node.children),
+        num_states=num_states,
     )

@@ -227,17 +227,19 @@ class EngineCore:
         """Compute a token of no request on a free page, so that the first request finds weights mapped in and threads
         running. Nothing is kept of it; what fails here, requests will meet and say.
         """
-        pool = self._cache.pool
+        pool, states = self._cache.pool, self._cache.states
         if not pool.num_free:
             return
-        pages = pool.allocate(1)
+        pages, slot = pool.allocate(1), None if states is None else states.allocate()
         try:
-            self._forward.forward(Batch.of_zeros(0, 1, pages, wants_logits=True))
+            self._forward.forward(Batch.of_zeros(0, 1, pages, wants_logits=True, state_out=slot))
             self._forward.top_logits(1, self.limits.vocab_size)
         except Exception:
             _LOGGER.exception("the model could not be warmed up")
         finally:
             pool.release(pages)
+            if states is not None and slot is not None:
+                states.release(slot)
 
     def start_over(self, cause: BaseException) -> None:
         """Forget all requests and all that memory has cached, in whatever state `cause` left them: the pool is fresh.

@@ -38,6 +38,7 @@ class EngineKeywords(TypedDict, total=False):
     """The fields of `EngineOptions`, for callers that write them as keywords."""
 
     kv_cache_bytes: int | None
+    state_cache_bytes: int | None
     context_length: int | None
     max_num_seqs: int
     max_queue: int | None
@@ -69,6 +70,8 @@ class EngineOptions:
     Attributes:
         kv_cache_bytes: memory for KV pages; None: a quarter of the available memory, but no more than
             `max_num_seqs` full contexts need. One that holds less than the context shortens it, with a warning.
+        state_cache_bytes: memory for states of a recurrent model, of running requests and of snapshots that prefixes
+            are reused from; None: an eighth of the available memory, at most 1 GiB. Other models have none.
         context_length: tokens of prompt and reply together; None: the model's, or as many as the KV pages hold.
         max_num_seqs: requests computed together; more wait.
         max_queue: requests that may wait beside those; more are refused with EngineOverloaded; None: any number.
@@ -115,6 +118,7 @@ class EngineOptions:
     """
 
     kv_cache_bytes: int | None = None
+    state_cache_bytes: int | None = None
     context_length: int | None = None
     max_num_seqs: int = 64
     max_queue: int | None = None
@@ -181,9 +185,13 @@ class EngineOptions:
         return replace(self, **keywords)
 
     def check_model(self, model: ModelConfig) -> None:
-        """Raise InvalidParameter where the model allows no `kv_budget` and there is one."""
+        """Raise InvalidParameter where the model does not allow an option."""
         if self.kv_budget is not None:
             _require_partial(self.kv_budget, model)
+        if model.state_bytes and self.store is not None:
+            raise InvalidParameter(
+                "store is given, and this model keeps states, which are not written to disk; leave store out (--store)"
+            )
 
     def decide(self, asked: RequestOptions, model: ModelConfig) -> RequestOptions:
         """What a request asks for, with the engine's choices where it makes none.
@@ -202,6 +210,12 @@ class EngineOptions:
             )
         return asked.changed(cache_match=asked.cache_match or self.match, kv_budget=kv_budget)
 
+    def _speculates(self, model: ModelConfig) -> bool:
+        """Whether replies are guessed. A wrong guess has a recurrent model compute the right ones before it again, so
+        that it must be asked for."""
+        asked = ("lookup", "draft") if model.state_bytes else ("auto", "lookup", "draft")
+        return self.speculate in asked and self.kv_budget is None
+
     def scheduler_policy(self, manifest: Manifest) -> SchedulerPolicy:
         """The limits of a step.
 
@@ -219,7 +233,7 @@ class EngineOptions:
             max_num_logits=limits.max_num_logits,
             admission=self.admission,
             prompts_s=None if self.prefill_ms is None else self.prefill_ms / 1000,
-            speculates=self.speculate != "off" and self.kv_budget is None,
+            speculates=self._speculates(manifest.model),
             looks_up=self.speculate != "draft",
         )
 

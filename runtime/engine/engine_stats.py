@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..prefix.tier_stats import TierStats
 from ..speculation.draft_stats import DraftStats
+from ..states.state_pool import StateStats
 from .counters import LatencyCounts
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class EngineStats:
     num_computed_tokens: int = 0  # that went through the model: of prompts, and generated
     num_idle_tokens: int = 0  # likewise, of prompts that were expected, while there was nothing else to do
     num_evicted_pages: int = 0
+    states: StateStats | None = None  # None: the model keeps none
     num_failed_steps: int = 0
     num_failed_steps_in_a_row: int = 0  # up to now
     last_failure: str | None = None  # the kind of error that the last failed step raised
@@ -95,6 +97,7 @@ class EngineStats:
             num_computed_tokens=counters.num_computed_tokens,
             num_idle_tokens=0 if core.expected is None else core.expected.num_tokens,
             num_evicted_pages=cache.tree.num_evicted_pages,
+            states=None if cache.states is None else cache.states.stats(),
             num_failed_steps=counters.num_failed_steps,
             num_failed_steps_in_a_row=counters.num_failed_steps_in_a_row,
             last_failure=counters.last_failure,

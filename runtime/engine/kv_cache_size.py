@@ -1,6 +1,7 @@
-"""How many KV pages to allocate: what was asked for, or a sensible share of the memory that is available.
+"""How many KV pages to allocate, and slots for states: what was asked for, or a sensible share of the memory that is
+available.
 
-Knows bytes and pages. Nothing is allocated here.
+Knows bytes, pages and slots. Nothing is allocated here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from ..errors import InvalidParameter
 
 MIN_CONTEXT_LENGTH = 128  # tokens; a cache that holds less answers nothing useful
 MAX_NUM_PAGES = 2**31 // PAGE_SIZE - 1  # a slot is an int32
+MIN_STATE_SLOTS = 4  # zeros; what a step reads and writes; a snapshot
+MAX_STATE_SLOTS = 65_536
+DEFAULT_STATE_BYTES = 1 << 30
 SPARE_PAGES = 1  # for a page that is reused in part, whose rows lie there twice for a moment
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -22,7 +26,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class KVCacheSize:
-    """Pages to allocate, and the context length that they hold.
+    """Pages to allocate, the context length that they hold, and slots for the states of a recurrent model.
 
     `notice` is for whoever runs the engine: the pages hold less than the model's context, and nobody asked for that.
     """
@@ -30,6 +34,7 @@ class KVCacheSize:
     num_pages: int
     context_length: int  # tokens of prompt and reply together
     notice: str | None = field(default=None, compare=False)
+    num_state_slots: int = 0
 
     @classmethod
     def choose(
@@ -40,17 +45,19 @@ class KVCacheSize:
         max_num_seqs: int,
         context_length: int | None = None,
         available_bytes: int | None = None,
+        state_cache_bytes: int | None = None,
     ) -> KVCacheSize:
         """Pages for `kv_cache_bytes`, or by default for a quarter of `available_bytes` (asked of the system
         if None), that hold `context_length` tokens, or by default as many of the model's as they do.
 
         The default is at most what `max_num_seqs` full contexts fill and what weights and workspace leave, and at
-        least one full context if half of the available memory holds that.
+        least one full context if half of the available memory holds that. States of a recurrent model have
+        `state_cache_bytes`, by default an eighth of `available_bytes` and at most 1 GiB.
 
         Raises:
-            InvalidParameter: the pages hold less than `context_length`, `MIN_CONTEXT_LENGTH` tokens, or the model's
-                context if that is shorter; or they do not fit the available memory beside weights and workspace; or
-                `context_length` is not the model's.
+            InvalidParameter: the states are too few, or asked for where the model keeps none; the pages hold less than
+                `context_length`, `MIN_CONTEXT_LENGTH` tokens, or the model's context if that is shorter; or they do not
+                fit the available memory beside weights and workspace; or `context_length` is not the model's.
         """
         least = min(manifest.context_length, MIN_CONTEXT_LENGTH)
         full = manifest.context_length if context_length is None else context_length
@@ -60,6 +67,8 @@ class KVCacheSize:
             )
         page_bytes = manifest.kv.page_bytes
         available = available_memory_bytes() if available_bytes is None else available_bytes
+        num_slots = _state_slots(manifest, available, state_cache_bytes)
+        available = max(0, available - num_slots * manifest.model.state_bytes)
         full_context = num_pages_for(full) + SPARE_PAGES
         if kv_cache_bytes is None:
             num_pages, given = _default_pages(manifest, available, max_num_seqs=max_num_seqs, context_length=full)
@@ -74,14 +83,15 @@ class KVCacheSize:
                 f"{full_context * page_bytes} hold {full}; raise --kv-cache-gb"
             )
         if held == full:
-            return cls(num_pages, full)
+            return cls(num_pages, full, num_state_slots=num_slots)
         holds = f"{given} holds {held} tokens of the model's context of {manifest.context_length}"
         would_do = f"raise --kv-cache-gb to {math.ceil(full_context * page_bytes / 1e7) / 100:g}"
         if context_length is not None:
             raise InvalidParameter(
                 f"{holds}, and {full} are asked for; {would_do}, or lower --context-length to {held}"
             )
-        return cls(num_pages, held, f"{holds}; {would_do}, or serve with --context-length {held} if that is meant")
+        notice = f"{holds}; {would_do}, or serve with --context-length {held} if that is meant"
+        return cls(num_pages, held, notice, num_slots)
 
     @classmethod
     def of_draft(
@@ -136,6 +146,29 @@ def _asked_pages(manifest: Manifest, available: int, kv_cache_bytes: int) -> tup
             f"memory; lower --kv-cache-gb to {max(0, available - model_bytes) / 1e9:.2f} or less"
         )
     return num_pages, given
+
+
+def _state_slots(manifest: Manifest, available: int, state_cache_bytes: int | None) -> int:
+    """Slots for states, that of zeros included; 0 of a model that keeps none.
+
+    Raises:
+        InvalidParameter: `state_cache_bytes` holds too few, or is not for this model.
+    """
+    state_bytes = manifest.model.state_bytes
+    if not state_bytes:
+        if state_cache_bytes is not None:
+            raise InvalidParameter(
+                f"state_cache_bytes is {state_cache_bytes}, and {manifest.name} keeps no states; leave it out"
+            )
+        return 0
+    asked = min(DEFAULT_STATE_BYTES, available // 8) if state_cache_bytes is None else state_cache_bytes
+    num_slots = 1 + asked // state_bytes
+    if num_slots < MIN_STATE_SLOTS and state_cache_bytes is not None:
+        raise InvalidParameter(
+            f"state_cache_bytes is {state_cache_bytes}, and {manifest.name} needs {MIN_STATE_SLOTS - 1} states of "
+            f"{state_bytes} bytes at least; raise --state-cache-gb"
+        )
+    return min(max(num_slots, MIN_STATE_SLOTS), MAX_STATE_SLOTS)
 
 
 def _model_bytes(manifest: Manifest) -> int:

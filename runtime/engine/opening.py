@@ -31,6 +31,7 @@ from ..pruning.pruning import choose_rows, score
 from ..speculation.draft_model import DraftModel
 from ..speculation.draft_stats import DraftAbout
 from ..speculation.same_tokens import require_same_tokens
+from ..states.state_pool import StatePool
 from ..store import PageStore, StoreIdentity
 from .engine_core import EngineCore
 from .engine_loop import EngineLoop
@@ -72,6 +73,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         kv_cache_bytes=options.kv_cache_bytes,
         max_num_seqs=options.max_num_seqs,
         context_length=options.context_length,
+        state_cache_bytes=options.state_cache_bytes,
     )
     if size.notice is not None:
         _LOGGER.warning("%s", size.notice)
@@ -88,7 +90,11 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         if isinstance(store, str | Path):
             store = PageStore.open(store, StoreIdentity.of(manifest), max_bytes=options.store_bytes)
             opened.callback(store.close)
-        runner = _open_runner(artifact, size.num_pages, options)
+        runner = (
+            _open_recurrent(artifact, size, options)
+            if size.num_state_slots
+            else _open_runner(artifact, size.num_pages, options)
+        )
         opened.callback(runner.close)
         # after the runner, which maps the weights in meanwhile
         prompts = Prompts(
@@ -99,7 +105,8 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
             draft_model, close_draft = _open_draft(options, manifest, size, prompts)
             opened.callback(close_draft)
         limits = RequestLimits(prompts.vocab_size, size.context_length)
-        cache = PrefixCache(PagePool(size.num_pages), clock=clock, kv_log=log)
+        states = StatePool(size.num_state_slots) if size.num_state_slots else None
+        cache = PrefixCache(PagePool(size.num_pages), states=states, clock=clock, kv_log=log)
         scored = None if calibration is None else score(runner)
         if scored is not None and calibration is not None:
             choose = choose_rows(manifest, calibration, cache, scored, options.chunk_cache_bytes, clock=clock)
@@ -181,6 +188,8 @@ def _open_draft(
         InvalidParameter: it has other tokens, or there is no memory for it.
     """
     draft = options.draft if isinstance(options.draft, Artifact) else Artifact.open(options.draft or "")
+    if draft.manifest.model.state_bytes:
+        raise InvalidParameter(f"the draft {draft.manifest.name} keeps states; a model guesses that keeps none")
     own = open_tokenizer(draft, None, options.clock)
     names, num_known = (manifest.name, draft.manifest.name), draft.manifest.model.vocab_size
     require_same_tokens(names[0], prompts.tokenizer, names[1], own, num_tokens=prompts.vocab_size, num_known=num_known)
@@ -208,6 +217,15 @@ def _open_runner(artifact: Artifact, num_pages: int, options: EngineOptions) -> 
 
     keep_scores = options.kv_budget is not None
     return ModelRunner(artifact, num_pages=num_pages, num_threads=options.num_threads, keep_scores=keep_scores)
+
+
+def _open_recurrent(artifact: Artifact, size: KVCacheSize, options: EngineOptions) -> Runner:
+    if options.open_runner is not None:
+        return options.open_runner(artifact, size.num_pages, options.num_threads)
+    from ..model.model_runner import ModelRunner
+
+    pages, slots = size.num_pages, size.num_state_slots
+    return ModelRunner(artifact, num_pages=pages, num_threads=options.num_threads, num_state_slots=slots)
 
 
 def _page_io(runner: Runner) -> PageIO:

@@ -117,16 +117,27 @@ class Batch:
         return batch
 
     @classmethod
-    def of_zeros(cls, start: int, stop: int, page_ids: Sequence[int], *, wants_logits: bool = False) -> Batch:
+    def of_zeros(
+        cls,
+        start: int,
+        stop: int,
+        page_ids: Sequence[int],
+        *,
+        wants_logits: bool = False,
+        state_out: int | None = None,
+    ) -> Batch:
         """The tokens `[start, stop)` of a context of zeros that lies on these pages, as a step of their own.
 
-        `wants_logits` says whether the last token's are computed.
+        `wants_logits` says whether the last token's are computed; `state_out` is where a recurrent model's state goes.
         """
         positions, pages = np.arange(start, stop, dtype=np.int32), np.array(page_ids, np.int32)
         slots = pages[positions // PAGE_SIZE] * np.int32(PAGE_SIZE) + positions % np.int32(PAGE_SIZE)
         zeros, rows = np.zeros(stop - start, np.int32), np.arange(stop - start, dtype=np.int32)
         logit_rows = rows[-1:] if wants_logits else rows[:0]
-        return cls(zeros, positions, slots, zeros, pages[None], positions + np.int32(1), logit_rows)
+        states = {}
+        if state_out is not None:
+            states = {"state_in": np.zeros(1, np.int32), "state_out": np.array([state_out], np.int32)}
+        return cls(zeros, positions, slots, zeros, pages[None], positions + np.int32(1), logit_rows, **states)
 
     @property
     def arrays(self) -> BatchArrays:

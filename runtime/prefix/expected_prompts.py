@@ -160,7 +160,8 @@ class ExpectedPrompts:
         if stop < len(match.prompt_ids):
             stop -= stop % PAGE_SIZE
         num_needed = num_pages_for(stop) - match.num_tokens // PAGE_SIZE
-        if num_needed > self._cache.pool.num_free:
+        states = self._cache.states
+        if num_needed > self._cache.pool.num_free or (states is not None and states.num_free < 2):
             return False
         self._compute(match, stop)
         return stop < len(match.prompt_ids)

@@ -50,6 +50,7 @@ class Cache:
                 num_pages=tree.num_pages,
                 num_used_pages=tree.num_used_pages,
                 num_aliases=tree.num_aliases,
+                num_states=tree.num_states,
                 runs=[self._run(run) for run in tree.runs],
                 is_whole=tree.is_whole,
                 is_counted=tree.is_counted,
@@ -72,6 +73,7 @@ class Cache:
             num_pages=run.num_pages,
             num_users=run.num_users,
             num_children=run.num_children,
+            num_states=run.num_states,
             unused_s=round(run.unused_s, 3),
             begins=self.state.text(run.first_ids) if self.state.tells_cached_text else None,
         )
@@ -134,6 +136,7 @@ class CachedRunReply(msgspec.Struct, kw_only=True):
     num_pages: int
     num_users: int  # running requests that use it
     num_children: int
+    num_states: int  # of a recurrent model: states behind its pages from which prompts can go on
     unused_s: float
     begins: str | None  # a few tokens
 
@@ -158,6 +161,7 @@ class CacheReply(msgspec.Struct, kw_only=True):
     num_pages: int
     num_used_pages: int
     num_aliases: int
+    num_states: int  # of a recurrent model: states from which prompts can go on
     runs: list[CachedRunReply]
     is_whole: bool  # all runs are there
     is_counted: bool  # all runs are in the sums

@@ -117,6 +117,12 @@ class Metrics(Collector):
         yield _gauge("kv_used_ratio", "Share of the pages that requests hold.", {(): used})
         yield _counter("kv_pages_evicted", "Cached pages that made room.", {(): stats.num_evicted_pages})
         yield _gauge("kv_rows_reserved", "Tokens that the pages of an owner could hold.", reserved, "owner")
+        if (states := stats.states) is not None:
+            used_slots = states.num_slots - states.num_free - states.num_cached
+            slots = {("free",): states.num_free, ("cached",): states.num_cached, ("used",): used_slots}
+            yield _gauge("state_slots", "Slots for states of a recurrent model.", slots, "state")
+            yield _gauge("state_snapshots", "States that prefixes are reused from.", {(): states.num_snapshots})
+            yield _counter("state_snapshots_evicted", "Snapshots that made room.", {(): states.num_evicted})
         yield _gauge("kv_rows_unused", "Of those, rows that no token is in: fragmentation.", unused, "owner")
 
 

@@ -37,6 +37,16 @@ class _Snapshot:
     credit: int
 
 
+class StateStats(NamedTuple):
+    """Slots but for the zeros, and how many snapshots made room since the start."""
+
+    num_slots: int
+    num_free: int
+    num_cached: int  # snapshots that no request uses
+    num_snapshots: int
+    num_evicted: int
+
+
 class StatePool:
     """`num_slots` slots: the zeros, and others that are free, cached (snapshots without a user) or in use.
 
@@ -182,6 +192,10 @@ class StatePool:
     def snapshots_behind(self, places: Iterable[Place]) -> int:
         """How many snapshots stand behind these places."""
         return sum(len(self._at.get(place, {})) for place in places)
+
+    def stats(self) -> StateStats:
+        """Counts for metrics; from another thread approximate ones."""
+        return StateStats(self.num_slots - 1, self.num_free, self.num_cached, self.num_snapshots, self.num_evicted)
 
     def check(self, users: Iterable[int]) -> None:
         """Compare every count with the slots of live sequences, one for each user.

@@ -49,8 +49,9 @@ export function whyLine(why) {
     not_generated: `a client wrote ${wanted} in other tokens; that is reused by its own encoding only`,
     evicted: `what went on with ${wanted} was dropped to make room`,
     unseen: `nothing cached goes on with ${wanted}`,
+    no_state: visible(why.message),
   };
-  const place = why.kind === "off" ? "" : `not more, for at token ${why.position} `;
+  const place = why.kind === "off" || why.kind === "no_state" ? "" : `not more, for at token ${why.position} `;
   const line = make("div", "why", make("span", "", place), kinds[why.kind] ?? visible(why.message));
   line.title = visible(why.message);
   return line;

@@ -81,7 +81,7 @@ export class Inspector {
   show(tree, health) {
     const inUse = tree.num_used_pages ? `, ${tree.num_used_pages} in use` : "";
     const most = tree.is_counted ? "" : "more than ";
-    const sums = [`${most}${count(tree.num_runs, "run")}`, count(tree.num_tokens, "token"), count(tree.num_pages, "page") + inUse];
+    const sums = [`${most}${count(tree.num_runs, "run")}`, count(tree.num_tokens, "token"), count(tree.num_pages, "page") + inUse, ...(tree.num_states ? [count(tree.num_states, "state")] : [])];
     if (!tree.is_whole) sums.push(`${tree.runs.length} drawn`);
     setText(byId("sums"), sums.join(" · "));
     this.showPool(health);

@@ -151,7 +151,7 @@ function update(row, run, end, numHere) {
   setText(find(".age"), run.num_users ? "in use" : age(run.unused_s));
   row.title = [
     text,
-    `tokens ${run.start} to ${run.start + run.num_tokens}, in ${count(run.num_pages, "page")}`,
+    `tokens ${run.start} to ${run.start + run.num_tokens}, in ${count(run.num_pages, "page")}${run.num_states ? `, with ${count(run.num_states, "state")}` : ""}`,
     `${run.num_generated} generated, ${run.num_tokens - run.num_generated} written by a client`,
     run.num_users ? count(run.num_users, "running request") + " on it" : `not used for ${age(run.unused_s)}`,
   ].join("\n");
