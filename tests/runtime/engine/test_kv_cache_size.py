@@ -18,15 +18,24 @@ def choose(
     context: int = 1600,
     model_bytes: int = 100,
     context_length: int | None = None,
+    state_bytes: int = 0,
+    state_cache_bytes: int | None = None,
 ) -> KVCacheSize:
     module = SimpleNamespace(weights_bytes=model_bytes - 100, workspace_bytes=100)
-    manifest: Any = SimpleNamespace(context_length=context, kv=SimpleNamespace(page_bytes=PAGE_BYTES), module=module)
+    manifest: Any = SimpleNamespace(
+        name="fake",
+        context_length=context,
+        kv=SimpleNamespace(page_bytes=PAGE_BYTES),
+        module=module,
+        model=SimpleNamespace(state_bytes=state_bytes),
+    )
     return KVCacheSize.choose(
         manifest,
         kv_cache_bytes=kv_cache_bytes,
         max_num_seqs=4,
         context_length=context_length,
         available_bytes=available_bytes,
+        state_cache_bytes=state_cache_bytes,
     )
 
 
@@ -117,3 +126,17 @@ def test_a_context_length_that_the_cache_does_not_hold_is_refused_with_what_woul
         InvalidParameter, match=r"holds 944 tokens.* and 1200 are asked for; raise --kv-cache-gb to 0.01"
     ):
         choose(kv_cache_bytes=60 * PAGE_BYTES, context_length=1200)
+
+
+def test_states_have_an_eighth_of_the_memory_or_what_was_asked_for() -> None:
+    assert choose().num_state_slots == 0
+    assert choose(state_bytes=1000).num_state_slots == 65_536
+    assert choose(available_bytes=8 * 10**6, state_bytes=1000).num_state_slots == 1001
+    assert choose(state_bytes=1000, state_cache_bytes=7500).num_state_slots == 8
+    assert choose(available_bytes=800 * PAGE_BYTES, state_bytes=1000, state_cache_bytes=400_000).num_pages == 101
+    with pytest.raises(
+        InvalidParameter, match=r"state_cache_bytes is 2999, and fake needs 3 states of 1000 bytes at least"
+    ):
+        choose(state_bytes=1000, state_cache_bytes=2999)
+    with pytest.raises(InvalidParameter, match=r"state_cache_bytes is 9, and fake keeps no states"):
+        choose(state_cache_bytes=9)

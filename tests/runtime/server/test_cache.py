@@ -128,6 +128,7 @@ def test_the_tree_has_sums_and_runs_of_the_callers_namespace(client: TestClient,
         "num_pages": 5,
         "num_used_pages": 2,
         "num_aliases": 1,
+        "num_states": 0,
         "is_whole": False,
         "is_counted": True,
     }
