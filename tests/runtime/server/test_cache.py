@@ -140,6 +140,7 @@ def test_the_tree_has_sums_and_runs_of_the_callers_namespace(client: TestClient,
         "num_pages": 3,
         "num_users": 1,
         "num_children": 2,
+        "num_states": 0,
         "unused_s": 12.346,
         "begins": "Hello wörld",
     }
