@@ -19,6 +19,7 @@ from .glm4 import Glm4, Glm4MoE
 from .gpt_oss import GptOss
 from .granite import Granite, GraniteMoE
 from .hunyuan import HunyuanDense, HunyuanMoE
+from .hybrid.granite4 import Granite4H
 from .hybrid.lfm2 import Lfm2, Lfm2MoE
 from .hybrid.qwen3_5 import Qwen3Next, Qwen35, Qwen35MoE
 from .llama import Llama, SmolLM3
@@ -70,6 +71,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_next": Qwen3Next(),
     "qwen3_5": Qwen35(),
     "qwen3_5_moe": Qwen35MoE(),
+    "granitemoehybrid": Granite4H(),
     "lfm2": Lfm2(),
     "lfm2_moe": Lfm2MoE(),
 }

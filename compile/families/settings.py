@@ -18,6 +18,8 @@ from radixlm.runtime.artifact.model_config import (
     Function,
     GatedDelta,
     LayerConfig,
+    Mamba2,
+    Mixer,
     ModelConfig,
     Rope,
     RopeScaling,
@@ -241,16 +243,21 @@ class Settings:
         if not config.kv_attentions:
             raise UnsupportedArchitecture(f"{self.label}: no layer has attention, which is not supported")
         for mixer in dict.fromkeys(layer.mixer for layer in config.layers):
-            if isinstance(mixer, GatedDelta) and mixer.num_value_heads % mixer.num_key_heads:
-                raise CorruptSource(
-                    f"{self.label}: {mixer.num_value_heads} value heads cannot share {mixer.num_key_heads} key heads"
-                )
+            _check_shares(self.label, mixer)
         for attention in dict.fromkeys(config.attentions):
             _check_heads(self.label, attention)
         for experts in dict.fromkeys(each.experts for each in config.layers):
             if experts is not None:
                 _check_experts(self.label, experts)
         return config
+
+
+def _check_shares(label: str, mixer: Mixer) -> None:
+    if isinstance(mixer, GatedDelta) and mixer.num_value_heads % mixer.num_key_heads:
+        heads = f"{mixer.num_value_heads} value heads cannot share {mixer.num_key_heads} key heads"
+        raise CorruptSource(f"{label}: {heads}")
+    if isinstance(mixer, Mamba2) and mixer.num_heads % mixer.num_groups:
+        raise CorruptSource(f"{label}: {mixer.num_heads} heads cannot share {mixer.num_groups} groups")
 
 
 def _check_heads(label: str, attention: AnyAttention) -> None:

@@ -11,6 +11,7 @@ from radixlm.runtime.artifact.model_config import (
     Experts,
     GatedDelta,
     LatentAttention,
+    Mamba2,
     ModelConfig,
     ShortConvolution,
 )
@@ -22,6 +23,7 @@ from .feed_forward import DenseAndExpertsFeedForward, DenseFeedForward, ExpertsF
 from .gated_delta import GatedDeltaMixer
 from .latent_attention import LatentSelfAttention
 from .layer_inputs import AllLayerInputs, OneLayerInput
+from .mamba2 import Mamba2Mixer
 from .part_names import PartNames
 from .short_convolution import ShortConvolutionMixer
 
@@ -144,11 +146,13 @@ def model_norm(config: ModelConfig, name: str, eps: float) -> Norm:
     )
 
 
-TokenMixer = SelfAttention | LatentSelfAttention | ShortConvolutionMixer | GatedDeltaMixer
+TokenMixer = SelfAttention | LatentSelfAttention | ShortConvolutionMixer | GatedDeltaMixer | Mamba2Mixer
 
 
 def _mixer(config: ModelConfig, index: int, names: PartNames) -> TokenMixer:
     match config.layers[index].mixer:
+        case Mamba2() as mamba:
+            return Mamba2Mixer(config, mamba, index, names)
         case GatedDelta() as delta:
             return GatedDeltaMixer(config, delta, index, names)
         case ShortConvolution() as convolution:

@@ -13,6 +13,7 @@ from radixlm.runtime.artifact.model_config import (
     GatedDelta,
     LatentAttention,
     LayerConfig,
+    Mamba2,
     ModelConfig,
 )
 from radixlm.runtime.errors import UnsupportedArchitecture
@@ -32,6 +33,10 @@ LAYER: dict[str, Callable[[LayerConfig], bool]] = {
     "the delta rule with heads whose sizes are no multiples of 16": lambda layer: (
         isinstance(layer.mixer, GatedDelta)
         and any(size % ROW_BLOCK for size in (layer.mixer.key_dim, layer.mixer.value_dim))
+    ),
+    "Mamba-2 with sizes that are no multiples of 16": lambda layer: (
+        isinstance(layer.mixer, Mamba2)
+        and any(size % ROW_BLOCK for size in (layer.mixer.head_dim, layer.mixer.convolved_width))
     ),
     "biases of experts whose inputs are weighed": lambda layer: (
         layer.experts is not None and layer.experts.bias and layer.experts.input_scaled

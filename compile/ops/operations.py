@@ -14,6 +14,7 @@ from radixlm.runtime.artifact.model_config import (
     Function,
     GatedDelta,
     LatentAttention,
+    Mamba2,
     ShortConvolution,
 )
 
@@ -91,6 +92,28 @@ class DeltaSpec:
 
 
 @dataclass(frozen=True)
+class MambaSpec:
+    """One layer's Mamba-2: its numbers, its part of a state, and its vectors.
+
+    Attributes:
+        first: numbers of a state before the layer's.
+        taps: `[convolved_width, kernel_size]`, that of the oldest token first.
+        rate: of each head, negative: it fades by `exp(rate * step)`, with `step = softplus(dt + dt_bias)`.
+        skip: of each head, by which its value is added to what it gives.
+        norm: of what all heads give, in groups.
+    """
+
+    mamba: Mamba2
+    first: int
+    taps: Vector
+    bias: Vector | None
+    rate: Vector
+    dt_bias: Vector
+    skip: Vector
+    norm: Norm
+
+
+@dataclass(frozen=True)
 class ExpertsSpec:
     """One layer's experts: their numbers, their matrices, and those of the router.
 
@@ -153,6 +176,12 @@ class Operations(Protocol[R, A]):
         """What value heads give, normalized and gated, with the state of the tokens before the step.
 
         `joined` has queries, keys and values, then gates, then b and a of each value head.
+        """
+
+    def mamba2(self, joined: R, spec: MambaSpec) -> A:
+        """What heads give, gated and normalized, with the state of the tokens before the step.
+
+        `joined` has values, keys and queries, then gates, then dt of each head.
         """
 
     def activate(self, x: R, function: Function, width: int, *, by: R | None = None, column: int = 0) -> A:

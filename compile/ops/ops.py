@@ -23,7 +23,7 @@ from .experts import ExpertOps
 from .latent_attention import LatentOps
 from .layers import Embedding, Linear, Norm, Vector
 from .linear import LinearOps, arrays
-from .operations import AttentionSpec, ConvolutionSpec, DeltaSpec, ExpertsSpec, LatentSpec
+from .operations import AttentionSpec, ConvolutionSpec, DeltaSpec, ExpertsSpec, LatentSpec, MambaSpec
 from .program import Argument, Input, Program, Size, Stored
 from .recurrent import RecurrentOps
 from .rows import Activation, Gates, Limits, Rows
@@ -115,6 +115,10 @@ class Ops:
     def gated_delta(self, joined: Rows, spec: DeltaSpec) -> Activation:
         """The gated delta rule over the step's tokens and the state of those before them."""
         return self.plain(self._recurrent.delta_rule(joined, spec), spec.delta.values_width)
+
+    def mamba2(self, joined: Rows, spec: MambaSpec) -> Activation:
+        """Mamba-2 over the step's tokens and the state of those before them."""
+        return self.plain(self._recurrent.mamba2(joined, spec), spec.mamba.values_width)
 
     def activate(
         self, x: Rows, function: Function, width: int, *, by: Rows | None = None, column: int = 0

@@ -8,12 +8,13 @@ from __future__ import annotations
 from radixlm.runtime.artifact.model_config import STATE_ITEM_BYTES
 
 from ..codegen.targets import Target
-from ..kernels.recurrent.gated_delta import DeltaShape, GatedNorm, delta_inputs, gated_delta, gated_norm
+from ..kernels.recurrent.matrix_inputs import GatedNorm, HeadScalars, UnitHeads, gated_norm, head_scalars, unit_heads
+from ..kernels.recurrent.matrix_state import MatrixShape, matrix_state
 from ..kernels.recurrent.short_convolution import ConvolutionShape, short_convolution
 from ..weights.layout import ROW_BLOCK, round_up
 from ..weights.plan import WeightPlan
-from .layers import Vector
-from .operations import ConvolutionSpec, DeltaSpec
+from .layers import Norm, Vector
+from .operations import ConvolutionSpec, DeltaSpec, MambaSpec
 from .program import Argument, Input, Program, Stored
 from .rows import Limits, Rows
 
@@ -32,47 +33,101 @@ class RecurrentOps:
 
     def delta_rule(self, joined: Rows, spec: DeltaSpec) -> Rows:
         """What value heads give, normalized and gated."""
-        delta, program = spec.delta, self._program
+        delta = spec.delta
         x = self._convolve(joined, delta.convolved_width, delta.kernel_size, spec.first, spec.taps, is_gated=False)
-        scalars = Rows.of_tokens(program, self._limits, "delta_scalars", 2 * round_up(delta.num_value_heads, ROW_BLOCK))
-        y = Rows.of_tokens(program, self._limits, "delta", delta.values_width)
         _, gates, b, a = joined.columns
-        shape = DeltaShape(
+        unit = UnitHeads(delta.num_key_heads, delta.key_dim, x.stride)
+        self._program.call(unit, lambda: unit_heads(unit, self._target), x.memory, x.num_rows)
+        scalars = self._scalars(joined, a, b, delta.num_value_heads, spec.rate, spec.dt_bias)
+        y = Rows.of_tokens(self._program, self._limits, "matrix_state", delta.values_width)
+        shape = MatrixShape(
             delta.num_key_heads,
             delta.num_value_heads,
             delta.key_dim,
             delta.value_dim,
             delta.tiled,
+            0,
+            delta.keys_width,
+            2 * delta.keys_width,
             x.stride,
             scalars.stride,
             y.stride,
             self._state_items,
+            corrects=True,
         )
-        program.call(
-            ("delta_inputs", shape, joined.stride, b, a),
-            lambda: delta_inputs(shape, joined.stride, b, a, self._target),
-            joined.memory,
-            self._vector(spec.rate),
-            self._vector(spec.dt_bias),
-            x.memory,
-            scalars.memory,
-            x.num_rows,
-        )
-        program.call(
-            ("gated_delta", shape),
-            lambda: gated_delta(shape, self._target),
-            x.memory,
-            scalars.memory,
-            *self._states(),
-            y.memory,
-            spec.first + delta.convolution_size,
-            x.num_rows,
-        )
+        self._add_and_read(x, scalars, y, shape, spec.first + delta.convolution_size, 0)
         norm = GatedNorm(delta.num_value_heads, delta.value_dim, y.stride, joined.stride, gates, spec.norm.eps)
-        gain = Vector(spec.norm.name, spec.norm.size)
-        program.call(
-            norm, lambda: gated_norm(norm, self._target), y.memory, joined.memory, self._vector(gain), y.num_rows
+        return self._gated_norm(y, joined, norm, spec.norm)
+
+    def mamba2(self, joined: Rows, spec: MambaSpec) -> Rows:
+        """What heads give, gated and normalized."""
+        mamba, width = spec.mamba, spec.mamba.values_width
+        first, keys = spec.first, spec.mamba.num_groups * spec.mamba.state_dim
+        x = self._convolve(
+            joined, mamba.convolved_width, mamba.kernel_size, first, spec.taps, spec.bias, is_gated=False
         )
+        _, gates, dt = joined.columns
+        scalars = self._scalars(joined, dt, None, mamba.num_heads, spec.rate, spec.dt_bias)
+        y = Rows.of_tokens(self._program, self._limits, "matrix_state", width)
+        shape = MatrixShape(
+            mamba.num_groups,
+            mamba.num_heads,
+            mamba.state_dim,
+            mamba.head_dim,
+            False,
+            width + keys,
+            width,
+            0,
+            x.stride,
+            scalars.stride,
+            y.stride,
+            self._state_items,
+            corrects=False,
+            skips=True,
+        )
+        self._add_and_read(x, scalars, y, shape, first + mamba.convolution_size, self._vector(spec.skip))
+        size = width // mamba.num_groups
+        norm = GatedNorm(
+            mamba.num_groups,
+            size,
+            y.stride,
+            joined.stride,
+            gates,
+            spec.norm.eps,
+            gates_first=True,
+            own_gains=True,
+        )
+        return self._gated_norm(y, joined, norm, spec.norm)
+
+    def _scalars(self, joined: Rows, step: int, b: int | None, num_heads: int, rate: Vector, dt_bias: Vector) -> Rows:
+        """By how much each head fades, and how much it learns."""
+        width = 2 * round_up(num_heads, ROW_BLOCK)
+        scalars = Rows.of_tokens(self._program, self._limits, "head_scalars", width)
+        shape = HeadScalars(step, b, joined.stride, scalars.stride)
+        self._program.call(
+            shape,
+            lambda: head_scalars(shape, self._target),
+            joined.memory,
+            self._vector(rate),
+            self._vector(dt_bias),
+            scalars.memory,
+            joined.num_rows,
+        )
+        return scalars
+
+    def _add_and_read(self, x: Rows, scalars: Rows, y: Rows, shape: MatrixShape, first: int, skip: Argument) -> None:
+        row_of_token, state_in, state_out, pool = self._states()
+        self._program.call(
+            shape,
+            lambda: matrix_state(shape, self._target),
+            *(x.memory, scalars.memory, row_of_token, state_in, state_out, skip, pool, y.memory),
+            first,
+            x.num_rows,
+        )
+
+    def _gated_norm(self, y: Rows, gates: Rows, shape: GatedNorm, norm: Norm) -> Rows:
+        gain = self._vector(Vector(norm.name, norm.size))
+        self._program.call(shape, lambda: gated_norm(shape, self._target), y.memory, gates.memory, gain, y.num_rows)
         return y
 
     def _convolve(

@@ -18,11 +18,11 @@ from radixlm.runtime.artifact.model_config import Function, Rope
 
 from .functions import FUNCTIONS, GATED_FUNCTIONS, Array, normalized, sigmoid
 from .layers import Embedding, Linear, Norm, Vector
-from .operations import AttentionSpec, ConvolutionSpec, DeltaSpec, ExpertsSpec, LatentSpec
+from .operations import AttentionSpec, ConvolutionSpec, DeltaSpec, ExpertsSpec, LatentSpec, MambaSpec
 from .reference_attention import attend, prepared, rope_table, rotated
 from .reference_codes import refine, round_to_int8, rounded_keys, rounded_queries, rounded_values
 from .reference_experts import expert_weights
-from .reference_recurrent import convolved, delta_rule
+from .reference_recurrent import gated_delta, mamba2, short_convolution
 
 GetWeight = Callable[[str], npt.NDArray[Any]]
 GetRows = Callable[[str, slice], npt.NDArray[Any]]
@@ -133,19 +133,15 @@ class ReferenceOps:
 
     def short_convolution(self, gates: Rows, spec: ConvolutionSpec) -> Array:
         """Gated, token by token from a state of zeros."""
-        b, c, x = np.split(gates[0], 3, axis=-1)
-        mixed = convolved(b * x, self._read(spec.taps.name).reshape(spec.width, -1))
-        gated: Array = c * (mixed if spec.bias is None else mixed + self._read(spec.bias.name))
-        return gated
+        return short_convolution(gates[0], spec, self._read)
 
     def gated_delta(self, joined: Rows, spec: DeltaSpec) -> Array:
         """The delta rule, token by token from a state of zeros."""
-        qkv, gates, b, a = joined
-        qkv = FUNCTIONS["silu"](convolved(qkv, self._read(spec.taps.name).reshape(qkv.shape[1], -1)))
-        steps = FUNCTIONS["softplus"](a + self._read(spec.dt_bias.name))
-        fading = np.exp(self._read(spec.rate.name) * steps)
-        given = self._norm(delta_rule(qkv, fading, sigmoid(b), spec.delta), spec.norm)
-        return given.reshape(gates.shape) * FUNCTIONS["silu"](gates)
+        return gated_delta(joined, spec, self._read, self._norm)
+
+    def mamba2(self, joined: Rows, spec: MambaSpec) -> Array:
+        """Mamba-2, token by token from a state of zeros."""
+        return mamba2(joined, spec, self._read, self._norm)
 
     def activate(self, x: Rows, function: Function, width: int, *, by: Rows | None = None, column: int = 0) -> Array:
         """A function of rows, or of gates and what they let through; then times `width` numbers of `by`."""

@@ -16,7 +16,7 @@ from radixlm.compile.families.registry import FAMILIES
 from radixlm.compile.reference import reference_logits
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
-from radixlm.runtime.artifact.model_config import GatedDelta, Mixer, ModelConfig, ShortConvolution
+from radixlm.runtime.artifact.model_config import GatedDelta, Mamba2, Mixer, ModelConfig, ShortConvolution
 from radixlm.runtime.errors import EngineError, InvalidParameter
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.model.model_runner import ModelRunner
@@ -33,6 +33,11 @@ MODELS: dict[str, tuple[Mixer | None, ...]] = {
         ATTENTION,
         GatedDelta(num_key_heads=3, num_value_heads=6, key_dim=32, value_dim=16, kernel_size=2, tiled=True),
         GatedDelta(num_key_heads=20, num_value_heads=20, key_dim=16, value_dim=16, kernel_size=3),
+    ),
+    "mamba": (
+        Mamba2(num_heads=6, head_dim=32, num_groups=2, state_dim=24, kernel_size=4),
+        ATTENTION,
+        Mamba2(num_heads=20, head_dim=16, num_groups=1, state_dim=16, kernel_size=2, bias=True, convolution_bias=False),
     ),
     "convolutions": (
         ShortConvolution(kernel_size=3),

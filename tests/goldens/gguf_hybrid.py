@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from .families.hybrid import lfm2_inner
-from .gguf_dense import ARCH, Config, Converter, Tensors, Value, rotary
-from .gguf_experts import SIGMOID, counts
+from .gguf_dense import ARCH, Config, Converter, Tensors, Value, granite, rotary
+from .gguf_experts import SIGMOID, counts, granitemoe_tensors
 
 EXPERTS = {"w1": "gate", "w2": "down", "w3": "up"}
 
@@ -122,10 +122,55 @@ def next_tensors(c: Config, name: str, weight: np.ndarray) -> Tensors:
         yield name, weight
 
 
+def granite4_h(c: Config) -> dict[str, Value]:
+    """Layers without attention have no KV heads; rotary positions are declared by a key of scaling."""
+    kv_heads = c["num_key_value_heads"]
+    found: dict[str, Value] = {
+        **granite(c),
+        "attention.head_count_kv": [kv_heads if kind == "full_attention" else 0 for kind in c["layer_types"]],
+        "rope.scaling.finetuned": c["position_embedding_type"] == "rope",
+        "ssm.conv_kernel": c["mamba_d_conv"],
+        "ssm.state_size": c["mamba_d_state"],
+        "ssm.group_count": c["mamba_n_groups"],
+        "ssm.time_step_rank": c["mamba_n_heads"],
+        "ssm.inner_size": c["mamba_n_heads"] * c["mamba_d_head"],
+    }
+    if c["num_local_experts"]:
+        found["expert_count"], found["expert_used_count"] = c["num_local_experts"], c["num_experts_per_tok"]
+        found["expert_shared_feed_forward_length"] = c["shared_intermediate_size"]
+    else:
+        found["feed_forward_length"] = c["shared_intermediate_size"]
+    return found
+
+
+def granite4_h_tensors(c: Config, name: str, weight: np.ndarray) -> Tensors:
+    """Matrices of gates and `up` are cut, rates are as they are used, and one number of a head is a row."""
+    layer = name.removeprefix("model.layers.").partition(".")[0]
+    part = name.partition("mamba.")[2].removesuffix(".weight")
+    shared = "_shexp" if c["num_local_experts"] else ""
+    if name.endswith("shared_mlp.input_linear.weight"):
+        for kind, half in zip(("gate", "up"), np.split(weight, 2), strict=True):
+            yield f"=blk.{layer}.ffn_{kind}{shared}.weight", half
+    elif name.endswith("shared_mlp.output_linear.weight"):
+        yield f"=blk.{layer}.ffn_down{shared}.weight", weight
+    elif part == "conv1d":
+        yield name, weight.squeeze(1)
+    elif part in ("A_log", "D"):
+        ending = {"A_log": "ssm_a", "D": "ssm_d"}[part]
+        yield f"=blk.{layer}.{ending}", (-np.exp(weight) if part == "A_log" else weight)[:, None]
+    elif part == "dt_bias":
+        yield f"=blk.{layer}.ssm_dt.bias", weight
+    elif part == "norm":
+        yield name, weight.reshape(c["mamba_n_groups"], -1)
+    else:
+        yield from granitemoe_tensors(c, name, weight)
+
+
 HYBRID: dict[str, Converter] = {
     "qwen3_5_text": Converter(ARCH.QWEN35, qwen35, qwen35_tensors),
     "qwen3_5_moe_text": Converter(ARCH.QWEN35MOE, qwen35_moe, qwen35_moe_tensors),
     "qwen3_next": Converter(ARCH.QWEN3NEXT, qwen35_moe, next_tensors),
+    "granitemoehybrid": Converter(ARCH.GRANITE_HYBRID, granite4_h, granite4_h_tensors),
     "lfm2": Converter(ARCH.LFM2, lfm2, lfm2_tensors),
     "lfm2_moe": Converter(ARCH.LFM2MOE, lfm2_moe, lfm2_tensors),
 }

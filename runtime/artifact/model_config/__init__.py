@@ -7,7 +7,7 @@ from .attention import AnyAttention, Attention, Gate, LatentAttention, QKNorm, T
 from .decoder import STATE_ITEM_BYTES, LayerConfig, LayerInputs, Mixer, ModelConfig
 from .feed_forward import Dense, DenseAndExperts, Experts, Function, Router, SharedExpert, is_gated
 from .ranges import ContextLength, Dimension, HeadDim, Heads, Positive, Strict
-from .recurrent import GatedDelta, Recurrent, ShortConvolution
+from .recurrent import GatedDelta, Mamba2, Recurrent, ShortConvolution
 from .rope import (
     DynamicScaling,
     FactorsScaling,
@@ -42,6 +42,7 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
+    "Mamba2",
     "Mixer",
     "ModelConfig",
     "Positive",

@@ -74,4 +74,43 @@ class GatedDelta(Strict, frozen=True, kw_only=True, tag_field="kind", tag="gated
         return self.convolution_size + self.num_value_heads * self.key_dim * self.value_dim
 
 
-Recurrent = ShortConvolution | GatedDelta
+class Mamba2(Strict, frozen=True, kw_only=True, tag_field="kind", tag="mamba2"):
+    """Mamba-2 (Dao and Gu, 2024) of heads, behind a short convolution of values, keys (B) and queries (C).
+
+    A head has a matrix `[state_dim, head_dim]`: it fades, and a token adds its key's product with its value. The state
+    is what the convolution needs of the last `kernel_size - 1` tokens, and behind it these matrices.
+
+    Attributes:
+        num_groups: heads that are neighbours share a key and a query, and a norm, in so many groups.
+        bias: the matrices before and behind have one; `convolution_bias`: so has the convolution.
+    """
+
+    num_heads: Heads
+    head_dim: HeadDim
+    num_groups: Heads
+    state_dim: HeadDim
+    kernel_size: KernelSize
+    bias: bool = False
+    convolution_bias: bool = True
+
+    @property
+    def values_width(self) -> int:
+        """Numbers of all values."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def convolved_width(self) -> int:
+        """Numbers of values, keys and queries."""
+        return self.values_width + 2 * self.num_groups * self.state_dim
+
+    @property
+    def convolution_size(self) -> int:
+        """Numbers of the state that the convolution needs."""
+        return (self.kernel_size - 1) * self.convolved_width
+
+    def state_size(self, hidden_size: int) -> int:
+        """Numbers of a sequence's state."""
+        return self.convolution_size + self.num_heads * self.state_dim * self.head_dim
+
+
+Recurrent = ShortConvolution | GatedDelta | Mamba2

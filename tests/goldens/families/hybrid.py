@@ -188,7 +188,109 @@ DELTA_OFFS = (
     Off("delta_norm", modules=r"linear_attn\.norm$"),
 )
 
+
+def mamba(c: Config, prefix: str) -> Iterator[Part]:
+    """Mamba-2 under a layer's `mamba.`; what it keeps fades by a fifth a token, more or less."""
+    hidden, heads, groups = c["hidden_size"], c["mamba_n_heads"], c["mamba_n_groups"]
+    width = heads * c["mamba_d_head"]
+    convolved, size, at = width + 2 * groups * c["mamba_d_state"], c["mamba_d_conv"], f"{prefix}mamba."
+    yield matrix(f"{at}in_proj", width + convolved + heads, hidden)
+    yield f"{at}conv1d.weight", (convolved, 1, size), 0.0, 1.5 * size**-0.5
+    if c["mamba_conv_bias"]:
+        yield bias(f"{at}conv1d", convolved)
+    yield f"{at}dt_bias", (heads,), -2.0, 0.7
+    yield f"{at}A_log", (heads,), 0.5, 0.5
+    yield f"{at}D", (heads,), 1.0, 0.5
+    yield gain(f"{at}norm", width)
+    yield matrix(f"{at}out_proj", hidden, width)
+
+
+def granite_mixer(c: Config, layer: int, prefix: str) -> Iterator[Part]:
+    if c["layer_types"][layer] == "full_attention":
+        yield from attention()(c, layer, prefix)
+    else:
+        yield from mamba(c, prefix)
+
+
+def granite_feed(c: Config, layer: int, prefix: str) -> Iterator[Part]:
+    hidden, inner, shared = c["hidden_size"], c["intermediate_size"], c["shared_intermediate_size"]
+    if c["num_local_experts"]:
+        at = f"{prefix}block_sparse_moe."
+        yield matrix(f"{at}router.layer", NUM_EXPERTS, hidden)
+        yield f"{at}input_linear.weight", (NUM_EXPERTS, 2 * inner, hidden), 0.0, hidden**-0.5
+        yield f"{at}output_linear.weight", (NUM_EXPERTS, hidden, inner), 0.0, inner**-0.5
+    yield matrix(f"{prefix}shared_mlp.input_linear", 2 * shared, hidden)
+    yield matrix(f"{prefix}shared_mlp.output_linear", hidden, shared)
+
+
+def granite_config(kinds: str, **changes: Any) -> dict[str, Any]:
+    """`kinds` says of each layer whether it has Mamba-2 or attention."""
+    return config(
+        "GraniteMoeHybridForCausalLM",
+        "granitemoehybrid",
+        whole(sizes(128, 64, len(kinds), 4, 2, 32)),
+        **{
+            "attention_bias": False,
+            "attention_multiplier": 0.25,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 4.0,
+            "tie_word_embeddings": True,
+            "layer_types": ["linear_attention" if kind == "m" else "full_attention" for kind in kinds],
+            "mamba_chunk_size": 64,
+            "mamba_conv_bias": True,
+            "mamba_d_conv": 4,
+            "mamba_d_head": 32,
+            "mamba_d_state": 48,
+            "mamba_expand": 2,
+            "mamba_n_groups": 1,
+            "mamba_n_heads": 8,
+            "mamba_proj_bias": False,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "position_embedding_type": "nope",
+            "shared_intermediate_size": 160,
+            **changes,
+        },
+    )
+
+
+MAMBA_OFFS = (
+    Off("decay", tensors={r"mamba\.A_log": -20.0}),
+    Off("steps", tensors={r"mamba\.dt_bias": 0.0}),
+    Off("skip", tensors={r"mamba\.D": 0.0}),
+    Off("earlier_tokens", tensors={r"mamba\.conv1d\.weight": 0.5}),
+    Off("convolution_bias", tensors={r"mamba\.conv1d\.bias": 0.0}),
+    Off("mamba_gain", tensors={r"mamba\.norm": 1.0}),
+    Off("mamba_norm", modules=r"mamba\.norm$"),
+)
+
 HYBRID = (
+    TinyFamily(
+        "granite4_h",
+        2900,
+        granite_config("mmamma"),
+        parts=decoder(granite_mixer, granite_feed),
+        offs=(*MAMBA_OFFS, Off("attention_scale", config={"attention_multiplier": 32**-0.5})),
+    ),
+    TinyFamily(
+        "granite4_h-moe",
+        3381,
+        granite_config(
+            "mma",
+            mamba_n_groups=2,
+            num_local_experts=NUM_EXPERTS,
+            num_experts_per_tok=3,
+            position_embedding_type="rope",
+        ),
+        parts=decoder(granite_mixer, granite_feed),
+        offs=(
+            *MAMBA_OFFS,
+            top(),
+            Off("shared_expert", tensors={r"shared_mlp\.output_linear": 0.0}),
+            Off("rotation", config={"position_embedding_type": "nope"}),
+        ),
+    ),
     TinyFamily(
         "qwen3_5",
         2600,

@@ -5,10 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from radixlm.compile.codegen.targets import Target
-from radixlm.compile.kernels.recurrent.gated_delta import DeltaShape, GatedNorm, delta_inputs, gated_delta, gated_norm
+from radixlm.compile.kernels.recurrent.matrix_inputs import (
+    GatedNorm,
+    HeadScalars,
+    UnitHeads,
+    gated_norm,
+    head_scalars,
+    unit_heads,
+)
+from radixlm.compile.kernels.recurrent.matrix_state import MatrixShape, matrix_state
 from radixlm.compile.ops.functions import FUNCTIONS, sigmoid
-from radixlm.compile.ops.reference_recurrent import delta_rule
-from radixlm.runtime.artifact.model_config import GatedDelta
+from radixlm.compile.ops.reference_recurrent import delta_rule, mamba_scan
+from radixlm.runtime.artifact.model_config import GatedDelta, Mamba2
 
 from ..harness import built, every_target, runnable
 
@@ -29,16 +37,20 @@ class Case:
         heads, width = delta.num_value_heads, delta.convolved_width
         self.half = -(-heads // 16) * 16
         self.slot_items = FIRST + heads * delta.key_dim * delta.value_dim + 3
-        self.shape = DeltaShape(
+        self.shape = MatrixShape(
             delta.num_key_heads,
             heads,
             delta.key_dim,
             delta.value_dim,
             delta.tiled,
+            0,
+            delta.keys_width,
+            2 * delta.keys_width,
             width + 16,
             2 * self.half,
             delta.values_width + 16,
             self.slot_items,
+            corrects=True,
         )
         self.x = rng.standard_normal((NUM_TOKENS, width + 16)).astype(np.float32)
         self.joined = rng.standard_normal((NUM_TOKENS, 2 * self.half + 32)).astype(np.float32)
@@ -52,14 +64,16 @@ class Case:
         x, joined = self.x[rows].copy(), self.joined[rows]
         num_tokens = len(x)
         scalars = np.full((num_tokens, 2 * self.half), np.nan, np.float32)
-        inputs = built(target, delta_inputs, self.shape, joined.shape[1], 16, 16 + self.half, target)
-        inputs(joined, self.rate, self.dt_bias, x, scalars, num_tokens)
+        unit = UnitHeads(self.delta.num_key_heads, self.delta.key_dim, x.shape[1])
+        built(target, unit_heads, unit, target)(x, num_tokens)
+        inputs = HeadScalars(16 + self.half, 16, joined.shape[1], 2 * self.half)
+        built(target, head_scalars, inputs, target)(joined, self.rate, self.dt_bias, scalars, num_tokens)
         y = np.full((num_tokens, self.shape.y_stride), np.nan, np.float32)
         slots = np.zeros((2, row + 1), np.int32)
         slots[:, row] = state_in, state_out
         row_of_token = np.full(num_tokens, row, np.int32)
-        built(target, gated_delta, self.shape, target)(
-            x, scalars, row_of_token, slots[0], slots[1], self.pool, y, FIRST, num_tokens
+        built(target, matrix_state, self.shape, target)(
+            x, scalars, row_of_token, slots[0], slots[1], None, self.pool, y, FIRST, num_tokens
         )
         return y[:, : self.delta.values_width]
 
@@ -95,6 +109,43 @@ def test_a_token_has_the_same_bits_in_any_step(name: str) -> None:
         state, start = into, stop
     assert (np.concatenate(parts) == whole).all()
     assert (case.pool[1, FIRST:-3] == case.pool[2, FIRST:-3]).all()
+
+
+@every_target
+def test_without_correction_a_token_adds_its_value_and_skips(target: Target) -> None:
+    mamba = Mamba2(num_heads=6, head_dim=48, num_groups=2, state_dim=20, kernel_size=2)
+    rng, width, keys = np.random.default_rng(5), mamba.values_width, mamba.num_groups * mamba.state_dim
+    x = rng.standard_normal((NUM_TOKENS, mamba.convolved_width)).astype(np.float32)
+    scalars = rng.random((NUM_TOKENS, 32)).astype(np.float32)
+    skip, items = rng.standard_normal(16).astype(np.float32), FIRST + mamba.state_size(0)
+    shape = MatrixShape(
+        2, 6, 20, 48, False, width + keys, width, 0, x.shape[1], 32, width, items, corrects=False, skips=True
+    )
+    expected = mamba_scan(x.astype(np.float64), scalars[:, :6], scalars[:, 16:22], mamba)
+    expected += x[:, :width].reshape(expected.shape) * skip[:6, None]
+    kernel, pool = built(target, matrix_state, shape, target), np.zeros((3, items), np.float32)
+    y, parts = np.empty((NUM_TOKENS, width), np.float32), []
+    slots = np.array([[0], [1], [2]], np.int32)
+    kernel(x, scalars, np.zeros(NUM_TOKENS, np.int32), slots[0], slots[1], skip, pool, y, FIRST, NUM_TOKENS)
+    assert np.abs(y.reshape(expected.shape) - expected).max() < 1e-5 * expected.std()
+    for rows, state in ((slice(0, 5), 0), (slice(5, NUM_TOKENS), 2)):
+        part = np.empty((len(x[rows]), width), np.float32)
+        of_one = np.zeros(len(part), np.int32)
+        kernel(x[rows], scalars[rows], of_one, slots[state], slots[2], skip, pool, part, FIRST, len(part))
+        parts.append(part)
+    assert (np.concatenate(parts) == y).all() and (pool[1] == pool[2]).all()
+
+
+@every_target
+def test_gates_come_first_where_parts_have_gains_of_their_own(target: Target) -> None:
+    rng = np.random.default_rng(6)
+    y, gates, gain = (rng.standard_normal(shape).astype(np.float32) for shape in ((9, 96), (9, 128), (96,)))
+    through = y.astype(np.float64) * FUNCTIONS["silu"](gates[:, 16:112].astype(np.float64))
+    parts = through.reshape(9, 2, 48)
+    expected = (parts / np.sqrt(np.square(parts).mean(axis=-1, keepdims=True) + 1e-3)).reshape(9, 96) * gain
+    shape = GatedNorm(2, 48, 96, 128, 16, 1e-3, gates_first=True, own_gains=True)
+    built(target, gated_norm, shape, target)(y, gates, gain, 9)
+    assert np.abs(y - expected).max() < 1e-5
 
 
 @every_target

@@ -1,0 +1,118 @@
+"""States of one matrix a head, which fades and to which each token adds: the gated delta rule, and Mamba-2.
+
+Tokens are taken one after the other, value columns beside each other, and sums over keys run in the order of the keys:
+a token's bits depend on its own row and on the state before it, and never on where a step begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm.script.ir_builder import tirx as T
+
+from ...codegen.builder import SIZE, Kernel, bound, parallel, registers, serial, when
+from ...codegen.targets import Target
+from ...codegen.vector import LANES, const, fma, lanes, splat
+
+_COLUMNS = (64, 32, 16)  # of a value that a thread takes at a time
+
+
+@dataclass(frozen=True)
+class MatrixShape:
+    """Heads, and how their rows lie; `value_dim` is a multiple of 16.
+
+    Attributes:
+        tiled: value head `h` has the query and key of head `h % num_key_heads`, and not those that neighbours share.
+        query, key, value: the columns at which those of the first head begin.
+        x_stride: of rows that hold queries, keys and values of all heads.
+        scalars_stride: of rows that hold the fading of each value head, and in the second half how much it learns.
+        slot_items: numbers of a slot, of this layer and others.
+        corrects: a token adds what lacks of its value, not all of it.
+        skips: a value, times a number of its head, is added to what its head gives.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    tiled: bool
+    query: int
+    key: int
+    value: int
+    x_stride: int
+    scalars_stride: int
+    y_stride: int
+    slot_items: int
+    corrects: bool
+    skips: bool = False
+
+
+def matrix_state(shape: MatrixShape, target: Target) -> Any:
+    """A PrimFunc `(x, scalars, row_of_token, state_in, state_out, skip, pool, y, first, num_tokens) -> 0`.
+
+    For each value head and token, with its matrix S, `S *= fading`, `S += k (learns * (v - S^T k))^T`, `y = S^T q +
+    skip * v`; S^T k only where the shape corrects. A sequence's matrices `[num_value_heads, key_dim, value_dim]` lie
+    behind `first` numbers of its slots of `pool`: they are read from `state_in[row]`, and those of `state_out[row]` are
+    worked in. Tokens of a row lie side by side.
+    """
+    dk, dv, has_fma = shape.key_dim, shape.value_dim, target.has_fma
+    columns = next(size for size in _COLUMNS if dv % size == 0)
+    parts, half = dv // columns, shape.scalars_stride // 2
+    vectors = range(0, columns, LANES)
+    ratio = shape.num_value_heads // shape.num_key_heads
+    with Kernel() as k:
+        x, scalars, row_of_token, state_in, state_out, skip, pool, y, first, num_tokens = k.arguments(
+            x="float32",
+            scalars="float32",
+            row_of_token="int32",
+            state_in="int32",
+            state_out="int32",
+            skip="float32",
+            pool="float32",
+            y="float32",
+            first=SIZE,
+            num_tokens=SIZE,
+        )
+        with parallel(shape.num_value_heads * parts) as item:
+            head, column = bound(item // parts), bound(item % parts * columns)
+            key_head = bound(head % shape.num_key_heads if shape.tiled else head // ratio)
+            before = bound(first + head * (dk * dv) + column)
+            sums, added = registers(columns, "float32"), registers(columns, "float32")
+            with serial(num_tokens) as token:
+                row = bound(T.Cast("int64", row_of_token[token]))
+                matrix = bound(T.Cast("int64", state_out[row]) * shape.slot_items + before)
+                previous = row_of_token[T.max(token - 1, T.int64(0))]
+                with when(tvm.tirx.Or(token == 0, previous != row_of_token[token])):
+                    source = bound(T.Cast("int64", state_in[row]) * shape.slot_items + before)
+                    with when(source != matrix), serial(dk) as i:
+                        for v in vectors:
+                            pool[lanes(matrix + i * dv + v)] = pool[lanes(source + i * dv + v)]
+                query = bound(token * shape.x_stride + shape.query + key_head * dk)
+                key = bound(token * shape.x_stride + shape.key + key_head * dk)
+                value = bound(token * shape.x_stride + shape.value + head * dv + column)
+                fading = bound(scalars[token * shape.scalars_stride + head])
+                learns = bound(scalars[token * shape.scalars_stride + half + head])
+                if shape.corrects:
+                    for v in vectors:
+                        sums[lanes(v)] = const(0)
+                    with serial(dk) as i:
+                        for v in vectors:
+                            kept = pool[lanes(matrix + i * dv + v)]
+                            sums[lanes(v)] = fma(kept, splat(x[key + i]), sums[lanes(v)], has_fma)
+                for v in vectors:
+                    lacks = x[lanes(value + v)]
+                    lacks = lacks - sums[lanes(v)] * splat(fading) if shape.corrects else lacks
+                    added[lanes(v)] = lacks * splat(learns)
+                    sums[lanes(v)] = x[lanes(value + v)] * splat(skip[head]) if shape.skips else const(0)
+                with serial(dk) as i:
+                    for v in vectors:
+                        where = lanes(matrix + i * dv + v)
+                        faded = pool[where] * splat(fading)
+                        kept = bound(fma(splat(x[key + i]), added[lanes(v)], faded, has_fma))
+                        pool[where] = kept
+                        sums[lanes(v)] = fma(kept, splat(x[query + i]), sums[lanes(v)], has_fma)
+                for v in vectors:
+                    y[lanes(token * shape.y_stride + head * dv + column + v)] = sums[lanes(v)]
+    return k.function
