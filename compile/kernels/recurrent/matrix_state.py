@@ -1,11 +1,12 @@
 """States of one matrix a head, which fades and to which each token adds: the gated delta rule, and Mamba-2.
 
-Tokens are taken one after the other, value columns beside each other, and sums over keys run in the order of the keys:
-a token's bits depend on its own row and on the state before it, and never on where a step begins.
+Tokens are taken one after the other, value columns beside each other, and sums over keys run in an order that the
+sizes alone decide: a token's bits depend on its own row and on the state before it, and never on where a step begins.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,10 @@ from tvm.script.ir_builder import tirx as T
 
 from ...codegen.builder import SIZE, Kernel, bound, parallel, registers, serial, when
 from ...codegen.targets import Target
-from ...codegen.vector import LANES, const, fma, lanes, splat
+from ...codegen.vector import LANES, Expr, const, fma, lanes, splat
 
 _COLUMNS = (64, 32, 16)  # of a value that a thread takes at a time
+_CHAINS = 4  # of additions, each of which waits for the one before it
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ def matrix_state(shape: MatrixShape, target: Target) -> Any:
     columns = next(size for size in _COLUMNS if dv % size == 0)
     parts, half = dv // columns, shape.scalars_stride // 2
     vectors = range(0, columns, LANES)
+    chains = max(1, _CHAINS // len(vectors))
     ratio = shape.num_value_heads // shape.num_key_heads
     with Kernel() as k:
         x, scalars, row_of_token, state_in, state_out, skip, pool, y, first, num_tokens = k.arguments(
@@ -78,8 +81,24 @@ def matrix_state(shape: MatrixShape, target: Target) -> Any:
         with parallel(shape.num_value_heads * parts) as item:
             head, column = bound(item // parts), bound(item % parts * columns)
             key_head = bound(head % shape.num_key_heads if shape.tiled else head // ratio)
-            before = bound(first + head * (dk * dv) + column)
-            sums, added = registers(columns, "float32"), registers(columns, "float32")
+            before = bound(first + head * (dk * dv) + column * dk)
+            sums, added = registers(chains * columns, "float32"), registers(columns, "float32")
+
+            def total(v: int) -> Expr:
+                return sum((sums[lanes(c * columns + v)] for c in range(1, chains)), sums[lanes(v)])
+
+            def each_key(some: Callable[[Expr, int], None]) -> None:
+                """For all keys, in turns of `chains`, each of which adds to sums of its own."""
+                with serial(dk // chains) as i:
+                    for chain in range(chains):
+                        some(i * chains + chain, chain * columns)
+                for i in range(dk // chains * chains, dk):
+                    some(T.int64(i), i % chains * columns)
+
+            def clear() -> None:
+                for v in range(0, chains * columns, LANES):
+                    sums[lanes(v)] = const(0)
+
             with serial(num_tokens) as token:
                 row = bound(T.Cast("int64", row_of_token[token]))
                 matrix = bound(T.Cast("int64", state_out[row]) * shape.slot_items + before)
@@ -88,31 +107,39 @@ def matrix_state(shape: MatrixShape, target: Target) -> Any:
                     source = bound(T.Cast("int64", state_in[row]) * shape.slot_items + before)
                     with when(source != matrix), serial(dk) as i:
                         for v in vectors:
-                            pool[lanes(matrix + i * dv + v)] = pool[lanes(source + i * dv + v)]
+                            pool[lanes(matrix + i * columns + v)] = pool[lanes(source + i * columns + v)]
                 query = bound(token * shape.x_stride + shape.query + key_head * dk)
                 key = bound(token * shape.x_stride + shape.key + key_head * dk)
                 value = bound(token * shape.x_stride + shape.value + head * dv + column)
                 fading = bound(scalars[token * shape.scalars_stride + head])
                 learns = bound(scalars[token * shape.scalars_stride + half + head])
                 if shape.corrects:
-                    for v in vectors:
-                        sums[lanes(v)] = const(0)
-                    with serial(dk) as i:
+                    clear()
+
+                    def recall(i: Expr, into: int) -> None:
                         for v in vectors:
-                            kept = pool[lanes(matrix + i * dv + v)]
-                            sums[lanes(v)] = fma(kept, splat(x[key + i]), sums[lanes(v)], has_fma)
+                            kept, so_far = pool[lanes(matrix + i * columns + v)], lanes(into + v)
+                            sums[so_far] = fma(kept, splat(x[key + i]), sums[so_far], has_fma)
+
+                    each_key(recall)
                 for v in vectors:
                     lacks = x[lanes(value + v)]
-                    lacks = lacks - sums[lanes(v)] * splat(fading) if shape.corrects else lacks
+                    lacks = lacks - total(v) * splat(fading) if shape.corrects else lacks
                     added[lanes(v)] = lacks * splat(learns)
-                    sums[lanes(v)] = x[lanes(value + v)] * splat(skip[head]) if shape.skips else const(0)
-                with serial(dk) as i:
+                clear()
+
+                def add_and_read(i: Expr, into: int) -> None:
                     for v in vectors:
-                        where = lanes(matrix + i * dv + v)
-                        faded = pool[where] * splat(fading)
-                        kept = bound(fma(splat(x[key + i]), added[lanes(v)], faded, has_fma))
+                        where, so_far = lanes(matrix + i * columns + v), lanes(into + v)
+                        kept = fma(splat(x[key + i]), added[lanes(v)], pool[where] * splat(fading), has_fma)
+                        kept = bound(kept)
                         pool[where] = kept
-                        sums[lanes(v)] = fma(kept, splat(x[query + i]), sums[lanes(v)], has_fma)
+                        sums[so_far] = fma(kept, splat(x[query + i]), sums[so_far], has_fma)
+
+                each_key(add_and_read)
                 for v in vectors:
-                    y[lanes(token * shape.y_stride + head * dv + column + v)] = sums[lanes(v)]
+                    given = total(v)
+                    if shape.skips:
+                        given = fma(x[lanes(value + v)], splat(skip[head]), given, has_fma)
+                    y[lanes(token * shape.y_stride + head * dv + column + v)] = given
     return k.function
