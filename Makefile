@@ -102,6 +102,7 @@ bench-growth: $(ARTIFACT)/manifest.json $(VENV)/.bench
 # costs; ten minutes, and RADIXLM_DATA.
 bench-replay: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.replay
+	$(BIN)/python -m bench.replay.states
 	$(BIN)/python -m bench.replay.live $(ARTIFACT)
 	$(BIN)/python -m bench.replay.suffix .cache/llama2-layers.radixlm
 	$(BIN)/python -m bench.report

@@ -10,7 +10,7 @@ import gzip
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..replay.models import ReplayModel, TalkingArtifact, artifact
+from ..replay.models import Hybrid, ReplayModel, TalkingArtifact, artifact
 
 TOKENIZERS = Path(__file__).resolve().parents[2] / "tests" / "data" / "tokenizers"
 
@@ -95,7 +95,8 @@ def thinks(name: str) -> bool:
 
 
 @functools.cache
-def artifact_of(name: str) -> TalkingArtifact:
-    """A model with the tokenizer that the repository carries."""
+def artifact_of(name: str, hybrid: Hybrid | None = None) -> TalkingArtifact:
+    """A model with the tokenizer that the repository carries; of a `hybrid`, with its states."""
     model = MODELS[name]
-    return artifact(model, gzip.decompress((TOKENIZERS / f"{model.tokenizer}.json.gz").read_bytes()).decode())
+    tokenizer_json = gzip.decompress((TOKENIZERS / f"{model.tokenizer}.json.gz").read_bytes()).decode()
+    return artifact(model, tokenizer_json, hybrid)

@@ -23,6 +23,8 @@ from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
 
 from ..replay.door import Door
+from ..replay.engine import STATE_BYTES
+from ..replay.models import Hybrid
 from .clients import DIALECTS, Client, Shape
 from .llama_cpp import Asked, LlamaCppReplay
 from .loops import QUESTIONS, Turn
@@ -62,12 +64,13 @@ class Replayed:
 class AgentServer:
     """A server whose model says what it is told; a context manager."""
 
-    def __init__(self, model: str, *, idle_work: bool = True) -> None:
-        self.model, self._artifact = model, artifact_of(model)
+    def __init__(self, model: str, *, idle_work: bool = True, hybrid: Hybrid | None = None) -> None:
+        self.model, self._artifact = model, artifact_of(model, hybrid)
         self._script = ScriptedRunner(self._artifact.manifest.model.vocab_size)
         self.engine = Engine(
             self._artifact,
             kv_cache_bytes=KV_BYTES,
+            state_cache_bytes=None if hybrid is None else STATE_BYTES,
             max_num_seqs=1,
             idle_work=idle_work,
             speculate="off",

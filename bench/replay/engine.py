@@ -23,6 +23,7 @@ Message = Mapping[str, str]
 Policy = Literal["text", "seam", "exact", "others"]
 POLICIES: tuple[Policy, ...] = ("text", "seam", "exact", "others")
 KV_BYTES = 1 << 25  # of a fake cache whose row is 32 bytes: a million tokens
+STATE_BYTES = 1 << 30  # of a model that keeps states
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class ReplayEngine(Closable):
         self.engine = Engine(
             artifact,
             kv_cache_bytes=KV_BYTES,
+            state_cache_bytes=STATE_BYTES if artifact.manifest.model.state_bytes else None,
             max_num_seqs=1,
             idle_work=False,
             speculate="off",

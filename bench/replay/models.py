@@ -23,7 +23,16 @@ from radixlm.runtime.artifact.manifest import (
     TargetInfo,
     TokenizerInfo,
 )
-from radixlm.runtime.artifact.model_config import Attention, Dense, LayerConfig, ModelConfig, Rope
+from radixlm.runtime.artifact.model_config import (
+    STATE_ITEM_BYTES,
+    Attention,
+    Dense,
+    GatedDelta,
+    LayerConfig,
+    ModelConfig,
+    Rope,
+    ShortConvolution,
+)
 from radixlm.tokenizer_fix import profile_tokenizer
 
 CONTEXT_LENGTH = 16_384
@@ -76,6 +85,27 @@ MODELS: Mapping[str, ReplayModel] = {
 
 
 @dataclass(frozen=True)
+class Hybrid:
+    """Layers that keep states, beside one of attention; `state_bytes` are those of all of them."""
+
+    mixer: ShortConvolution | GatedDelta
+    num_layers: int
+    hidden_size: int
+
+    @property
+    def state_bytes(self) -> int:
+        return self.num_layers * self.mixer.state_size(self.hidden_size) * STATE_ITEM_BYTES
+
+
+HYBRIDS: Mapping[str, Hybrid] = {
+    "LFM2": Hybrid(ShortConvolution(kernel_size=3), 10, 1024),  # 350M
+    "Qwen3.5": Hybrid(
+        GatedDelta(num_key_heads=16, num_value_heads=16, key_dim=128, value_dim=128, kernel_size=4), 18, 1024
+    ),  # 0.8B
+}
+
+
+@dataclass(frozen=True)
 class TalkingArtifact(Artifact):
     """A model without weights, for an engine that is told what to say."""
 
@@ -95,10 +125,10 @@ class TalkingArtifact(Artifact):
         return self.template
 
 
-def artifact(model: ReplayModel, tokenizer_json: str) -> TalkingArtifact:
-    """The model with its tokenizer."""
+def artifact(model: ReplayModel, tokenizer_json: str, hybrid: Hybrid | None = None) -> TalkingArtifact:
+    """The model with its tokenizer; of a `hybrid`, with its states."""
     name = Path(f"{model.tokenizer}.radixlm")
-    return TalkingArtifact(name, _manifest(model, tokenizer_json), tokenizer_json, model.template)
+    return TalkingArtifact(name, _manifest(model, tokenizer_json, hybrid), tokenizer_json, model.template)
 
 
 def read_tokenizer(model: ReplayModel, data: Path) -> str:
@@ -107,8 +137,9 @@ def read_tokenizer(model: ReplayModel, data: Path) -> str:
 
 
 @functools.cache
-def _manifest(model: ReplayModel, tokenizer_json: str) -> Manifest:
+def _manifest(model: ReplayModel, tokenizer_json: str, hybrid: Hybrid | None) -> Manifest:
     profile = profile_tokenizer(tokenizer_json)
+    mixers = (ATTENTION,) if hybrid is None else (ATTENTION, *(hybrid.mixer,) * hybrid.num_layers)
     ids = {token.text: token.id for token in profile.added_tokens}
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -116,8 +147,8 @@ def _manifest(model: ReplayModel, tokenizer_json: str) -> Manifest:
         model=ModelConfig(
             architecture="llama",
             vocab_size=profile.vocab_size,
-            hidden_size=4,
-            layers=(LayerConfig(mixer=ATTENTION, ffn=Dense(intermediate_size=4)),),
+            hidden_size=4 if hybrid is None else hybrid.hidden_size,
+            layers=tuple(LayerConfig(mixer=each, ffn=Dense(intermediate_size=4)) for each in mixers),
             norm_eps=1e-5,
             max_position_embeddings=CONTEXT_LENGTH,
         ),

@@ -70,6 +70,26 @@ def replay(results: Json) -> Iterator[str]:
     yield table(columns, [{"name": name, **found} for name, found in rows.items()])
 
 
+def replay_states(results: Json) -> Iterator[str]:
+    """Tokens computed to pure attention's least, by what is replayed and the size of states."""
+    sizes, bars = results["sizes"], results["bars"]
+    yield "## Conversations and tool loops, replayed by models that keep states"
+    shapes = ", ".join(f"{name} {size / 1e6:.2f} MB (bar {bars[name]})" for name, size in sizes.items())
+    yield (
+        "As the two tables of conversations and tool loops, with one more condition: a prompt goes on from a token at "
+        "which a state stands. The least is pure attention's, which can go on from any token. A state of "
+        f"{shapes}; the pool has {results['bytes'] / 1e9:.2f} GB. The bars are {met(results['is_met'])}."
+    )
+    rows: dict[str, Json] = {}
+    for row in results["rows"]:
+        rows.setdefault(row["talk"], {})[row["states"].replace(".", "")] = row
+    keys = {name: name.replace(".", "") for name in sizes}
+    columns: dict[str, Cell] = {"talk": "{name}"}
+    columns |= {name: f"{{{key}[ratio]:.4f}}" for name, key in keys.items()}
+    columns |= {f"{name}: computed": f"{{{key}[num_computed]:,}}" for name, key in keys.items()}
+    yield table(columns, [{"name": name, **found} for name, found in rows.items()])
+
+
 def agents(results: Json) -> Iterator[str]:
     """Tokens computed to the least possible, by model and what the client changes, in each dialect."""
     yield "## Tool loops of coding agents"

@@ -38,6 +38,7 @@ SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
     "load": serving.load,
     "kernels": engine.kernels,
     "replay": cache.replay,
+    "replay_states": cache.replay_states,
     "agents": cache.agents,
     "questions": serving.questions,
     "long_prompt": serving.long_prompt,

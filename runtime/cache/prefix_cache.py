@@ -16,6 +16,7 @@ from radixlm.tokenizer_fix import SpelledPrompt
 from ..artifact.manifest import PAGE_SIZE
 from ..kv_log.log import KVLog
 from ..states.state_pool import StatePool
+from ..states.turn_start import turn_start
 from .cache_uses import CacheUses
 from .kv_transaction import KVTransaction
 from .live_sequences import LiveSequences
@@ -170,6 +171,8 @@ class PrefixCache:
             rows = [sparse.start, sparse.stop, sparse.num_rows]
             event, fields = "open_pruned", {"pruned": rows, "free": [free + num_own, free]}
         sequence.state.want_at(limit)
+        if self.states is not None and (start := turn_start(sequence.token_ids, self.states.special_ids)) is not None:
+            sequence.state.want_at(start)
         self.sequences.add(sequence)
         self._num_prompt_tokens += len(sequence)
         self._num_reused_tokens += num_reused
@@ -269,7 +272,7 @@ class PrefixCache:
     def start_over(self) -> None:
         """Forget everything, live sequences too, in whatever state it is: all pages are free."""
         self.pool = PagePool(self.pool.num_pages)
-        self.states = None if self.states is None else StatePool(self.states.num_slots)
+        self.states = None if self.states is None else self.states.emptied()
         self.tree = self.tree.emptied(self.pool, self.states)
         self.aliases.forget(None)
         self.sequences.clear()

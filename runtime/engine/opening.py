@@ -105,7 +105,9 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
             draft_model, close_draft = _open_draft(options, manifest, size, prompts)
             opened.callback(close_draft)
         limits = RequestLimits(prompts.vocab_size, size.context_length)
-        states = StatePool(size.num_state_slots) if size.num_state_slots else None
+        states: StatePool | None = None
+        if size.num_state_slots:
+            states = StatePool(size.num_state_slots, special_ids=prompts.tokenizer.profile.special_ids)
         cache = PrefixCache(PagePool(size.num_pages), states=states, clock=clock, kv_log=log)
         scored = None if calibration is None else score(runner)
         if scored is not None and calibration is not None:

@@ -6,7 +6,7 @@ Knows slots, pages and keys of tokens. Not what a state holds, nor which sequenc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,10 +66,11 @@ class StatePool:
     (1, 1, 0)
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, *, special_ids: Container[int] = ()) -> None:
+        """A pool without states; `special_ids` stand between messages, where snapshots are wanted."""
         if num_slots < MIN_SLOTS:
             raise OutOfStates(f"{num_slots} slots for states; {MIN_SLOTS} are the least: raise --state-cache-gb")
-        self.num_slots = num_slots
+        self.num_slots, self.special_ids = num_slots, special_ids
         self._free = list(range(num_slots - 1, NO_STATE, -1))
         self._num_users = [0] * num_slots
         self._num_in_use = 0
@@ -77,6 +78,10 @@ class StatePool:
         self._at: dict[Place, dict[bytes, int]] = {}  # slots
         self._least_credit = 0
         self.num_evicted = 0
+
+    def emptied(self) -> StatePool:
+        """A pool as large, without states."""
+        return StatePool(self.num_slots, special_ids=self.special_ids)
 
     @property
     def num_free(self) -> int:

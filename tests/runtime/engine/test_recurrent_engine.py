@@ -11,12 +11,14 @@ import pytest
 from radixlm.compile import compile_model
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
+from radixlm.runtime.engine.step import drafts
 from radixlm.runtime.errors import InvalidParameter
 
 from ...goldens.families import FAMILIES
+from ..guess_oracle import Unpaid
 from ..traces import num_traces
 
-NAMES = ("lfm2", "lfm2_moe")
+NAMES = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_next")
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -54,9 +56,9 @@ def talk(engine: Engine, chance: random.Random, length: int) -> Iterator[tuple[l
         prompts = [[*history, *chance.choices(range(20), k=chance.randrange(1, 5))] for _ in range(2)]
         params = [
             SamplingParams(
-                temperature=1.0,
+                temperature=chance.choice((0.0, 1.0)),
                 seed=chance.randrange(99),
-                max_tokens=chance.randrange(1, 9),
+                max_tokens=chance.randrange(1, 17),
                 logprobs=3,
                 ignore_eos=True,
             )
@@ -69,7 +71,9 @@ def talk(engine: Engine, chance: random.Random, length: int) -> Iterator[tuple[l
         history = history[: chance.choice((len(history), len(history), chance.randrange(3, len(history))))]
 
 
-def test_a_warm_cache_gives_the_bits_of_a_cold_one(open_engine: Callable[..., Engine], artifact: Path) -> None:
+def test_a_warm_cache_gives_the_bits_of_a_cold_one(
+    open_engine: Callable[..., Engine], artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state_bytes = Artifact.open(artifact).manifest.model.state_bytes
     cold = open_engine(match="off", speculate="off")
     warm = {
@@ -77,6 +81,7 @@ def test_a_warm_cache_gives_the_bits_of_a_cold_one(open_engine: Callable[..., En
         "few states": open_engine(state_cache_bytes=4 * state_bytes, match="exact"),
         "guesses": open_engine(speculate="lookup", match="exact"),
     }
+    monkeypatch.setattr(drafts, "Drafter", Unpaid)  # most guesses are wrong
     num_cached = num_drafted = 0
     for seed in range(num_traces(6)):
         for engine in warm.values():
@@ -84,7 +89,7 @@ def test_a_warm_cache_gives_the_bits_of_a_cold_one(open_engine: Callable[..., En
                 assert same(reply, cold.generate(prompt, params)), (seed, prompt)
                 num_cached += reply.usage.cached_tokens
                 num_drafted += reply.usage.drafted_tokens
-    assert num_cached > 500 and num_drafted > 20, (num_cached, num_drafted)
+    assert num_cached > 500 and num_drafted > 100, (num_cached, num_drafted)
 
 
 def test_states_are_told_of(open_engine: Callable[..., Engine]) -> None:

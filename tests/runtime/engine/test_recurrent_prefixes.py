@@ -125,6 +125,16 @@ def test_a_fork_shares_the_state_or_computes_its_own() -> None:
     bench.run()
 
 
+def test_a_prompt_whose_last_message_changes_goes_on_from_where_it_begins() -> None:
+    bench = recurrent()
+    assert bench.cache.states is not None
+    bench.cache.states.special_ids = (30, 31)
+    history, seam = ids(1, 33), [30, 1, 31]
+    last, other = ids(2, 12), ids(3, 12)
+    ask(bench, "first", [*history, *seam, *last, *seam, 5])
+    assert computed(bench, [*history, *seam, *other, *seam, 5], "second") == 12 + 4
+
+
 def test_a_step_that_fails_changes_no_state() -> None:
     bench, prompt = recurrent(), ids(1, 37)
     ask(bench, "first", prompt)
