@@ -146,20 +146,27 @@ $(CODER_F16)/manifest.json: $(COMPILER) | $(VENV)/.run
 	@rm -rf $(CODER_F16)
 	@$(BIN)/radixlm compile "$$($(BIN)/python -m bench.peers.models)" --kv-dtype f16 -o $(CODER_F16)
 
-# Fifty and two hundred impatient clients of a server with too small a pool; two models, LOAD_SECONDS each, and RADIXLM_DATA.
+# Fifty and two hundred impatient clients of a server with too small a pool; three models, LOAD_SECONDS each, and RADIXLM_DATA.
 LOAD_SECONDS := 600
 LOADED := .cache/qwen2.radixlm
-bench-load: $(ARTIFACT)/manifest.json $(LOADED)/manifest.json $(VENV)/.bench
+LOADED_HYBRID := .cache/lfm2.radixlm
+bench-load: $(ARTIFACT)/manifest.json $(LOADED)/manifest.json $(LOADED_HYBRID)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.load $(ARTIFACT) --streams 50 --seconds $(LOAD_SECONDS)
 	$(BIN)/python -m bench.load $(ARTIFACT) --streams 200 --seconds $(LOAD_SECONDS)
 	$(BIN)/python -m bench.load $(LOADED) --streams 50 --seconds $(LOAD_SECONDS)
 	$(BIN)/python -m bench.load $(LOADED) --streams 200 --seconds $(LOAD_SECONDS)
+	$(BIN)/python -m bench.load $(LOADED_HYBRID) --streams 200 --seconds $(LOAD_SECONDS)
 	$(BIN)/python -m bench.report
 
 $(LOADED)/manifest.json: $(COMPILER) | $(VENV)/.run
 	@mkdir -p $(dir $(LOADED))
 	@rm -rf $(LOADED)
 	@$(BIN)/python -m bench.load.model $(LOADED)
+
+$(LOADED_HYBRID)/manifest.json: $(COMPILER) | $(VENV)/.run
+	@mkdir -p $(dir $(LOADED_HYBRID))
+	@rm -rf $(LOADED_HYBRID)
+	@$(BIN)/python -m bench.load.model $(LOADED_HYBRID) --hybrid 1
 
 # Pages on disk, and the first token of 8,000 after a restart, from real and throttled disks; then of prefixes of which a
 # part is read, which needs RADIXLM_DATA; twelve minutes.

@@ -37,6 +37,24 @@ class Shape:
         """Of all tensors."""
         return sum(int(np.prod(shape)) for _, shape in self.tensors())
 
+    def config(self) -> dict[str, object]:
+        """What config.json says of it."""
+        return {
+            "architectures": ["Qwen2ForCausalLM" if self.is_qwen2 else "LlamaForCausalLM"],
+            "model_type": "qwen2" if self.is_qwen2 else "llama",
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "max_position_embeddings": 4096,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "tie_word_embeddings": self.tie_word_embeddings,
+        }
+
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and shapes, as a checkpoint has them."""
         hidden, inner = self.hidden_size, self.intermediate_size
@@ -63,8 +81,75 @@ class Shape:
             yield "lm_head.weight", (self.vocab_size, hidden)
 
 
+@dataclass(frozen=True)
+class HybridShape:
+    """The sizes of an LFM2; `kinds` has a letter a layer, `c` for a short convolution, `a` for attention."""
+
+    name: str
+    hidden_size: int
+    intermediate_size: int
+    kinds: str
+    num_attention_heads: int
+    num_key_value_heads: int
+    vocab_size: int
+    is_qwen2: bool = True  # a last norm of both signs
+
+    def config(self) -> dict[str, object]:
+        """What config.json says of it."""
+        return {
+            "architectures": ["Lfm2ForCausalLM"],
+            "model_type": "lfm2",
+            "norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "max_position_embeddings": 4096,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "block_auto_adjust_ff_dim": False,
+            "num_hidden_layers": len(self.kinds),
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "layer_types": ["conv" if kind == "c" else "full_attention" for kind in self.kinds],
+            "conv_L_cache": 3,
+            "conv_bias": False,
+            "tie_word_embeddings": True,
+        }
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and shapes, as a checkpoint has them."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        head_dim = hidden // self.num_attention_heads
+        keys = head_dim * self.num_key_value_heads
+        yield "model.embed_tokens.weight", (self.vocab_size, hidden)
+        for layer, kind in enumerate(self.kinds):
+            mixer: tuple[tuple[str, tuple[int, ...]], ...] = (
+                ("self_attn.q_proj", (hidden, hidden)),
+                ("self_attn.k_proj", (keys, hidden)),
+                ("self_attn.v_proj", (keys, hidden)),
+                ("self_attn.out_proj", (hidden, hidden)),
+                ("self_attn.q_layernorm", (head_dim,)),
+                ("self_attn.k_layernorm", (head_dim,)),
+            )
+            if kind == "c":
+                mixer = (
+                    ("conv.in_proj", (3 * hidden, hidden)),
+                    ("conv.conv", (hidden, 1, 3)),
+                    ("conv.out_proj", (hidden, hidden)),
+                )
+            for name, shape in (
+                ("operator_norm", (hidden,)),
+                *mixer,
+                ("ffn_norm", (hidden,)),
+                ("feed_forward.w1", (inner, hidden)),
+                ("feed_forward.w3", (inner, hidden)),
+                ("feed_forward.w2", (hidden, inner)),
+            ):
+                yield f"model.layers.{layer}.{name}.weight", shape
+        yield "model.embedding_norm.weight", (hidden,)
+
+
 def write_random_model(
-    shape: Shape,
+    shape: Shape | HybridShape,
     directory: Path,
     tokenizer_json: str,
     *,
@@ -73,23 +158,7 @@ def write_random_model(
 ) -> int:
     """Write the model into `directory`; return the bytes of its weights. `special_ids` begin and end a text."""
     directory.mkdir(parents=True)
-    config = {
-        "architectures": ["Qwen2ForCausalLM" if shape.is_qwen2 else "LlamaForCausalLM"],
-        "model_type": "qwen2" if shape.is_qwen2 else "llama",
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "max_position_embeddings": 4096,
-        "bos_token_id": special_ids[0],
-        "eos_token_id": special_ids[1],
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": shape.num_hidden_layers,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_key_value_heads": shape.num_key_value_heads,
-        "tie_word_embeddings": shape.tie_word_embeddings,
-    }
+    config = {**shape.config(), "bos_token_id": special_ids[0], "eos_token_id": special_ids[1]}
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": chat_template}
@@ -98,7 +167,7 @@ def write_random_model(
         return _write_tensors(shape, file)
 
 
-def _write_tensors(shape: Shape, file: BinaryIO) -> int:
+def _write_tensors(shape: Shape | HybridShape, file: BinaryIO) -> int:
     header: dict[str, object] = {}
     end = 0
     for name, dimensions in shape.tensors():
@@ -112,7 +181,7 @@ def _write_tensors(shape: Shape, file: BinaryIO) -> int:
     for name, dimensions in shape.tensors():
         if name.endswith("norm.weight"):
             ones = np.full(dimensions, _ONE, np.uint16)
-            if shape.is_qwen2 and name == "model.norm.weight":
+            if shape.is_qwen2 and name in ("model.norm.weight", "model.embedding_norm.weight"):
                 ones |= pool[: dimensions[0]] & _SIGN  # else the last token's own embedding is the likeliest
             file.write(ones.tobytes())
             continue

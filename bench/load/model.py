@@ -1,9 +1,10 @@
 """A model to load a server with: the shapes of Qwen2-0.5B and its real tokenizer, with random weights.
 
-    python -m bench.load.model qwen2.radixlm
+    python -m bench.load.model qwen2.radixlm [--hybrid 1]
 
-Four of its 24 layers, so that two cores serve fifty streams; width, heads, vocabulary and padding are its own. Needs
-the folder of real inputs (`RADIXLM_DATA`).
+Four of its 24 layers, so that two cores serve fifty streams; width, heads, vocabulary and padding are its own. With
+`--hybrid`, two of them are LFM2's short convolutions, which keep a state. Needs the folder of real inputs
+(`RADIXLM_DATA`).
 """
 
 from __future__ import annotations
@@ -15,21 +16,23 @@ from radixlm.compile import compile_model
 
 from ..data import data_dir
 from ..options import read_options
-from ..random_models import Shape, write_random_model
+from ..random_models import HybridShape, Shape, write_random_model
 from ..replay.models import MODELS, read_tokenizer
 
 SHAPE = Shape("qwen2", 896, 4864, 4, 14, 2, True, vocab_size=151_936, is_qwen2=True)
+HYBRID = HybridShape("lfm2", 896, 4864, "caca", 14, 2, vocab_size=151_936)
 _SPECIAL_IDS = (151_643, 151_645)  # <|endoftext|> and <|im_end|>
 
 
 def main() -> None:
     """Write the artifact."""
-    artifact = read_options(__doc__, "artifact").artifact
+    options = read_options(__doc__, "artifact", hybrid=0)
+    artifact, shape = options.artifact, HYBRID if options.hybrid else SHAPE
     model = MODELS["qwen2"]
     with tempfile.TemporaryDirectory() as scratch:
-        source = Path(scratch) / SHAPE.name
+        source = Path(scratch) / shape.name
         tokenizer_json = read_tokenizer(model, data_dir())
-        write_random_model(SHAPE, source, tokenizer_json, chat_template=model.template, special_ids=_SPECIAL_IDS)
+        write_random_model(shape, source, tokenizer_json, chat_template=model.template, special_ids=_SPECIAL_IDS)
         print(compile_model(source, artifact, quantize="q4").path)
 
 

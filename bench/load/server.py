@@ -27,6 +27,7 @@ from radixlm.runtime.server.malloc_arenas import share_one_arena
 from ..worker import serve
 from .requests import API_KEYS, MAX_BODY_BYTES, Facts
 
+NUM_STATES = 24  # of a model that keeps them: fewer than its requests write and read
 MAX_NUM_SEQS, MAX_QUEUE = 32, 128  # so that fifty clients find room, and two hundred are refused now and then
 
 
@@ -72,7 +73,9 @@ class LoadedServer:
             self._engine.clear_cache(self._engine.namespaces.of(CacheScope(api_key=key)))
         loop.call(lambda core: core.check())
         pool = self._engine.stats()
+        states = pool.states
         return {
+            "num_states_lost": 0 if states is None else states.num_slots - states.num_free,
             "num_sequences": busy[0],
             "num_pages_in_use": busy[1],
             "num_pages_lost": pool.num_pages - pool.num_free_pages,
@@ -105,7 +108,9 @@ def main() -> None:
     share_one_arena()  # as the command does
     artifact = Artifact.open(Path(sys.argv[1]))
     size = kv_cache_bytes(artifact, int(sys.argv[2]))
-    loaded = LoadedServer(Engine(artifact, kv_cache_bytes=size, max_num_seqs=MAX_NUM_SEQS, max_queue=MAX_QUEUE))
+    states = NUM_STATES * artifact.manifest.model.state_bytes or None
+    limits = {"max_num_seqs": MAX_NUM_SEQS, "max_queue": MAX_QUEUE}
+    loaded = LoadedServer(Engine(artifact, kv_cache_bytes=size, state_cache_bytes=states, **limits))
     serve(methods(loaded))
     loaded.close()
 
