@@ -109,8 +109,10 @@ def main() -> None:
     artifact = Artifact.open(Path(sys.argv[1]))
     size = kv_cache_bytes(artifact, int(sys.argv[2]))
     states = NUM_STATES * artifact.manifest.model.state_bytes or None
-    limits = {"max_num_seqs": MAX_NUM_SEQS, "max_queue": MAX_QUEUE}
-    loaded = LoadedServer(Engine(artifact, kv_cache_bytes=size, state_cache_bytes=states, **limits))
+    engine = Engine(
+        artifact, kv_cache_bytes=size, state_cache_bytes=states, max_num_seqs=MAX_NUM_SEQS, max_queue=MAX_QUEUE
+    )
+    loaded = LoadedServer(engine)
     serve(methods(loaded))
     loaded.close()
 

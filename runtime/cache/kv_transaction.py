@@ -216,7 +216,9 @@ class KVTransaction:
             if self._kv_log is not None:
                 free, pages = [num_free, self._pool.num_free], reservation.new_page_ids
                 before = reservation.start
-                self._kv_log.write("commit", sequence, computed=before, kept=num_kept, pages=pages, free=free)
+                self._kv_log.write(
+                    "commit", sequence, computed=before, kept=num_kept, pages=pages, free=free, **sequence.state.logged
+                )
             last = sequence.num_shareable // PAGE_SIZE
             share_full_pages(self._pool, self._tree, sequence, num_shared, last, self._kv_log)
             if sequence.state.is_wanted_at(sequence.num_computed):

@@ -196,7 +196,7 @@ class Sequence:
         del self._page_ids[num_pages:]
         if self._kv_log is not None:
             free = [num_free, self._pool.num_free]
-            self._kv_log.write("pop", self, length=before[0], computed=before[1], free=free)
+            self._kv_log.write("pop", self, length=before[0], computed=before[1], free=free, **self.state.logged)
 
     def fork(self, at: int, *, seq_id: int) -> Sequence:
         """A new sequence of the first `at` tokens that shares their pages, partial and sparse ones too.
@@ -239,7 +239,9 @@ class Sequence:
         self._pool.retain(page_ids)
         child.take_kv(page_ids, at, b"", sparse=sparse, state_slot=slot)
         if self._kv_log is not None:
-            self._kv_log.write("fork", child, length=0, computed=0, parent=self.seq_id, pages=list(page_ids))
+            self._kv_log.write(
+                "fork", child, length=0, computed=0, parent=self.seq_id, pages=list(page_ids), **self.state.logged
+            )
         return child
 
     def _state_before(self, num_tokens: int) -> FoundState | None:

@@ -64,6 +64,7 @@ class OpenPruned(OfSequence, tag="open_pruned", frozen=True):
 class Fork(OfSequence, tag="fork", frozen=True):
     parent: int
     pages: list[int]
+    state: bool = False  # the model keeps states: it goes on from one, which may stand earlier
 
 
 class Resume(OfSequence, tag="resume", frozen=True):
@@ -84,6 +85,7 @@ class Accept(OfSequence, tag="accept", frozen=True):
 class Commit(OfSequence, tag="commit", frozen=True):
     kept: Count
     pages: list[int]
+    state: bool = False  # the model keeps states: after a wrong guess nothing is computed
 
 
 class Share(OfSequence, tag="share", frozen=True):
@@ -101,7 +103,7 @@ class Append(OfSequence, tag="append", frozen=True):
 
 
 class Pop(OfSequence, tag="pop", frozen=True):
-    pass
+    state: bool = False  # as of a fork
 
 
 class Preempt(OfSequence, tag="preempt", frozen=True):

@@ -98,7 +98,7 @@ class ReplayedSequence:
             case lines.Append():
                 require(line.length[0] <= line.length[1], "it has fewer tokens after it")
             case lines.Pop():
-                self._pop(line.length[1])
+                self._pop(line.length[1], line.computed[1] if line.state else None)
             case lines.Preempt() | lines.Close():
                 require(self.reserved is None, "a step is under way")
                 self.computed, self.pruned = 0, None
@@ -119,6 +119,9 @@ class ReplayedSequence:
         at = line.length[1]
         if parent.pruned is not None and at > parent.pruned[0]:
             self.pruned = parent.pruned
+        if line.state:
+            require(line.computed[1] <= at, "it has computed more than its parent")
+            at = line.computed[1]
         self.is_private, self.computed = parent.is_private, at
         num_pages = _num_pages(self.rows_of(at))
         require(at <= parent.computed and line.pages == parent.pages[:num_pages], "it has not its parent's pages")
@@ -161,7 +164,8 @@ class ReplayedSequence:
 
     def _commit(self, line: lines.Commit) -> None:
         require(self._end_reservation() == line.pages, "it commits other pages than were reserved")
-        require(self.computed < line.computed[1] <= self.length, "it computes nothing, or more than there is")
+        least = self.computed + (not line.state)
+        require(least <= line.computed[1] <= self.length, "it computes nothing, or more than there is")
         self.computed = line.computed[1]
         self._replace(line.pages, num_kept=line.kept)
 
@@ -173,12 +177,15 @@ class ReplayedSequence:
         is_shared = self.owners.tree.issuperset(self.pages[: line.shared])
         require(is_shared, "it has full pages that cannot be found")
 
-    def _pop(self, length: int) -> None:
+    def _pop(self, length: int, state_at: int | None) -> None:
         require(0 <= length <= self.length, f"it pops to {length} tokens of {self.length}")
         require(self.reserved is None, "a step is under way")
-        self.computed = min(self.computed, length)
+        before, self.computed = self.computed, min(self.computed, length)
         if self.pruned is not None and self.computed < self.pruned[1]:
             self.computed, self.pruned = min(self.computed, self.pruned[0]), None
+        if state_at is not None and length < before:
+            require(state_at <= self.computed, "it has computed more than it has tokens")
+            self.computed = state_at
         self._replace([], num_kept=_num_pages(self.rows_of(self.computed)))
 
     def _replace(self, page_ids: list[int], *, num_kept: int = 0) -> None:

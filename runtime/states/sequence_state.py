@@ -20,6 +20,11 @@ class SequenceState:
         self.slot = NO_STATE
         self._stops: tuple[int, ...] = ()  # sorted
 
+    @property
+    def logged(self) -> dict[str, bool]:
+        """What lines of a KV log say of it."""
+        return {} if self.pool is None else {"state": True}
+
     def move(self, slot: int) -> None:
         """Be in another slot, which the caller has retained or allocated for it."""
         if self.pool is not None:

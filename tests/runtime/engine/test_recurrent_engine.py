@@ -18,7 +18,7 @@ from ...goldens.families import FAMILIES
 from ..guess_oracle import Unpaid
 from ..traces import num_traces
 
-NAMES = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_next")
+NAMES = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_next", "granite4_h")
 
 
 @pytest.fixture(scope="module", params=NAMES)

@@ -8,9 +8,13 @@ from dataclasses import replace
 import pytest
 from radixlm.runtime.cache.prefix_match import PrefixMatch
 from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.engine.step import drafts
 from radixlm.runtime.engine.step.policy import SchedulerPolicy
+from radixlm.runtime.kv_log.log import KVLog
 
 from ..fake_model import POLICY, Bench, alone
+from ..guess_oracle import Unpaid
+from ..kv_log.test_kv_log import Written, replay
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 SPECULATING = replace(POLICY, speculates=True, looks_up=True)
@@ -151,10 +155,15 @@ def test_a_step_that_fails_changes_no_state() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_talks_over_small_pools_get_what_the_model_generates_alone(seed: int) -> None:
+def test_random_talks_over_small_pools_get_what_the_model_generates_alone(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafts, "Drafter", Unpaid)  # most guesses are wrong
     chance = random.Random(seed)
     policy = chance.choice((POLICY, SPECULATING))
-    bench = recurrent(chance.choice((8, 12, 30)), chance.choice((4, 6, 12, 30)), policy)
+    written = Written()
+    num_pages, num_states = chance.choice((8, 12, 30)), chance.choice((4, 6, 12, 30))
+    bench = Bench(num_pages=num_pages, num_states=num_states, policy=policy, kv_log=KVLog(written))
     talks: list[list[int]] = [ids(9, 20)]
     asked: dict[str, tuple[list[int], SamplingParams]] = {}
     for number in range(30):
@@ -176,6 +185,7 @@ def test_random_talks_over_small_pools_get_what_the_model_generates_alone(seed: 
             bench.run()
             talks.append([*prompt, *bench.tokens(name)][:90])
     bench.run()
+    replay(written, bench.cache)
     for name, (prompt, params) in asked.items():
         assert bench.tokens(name) == alone(prompt, params, is_recurrent=True), name
     assert bench.cache.states is not None and bench.cache.states.num_in_use == 0
