@@ -129,4 +129,4 @@ def keep_state(tree: RadixTree, sequence: Sequence) -> None:
     before = states.find(namespace, full, key, stop - 1)
     place = full[-1] if num_full else namespace
     rows = encode_key(sequence.token_ids[stop - num_rows : stop])
-    states.keep(place, rows, sequence.state.slot, num_saved=stop - before.num_tokens)
+    states.keep(place, rows, sequence.state.slot, num_saved=stop - before.num_tokens, before=before.slot)

@@ -22,6 +22,7 @@ from ..cache.prefix_cache import PrefixCache
 from ..cache.prefix_match import PrefixMatch
 from ..errors import InvalidRequest
 from ..model.batch import Forward
+from ..states.state_pool import SPARE_SLOTS
 from .rates import LinearRate
 
 _LOGGER = logging.getLogger(__name__)
@@ -161,7 +162,7 @@ class ExpectedPrompts:
             stop -= stop % PAGE_SIZE
         num_needed = num_pages_for(stop) - match.num_tokens // PAGE_SIZE
         states = self._cache.states
-        if num_needed > self._cache.pool.num_free or (states is not None and states.num_free < 2):
+        if num_needed > self._cache.pool.num_free or (states is not None and states.num_free < SPARE_SLOTS):
             return False
         self._compute(match, stop)
         return stop < len(match.prompt_ids)

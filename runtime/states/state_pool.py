@@ -16,6 +16,7 @@ from ..errors import OutOfStates
 NO_STATE = 0
 """The slot of zeros, which is the state before a first token. It is never written, and belongs to no sequence."""
 MIN_SLOTS = 3  # zeros, a state that a step reads, and one that it writes
+SPARE_SLOTS = 2  # that snapshots leave free: what is done while nothing is asked evicts nothing
 _TOKEN_BYTES = 4
 
 Place = int | bytes
@@ -33,7 +34,8 @@ class FoundState(NamedTuple):
 class _Snapshot:
     place: Place
     rows: bytes  # the tokens behind the place, as a key
-    num_saved: int  # tokens from the snapshot before it on
+    before: int  # the slot of the snapshot before it; the zeros if there is none
+    num_saved: int  # tokens from there on
     credit: int
 
 
@@ -56,7 +58,8 @@ class StatePool:
 
     A snapshot stands behind a full page of the tree and the few tokens after that, and leaves with the page. When slots
     are short, the snapshot with the least credit goes: the tokens that it saves, above what the last ones that went
-    had when it was used last (GreedyDual: Young 1994).
+    had when it was used last (GreedyDual: Young 1994). Those behind it save its tokens, too, from then on: the old
+    snapshots of a long talk thin out, and none of its parts is without one.
 
     >>> pool = StatePool(3)
     >>> slot = pool.allocate()
@@ -114,17 +117,11 @@ class StatePool:
         Raises:
             OutOfStates: all slots are in use; nothing is taken.
         """
-        if not self._free:
-            unused = [slot for slot in self._snapshots if not self._num_users[slot]]
-            if not unused:
-                raise OutOfStates(
-                    f"a state is needed, and all {self.num_slots - 1} slots are in use; lower --max-num-seqs or raise "
-                    f"--state-cache-gb"
-                )
-            victim = min(unused, key=lambda slot: (self._snapshots[slot].credit, slot))
-            self._least_credit = self._snapshots[victim].credit
-            self._drop(victim)
-            self.num_evicted += 1
+        if not self._free and not self._evict():
+            raise OutOfStates(
+                f"a state is needed, and all {self.num_slots - 1} slots are in use; lower --max-num-seqs or raise "
+                f"--state-cache-gb"
+            )
         slot = self._free.pop()
         self._num_users[slot] = 1
         self._num_in_use += 1
@@ -152,10 +149,13 @@ class StatePool:
             if slot not in self._snapshots:
                 self._free.append(slot)
 
-    def keep(self, place: Place, rows: bytes, slot: int, *, num_saved: int) -> None:
+    def keep(self, place: Place, rows: bytes, slot: int, *, num_saved: int, before: int = NO_STATE) -> None:
         """Make a slot, which the caller uses and writes no more, the snapshot behind `place` and the tokens `rows`.
 
         Where there is one already, that one stays, and counts as used.
+
+        Args:
+            num_saved: tokens from the snapshot `before` it on, the one that is found for a token less.
         """
         assert self._num_users[slot], f"slot {slot} is free and holds no state"
         there = self._at.get(place, {}).get(rows)
@@ -163,7 +163,9 @@ class StatePool:
             self.touch(there)
         elif slot not in self._snapshots:
             self._at.setdefault(place, {})[rows] = slot
-            self._snapshots[slot] = _Snapshot(place, rows, num_saved, self._least_credit + num_saved)
+            self._snapshots[slot] = _Snapshot(place, rows, before, num_saved, self._least_credit + num_saved)
+            if len(self._free) < SPARE_SLOTS:
+                self._evict()
 
     def find(self, namespace: bytes, page_ids: Sequence[int], key: bytes, num_tokens: int) -> FoundState:
         """The last snapshot of the first `num_tokens` tokens of `key`, which are in these pages and the rows behind
@@ -223,9 +225,25 @@ class StatePool:
         assert at == {slot: (each.place, each.rows) for slot, each in self._snapshots.items()}
         assert all(self._at.values()), "a place without a snapshot"
 
+    def _evict(self) -> bool:
+        """Drop the snapshot with the least credit that no sequence uses; whether there was one."""
+        unused = [slot for slot in self._snapshots if not self._num_users[slot]]
+        if not unused:
+            return False
+        victim = min(unused, key=lambda slot: (self._snapshots[slot].credit, slot))
+        self._least_credit = self._snapshots[victim].credit
+        self._drop(victim)
+        self.num_evicted += 1
+        return True
+
     def _drop(self, slot: int) -> None:
         """Make a slot no snapshot any more."""
         snapshot = self._snapshots.pop(slot)
+        for other in self._snapshots.values():
+            if other.before == slot:
+                other.before = snapshot.before
+                other.num_saved += snapshot.num_saved
+                other.credit += snapshot.num_saved
         at = self._at[snapshot.place]
         del at[snapshot.rows]
         if not at:

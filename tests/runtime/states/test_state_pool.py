@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from radixlm.runtime.cache.radix_node import encode_key
 from radixlm.runtime.errors import OutOfStates
-from radixlm.runtime.states.state_pool import NO_STATE, FoundState, Place, StatePool
+from radixlm.runtime.states.state_pool import NO_STATE, SPARE_SLOTS, FoundState, Place, StatePool
 
 PLACES: st.SearchStrategy[Place] = st.sampled_from([b"", b"a", 0, 1, 2])
 ROWS = st.lists(st.integers(0, 1), max_size=3).map(encode_key)
@@ -58,7 +58,12 @@ class SlotsOfStates(RuleBasedStateMachine):
         slot = data.draw(st.sampled_from(self.users))
         if slot not in self.kept.values():
             self.kept.setdefault((place, rows), slot)
+        before, is_full = self.pool.num_evicted, self.pool.num_free < SPARE_SLOTS
         self.pool.keep(place, rows, slot, num_saved=num_saved)
+        assert self.pool.num_evicted - before <= is_full
+        if self.pool.num_evicted > before:
+            (gone,) = [key for key, kept in self.kept.items() if kept in self.pool._free]
+            del self.kept[gone]
 
     @rule(place=PLACES)
     def forget(self, place: Place) -> None:
@@ -89,7 +94,8 @@ TestSlotsOfStates.settings = settings(max_examples=60, stateful_step_count=40, d
 
 
 def test_the_snapshot_that_saves_least_goes_first_until_others_are_not_used() -> None:
-    pool = StatePool(4)
+    pool = StatePool(6)
+    [pool.allocate(), pool.allocate()]
     small, large, newer = (pool.allocate() for _ in range(3))
     pool.keep(b"", b"", small, num_saved=10)
     pool.keep(1, b"", large, num_saved=25)
@@ -101,6 +107,18 @@ def test_the_snapshot_that_saves_least_goes_first_until_others_are_not_used() ->
     pool.touch(newer)  # 20 above the 10 that the last one had
     pool.allocate()
     assert pool.allocate() == large
+
+
+def test_what_a_snapshot_saved_is_saved_by_the_one_behind_it() -> None:
+    pool = StatePool(8)
+    first, second, other = (pool.allocate() for _ in range(3))
+    pool.keep(b"", b"", first, num_saved=10)
+    pool.keep(1, b"", second, num_saved=11, before=first)
+    pool.keep(2, b"", other, num_saved=20)
+    for slot in (first, second, other):
+        pool.release(slot)
+    taken = [pool.allocate() for _ in range(6)]
+    assert first in taken and other in taken and second not in taken
 
 
 def test_a_pool_without_a_slot_to_write_is_refused() -> None:
