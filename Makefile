@@ -69,6 +69,7 @@ bench: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.kernels
 	$(BIN)/python -m bench.kernels.experts $(ARTIFACT)
 	$(BIN)/python -m bench.engine $(ARTIFACT)
+	$(BIN)/python -m bench.hybrid
 	$(BIN)/python -m bench.engine.request_cost $(ARTIFACT) $(if $(wildcard $(CLIENTS)),--openai $(CLIENTS))
 	$(BIN)/python -m bench.report
 

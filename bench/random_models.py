@@ -10,12 +10,21 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
 _POOL = 1 << 22  # random numbers, repeated as often as needed
 _ONE, _SIGN = np.uint16(0x3F80), np.uint16(0x8000)  # 1.0 as a bfloat16, and the bit of its sign
+
+
+class AnyShape(Protocol):
+    """A checkpoint's configuration and tensors; `is_qwen2` says that the last norm has both signs."""
+
+    @property
+    def is_qwen2(self) -> bool: ...
+    def config(self) -> dict[str, object]: ...
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]: ...
 
 
 @dataclass(frozen=True)
@@ -149,7 +158,7 @@ class HybridShape:
 
 
 def write_random_model(
-    shape: Shape | HybridShape,
+    shape: AnyShape,
     directory: Path,
     tokenizer_json: str,
     *,
@@ -167,7 +176,7 @@ def write_random_model(
         return _write_tensors(shape, file)
 
 
-def _write_tensors(shape: Shape | HybridShape, file: BinaryIO) -> int:
+def _write_tensors(shape: AnyShape, file: BinaryIO) -> int:
     header: dict[str, object] = {}
     end = 0
     for name, dimensions in shape.tensors():

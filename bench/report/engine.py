@@ -177,3 +177,14 @@ def _limits(results: Json) -> str:
         if name in found  # results of earlier runs lack some
     ]
     return table({"limit": "{title}", f"{found['num_threads']} threads": "{all:auto}", "1 thread": "{one:auto}"}, rows)
+
+
+def hybrid(results: Json) -> Iterator[str]:
+    """Decode and prompts of a model that keeps states."""
+    yield "## A model that keeps states"
+    yield (
+        f"{results['model']}'s shape with random weights in 4 bits, medians of {results['num_rounds']} rounds: decode "
+        f"{results['decode']:.1f} tokens/s, which read {results['weights_bytes'] / 1e6:.0f} MB of weights a token, and "
+        f"read and write {results['state_bytes'] / 1e6:.1f} MB of state, at {results['share']:.0%} of the bandwidth "
+        f"that was measured around it (bar 70%); prompts of 512 {results['prefill']:.0f} tokens/s."
+    )

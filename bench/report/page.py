@@ -39,6 +39,7 @@ SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
     "kernels": engine.kernels,
     "replay": cache.replay,
     "replay_states": cache.replay_states,
+    "hybrid": engine.hybrid,
     "agents": cache.agents,
     "questions": serving.questions,
     "long_prompt": serving.long_prompt,
