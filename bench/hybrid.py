@@ -2,8 +2,8 @@
 
     python -m bench.hybrid [--rounds 5]
 
-The share is the bytes that a token reads and writes, weights and state, over what memory gives in the time; bandwidth is
-measured around each figure. Needs the folder of real inputs for a tokenizer (`RADIXLM_DATA`).
+The share is the bytes that a token reads and writes, weights and state, over what memory gives in the time; bandwidth
+is measured around each figure. Needs the folder of real inputs for a tokenizer (`RADIXLM_DATA`).
 """
 
 from __future__ import annotations
