@@ -1,9 +1,9 @@
 """Decode and prompts of a model that keeps states: Qwen3.5-0.8B's shape with random weights in 4 bits.
 
-    python -m bench.hybrid [--rounds 5]
+    python -m bench.hybrid [--rounds 5] [--artifact HYBRID.radixlm]
 
 The share is the bytes that a token reads and writes, weights and state, over what memory gives in the time; bandwidth
-is measured around each figure. Needs the folder of real inputs for a tokenizer (`RADIXLM_DATA`).
+is measured around each figure. Needs the folder of real inputs for a tokenizer (`RADIXLM_DATA`). The artifact is kept where one is named, and compiled if it is not there.
 """
 
 from __future__ import annotations
@@ -114,12 +114,17 @@ class Qwen35Shape:
 
 def main() -> None:
     """Compile, measure and write `results/hybrid.json`."""
-    options, shape, model = read_options(__doc__, rounds=5), Qwen35Shape(), MODELS["qwen2"]
+    options, shape, model = read_options(__doc__, rounds=5, artifact=Path), Qwen35Shape(), MODELS["qwen2"]
+    if options.artifact is not None and options.artifact.exists():
+        publish("hybrid", measured(Artifact.open(options.artifact), options.rounds))
+        return
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / shape.name
         tokenizer_json = read_tokenizer(model, data_dir())
         write_random_model(shape, source, tokenizer_json, chat_template=model.template, special_ids=_SPECIAL_IDS)
-        artifact = Artifact.open(compile_model(source, Path(scratch) / "hybrid.radixlm", quantize="q4").path)
+        artifact = Artifact.open(
+            compile_model(source, options.artifact or Path(scratch) / "hybrid.radixlm", quantize="q4").path
+        )
         publish("hybrid", measured(artifact, options.rounds))
 
 

@@ -35,6 +35,7 @@ from radixlm.runtime.model.memory import zeros
 from radixlm.runtime.model.model_runner import ModelRunner
 from tvm.script.ir_builder import tirx as T
 
+MAX_ROWS = 64  # of a step, for whose states there is room
 _RUNS = 9
 Bytes = npt.NDArray[np.uint8]
 
@@ -98,7 +99,7 @@ def open_runner(artifact: Artifact, num_pages: int) -> tuple[ModelRunner, Bytes]
         return allocated[-1]
 
     with patch.object(model_runner, "zeros", remember):
-        runner = ModelRunner(artifact, num_pages=num_pages)
+        runner = ModelRunner(artifact, num_pages=num_pages, num_state_slots=1 + MAX_ROWS)
     [workspace] = (a for a in allocated if a.dtype == np.uint8 and a.size == artifact.manifest.module.workspace_bytes)
     return runner, workspace
 
@@ -134,7 +135,9 @@ def make_batch(kind: str, count: int, past: int, vocab_size: int) -> Batch:
         rows = np.arange(count, dtype=np.int32)
         table = np.arange(count * width, dtype=np.int32).reshape(count, width)
         slots, logit_rows = table[:, past // PAGE_SIZE] * np.int32(PAGE_SIZE) + np.int32(past % PAGE_SIZE), rows
-    return Batch(token_ids, positions, slots, rows, table, positions + np.int32(1), logit_rows)
+    # of models that keep states; others do not look at them
+    states = {"state_in": np.zeros(len(table), np.int32), "state_out": np.arange(1, 1 + len(table), dtype=np.int32)}
+    return Batch(token_ids, positions, slots, rows, table, positions + np.int32(1), logit_rows, **states)
 
 
 def _width(count: int, past: int, kind: str) -> int:
