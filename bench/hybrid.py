@@ -3,7 +3,8 @@
     python -m bench.hybrid [--rounds 5] [--artifact HYBRID.radixlm]
 
 The share is the bytes that a token reads and writes, weights and state, over what memory gives in the time; bandwidth
-is measured around each figure. Needs the folder of real inputs for a tokenizer (`RADIXLM_DATA`). The artifact is kept where one is named, and compiled if it is not there.
+is measured around each figure. An artifact that is named is measured, or made if it is not there. Needs the folder of
+real inputs for a tokenizer (`RADIXLM_DATA`).
 """
 
 from __future__ import annotations
