@@ -75,7 +75,20 @@ def test_a_model_without_a_template_says_so_before_it_is_asked(
 
 
 def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEngine]) -> None:
-    options = ["--system", "", "--temperature", "0.7", "--stop", "a", "--stop", "b", "--kv-cache-gb", "0.5"]
+    options = [
+        "--system",
+        "",
+        "--temperature",
+        "0.7",
+        "--stop",
+        "a",
+        "--stop",
+        "b",
+        "--kv-cache-gb",
+        "0.5",
+        "--state-cache-gb",
+        "0.25",
+    ]
     kept = ["--store", "kept", "--store-gb", "2.5", "--kv-budget", "0.25", "--chunk-cache-mb", "1.5"]
     runner.invoke(
         cli, ["chat", "x.radixlm", *options, "--threads", "2", "--match", "seam", "--strip-suffix", "always", *kept]
@@ -86,6 +99,7 @@ def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEn
     assert engine.opened == [
         {
             "kv_cache_bytes": 500_000_000,
+            "state_cache_bytes": 250_000_000,
             "max_num_seqs": 64,
             "num_threads": 2,
             "match": "seam",
