@@ -64,7 +64,7 @@ def test_everybody_is_answered_or_refused_as_they_should_and_survivors_are_what_
     assert sum(crowd.answered.values()) > 40 and sum(crowd.left.values()) > 5 and len(crowd.refused) > 12
     assert crowd.refused["429 queue full"]
     assert books["num_preemptions"] > 0 and books["num_evicted_pages"] > 50 and not books["num_failed"]
-    assert loaded.leaks() == {"num_sequences": 0, "num_pages_in_use": 0, "num_pages_lost": 0}
+    assert loaded.leaks() == {"num_states_lost": 0, "num_sequences": 0, "num_pages_in_use": 0, "num_pages_lost": 0}
     assert len(crowd.survivors) > 20
     assert {survivor.params["temperature"] == 0.0 for survivor in crowd.survivors} == {True, False}
     with open_engine(max_num_seqs=1) as engine:
