@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.pruning.packed_keys import PackedKeys
 from radixlm.runtime.pruning.row_selection import (
     NUM_FIRST,
     NUM_RECENT,
@@ -90,14 +91,18 @@ class Runs:
         for first in range(0, len(token_ids), PAGE_SIZE):
             parent = self.heads[-1].key if self.heads else NO_PARENT
             self.heads.append(PageKey.of(identity, b"", parent, token_ids[first : first + PAGE_SIZE], bytes(PAGE_SIZE)))
-        self._kv, self._probe_head = model.layout, model.probe_head
+        self._kv, self._probe_head, self._dims = model.layout, model.probe_head, model.probe_dims
         self._pages = model.read(len(token_ids))
         self._store = PageStore.open(directory, identity, max_bytes=STORE_BYTES)
         self._store.put(self.heads, self._pages)
 
     def write(self, scores: Scores, chunk_size: int) -> int:
         """Put the run in the order of `scores`; the bytes that it takes."""
-        run = OrderedRun.of_pages(self._kv, self._pages, scores, probe_head=self._probe_head)
+        run = OrderedRun.of_pages(
+            *(self._kv, self._pages, scores),
+            probe_head=self._probe_head,
+            pack_probe=lambda keys: PackedKeys.of(keys, self._dims).encode(),
+        )
         assert self._store.put_ordered(self.heads, run, chunk_size=chunk_size).stored
         return self._store.stats().num_ordered_bytes
 

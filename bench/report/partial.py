@@ -121,7 +121,7 @@ def amplification(results: Json) -> Iterator[str]:
         {"text, policy, share": "{name}, {policy}, {budget:.0%}", "queries": "{num_queries}"} | columns,
         [{"name": name, **row} for name, found in results["workloads"].items() for row in found],
     )
-    yield f"An ordered run takes {rows[0]['space']:.2f} times the bytes of its pages: probe keys are there twice."
+    yield f"An ordered run takes {rows[0]['space']:.2f} times the bytes of its pages."
 
 
 def chunk_cache(results: Json) -> Iterator[str]:

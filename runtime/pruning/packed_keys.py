@@ -1,12 +1,13 @@
 """Keys of one KV head in 4 bits a number, of those numbers that RoPE turns slowly.
 
 A number that turns fast says how far away a token is, one that turns slowly what the token is: of SmolLM2's 64, the 32
-slowest find the same rows as all of them in 32 bits, and the 32 of largest variance do not (bench/LOG.md). Knows keys
-and positions in them, not files or runs.
+slowest find the same rows as all of them in 32 bits, and the 32 of largest variance do not (bench/LOG.md). Memory
+and ordered runs on disk have the same. Knows keys and positions in them, not files or runs.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +24,7 @@ _ORDER_BYTES: Final = 2.5  # of a token in each layer and KV head: its place, an
 _SCALE_BYTES: Final = 2
 _MAX_CODE: Final = 7
 _MIN_NUMBERS, _STEP = 8, 4
+_SHAPE: Final = struct.Struct("<HHI")  # numbers of a key that are kept, and that it has; tokens
 Dims = npt.NDArray[np.int64]  # [layers, n]: which numbers of a key are kept, ascending
 
 
@@ -79,6 +81,33 @@ class PackedKeys:
         codes = (np.clip(np.rint(kept / by[..., None]), -_MAX_CODE, _MAX_CODE) + _MAX_CODE).astype(np.uint8)
         half = dims.shape[1] // 2
         return cls(keys.shape[-1], dims, codes[..., :half] | codes[..., half:] << 4, scales, means)
+
+    def encode(self) -> npt.NDArray[np.uint8]:
+        """As bytes, `[layers, n]`, for a run on disk."""
+        num_layers, num_kept = self.dims.shape
+        shape = np.frombuffer(_SHAPE.pack(num_kept, self.head_dim, self.shape[1]), np.uint8)
+        parts = [np.broadcast_to(shape, (num_layers, len(shape)))]
+        for array, dtype in ((self.dims, "<u2"), (self.means, "<f4"), (self.scales, "<f2"), (self.codes, "u1")):
+            parts.append(np.ascontiguousarray(array.reshape(num_layers, -1), dtype).view(np.uint8))
+        return np.concatenate(parts, axis=-1)
+
+    @classmethod
+    def decode(cls, packed: npt.NDArray[np.uint8]) -> PackedKeys | None:
+        """Undo `encode`; None if it made no such bytes."""
+        num_layers, num_bytes = packed.shape
+        if not num_layers or num_bytes < _SHAPE.size:
+            return None
+        num_kept, head_dim, num_tokens = _SHAPE.unpack(packed[0, : _SHAPE.size].tobytes())
+        sizes = _SHAPE.size, 2 * num_kept, 4 * num_kept, 2 * num_tokens, num_tokens * (num_kept // 2)
+        if sum(sizes) != num_bytes or num_kept % 2:
+            return None
+        parts = np.split(packed, np.cumsum(sizes)[:-1], axis=-1)
+        kinds = zip(parts[1:4], ("<u2", "<f4", "<f2"), strict=True)
+        dims, means, scales = (np.ascontiguousarray(part).view(dtype) for part, dtype in kinds)
+        if dims.size and dims.max() >= head_dim:
+            return None
+        codes = np.ascontiguousarray(parts[4]).reshape(num_layers, num_tokens, -1)
+        return cls(head_dim, dims.astype(np.int64), codes, scales, means)
 
     @property
     def shape(self) -> tuple[int, ...]:

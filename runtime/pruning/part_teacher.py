@@ -25,6 +25,7 @@ from ..cache.sparse_span import SparseSpan
 from ..model.batch import Float32Array
 from ..prefix.disk_index import StoredPrefix
 from ..prefix.disk_writer import DiskWriter
+from ..store.ordered_run import PackProbe
 from ..store.page_key import NO_PARENT, PageKey
 from ..store.scores.scores_record import RowScores
 from ..store.store_state import PutResult
@@ -100,6 +101,7 @@ class PartTeacher:
     scores: AttentionScores
     run_pages: int  # of a run at most
     probe_head: int
+    pack_probe: PackProbe
     num_taught: int = 0
     num_dropped: int = 0
     num_rewritten: int = 0
@@ -170,7 +172,8 @@ class PartTeacher:
             for start in range(first, stop, self.run_pages) if is_due else ():
                 run = slice(start, min(start + self.run_pages, stop))
                 ranked = _ranked(scores, first, run, is_start=heads[start].parent_key == NO_PARENT)
-                results.append(store.rewrite(heads[run], ranked, probe_head=self.probe_head))
+                pack = self.pack_probe
+                results.append(store.rewrite(heads[run], ranked, probe_head=self.probe_head, pack_probe=pack))
                 self.num_rewritten += bool(results[-1].stored)
         return PutResult(evicted=tuple(key for result in results for key in result.evicted))
 

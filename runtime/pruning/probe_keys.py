@@ -10,6 +10,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import numpy.typing as npt
 from cachetools import Cache, LRUCache
 
@@ -69,9 +70,15 @@ class ProbeKeyCache:
                     return self._runs[key]
         return None
 
-    def keep(self, run: OpenRun, block_heads: BlockHeads, probe_keys: npt.NDArray[Any]) -> KnownRun:
-        """Keep what was read of a run, the keys `[layers, tokens, head_dim]`, in place of what was known of it."""
-        keys = PackedKeys.of(probe_keys, self._dims)
+    def pack(self, keys: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.uint8]:
+        """The bytes that a run on disk has of its probe keys, `[layers, tokens, head_dim]`: a row a layer."""
+        return PackedKeys.of(keys, self._dims).encode()
+
+    def keep(self, run: OpenRun, block_heads: BlockHeads, packed: npt.NDArray[np.uint8]) -> KnownRun | None:
+        """Keep what was read of a run, the keys as `pack` made them, in place of what was known of it. None if it did
+        not make them."""
+        if (keys := PackedKeys.decode(packed)) is None:
+            return None
         known, key = KnownRun(run.header.namespace, block_heads, keys), (run.header.parent_key, run.header.key)
         with self._lock:
             self._runs.pop(key, None)

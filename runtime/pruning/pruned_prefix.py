@@ -243,6 +243,7 @@ class PrunedPrefix:
             if keys is None or heads is None:
                 return False
             run.known = self._cache.keep(run.file, heads, keys)
+            return run.known is not None
         return True
 
     def _read_wanted(self, run: _Run, is_wanted: npt.NDArray[np.bool_]) -> bool:

@@ -82,7 +82,7 @@ class Pruning:
     ) -> None:
         page_bytes = tier.store.identity.page_bytes
         step = max(MIN_PAGES, RUN_BYTES // page_bytes)
-        teacher = PartTeacher(tier.cache, tier.writer, scores, step, calibration.probe_head)
+        teacher = PartTeacher(tier.cache, tier.writer, scores, step, calibration.probe_head, known.pack)
         promoter = Promoter(PageInserter(tier.cache, probe.runner), tier.reader, tier.read_ahead)
         keeper = ScoreKeeper(tier.store, tier.cache, tier.index, tier.writer, tier.reader, scores)
         self.order = RunCompactor(

@@ -173,7 +173,8 @@ class RunCompactor:
     def _rewrite(self, store: PageStore, run: _Run) -> PutResult:
         """Store a run in order, beside its pages; in the writer's thread."""
         scores = scores_to_store(run.scores, is_start=run.is_start)
-        result = store.rewrite(run.heads, scores, probe_head=self.probe_head)
+        pack = self.teacher.pack_probe
+        result = store.rewrite(run.heads, scores, probe_head=self.probe_head, pack_probe=pack)
         self._num_rewritten += bool(result.stored)
         return result
 

@@ -267,7 +267,7 @@ class _Verification:
         if header is None:
             return None
         misses: list[MissKind] = []
-        layout = OrderedLayout(kv, header.num_pages * kv.page_size, header.chunk_size)
+        layout = OrderedLayout(kv, header.num_pages * kv.page_size, header.chunk_size, header.probe_bytes)
         start = row.place.offset + row.header.num_bytes
         run = OpenRun(
             self._files, fd, layout, header, start=start, on_miss=lambda kind, error: misses.append(kind)

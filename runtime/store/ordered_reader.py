@@ -24,12 +24,10 @@ from .ordered_run import (
     OrderedLayout,
     RunOrder,
     UInt8Array,
-    key_bytes,
     restored,
     row_bytes,
     units,
     unpack,
-    unpack_keys,
 )
 from .record import MissKind
 
@@ -162,9 +160,9 @@ class OpenRun:
         return self._heads
 
     @_none_if_missed
-    def probe_keys(self) -> NDArray[np.float32]:
-        """The keys of the probe head as numbers, `[layers, tokens, head_dim]`, tokens as in the text: one read."""
-        return unpack_keys(self.layout.kv, self._read_probe_keys())
+    def probe_keys(self) -> UInt8Array:
+        """The keys of the probe head as they were packed, a row of bytes a layer: one read."""
+        return self._read_probe_keys()
 
     @_none_if_missed
     def pages(self) -> UInt8Array:
@@ -237,8 +235,8 @@ class OpenRun:
 
     def _read_probe_keys(self) -> UInt8Array:
         (read,) = self._read([self.layout.probe])
-        kv, num_tokens = self.layout.kv, self.layout.num_tokens
-        keys = read[: kv.num_layers * num_tokens * key_bytes(kv)].reshape(kv.num_layers, num_tokens, -1)
+        num_layers = self.layout.kv.num_layers
+        keys = read[: num_layers * self.layout.probe_bytes].reshape(num_layers, -1)
         if tuple(chunk_checksum(layer) for layer in keys) != self.header.probe_checksums:
             raise _Missed("payload")
         return keys

@@ -27,7 +27,9 @@ from .page_key import KEY_BYTES, PageKey, pack_tokens
 from .record import Kind, MissKind, Record, RecordHeader, SingleRecord, header_bytes, is_sealed, padded, sealed
 
 _BLOCK_MAGIC: Final = b"RLXORDB\n"
-_DETAILS: Final = struct.Struct(f"<HHHHI{KEY_BYTES}s")  # size of chunks, probe head, layers, 0, pages, key before
+_VERSION: Final = 1  # of details and payload; a run of another one is found no more, and its pages are read
+# size of chunks, probe head, layers, version, pages, bytes of a layer's probe keys, key before
+_DETAILS: Final = struct.Struct(f"<HHHHII{KEY_BYTES}s")
 _BLOCK: Final = struct.Struct(f"<8sIIQ{KEY_BYTES}s")
 _TOKENS_BYTES: Final = 64  # of a page
 Checksums = NDArray[np.uint64]
@@ -44,6 +46,7 @@ class RunHeader:
     tokens: bytes  # 64 a page
     chunk_size: int
     probe_head: int
+    probe_bytes: int  # of a layer's keys
     probe_checksums: tuple[int, ...]  # of each layer's
 
     @classmethod
@@ -52,15 +55,15 @@ class RunHeader:
         header, details = record.header, record.header.details
         if header.kind != Kind.RUN or len(details) < _DETAILS.size:
             return None
-        chunk_size, probe_head, num_layers, _, num_pages, parent_key = _DETAILS.unpack_from(details)
+        chunk_size, probe_head, num_layers, version, num_pages, probe_bytes, parent_key = _DETAILS.unpack_from(details)
         end = _DETAILS.size + _TOKENS_BYTES * num_pages
-        if not num_pages or len(details) != end + 8 * num_layers:
+        if version != _VERSION or not num_pages or len(details) != end + 8 * num_layers:
             return None
         checksums = np.frombuffer(details, "<u8", num_layers, end).tolist()
         tokens = details[_DETAILS.size : end]
         return cls(
             *(record.segment, header.namespace, parent_key, header.parent_key, tokens),
-            *(chunk_size, probe_head, tuple(checksums)),
+            *(chunk_size, probe_head, probe_bytes, tuple(checksums)),
         )
 
     @staticmethod
@@ -132,12 +135,14 @@ def ordered_record(kv: KVLayout, heads: Sequence[PageKey], run: OrderedRun, chun
     Raises:
         StoreError: it is not, or it is of another layout.
     """
-    layout = OrderedLayout(run.kv, run.rows.shape[2], chunk_size)
+    num_layers, probe_bytes = run.probe_keys.shape
+    layout = OrderedLayout(run.kv, run.rows.shape[2], chunk_size, probe_bytes)
     is_chain = all(head.parent_key == before.key for before, head in pairwise(heads))
     if run.kv != kv or layout.num_pages != len(heads) or not is_chain:
         raise StoreError(f"{len(heads)} heads and a run of {layout.num_pages} pages are not of the same pages")
     first, last = heads[0], heads[-1]
-    fields = _DETAILS.pack(chunk_size, run.probe_head, len(run.probe_keys), 0, len(heads), first.parent_key)
+    numbers = chunk_size, run.probe_head, num_layers, _VERSION, len(heads), probe_bytes
+    fields = _DETAILS.pack(*numbers, first.parent_key)
     tokens = b"".join(pack_tokens(head.token_ids) for head in heads)
     checksums = np.array([chunk_checksum(keys) for keys in run.probe_keys], "<u8").tobytes()
     key, details = run_key(first.parent_key, last.key), fields + tokens + checksums

@@ -10,7 +10,7 @@ and any one chunk is one read, too. Each block begins with what a reader needs t
     block 0   the order of its tokens, checksums | layer 0 head 0: ranks 0..C-1 | layer 0 head 1: ranks 0..C-1 | ...
     block 1   the order of its tokens, checksums | layer 0 head 0: ranks C..2C-1 | ...
     ...
-    probe     the keys of one head: layer 0: tokens as in the text | layer 1 | ...
+    probe     the keys of one head, packed: layer 0: tokens as in the text | layer 1 | ...
 
 Blocks begin at multiples of 4 KiB. So do chunks whose size is a multiple of 4 KiB: 16 tokens of SmolLM2 in f16 have
 4,096 bytes. Two other layouts are worse. With layer and head outermost, the first tokens of SmolLM2's 90 groups take 90
@@ -19,7 +19,7 @@ reads. With the rows of all heads of a token side by side, 4 KiB hold 5 tokens o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ from .record import BLOCK, CHECKSUM_BYTES, padded
 
 MAX_RUN_TOKENS: Final = 1 << 16  # an order has 16 bits a token; a longer run is stored as several
 UInt8Array = NDArray[np.uint8]
+PackProbe = Callable[[NDArray[np.float32]], UInt8Array]  # of keys `[layers, tokens, head_dim]` a row of bytes a layer
 RunOrder = NDArray[np.uint16]  # [layers, kv_heads, tokens]: which token of the run lies there
 MIN_CHUNK, MAX_CHUNK = 16, 256  # tokens
 BLOCK_FIELDS_BYTES: Final = 64  # before the checksums and orders of a block
@@ -53,13 +54,24 @@ class OrderedRun:
     order: RunOrder
     rows: UInt8Array  # [layers, kv_heads, tokens, row_bytes]: key, value, and of codes their scales
     probe_head: int
-    probe_keys: UInt8Array  # [layers, tokens, key_bytes]: keys of one head, and of codes their scales, as in the text
+    probe_keys: UInt8Array  # [layers, n]: keys of one head, tokens as in the text, packed or as they lie in rows
 
     @classmethod
-    def of_pages(cls, kv: KVLayout, pages: UInt8Array, scores: NDArray[Any], *, probe_head: int = 0) -> OrderedRun:
+    def of_pages(
+        cls,
+        kv: KVLayout,
+        pages: UInt8Array,
+        scores: NDArray[Any],
+        *,
+        probe_head: int = 0,
+        pack_probe: PackProbe | None = None,
+    ) -> OrderedRun:
         """Order the tokens of whole `pages`, uint8 `[N, page_bytes]`, by `scores`, `[layers, kv_heads, 16 N]`.
 
         Tokens with equal scores keep the order of the text. Infinite scores put tokens first or last.
+
+        Args:
+            pack_probe: makes the bytes of the probe head's keys that are stored; None: as they lie in rows.
 
         Raises:
             StoreError: the scores have another shape or are not numbers, the model has no such head, or there are no
@@ -77,14 +89,19 @@ class OrderedRun:
             raise StoreError(f"there is no KV head {probe_head}, the model has {kv.num_kv_heads}")
         order = np.argsort(-scores, axis=-1, kind="stable")
         rows = KVRows.of_pages(kv, pages)
-        probe_keys = [_bytes(rows.items[0, :, probe_head])]
-        if rows.scales is not None:
-            probe_keys.append(_bytes(rows.scales[0, :, probe_head, :, None]))
-        return cls(kv, order.astype(np.uint16), pack(rows.take(order)), probe_head, np.concatenate(probe_keys, axis=-1))
+        probe_keys = _keys_in_rows(rows, probe_head) if pack_probe is None else pack_probe(rows.keys_of(probe_head))
+        return cls(kv, order.astype(np.uint16), pack(rows.take(order)), probe_head, probe_keys)
 
     def to_pages(self) -> UInt8Array:
         """The pages as they were, uint8 `[N, page_bytes]`."""
         return restored(self.kv, self.order, self.rows)
+
+
+def _keys_in_rows(rows: KVRows, head: int) -> UInt8Array:
+    keys = [_bytes(rows.items[0, :, head])]
+    if rows.scales is not None:
+        keys.append(_bytes(rows.scales[0, :, head, :, None]))
+    return np.concatenate(keys, axis=-1).reshape(rows.layout.num_layers, -1)
 
 
 def restored(kv: KVLayout, order: RunOrder, rows: UInt8Array) -> UInt8Array:
@@ -180,6 +197,7 @@ class OrderedLayout:
     kv: KVLayout
     num_tokens: int
     chunk_size: int = 16
+    packed_probe_bytes: int | None = None  # of a layer's probe keys; None: they are as in rows
 
     def __post_init__(self) -> None:
         if not MIN_CHUNK <= self.chunk_size <= MAX_CHUNK:
@@ -204,7 +222,13 @@ class OrderedLayout:
     def probe(self) -> Extent:
         """The probe keys, up to the end of their last unit of 4 KiB."""
         start = self.block_start(self.num_blocks)
-        return Extent(start, start + padded(self.kv.num_layers * self.num_tokens * key_bytes(self.kv)))
+        return Extent(start, start + padded(self.kv.num_layers * self.probe_bytes))
+
+    @property
+    def probe_bytes(self) -> int:
+        """Of a layer's probe keys."""
+        packed = self.packed_probe_bytes
+        return self.num_tokens * key_bytes(self.kv) if packed is None else packed
 
     @property
     def num_bytes(self) -> int:

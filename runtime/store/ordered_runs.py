@@ -24,7 +24,7 @@ from .files import INDEX, Files, read_all
 from .index import Index
 from .ordered_reader import OpenRun
 from .ordered_record import BlockHeads, RunHeader, run_key
-from .ordered_run import OrderedLayout, OrderedRun
+from .ordered_run import OrderedLayout, OrderedRun, PackProbe
 from .page_key import PageKey, StoreIdentity
 from .record import Kind, MissKind, Place, Record
 from .segment import Segment
@@ -82,12 +82,14 @@ class OrderedRuns:
             self._state.touch([key])
         return run
 
-    def ordered(self, heads: Sequence[PageKey], scores: NDArray[Any], probe_head: int) -> OrderedRun | None:
+    def ordered(
+        self, heads: Sequence[PageKey], scores: NDArray[Any], probe_head: int, pack_probe: PackProbe | None
+    ) -> OrderedRun | None:
         """Read exact pages and order them by `scores`; None if one is not there, or not right."""
         pages = np.empty((len(heads), self._identity.page_bytes), np.uint8)
         if StoredPages(self._directory, self._identity, self._files).read(heads, pages) < len(heads):
             return None
-        return OrderedRun.of_pages(self._identity.kv, pages, scores, probe_head=probe_head)
+        return OrderedRun.of_pages(self._identity.kv, pages, scores, probe_head=probe_head, pack_probe=pack_probe)
 
     def removed(self, segments: Sequence[int]) -> None:
         """Have caches forget the runs of segments that are no more."""
@@ -131,7 +133,7 @@ class OrderedRuns:
             self._missed(key, place, "header" if record is None else "gone")  # overwritten, and then the process ended
             return None
         miss = "identity" if record.identity_digest != self._identity.digest else header.unlike(heads)
-        layout = OrderedLayout(self._identity.kv, num_tokens, header.chunk_size)
+        layout = OrderedLayout(self._identity.kv, num_tokens, header.chunk_size, header.probe_bytes)
         if miss is None and (record.place != place or layout.num_bytes != record.payload_bytes):
             miss = "place"
         if miss is not None:

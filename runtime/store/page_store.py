@@ -2,9 +2,7 @@
 
 Knows bytes, keys and files; no engine, tree or pool. A page that cannot be read, for whatever reason, is a miss, which
 is counted by kind. When the disk fails the store turns itself off and logs that once; its owner goes on without it.
-
-Three threads may use one store: one puts, discards and collects; one reads; any touches, opens ordered runs and asks
-for `stats`.
+Of three threads one puts, discards and collects; one reads; any opens ordered runs, touches and asks for `stats`.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from .index import Index
 from .index_rows import RecordRow
 from .ordered_reader import OpenRun
 from .ordered_record import BlockHeads, ordered_record
-from .ordered_run import OrderedRun
+from .ordered_run import OrderedRun, PackProbe
 from .ordered_runs import OrderedRuns
 from .page_key import PageKey, StoreIdentity
 from .page_reader import ChainReader
@@ -144,18 +142,25 @@ class PageStore:
         return self._put_single(ordered_record(self.identity.kv, heads, run, chunk_size), heads)
 
     def rewrite(
-        self, heads: Sequence[PageKey], scores: NDArray[Any], *, chunk_size: int = 16, probe_head: int = 0
+        self,
+        heads: Sequence[PageKey],
+        scores: NDArray[Any],
+        *,
+        chunk_size: int = 16,
+        probe_head: int = 0,
+        pack_probe: PackProbe | None = None,
     ) -> PutResult:
         """Read stored pages and store them ordered by `scores`, `[layers, kv_heads, 16 len(heads)]`, too.
 
-        Nothing is stored if one of the pages is not there, or not right. By the thread that puts.
+        Nothing is stored if one of the pages is not there, or not right. `pack_probe` as in `OrderedRun.of_pages`.
+        By the thread that puts.
 
         Raises:
             StoreError: the scores are not of those pages.
         """
         run = None
         with self._guard():
-            run = self._runs.ordered(heads, scores, probe_head)
+            run = self._runs.ordered(heads, scores, probe_head, pack_probe)
         return PutResult() if run is None else self.put_ordered(heads, run, chunk_size=chunk_size)
 
     def read(self, heads: Sequence[PageKey], out: NDArray[np.uint8]) -> int:

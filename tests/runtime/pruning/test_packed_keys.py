@@ -73,3 +73,17 @@ def test_few_or_wide_heads_keep_what_fits() -> None:
     many = KVLayout.uniform("f16", num_layers=2, num_kv_heads=32, head_dim=128)
     assert num_kept(one, 0.05) == 8 and num_kept(many, 0.05) == 128
     assert num_kept(one, 1e-6) == 8
+
+
+def test_packed_keys_are_the_same_after_they_were_bytes() -> None:
+    keys = np.random.default_rng(2).normal(size=(3, 32, 8)).astype(np.float32)
+    packed = PackedKeys.of(keys, slowest([8] * 3, 8, 4))
+    again = PackedKeys.decode(packed.encode())
+    assert again is not None and again.shape == packed.shape and again.nbytes == packed.nbytes
+    for layer in range(3):
+        assert again[layer].tobytes() == packed[layer].tobytes()
+    broken = packed.encode()
+    broken[1, 8] = 8  # the first dim: a key has eight numbers
+    assert PackedKeys.decode(broken) is None
+    for cut in (0, 7, broken.shape[1] - 1):
+        assert PackedKeys.decode(packed.encode()[:, :cut]) is None

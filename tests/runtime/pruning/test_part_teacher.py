@@ -256,7 +256,7 @@ def test_nothing_of_a_namespace_is_taught_or_promoted_after_it_was_forgotten(ope
 def test_a_request_that_ended_is_never_taken_for_another() -> None:
     """Its place in memory, by which its rows are known, may be another's."""
     none: Any = None
-    teacher = PartTeacher(none, none, none, 4, 0)
+    teacher = PartTeacher(none, none, none, 4, 0, none)
     look = look_of(3, 8, np.random.default_rng(0))
     for is_forgotten in (False, True):
         span = SparseSpan(0, 8, tuple(range(48)))

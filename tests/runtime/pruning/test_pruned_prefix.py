@@ -30,6 +30,7 @@ from ..store.runs import DTYPES, identity_of, kv_of
 
 PROBE_HEAD = 1
 DIMS = np.array([range(8)] * 2)
+PACK = ProbeKeyCache(DIMS).pack
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def stored(
         scores = rng.integers(0, 30, (kv.num_layers, kv.num_kv_heads, 16 * length)).astype(np.float32)
         ranked = ranked_before_text(scores, 4 * length) if seed % 2 else scores
         some = heads[first : first + length]
-        assert len(store.rewrite(some, ranked, probe_head=PROBE_HEAD).stored) == length
+        assert len(store.rewrite(some, ranked, probe_head=PROBE_HEAD, pack_probe=PACK).stored) == length
         first += length
     return Stored(
         store, directory, kv, heads, exact, rng.normal(size=(kv.num_layers, 5, 2, kv.head_dim)).astype(np.float32)
@@ -196,7 +197,7 @@ def test_an_order_written_again_is_another_run(prefix: Stored) -> None:
         rows_of(part, prefix)
         part.close()
         scores = np.random.default_rng(seed).random((2, 3, 64))
-        assert prefix.store.rewrite(prefix.heads[6:10], scores, probe_head=PROBE_HEAD).stored
+        assert prefix.store.rewrite(prefix.heads[6:10], scores, probe_head=PROBE_HEAD, pack_probe=PACK).stored
 
 
 def test_runs_that_leave_a_gap_or_differ_in_their_probe_are_not_opened(prefix: Stored) -> None:
@@ -208,7 +209,7 @@ def test_runs_that_leave_a_gap_or_differ_in_their_probe_are_not_opened(prefix: S
         part = PrunedPrefix.open(prefix.store, heads, budget=0.5, num_before=16, known=known)
         assert part is not None and part.num_tokens == 16 * len(heads)
         part.close()
-    prefix.store.rewrite(prefix.heads[6:10], np.zeros((2, 3, 64)), probe_head=0)
+    prefix.store.rewrite(prefix.heads[6:10], np.zeros((2, 3, 64)), probe_head=0, pack_probe=PACK)
     assert prefix.open(0.5) is None
     other = chain(6, 5, namespace=BOB, identity=identity_of(prefix.kv), parent_key=NO_PARENT)
     assert PrunedPrefix.open(prefix.store, other, budget=0.5, num_before=0, known=known) is None
@@ -240,7 +241,8 @@ def test_flipped_bits_are_no_rows(tmp_path: Path) -> None:
     it, chance = stored(tmp_path / "store", [6, 4]), random.Random(0)
     it.store.close()
     wholes = {path: path.read_bytes() for path in (tmp_path / "store").glob("segment-*.run")}
-    layout, longest = OrderedLayout(it.kv, 96), max(wholes, key=lambda path: len(wholes[path]))
+    probe_bytes = PACK(it.exact.keys_of(PROBE_HEAD)[:, :96]).shape[1]
+    layout, longest = OrderedLayout(it.kv, 96, 16, probe_bytes), max(wholes, key=lambda path: len(wholes[path]))
     start = len(wholes[longest]) - layout.num_bytes  # of the payload in the file
     picks = [layout.chunk(block, group).start + 3 for block in (4, 5) for group in range(6)]
     places = [(longest, start + place) for place in (layout.block_head(5).start, layout.probe.start + 9, *picks)]

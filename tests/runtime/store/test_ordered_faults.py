@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from radixlm.runtime.model.kv_rows import KVRows
 from radixlm.runtime.store import PageStore
 from radixlm.runtime.store.ordered_record import RunHeader
-from radixlm.runtime.store.ordered_run import OrderedLayout, OrderedRun
+from radixlm.runtime.store.ordered_run import OrderedLayout, OrderedRun, unpack_keys
 from radixlm.runtime.store.record import BLOCK, CHECKSUM_BYTES, Record, sealed
 
 from .faulty_files import FailAt, FaultyFiles, PowerLost
@@ -35,7 +35,8 @@ def reads_right_or_misses(store: PageStore, run: Run) -> bool:
     if found is None:
         return False
     keys, chosen, pages = found.probe_keys(), found.at(wanted), found.pages()
-    assert keys is None or keys.tobytes() == run_keys(run).tobytes()
+    if keys is not None:
+        assert unpack_keys(run.kv, keys.reshape(run.kv.num_layers, 48, -1)).tobytes() == run_keys(run).tobytes()
     assert chosen is None or np.array_equal(chosen.tokens, wanted)
     if chosen is not None:
         assert_same_rows(chosen.rows, KVRows.of_pages(run.kv, run.pages).take(wanted))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from radixlm.runtime.artifact.manifest import KVDType
 from radixlm.runtime.errors import StoreError
 from radixlm.runtime.model.kv_rows import KVRows
-from radixlm.runtime.store import OSFiles, PageStore, page_key
+from radixlm.runtime.store import OSFiles, PageStore, ordered_record, page_key
 from radixlm.runtime.store.catalogue import verify
-from radixlm.runtime.store.ordered_run import OrderedLayout, OrderedRun, ranked_before_text
+from radixlm.runtime.store.ordered_run import OrderedLayout, OrderedRun, ranked_before_text, unpack_keys
 from radixlm.runtime.store.page_key import pack_tokens
 
 from .pages import ALICE, BOB, chain
@@ -56,8 +56,11 @@ def test_any_part_of_a_stored_run_is_that_of_its_pages(
     exact = KVRows.of_pages(run.kv, run.pages)
     store = stored(tmp_path_factory.mktemp("run"), run, chunk_size)
     open_run = opened(store, run)
+    keys = open_run.probe_keys()
+    assert keys is not None
     with np.errstate(over="ignore", invalid="ignore"):  # any bits: some scales are infinite
-        np.testing.assert_array_equal(open_run.probe_keys(), exact.keys_of(0))
+        keys_in_text = unpack_keys(run.kv, keys.reshape(layers, 16 * num_pages, -1))
+        np.testing.assert_array_equal(keys_in_text, exact.keys_of(0))
     first = open_run.first(num_tokens)
     assert first is not None
     for layer in range(layers):
@@ -71,6 +74,37 @@ def test_any_part_of_a_stored_run_is_that_of_its_pages(
     assert (open_run.pages() == run.pages).all()
     open_run.close()
     store.close()
+
+
+def test_a_packed_probe_is_read_as_it_was_packed_and_takes_no_more_room(tmp_path: Path) -> None:
+    run = run_of(kv_of(), 3)
+    store, packed = open_store(tmp_path, run), np.arange(2 * 7, dtype=np.uint8).reshape(2, 7)
+    store.put(run.heads, run.pages)
+    assert store.rewrite(run.heads, run.scores, pack_probe=lambda keys: packed).stored
+    for _ in range(2):
+        open_run = opened(store, run)
+        assert (open_run.probe_keys() == packed).all()
+        assert open_run.layout.probe.num_bytes == 4096 < OrderedLayout(run.kv, 48 * 16).probe.num_bytes
+        assert (open_run.pages() == run.pages).all() and open_run.check()
+        open_run.close()
+        store.close()
+        assert verify(tmp_path, OSFiles()).bad == {}
+        store = open_store(tmp_path, run)
+    store.close()
+
+
+def test_a_run_of_another_version_is_found_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(kv_of(), 3)
+    with monkeypatch.context() as older:
+        older.setattr(ordered_record, "_VERSION", 0)
+        stored(tmp_path, run).close()
+    with open_store(tmp_path, run) as store:
+        assert store.open_ordered(run.heads) is None
+        pages = np.empty_like(run.pages)
+        assert store.read(run.heads, pages) == 3 and (pages == run.pages).all()
+        store.put((), run.pages[:0])
+        assert run_files(tmp_path) == []
+        assert put_run(store, run) and num_found(store, run.heads) == 3
 
 
 def assert_same_rows(rows: KVRows, wanted: KVRows) -> None:
