@@ -210,6 +210,7 @@ class KVTransaction:
             sequence.replace_kv(reservation.new_page_ids, reservation.stop, num_kept_pages=num_kept)
             if reservation.state_out:
                 sequence.state.move(reservation.state_out)
+                sequence.state.computed(reservation.stop)
             # its own now, and not to be rolled back, should sharing them fail
             del self._reservations[sequence.seq_id]
             sequence.set_reserved(False)

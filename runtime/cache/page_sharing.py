@@ -119,9 +119,22 @@ def leave_in_tree(tree: RadixTree, sequence: Sequence) -> None:
     tree.insert_tail(sequence.namespace, full, sequence.token_ids[tokens], tail[0], sequence.generated[tokens])
 
 
+def keep_states(tree: RadixTree, sequence: Sequence) -> None:
+    """Leave the state after a sequence's last full page, and that after all its computed tokens, where others find
+    them."""
+    state = sequence.state
+    if 0 < state.num_page_tokens < sequence.num_computed:
+        _keep(tree, sequence, state.num_page_tokens, state.page_slot)
+    keep_state(tree, sequence)
+
+
 def keep_state(tree: RadixTree, sequence: Sequence) -> None:
     """Leave the state after a sequence's computed tokens where others find it, if these tokens may be shared."""
-    states, stop, namespace = tree.states, sequence.num_computed, sequence.namespace
+    _keep(tree, sequence, sequence.num_computed, sequence.state.slot)
+
+
+def _keep(tree: RadixTree, sequence: Sequence, stop: int, slot: int) -> None:
+    states, namespace = tree.states, sequence.namespace
     if states is None or namespace is None or not 0 < stop <= sequence.num_shareable or tree.root(namespace) is None:
         return
     num_full, num_rows = divmod(stop, PAGE_SIZE)
@@ -129,4 +142,4 @@ def keep_state(tree: RadixTree, sequence: Sequence) -> None:
     before = states.find(namespace, full, key, stop - 1)
     place = full[-1] if num_full else namespace
     rows = encode_key(sequence.token_ids[stop - num_rows : stop])
-    states.keep(place, rows, sequence.state.slot, num_saved=stop - before.num_tokens, before=before.slot)
+    states.keep(place, rows, slot, num_saved=stop - before.num_tokens, before=before.slot)

@@ -21,7 +21,7 @@ from .cache_uses import CacheUses
 from .kv_transaction import KVTransaction
 from .live_sequences import LiveSequences
 from .page_pool import PagePool
-from .page_sharing import begin_sparse, keep_state, leave_in_tree, reuse, share_full_pages
+from .page_sharing import begin_sparse, keep_states, leave_in_tree, reuse, share_full_pages
 from .prefix_match import PrefixMatch, match_prompt
 from .radix_tree import RadixTree
 from .reply_alias import ReplyAliases
@@ -171,6 +171,8 @@ class PrefixCache:
             rows = [sparse.start, sparse.stop, sparse.num_rows]
             event, fields = "open_pruned", {"pruned": rows, "free": [free + num_own, free]}
         sequence.state.want_at(limit)
+        if self.states is not None and self.states.is_stored:
+            sequence.state.want_at(limit // PAGE_SIZE * PAGE_SIZE)
         if self.states is not None and (start := turn_start(sequence.token_ids, self.states.special_ids)) is not None:
             sequence.state.want_at(start)
         self.sequences.add(sequence)
@@ -224,7 +226,7 @@ class PrefixCache:
         """
         self.sequences.require(sequence)
         leave_in_tree(self.tree, sequence)
-        keep_state(self.tree, sequence)
+        keep_states(self.tree, sequence)
         sequence.preempt()
 
     def resume(self, sequence: Sequence, limit: int | None = None) -> int:
@@ -257,7 +259,7 @@ class PrefixCache:
         self.sequences.require(sequence)
         if keep:
             leave_in_tree(self.tree, sequence)
-            keep_state(self.tree, sequence)
+            keep_states(self.tree, sequence)
         sequence.close()
         self.sequences.remove(sequence)
 
@@ -308,4 +310,4 @@ class PrefixCache:
         self.tree.check()
         self.sequences.check(self.pool)
         if self.states is not None:
-            self.states.check([sequence.state.slot for sequence in self.sequences])
+            self.states.check([slot for sequence in self.sequences for slot in sequence.state.slots])

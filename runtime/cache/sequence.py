@@ -275,7 +275,7 @@ class Sequence:
         where a model made it."""
         assert not self._is_reserved, f"{self} is reserved"
         self._pool.release(self._page_ids)
-        self.state.move(state_slot)
+        self.state.restart(state_slot)
         self._sparse = sparse
         self.replace_kv(page_ids, num_computed)
         self.inherit_generated(generated)

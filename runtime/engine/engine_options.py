@@ -188,10 +188,6 @@ class EngineOptions:
         """Raise InvalidParameter where the model does not allow an option."""
         if self.kv_budget is not None:
             _require_partial(self.kv_budget, model)
-        if model.state_bytes and self.store is not None:
-            raise InvalidParameter(
-                "store is given, and this model keeps states, which are not written to disk; leave store out (--store)"
-            )
 
     def decide(self, asked: RequestOptions, model: ModelConfig) -> RequestOptions:
         """What a request asks for, with the engine's choices where it makes none.

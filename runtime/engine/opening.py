@@ -20,7 +20,7 @@ from ..cache.prefix_cache import PrefixCache
 from ..chat.artifact_tokenizer import open_tokenizer
 from ..errors import InvalidParameter
 from ..kv_log.log import KVLog
-from ..model.batch import PageIO, Runner
+from ..model.batch import PageIO, Runner, StateIO
 from ..prefix.chosen_rows import ChosenRows
 from ..prefix.disk_tier import DiskTier
 from ..prefix.expected_prompts import ExpectedPrompts
@@ -107,7 +107,8 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         limits = RequestLimits(prompts.vocab_size, size.context_length)
         states: StatePool | None = None
         if size.num_state_slots:
-            states = StatePool(size.num_state_slots, special_ids=prompts.tokenizer.profile.special_ids)
+            special_ids = prompts.tokenizer.profile.special_ids
+            states = StatePool(size.num_state_slots, special_ids=special_ids, is_stored=store is not None)
         cache = PrefixCache(PagePool(size.num_pages), states=states, clock=clock, kv_log=log)
         scored = None if calibration is None else score(runner)
         if scored is not None and calibration is not None:
@@ -120,6 +121,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
                 queue,
                 clock=clock,
                 choose_rows=choose,
+                states=None if states is None else _state_io(runner),
             )
             opened.callback(tier.close)
             for namespace, call in tier.calls.known():
@@ -228,6 +230,13 @@ def _open_recurrent(artifact: Artifact, size: KVCacheSize, options: EngineOption
 
     pages, slots = size.num_pages, size.num_state_slots
     return ModelRunner(artifact, num_pages=pages, num_threads=options.num_threads, num_state_slots=slots)
+
+
+def _state_io(runner: Runner) -> StateIO:
+    states = getattr(runner, "states", None)
+    if not isinstance(states, StateIO):
+        raise InvalidParameter(f"{type(runner).__name__} cannot copy states, which a store needs; open without one")
+    return states
 
 
 def _page_io(runner: Runner) -> PageIO:

@@ -216,6 +216,24 @@ class PageIO(Protocol):
         ...
 
 
+@runtime_checkable
+class StateIO(Protocol):
+    """The door through which states of recurrent layers leave their slots and come back."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a state."""
+        ...
+
+    def read_state(self, slot: int) -> UInt8Array:
+        """A copy of a slot's state, uint8 `[state_bytes]`."""
+        ...
+
+    def write_state(self, slot: int, state: UInt8Array) -> None:
+        """Put `state`, uint8 `[state_bytes]`, into a slot that is not the first."""
+        ...
+
+
 def slots_of(page_ids: Sequence[int], rows: range) -> list[int]:
     """Where the KV rows `rows` of a sequence lie that has these pages: `page_id * PAGE_SIZE + row`."""
     return [page_ids[row // PAGE_SIZE] * PAGE_SIZE + row % PAGE_SIZE for row in rows]

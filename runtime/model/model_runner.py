@@ -110,7 +110,7 @@ class ModelRunner:
                 f"{num_pages} pages of {layout.page_bytes} bytes cannot be allocated ({error}); lower --kv-cache-gb"
             ) from None
         self._tensor = _tvm_ffi().from_dlpack
-        self._states, self.state_pool = states, None if states is None else states.pool
+        self.states, self.state_pool = states, None if states is None else states.pool
         pools = (pool,) if states is None else (pool, states.pool)
         self._state = [self._tensor(array) for array in (*pools, weights, workspace)]
         self.attention_sums: Float32Array | None = scores[0] if keep_scores else None
@@ -149,8 +149,8 @@ class ModelRunner:
 
     def _forward(self, name: str, batch: Batch, *more: Any) -> Float32Array:
         arguments = self._arguments.get(batch.shape) or self._make_arguments(batch.shape)
-        if self._states is not None:
-            self._states.set_rows(batch)
+        if self.states is not None:
+            self.states.set_rows(batch)
         self._values[: batch.values.size] = batch.values
         try:
             self._functions[name](*arguments, *more)
@@ -200,7 +200,7 @@ class ModelRunner:
     def close(self) -> None:
         """Let go of pool, weights and workspace."""
         self._state, self._outputs, self._functions, self._scores = [], [], {}, []
-        self._states = self.state_pool = None
+        self.states = self.state_pool = None
         self.attention_sums = self.queries = None
         self._arguments.clear()
 
@@ -241,7 +241,7 @@ class ModelRunner:
             arrays = arrays._replace(logit_rows=_NO_ROWS)
         if len(self._arguments) == _MAX_SHAPES:
             self._arguments.clear()
-        slots = () if self._states is None else self._states.rows(num_sequences)
+        slots = () if self.states is None else self.states.rows(num_sequences)
         arguments = (*map(self._tensor, (*arrays, *slots)), *self._state, self._outputs[num_logits][0])
         self._arguments[shape] = arguments
         return arguments

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..artifact.model_config import STATE_ITEM_BYTES, ModelConfig
 from ..errors import EngineError
-from .batch import Batch, Float32Array, Int32Array
+from .batch import Batch, Float32Array, Int32Array, UInt8Array
 from .memory import zeros
 
 
@@ -31,6 +31,26 @@ class StateSlots:
     def of(cls, model: ModelConfig, num_slots: int, max_rows: int) -> Self | None:
         """The states of a model; None if it keeps none."""
         return cls(num_slots, model.state_bytes // STATE_ITEM_BYTES, max_rows) if model.state_bytes else None
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a state."""
+        return int(self.pool.itemsize * self.pool.shape[1])
+
+    def read_state(self, slot: int) -> UInt8Array:
+        """A copy of a slot's state, uint8 `[state_bytes]`."""
+        state: UInt8Array = self.pool[slot].view(np.uint8).copy()
+        return state
+
+    def write_state(self, slot: int, state: UInt8Array) -> None:
+        """Put `state`, uint8 `[state_bytes]`, into a slot that is not the first.
+
+        Raises:
+            EngineError: there is no such slot, or the state is of another size.
+        """
+        if not 0 < slot < len(self.pool) or state.nbytes != self.state_bytes:
+            raise EngineError(f"a state of {state.nbytes} bytes for slot {slot}; {self.state_bytes} are one")
+        self.pool[slot].view(np.uint8)[:] = state
 
     def rows(self, num_rows: int) -> tuple[Int32Array, Int32Array]:
         """The slots that each sequence of a step reads and writes, as views that `set_rows` fills."""

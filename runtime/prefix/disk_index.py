@@ -16,6 +16,7 @@ from ..artifact.manifest import PAGE_SIZE
 from ..cache.page_pool import PagePool
 from ..cache.prefix_cache import PrefixCache
 from ..cache.radix_node import tokens_of
+from ..states.state_pool import MIN_SLOTS, SPARE_SLOTS, StatePool
 from ..store.page_key import KEY_BYTES, NO_PARENT, PageKey
 
 
@@ -39,11 +40,14 @@ class DiskIndex:
 
     Args:
         num_records: as many are known at most.
+        num_states: of a recurrent model, as many states; what is found of a prompt ends at one. None: it keeps none.
     """
 
-    def __init__(self, num_records: int, *, clock: Callable[[], float]) -> None:
+    def __init__(self, num_records: int, *, num_states: int | None = None, clock: Callable[[], float]) -> None:
         self._num_records = num_records
-        self.cache = PrefixCache(PagePool(num_records), clock=clock)
+        # slots number states on disk instead of in memory
+        states = None if num_states is None else StatePool(num_states + MIN_SLOTS + SPARE_SLOTS)
+        self.cache = PrefixCache(PagePool(num_records), states=states, clock=clock)
         self._keys = np.zeros((num_records, KEY_BYTES), np.uint8)  # by record
         self._record_of: dict[bytes, int] = {}  # by key
 
@@ -65,6 +69,24 @@ class DiskIndex:
                 run = []
             run.append(head)
         self._add_run(run)
+
+    def has_state(self, key: bytes) -> bool:
+        """Whether the state after the page with this key is on disk."""
+        record, states = self._record_of.get(key), self.cache.states
+        return states is not None and record is not None and states.at_page_end(record) is not None
+
+    def add_state(self, key: bytes) -> None:
+        """Note that the state after the page with this key is on disk; without the page nobody finds it."""
+        record, states = self._record_of.get(key), self.cache.states
+        if states is not None and record is not None and states.at_page_end(record) is None:
+            slot = states.allocate()
+            states.keep(record, b"", slot, num_saved=PAGE_SIZE)
+            states.release(slot)
+
+    def remove_state(self, key: bytes) -> None:
+        """Forget the state after a page."""
+        if self.cache.states is not None and (record := self._record_of.get(key)) is not None:
+            self.cache.states.forget([record])
 
     def remove(self, keys: Iterable[bytes]) -> list[bytes]:
         """Forget pages, and those that nobody finds without them; the keys of all that were forgotten."""

@@ -102,6 +102,10 @@ class DiskReader:
         read = Read(lambda out: self._store.read(heads, out), done, len(heads) * self.page_bytes, len(heads), into)
         return self._add(read)
 
+    def read_state(self, page: PageKey, out: UInt8Array, done: Callable[[Read], None]) -> Read:
+        """Read the state after a page into `out`, uint8 `[state_bytes]`."""
+        return self.run(lambda: self._store.states.read(page, out), done, num_bytes=out.nbytes)
+
     def run(self, work: Callable[[], bool], done: Callable[[Read], None], *, num_bytes: int = 0) -> Read:
         """Read something else: `work` does it in the reader's thread, and returns whether it is right. An exception is
         logged, and counts as False.

@@ -18,7 +18,7 @@ from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
 from ..cache.sequence import Sequence
 from ..chat.tools.tool_calls import ToolCall
-from ..model.batch import PageIO
+from ..model.batch import PageIO, StateIO
 from ..store.page_key import NO_PARENT, PageKey
 from ..store.record import BLOCK, padded
 from ..store.store_state import PutResult
@@ -33,6 +33,7 @@ from .loaded_prefix import LoadedRows
 from .page_saver import PageSaver
 from .prefix_loader import PrefixLoader
 from .rates import Rates
+from .state_saver import StateSaver
 from .tier_stats import ChosenCounts, TierStats
 from .wanted_prefix import Wanted
 
@@ -50,6 +51,7 @@ class DiskTier:
 
     Args:
         clock: seconds; the cache's own.
+        states: of a recurrent model: they are stored, too, and what is loaded ends with one.
         choose_rows: makes what learns which rows matter, stores them in that order, and loads a share of them.
 
     Attributes:
@@ -68,12 +70,17 @@ class DiskTier:
         clock: Callable[[], float],
         queue_bytes: int = QUEUE_BYTES,
         choose_rows: Callable[[DiskTier], ChosenRows] | None = None,
+        states: StateIO | None = None,
     ) -> None:
         self.store, self.cache, self.queue, self.rates = store, cache, queue, Rates()
         page_bytes = store.identity.page_bytes
-        self.index = DiskIndex(store.stats().max_bytes // (BLOCK + padded(page_bytes)) + 1, clock=clock)
+        max_bytes = store.stats().max_bytes
+        num_states = None if states is None else max_bytes // (2 * states.state_bytes)
+        self.index = DiskIndex(max_bytes // (BLOCK + padded(page_bytes)) + 1, num_states=num_states, clock=clock)
         self.index.cache.aliases = cache.aliases  # what a reply is rendered as does not depend on where it lies
         self.index.add(store.heads())
+        for key in () if states is None else store.pages_with_state():
+            self.index.add_state(key)
         self.writer = DiskWriter(store, queue, max_bytes=max(queue_bytes, page_bytes), wrote=self._wrote)
         self.reader = DiskReader(store, page_bytes, queue)
         self._aliases = AliasSaver(cache.aliases, store, self.writer)
@@ -84,12 +91,15 @@ class DiskTier:
             ready=self._go_on,
             ended=self._ended,
             lost=self._forget,
+            states=states,
         )
         self.chosen = None if choose_rows is None else choose_rows(self)
         order = None if self.chosen is None else self.chosen.order
         self._saver = PageSaver(
             cache, self.index, self.writer, io, store.identity, store.touch, self._aliases, self.calls, queue, order
         )
+        if states is not None:
+            self._saver.states = StateSaver(cache, states, self.index, self.writer, store.identity, queue)
         self._rows: ChosenLoader | None = None
         if self.chosen is not None:
             self._rows = ChosenLoader(

@@ -84,12 +84,13 @@ class DiskWriter:
         taken = tuple(heads)
         return self._add(_Change(lambda store: store.put(taken, pages), pages.nbytes, taken))
 
-    def submit(self, work: Callable[[PageStore], PutResult]) -> Future[None]:
-        """Change the store in another way, after what is queued; the future's result comes when that is done.
+    def submit(self, work: Callable[[PageStore], PutResult], *, num_bytes: int = 0) -> Future[None]:
+        """Change the store in another way, after what is queued; the future's result comes when that is done. `num_bytes`
+        are held until then.
 
         It raises StoreOff if that cannot be done any more, or the store says so.
         """
-        change = _Change(work)
+        change = _Change(work, num_bytes)
         if not self._add(change):
             change.done.set_exception(_closed())
         return change.done

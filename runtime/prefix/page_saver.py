@@ -26,6 +26,7 @@ from .chosen_rows import RunOrder
 from .disk_index import DiskIndex
 from .disk_reader import EngineThread
 from .disk_writer import DiskWriter, remaining_s
+from .state_saver import StateSaver
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class PageSaver:
         touched: told of the keys of pages that are on disk and were used in memory.
         aliases, calls: are saved after the pages that they belong to.
         reorder: has a run stored in a better order when nothing waits to be saved.
+        states: saves those of a recurrent model, after their pages.
     """
 
     cache: PrefixCache
@@ -82,6 +84,7 @@ class PageSaver:
     calls: CallSaver
     queue: EngineThread
     reorder: RunOrder | None = None
+    states: StateSaver | None = None
     num_saved_pages: int = 0
     num_dropped_pages: int = 0
     _chains: deque[_Chain] = field(default_factory=deque)
@@ -137,6 +140,8 @@ class PageSaver:
             if chain.num_done < min(len(found.pages), chain.num_pages):
                 return
         self._chains.popleft()  # saved, or the rest made room meanwhile
+        if self.states is not None:
+            self.states.save(chain.namespace, chain.token_ids)
 
     def settle(self, heads: Sequence[PageKey]) -> None:
         """The writer is done with pages: they are not on their way any more."""

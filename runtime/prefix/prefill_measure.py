@@ -62,12 +62,16 @@ def measure_prefill(
 
 def _seconds(forward: Forward, cache: PrefixCache, start: int, stop: int, clock: Callable[[], float]) -> float:
     """How long the tokens `[start, stop)` of a context take, on pages that are free before and after."""
-    pool = cache.pool
-    pages = pool.allocate(-(-stop // PAGE_SIZE))
+    pool, states = cache.pool, cache.states
+    slot = None if states is None else states.allocate()
+    pages: list[int] = []
     try:
-        batch = Batch.of_zeros(start, stop, pages)
+        pages = pool.allocate(-(-stop // PAGE_SIZE))
+        batch = Batch.of_zeros(start, stop, pages, state_out=slot)
         begun = clock()
         forward.forward(batch)
         return clock() - begun
     finally:
         pool.release(reversed(pages))  # a stack: the next step gets the same ones
+        if states is not None and slot is not None:
+            states.release(slot)

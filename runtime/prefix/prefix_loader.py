@@ -13,7 +13,7 @@ from typing import Literal
 
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
-from ..model.batch import PageIO
+from ..model.batch import PageIO, StateIO
 from .disk_index import DiskIndex, StoredPrefix
 from .disk_reader import DiskReader, EngineThread, Read
 from .loaded_prefix import LoadedPrefix
@@ -26,6 +26,7 @@ from .wanted_prefix import Wanted
 _LOGGER = logging.getLogger(__name__)
 
 MAX_TRIES = 3  # transfers that a request waits for, one after the other
+STAGED_STATE_BYTES = 512 << 20  # likewise, of those that end with a state
 STAGED_BYTES = 128 << 20  # read from the back and not yet in the tree, of all transfers together
 _MIN_COMPUTED = 4 * PAGE_SIZE  # tokens of a step that is cut short because the disk has the rest: fewer are dear
 _PIECE_S = 0.05  # a batch from the back is what the disk reads in this time: the last one may be read in vain
@@ -40,6 +41,7 @@ class PrefixLoader:
         ready: told of requests that need wait no longer.
         ended: told when a transfer has ended.
         lost: told of the keys of pages that are on disk no more, and of all behind them.
+        states: of a recurrent model; all that it loads ends with a state, and comes from the front.
 
     Attributes:
         plan: decides where a prefix comes from.
@@ -60,11 +62,13 @@ class PrefixLoader:
         ready: Callable[[Wanted], None],
         ended: Callable[[], None],
         lost: Callable[[list[bytes]], None],
+        states: StateIO | None = None,
     ) -> None:
         self._ready, self._ended = ready, ended
         self._cache, self._index, self._reader, self._rates = cache, index, reader, rates
         self._queue, self._clock, self._lost = queue, clock, lost
-        self._inserter, self._page_bytes = PageInserter(cache, io), reader.page_bytes
+        self._inserter, self._page_bytes = PageInserter(cache, io, states), reader.page_bytes
+        self._state_bytes = 0 if states is None else states.state_bytes
         self.counts = LoadCounts()
         self._transfers: dict[Transfer, dict[str, Wanted]] = {}  # and the requests that each is for
         self._deadlines: dict[Transfer, float] = {}  # of transfers that requests wait for
@@ -87,21 +91,22 @@ class PrefixLoader:
         stop = len(disk.pages)
         if stop * PAGE_SIZE <= memory.num_tokens:
             return False
-        start = len(self._cache.tree.find(disk.namespace, disk.prompt_ids[: stop * PAGE_SIZE]).pages)
+        assert disk.namespace is not None, "it has pages"
+        prefix = self._index.prefix(disk.namespace, disk.prompt_ids, stop)
+        start = self._inserter.num_computed(prefix) if self._state_bytes else self._inserter.num_there(prefix)
         if start == stop:
             return False
         wanted.num_tries, wanted.match = wanted.num_tries + 1, disk
         if wanted.num_tries == 1:
             wanted.num_in_memory, wanted.memory_by_kind = start, {**memory.tokens_by_kind}
-        assert disk.namespace is not None, "it has pages"
-        prefix = self._index.prefix(disk.namespace, disk.prompt_ids, stop)
         has_same_ids = memory.prompt_ids == disk.prompt_ids  # else what is computed may be of other ids
         if (shared := self._shared(prefix, start, has_same_ids)) is not None:
             self._transfers[shared][wanted.name] = wanted
             return shared.direction == "front"
         queued_bytes = self._reader.queued_bytes
-        planned = self._plan(start, stop, queued_bytes, wanted.num_tokens_ahead if has_same_ids else None)
-        if planned.load is None:
+        splits = has_same_ids and not self._state_bytes
+        planned = self._plan(start, stop, queued_bytes, wanted.num_tokens_ahead if splits else None)
+        if planned.load is None or (self._state_bytes and not self._has_room_for(stop - start)):
             self.counts.num_refused += 1
             if not queued_bytes and self._clock() - self._probed_at > _PROBE_EVERY_S:
                 self.probe()
@@ -177,7 +182,7 @@ class PrefixLoader:
         """Where the pages `[0, stop)` come from, of which memory has the first `start`."""
         budget = LoadBudget(
             token_bytes=self._page_bytes / PAGE_SIZE,
-            queued_bytes=queued_bytes,
+            queued_bytes=queued_bytes + self._state_bytes,
             room_bytes=self.room_bytes,
             num_tokens_ahead=num_tokens_ahead,
         )
@@ -187,11 +192,19 @@ class PrefixLoader:
         self, wanted: Wanted, prefix: StoredPrefix, start: int, direction: Literal["front", "back"], piece_pages: int
     ) -> Transfer:
         transfer = Transfer(
-            prefix, start, direction, self._inserter, self._reader, piece_pages=piece_pages, arrived=self._arrived
+            *(prefix, start, direction, self._inserter, self._reader),
+            piece_pages=piece_pages,
+            arrived=self._arrived,
+            state_bytes=self._state_bytes,
         )
         self._transfers[transfer] = {wanted.name: wanted}
         self.counts.num_loads += 1
         return transfer
+
+    def _has_room_for(self, num_pages: int) -> bool:
+        """Whether so many pages of a recurrent model may wait for a state."""
+        staged = sum(transfer.room_bytes for transfer in self._transfers)
+        return staged + num_pages * self._page_bytes <= STAGED_STATE_BYTES
 
     def _measure(self, read: Read) -> None:
         self._rates.observe_read(num_bytes=read.num_bytes, seconds=read.seconds)
@@ -214,6 +227,8 @@ class PrefixLoader:
         elif transfer.direction == "front":
             if transfer.arrived == transfer.stop:
                 self._end(transfer)
+                return
+            if transfer.is_staged:
                 return
             planned = self._plan(transfer.arrived, transfer.stop, 0, None)
             if planned.load is None:
@@ -255,6 +270,8 @@ class PrefixLoader:
     def _break(self, transfer: Transfer) -> None:
         """A page was not right, or could not be inserted."""
         self.counts.num_broken += 1
+        if transfer.has_lost_state:
+            self._index.remove_state(transfer.prefix.heads[-1].key)
         if transfer.lost_key is not None:
             self._lost([transfer.lost_key])
         self._end(transfer)

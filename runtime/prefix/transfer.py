@@ -15,7 +15,7 @@ import numpy as np
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
 from ..errors import OutOfPages
-from ..model.batch import PageIO, UInt8Array
+from ..model.batch import PageIO, StateIO, UInt8Array
 from .disk_index import StoredPrefix
 from .disk_reader import DiskReader, Read
 
@@ -26,15 +26,22 @@ class PageInserter:
 
     cache: PrefixCache
     io: PageIO
+    states: StateIO | None = None
 
     def num_there(self, prefix: StoredPrefix) -> int:
         """How many first pages of a prefix the tree has."""
         num_tokens = len(prefix.heads) * PAGE_SIZE
         return len(self.cache.tree.find(prefix.namespace, prefix.token_ids[:num_tokens]).pages)
 
-    def insert(self, prefix: StoredPrefix, start: int, pages: UInt8Array) -> bool:
-        """Insert pages `[start, start + len(pages))` of a prefix. False, with nothing changed, if those before are no
-        longer there, or there is no room.
+    def num_computed(self, prefix: StoredPrefix) -> int:
+        """Behind how many first pages of a prefix memory goes on: of a recurrent model behind its last state."""
+        num_tokens = len(prefix.heads) * PAGE_SIZE
+        found = self.cache.tree.find_resumable(prefix.namespace, prefix.token_ids[:num_tokens])
+        return found.num_tokens // PAGE_SIZE
+
+    def insert(self, prefix: StoredPrefix, start: int, pages: UInt8Array, state: UInt8Array | None = None) -> bool:
+        """Insert pages `[start, start + len(pages))` of a prefix, and of a recurrent model the state after them. False,
+        with nothing changed, if those before are no longer there, or there is no room.
         """
         stop = start + len(pages)
         num_tokens = stop * PAGE_SIZE
@@ -50,6 +57,8 @@ class PageInserter:
                 reservation = step.reserve(sequence, num_tokens - sequence.num_computed)
                 assert len(reservation.new_page_ids) == stop - first
                 self.io.write_pages(reservation.new_page_ids, pages[first - start :])
+                if state is not None and self.states is not None:
+                    self.states.write_state(reservation.state_out, state)
                 step.commit()
             return True
         except OutOfPages:
@@ -65,10 +74,12 @@ class Transfer:
         back    [0, there) in the tree  [there, arrived) a request computes it  [arrived, stop) read
 
     From the front, each batch of pages is inserted when it arrives, in buffers of the reader's. From the back, batches
-    stay in room of the transfer's own, until `meet` finds that all before them is in the tree.
+    stay in room of the transfer's own, until `meet` finds that all before them is in the tree. So do those of a
+    recurrent model, until the state after the last page is there, too: it goes on from nowhere else.
 
     Args:
         piece_pages: pages of a batch.
+        state_bytes: of the state after the last page, which is read then; only from the front.
         arrived: called in the engine's thread with the first page of each batch and its read, until `end`; it calls
             `take`.
 
@@ -76,6 +87,7 @@ class Transfer:
         arrived: see above; pages.
         is_broken: a page was not right, or there was no room for it: nothing more arrives.
         lost_key: of the first page that was not right.
+        has_lost_state: the state was not right.
         is_over: `end` was called.
     """
 
@@ -89,6 +101,7 @@ class Transfer:
         *,
         piece_pages: int,
         arrived: Callable[[Transfer, int, Read], None],
+        state_bytes: int = 0,
     ) -> None:
         self.prefix, self.start, self.stop, self.direction = prefix, start, len(prefix.heads), direction
         self._inserter, self._reader = inserter, reader
@@ -96,17 +109,28 @@ class Transfer:
         self.arrived = start if direction == "front" else self.stop
         self.is_broken = self.is_over = False
         self.lost_key: bytes | None = None
+        self.has_lost_state = False
         self._room: UInt8Array | None = None
+        self._state = np.empty(state_bytes, np.uint8) if state_bytes else None
         firsts = range(start, self.stop, piece_pages)
         if direction == "back":
             self._room = np.empty((self.stop - start, reader.page_bytes), np.uint8)
             firsts = range(self.stop - piece_pages, start - piece_pages, -piece_pages)
+        elif self._state is not None:
+            self._room = np.empty((self.stop - start, reader.page_bytes), np.uint8)
         self._reads = [self._read(first, piece_pages, arrived) for first in firsts]
+        if self._state is not None:
+            self._reads.append(reader.read_state(prefix.heads[-1], self._state, partial(arrived, self, self.stop)))
 
     @property
     def room_bytes(self) -> int:
         """Bytes of memory that batches stay in."""
         return 0 if self._room is None else self._room.nbytes
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether it comes into memory as a whole."""
+        return self._state is not None
 
     def has(self, page: int, prefix: StoredPrefix) -> bool:
         """Whether this prefix has the pages of another one, up to and with `page`."""
@@ -116,11 +140,17 @@ class Transfer:
         """Take in a batch that arrived, which begins with page `first`."""
         if self.is_broken:
             return
+        if first == self.stop:
+            self.has_lost_state = not read.is_right
+            assert self._room is not None
+            is_in = read.is_right and self._inserter.insert(self.prefix, self.start, self._room, self._state)
+            self.is_broken, self.arrived = not is_in, self.stop if is_in else self.arrived
+            return
         if not read.is_right:
             self.is_broken, self.lost_key = True, self.prefix.heads[first + read.num_right].key
         if self.direction == "back":
             self.arrived = self.arrived if self.is_broken else first
-        elif read.num_right and read.pages is not None:
+        elif read.num_right and read.pages is not None and not self.is_staged:
             if self._inserter.insert(self.prefix, first, read.pages[: read.num_right]):
                 self.arrived = first + read.num_right
             else:

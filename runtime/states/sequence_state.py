@@ -5,7 +5,8 @@ Knows slots and counts of tokens.
 
 from __future__ import annotations
 
-from .state_pool import NO_STATE, StatePool
+from ..artifact.manifest import PAGE_SIZE
+from .state_pool import NO_STATE, SPARE_SLOTS, StatePool
 
 
 class SequenceState:
@@ -13,17 +14,45 @@ class SequenceState:
 
     Attributes:
         slot: where it is; the zeros if nothing is computed.
+        page_slot: where that after the first `num_page_tokens` is, the last full page that a step ended with; the zeros
+            if there is none. Only where states are stored, and slots are many.
     """
 
     def __init__(self, pool: StatePool | None) -> None:
         self.pool = pool
-        self.slot = NO_STATE
+        self.slot = self.page_slot = NO_STATE
+        self.num_page_tokens = 0
         self._stops: tuple[int, ...] = ()  # sorted
 
     @property
     def logged(self) -> dict[str, bool]:
         """What lines of a KV log say of it."""
         return {} if self.pool is None else {"state": True}
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """All that it uses."""
+        return self.slot, self.page_slot
+
+    def restart(self, slot: int) -> None:
+        """Be in another slot, as `move`, for other tokens."""
+        self._keep_page(NO_STATE, 0)
+        self.move(slot)
+
+    def computed(self, num_tokens: int) -> None:
+        """Say that it is after so many tokens: at the end of a page it is kept until the end of the next."""
+        pool = self.pool
+        if pool is not None and pool.is_stored and num_tokens % PAGE_SIZE == 0:
+            if pool.num_available > pool.num_in_use + SPARE_SLOTS:
+                pool.retain(self.slot)
+                self._keep_page(self.slot, num_tokens)
+            else:
+                self._keep_page(NO_STATE, 0)
+
+    def _keep_page(self, slot: int, num_tokens: int) -> None:
+        if self.pool is not None:
+            self.pool.release(self.page_slot)
+            self.page_slot, self.num_page_tokens = slot, num_tokens
 
     def move(self, slot: int) -> None:
         """Be in another slot, which the caller has retained or allocated for it."""
@@ -39,6 +68,8 @@ class SequenceState:
     def cut(self, num_tokens: int) -> None:
         """Want nothing behind so many tokens."""
         self._stops = tuple(stop for stop in self._stops if stop <= num_tokens)
+        if self.num_page_tokens > num_tokens:
+            self._keep_page(NO_STATE, 0)
 
     def next_stop(self, num_computed: int) -> int | None:
         """The least count of tokens, above those that are computed, at which it is wanted; None: nowhere."""

@@ -69,11 +69,15 @@ class StatePool:
     (1, 1, 0)
     """
 
-    def __init__(self, num_slots: int, *, special_ids: Container[int] = ()) -> None:
-        """A pool without states; `special_ids` stand between messages, where snapshots are wanted."""
+    def __init__(self, num_slots: int, *, special_ids: Container[int] = (), is_stored: bool = False) -> None:
+        """A pool without states; `special_ids` stand between messages, where snapshots are wanted.
+
+        Args:
+            is_stored: they are wanted at the ends of pages, too, because the disk has whole pages.
+        """
         if num_slots < MIN_SLOTS:
             raise OutOfStates(f"{num_slots} slots for states; {MIN_SLOTS} are the least: raise --state-cache-gb")
-        self.num_slots, self.special_ids = num_slots, special_ids
+        self.num_slots, self.special_ids, self.is_stored = num_slots, special_ids, is_stored
         self._free = list(range(num_slots - 1, NO_STATE, -1))
         self._num_users = [0] * num_slots
         self._num_in_use = 0
@@ -84,7 +88,7 @@ class StatePool:
 
     def emptied(self) -> StatePool:
         """A pool as large, without states."""
-        return StatePool(self.num_slots, special_ids=self.special_ids)
+        return StatePool(self.num_slots, special_ids=self.special_ids, is_stored=self.is_stored)
 
     @property
     def num_free(self) -> int:
@@ -183,6 +187,10 @@ class StatePool:
                 length, slot = max(found)
                 return FoundState(num_pages * PAGE_SIZE + length // _TOKEN_BYTES, slot)
         return FoundState(0, NO_STATE)
+
+    def at_page_end(self, page_id: int) -> int | None:
+        """The slot of the snapshot right behind a page; None: there is none."""
+        return self._at.get(page_id, {}).get(b"")
 
     def touch(self, slot: int) -> None:
         """Say that a snapshot is used now."""

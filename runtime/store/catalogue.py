@@ -28,6 +28,7 @@ from .record import Kind, MissKind
 from .scores.scores_record import RowScores
 from .scores.stored_scores import read_scores
 from .segment import Segment, read_record, read_segments
+from .states.stored_states import read_state
 from .store_state import VerifyReport
 
 _BYTES_AT_ONCE: Final = 32 << 20
@@ -253,6 +254,9 @@ class _Verification:
         if (miss := record.unlike(digest, row.header, row.place, len(row.header.details))) is not None:
             return miss
         self._num_bytes += row.header.num_bytes
+        if row.header.kind == Kind.STATE:
+            self._num_bytes += record.payload_bytes
+            return read_state(self._directory, self._files, segment.identity, row)
         if row.header.kind not in (Kind.RUN, Kind.SCORES):
             return None
         try:

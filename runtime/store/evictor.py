@@ -33,19 +33,28 @@ class Evictor:
     max_kept_share: float = 0.5  # of a segment's blocks that are copied when it is evicted: room is made in any case
 
     def next_victim(self) -> int | None:
-        """The segment that goes first: the least recently used single record, then the oldest; None: there is none."""
-        return self.log.oldest if (single := self.next_single()) is None else single
+        """The segment that goes first: the least recently used run, then the oldest; None: there is none.
 
-    def next_single(self) -> int | None:
-        """That of the least recently used run; before it those whose record the index does not have. Scores are small,
-        and stay as long as their pages."""
+        States go with their pages: without them these are worth little.
+        """
+        return self.log.oldest if (single := self.next_single((Kind.RUN,))) is None else single
+
+    def next_single(self, kinds: Sequence[Kind] = (Kind.RUN, Kind.STATE)) -> int | None:
+        """That of the least recently used record of these kinds; before it those whose record the index does not have.
+
+        Scores are small, and stay as long as their pages.
+        """
         singles = {number for number, segment in self.log.segments.items() if segment.is_single}
         if not singles:
             return None
-        in_order = [row.place.segment for row in self.index.rows_of_kind(Kind.RUN).values() if row is not None]
-        in_order = [number for number in in_order if number in singles]
-        scores = {row.place.segment for row in self.index.rows_of_kind(Kind.SCORES).values() if row is not None}
-        return min(singles - set(in_order) - scores, default=in_order[0] if in_order else None)
+        rows = {kind: self._rows_of(kind) for kind in (Kind.RUN, Kind.STATE, Kind.SCORES)}
+        known = {row.place.segment for each in rows.values() for row in each}
+        going = [row for kind in kinds for row in rows[kind] if row.place.segment in singles]
+        first = min(going, key=lambda row: (row.last_used, row.place.segment), default=None)
+        return min(singles - known, default=None if first is None else first.place.segment)
+
+    def _rows_of(self, kind: Kind) -> list[RecordRow]:
+        return [row for row in self.index.rows_of_kind(kind).values() if row is not None]
 
     def evict(self, number: int, use: int) -> list[Located]:
         """Remove a segment for the room that it takes; the records that are gone."""

@@ -38,6 +38,7 @@ from .record import Kind, RecordHeader, SingleRecord
 from .record_writer import RecordWriter
 from .recovery import DiskGuard
 from .scores.stored_scores import StoredScores
+from .states.stored_states import StoredStates
 from .store_state import GCReport, PutResult, StoreState, StoreStats, VerifyReport
 
 _LOGGER = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class PageStore:
         self._reader = ChainReader(directory, self.files, self.identity)
         self._runs = OrderedRuns(directory, self.identity, self.files, self._state, on_error=self._guard.turn_off)
         self.scores = StoredScores(directory, self.identity, self.files, self._state, self._guard, self._put_single)
+        self.states = StoredStates(directory, self.identity, self.files, self._state, self._guard, self._put_single)
         self._is_closed = False
 
     @classmethod
@@ -108,6 +110,11 @@ class PageStore:
         """All calls of this model, the one used longest ago first."""
         rows = self._rows(lambda index: index.rows_of_kind(Kind.CALL).items())
         return (call for row in rows if (call := StoredCall.of(row.header)) is not None)
+
+    def pages_with_state(self) -> Iterator[bytes]:
+        """The keys of the pages of this model behind which a state is stored."""
+        rows = self._rows(lambda index: index.rows_of_kind(Kind.STATE).items())
+        return (row.header.parent_key for row in rows)
 
     def put(self, heads: Sequence[PageKey], payload: NDArray[np.uint8], *, evicts: bool = True) -> PutResult:
         """Store pages; readers find all of them at once, when they outlive a loss of power.

@@ -56,6 +56,7 @@ class Kind(IntEnum):
     ALIAS = 4  # how a reply is rendered; its parent is the last full page of prompt and reply
     CALL = 5  # of a tool, that a client was given; its parent likewise
     SCORES = 6  # what was learned of the rows of several pages; its parent is the last of them
+    STATE = 7  # of a recurrent model, after a page, which is its parent
 
 
 @dataclass(frozen=True)

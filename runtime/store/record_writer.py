@@ -121,11 +121,13 @@ class RecordWriter:
         """Store a large record in a segment of its own, in place of the one with its key; not unless `pages` are there.
         Scores take the place of all scores of these pages alone, too.
 
-        All such records take at most half of the store, and of the room that others leave: none of those goes for one,
-        only large ones that were used longest ago.
+        All such records take at most half of the store, and of the room that others leave: only large ones that were
+        used longest ago go for one. But for a state the oldest others go, too: pages are worth little without it.
         """
         before = self.settle(touched, bad)
         num_bytes = record.num_bytes + Segment(1, self.identity).num_header_blocks * BLOCK
+        if record.header.kind == Kind.STATE and self.num_single_bytes + num_bytes <= self.max_bytes // 2:
+            before = _together(before, self._make_room_for(num_bytes))
         others = self.num_bytes - self.num_single_bytes
         room = min(self.max_bytes // 2, self.max_bytes - others) - num_bytes
         if room < 0 or len(self.index.find(pages)) < len(set(pages)):
@@ -247,6 +249,15 @@ class RecordWriter:
         while not self._fits(len(chosen), num_blocks):
             chosen.pop()
         return made, chosen
+
+    def _make_room_for(self, num_bytes: int) -> PutResult:
+        """Evict the oldest segments until so many bytes fit."""
+        made = PutResult()
+        while self.num_bytes + num_bytes > self.max_bytes and (victim := self._evictor.next_victim()) is not None:
+            is_ours = self._is_ours(victim)
+            gone = self._evictor.evict(victim, self._use)
+            made = _together(made, self._removed(gone, is_ours=is_ours, segments=(victim,)))
+        return made
 
     def _fits(self, num_records: int, num_blocks: int) -> bool:
         num_bytes = self.log.bytes_for(self.identity, num_records, num_blocks)

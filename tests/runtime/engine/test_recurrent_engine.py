@@ -107,7 +107,5 @@ def test_states_are_told_of(open_engine: Callable[..., Engine]) -> None:
 
 
 def test_what_is_not_built_for_states_is_refused(open_engine: Callable[..., Engine], tmp_path: Path) -> None:
-    with pytest.raises(InvalidParameter, match="this model keeps states, which are not written to disk"):
-        open_engine(store=tmp_path / "store")
     with pytest.raises(InvalidParameter, match=r"kv_budget is 0\.5, and this model needs all of its keys"):
         open_engine(store=tmp_path / "store", kv_budget=0.5)

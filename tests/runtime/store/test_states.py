@@ -1,0 +1,108 @@
+"""States of recurrent models come back as they were stored, or not at all; they leave with their pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from radixlm.runtime.store import OSFiles, PageKey, PageStore
+from radixlm.runtime.store.catalogue import verify
+
+from .pages import ALICE, BOB, IDENTITY, OTHER, chain, payload
+from .runs import run_files
+
+STATE_BYTES = 30_001
+HEADS = chain(4)
+
+
+def state_of(head: PageKey) -> NDArray[np.uint8]:
+    return np.random.default_rng(list(head.key)).integers(0, 256, STATE_BYTES, dtype=np.uint8)
+
+
+def opened(directory: Path, max_bytes: int = 2_000_000) -> PageStore:
+    return PageStore.open(directory, IDENTITY, max_bytes=max_bytes)
+
+
+def found(store: PageStore, head: PageKey) -> bool:
+    out = np.zeros(STATE_BYTES, np.uint8)
+    is_there = store.states.read(head, out)
+    assert not is_there or np.array_equal(out, state_of(head))
+    return is_there
+
+
+def with_pages(directory: Path) -> PageStore:
+    store = opened(directory)
+    store.put(HEADS, payload(HEADS))
+    return store
+
+
+def test_states_come_back_after_a_restart(tmp_path: Path) -> None:
+    with with_pages(tmp_path) as store:
+        assert not found(store, HEADS[2])
+        assert store.states.put(HEADS[2], state_of(HEADS[2])).stored
+    with opened(tmp_path) as store:
+        assert [found(store, head) for head in HEADS] == [False, False, True, False]
+        assert list(store.pages_with_state()) == [HEADS[2].key]
+        assert not store.states.read(HEADS[2], np.zeros(STATE_BYTES - 1, np.uint8)), "of another size"
+    assert not verify(tmp_path, OSFiles()).bad
+    with PageStore.open(tmp_path, OTHER, max_bytes=2_000_000) as store:
+        assert not store.states.read(HEADS[2], np.zeros(STATE_BYTES, np.uint8))
+
+
+def test_states_need_their_pages_and_leave_with_them(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        assert not store.states.put(HEADS[1], state_of(HEADS[1])).stored
+        store.put(HEADS, payload(HEADS))
+        for head in HEADS:
+            store.states.put(head, state_of(head))
+        store.drop([HEADS[2].key])
+        assert [found(store, head) for head in HEADS] == [True, True, False, False]
+        assert len(run_files(tmp_path)) == 2
+        store.gc()
+        assert [found(store, head) for head in HEADS] == [True, True, False, False]
+        store.discard(BOB)
+        assert found(store, HEADS[0])
+        store.discard(ALICE)
+        assert run_files(tmp_path) == [] and not found(store, HEADS[0])
+
+
+def test_a_discarded_state_is_nowhere_on_disk(tmp_path: Path) -> None:
+    with with_pages(tmp_path) as store:
+        store.states.put(HEADS[0], state_of(HEADS[0]))
+        secret = state_of(HEADS[0])[100:160].tobytes()
+        assert any(secret in path.read_bytes() for path in tmp_path.iterdir())
+        store.discard(ALICE)
+        assert not any(secret in path.read_bytes() for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 0.9])
+def test_a_flipped_bit_is_a_miss(tmp_path: Path, share: float) -> None:
+    with with_pages(tmp_path) as store:
+        store.states.put(HEADS[3], state_of(HEADS[3]))
+    [path] = run_files(tmp_path)
+    content = bytearray(path.read_bytes())
+    at = int(share * (len(content) - 4096 - 4096)) + 4096  # behind the segment's header
+    content[at] ^= 4
+    path.write_bytes(content)
+    assert verify(tmp_path, OSFiles()).bad or share < 0.1, "what fills a header up may be wrong"
+    with opened(tmp_path) as store:
+        is_there = found(store, HEADS[3])
+        assert not is_there
+        assert not found(store, HEADS[3]) and store.stats().num_pages == 4
+
+
+def test_a_full_store_gives_states_room_and_no_more_than_half(tmp_path: Path) -> None:
+    max_bytes = 600_000
+    with opened(tmp_path, max_bytes) as store:
+        for seed in range(30):
+            heads = chain(8, seed)
+            store.put(heads, payload(heads))
+            assert store.states.put(heads[-1], state_of(heads[-1])).stored, seed
+            assert found(store, heads[-1])
+            stats = store.stats()
+            assert stats.num_bytes <= max_bytes and stats.num_ordered_bytes <= max_bytes // 2
+        states = set(store.pages_with_state())
+        assert 1 < len(states) < 30 and states <= {head.key for head in store.heads()}, "none without its page"
+    assert not verify(tmp_path, OSFiles()).bad
