@@ -55,6 +55,11 @@ class DiskIndex:
         """Records that can be found."""
         return len(self._record_of)
 
+    @property
+    def num_states(self) -> int:
+        """States that can be found."""
+        return 0 if self.cache.states is None else self.cache.states.num_snapshots
+
     def __contains__(self, key: bytes) -> bool:
         return key in self._record_of
 

@@ -238,6 +238,9 @@ class DiskTier:
             disk_bytes_per_s=self.rates.disk_bytes_per_s,
             num_promoted=0 if chosen is None else chosen.sources.num_promoted,
             chunks=None if chosen is None else chosen.sources.chunks,
+            num_states=self.index.num_states,
+            num_saved_states=0 if saver.states is None else saver.states.num_saved,
+            num_dropped_states=0 if saver.states is None else saver.states.num_dropped,
             misses_by_kind={kind: count for kind, count in store.misses.items()},
         )
 

@@ -85,8 +85,9 @@ class DiskWriter:
         return self._add(_Change(lambda store: store.put(taken, pages), pages.nbytes, taken))
 
     def submit(self, work: Callable[[PageStore], PutResult], *, num_bytes: int = 0) -> Future[None]:
-        """Change the store in another way, after what is queued; the future's result comes when that is done. `num_bytes`
-        are held until then.
+        """Change the store in another way, after what is queued; the future's result comes when that is done.
+
+        `num_bytes` are held until then.
 
         It raises StoreOff if that cannot be done any more, or the store says so.
         """

@@ -62,4 +62,7 @@ class TierStats:
     num_dropped_rewrites: int = 0  # were to be, and too many waited
     num_promoted: int = 0  # prefixes that came to memory whole, because parts of them were asked for often
     chunks: ChunkCacheStats | None = None  # what memory keeps of runs; None: nothing
+    num_states: int = 0  # of a recurrent model, that can be found on disk
+    num_saved_states: int = 0
+    num_dropped_states: int = 0  # were to be saved, and the queue was full
     misses_by_kind: Mapping[str, int] = field(default_factory=dict)

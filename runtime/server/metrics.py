@@ -173,6 +173,9 @@ def _store_metrics(tier: TierStats) -> Iterator[Metric]:
     yield _counter("store_prefixes_promoted", text, {(): tier.num_promoted})
     yield from _saved_metrics(tier)
     yield _counter("store_pages_saved", "Pages that were handed to the disk.", {(): tier.num_saved_pages})
+    yield _gauge("store_states", "States of a recurrent model that can be found on disk.", {(): tier.num_states})
+    yield _counter("store_states_saved", "States that were handed to the disk.", {(): tier.num_saved_states})
+    yield _counter("store_states_dropped", "States that the queue had no room for.", {(): tier.num_dropped_states})
     yield _counter("store_pages_dropped", "Pages not saved, for the queue was full.", {(): tier.num_dropped_pages})
     yield _counter("store_pages_evicted", "Pages that made room on disk.", {(): tier.num_evicted_pages})
     yield _counter(

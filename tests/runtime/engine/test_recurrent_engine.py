@@ -1,5 +1,5 @@
-"""On a compiled recurrent model: a reply is the same bits from a cold cache, a warm one, in a batch, in chunks, and
-with guesses; and what is not built for states is refused."""
+"""On a compiled recurrent model: a reply is the same bits from a cold cache, a warm one, in a batch, in chunks, with
+guesses, and from states that an earlier process left on disk; and what is not built for states is refused."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
 from radixlm.runtime.engine.step import drafts
 from radixlm.runtime.errors import InvalidParameter
+from radixlm.runtime.prefix.prefix_loader import PrefixLoader
+from radixlm.runtime.prefix.prefix_plan import LoadBudget, PrefixPlan
+from radixlm.runtime.prefix.rates import Rates
+from radixlm.runtime.store import OSFiles
+from radixlm.runtime.store.catalogue import verify
+from radixlm.runtime.store.segment import read_segments
 
 from ...goldens.families import FAMILIES
 from ..guess_oracle import Unpaid
 from ..traces import num_traces
 
+REPLY_20 = SamplingParams(temperature=0.0, max_tokens=20, logprobs=3, ignore_eos=True)
 NAMES = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_next", "granite4_h")
 
 
@@ -109,3 +116,90 @@ def test_states_are_told_of(open_engine: Callable[..., Engine]) -> None:
 def test_what_is_not_built_for_states_is_refused(open_engine: Callable[..., Engine], tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match=r"kv_budget is 0\.5, and this model needs all of its keys"):
         open_engine(store=tmp_path / "store", kv_budget=0.5)
+
+
+def always_load(start: int, stop: int, rates: Rates, budget: LoadBudget) -> PrefixPlan:
+    """So tiny a model computes as quickly as a disk reads."""
+    assert budget.num_tokens_ahead is None, "nothing is loaded from the back"
+    return PrefixPlan.of((0, start, "memory"), (start, stop, "front"), deadline_s=60.0)
+
+
+def test_a_restart_goes_on_from_a_state_on_disk(
+    open_engine: Callable[..., Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PrefixLoader, "plan", staticmethod(always_load))
+    store, prompt = tmp_path / "store", random.Random(1).choices(range(20), k=40)
+    first = open_engine(store=store, match="exact")
+    reply = first.generate(prompt, REPLY_20)
+    first.close()
+    longer = [*prompt, *reply.token_ids, 3, 4, 5]
+    cold = open_engine(match="off")
+    again = open_engine(store=store, match="exact")
+    one = again.generate(longer, REPLY_20)
+    assert same(one, cold.generate(longer, REPLY_20))
+    tier = again.stats().tier
+    assert tier is not None and tier.num_states >= 2 and tier.num_dropped_states == 0
+    assert one.usage.cached_tokens == 48, "59 tokens of prompt and reply are computed; three pages are full"
+    branch = [*prompt[:36], 1, 2, 3]
+    other = again.generate(branch, REPLY_20)
+    assert same(other, cold.generate(branch, REPLY_20))
+    assert other.usage.cached_tokens == 32, "where the prompt's last full page ends"
+    again.close()
+    assert not verify(store, OSFiles()).bad
+
+
+def test_a_state_that_broke_on_disk_is_computed(
+    open_engine: Callable[..., Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PrefixLoader, "plan", staticmethod(always_load))
+    store, prompt = tmp_path / "store", random.Random(2).choices(range(20), k=40)
+    first = open_engine(store=store, match="exact")
+    reply = first.generate(prompt, REPLY_20)
+    first.close()
+    singles = [path for path in store.iterdir() if b"RLXRECD" in path.read_bytes() and is_state(path)]
+    assert len(singles) == 2
+    for path in singles:
+        content = bytearray(path.read_bytes())
+        content[-5000] ^= 1
+        path.write_bytes(content)
+    longer = [*prompt, *reply.token_ids, 3, 4, 5]
+    again = open_engine(store=store, match="exact")
+    one = again.generate(longer, REPLY_20)
+    assert same(one, open_engine(match="off").generate(longer, REPLY_20)) and one.usage.cached_tokens == 0
+    assert again.generate(longer, REPLY_20).usage.cached_tokens == len(longer) - 1, "it works on"
+
+
+def is_state(path: Path) -> bool:
+    """Whether a file of a store holds a large record."""
+    segments = read_segments(path.parent, OSFiles())
+    numbers = {number for number, segment in segments.items() if segment is not None and segment.is_single}
+    return any(segments[number].name == path.name for number in numbers)  # type: ignore[union-attr]
+
+
+def test_random_talks_over_a_small_store_give_the_bits_of_a_cold_cache(
+    open_engine: Callable[..., Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PrefixLoader, "plan", staticmethod(always_load))
+    cold = open_engine(match="off")
+    num_loaded = 0
+    for seed in range(num_traces(4)):
+        chance, history = random.Random(seed), list[int]()
+        for number in range(4):
+            engine = open_engine(
+                store=tmp_path / f"{seed % 2}",
+                match="exact",
+                store_bytes=chance.choice((400_000, 4_000_000)),
+                kv_cache_bytes=chance.choice((1 << 18, 1 << 20)),
+            )
+            for _ in range(3):
+                if len(history) > cold.context_length - 40:
+                    history = history[: chance.randrange(30)]
+                history = [*history, *chance.choices(range(20), k=chance.randrange(1, 12))]
+                reply = engine.generate(history, REPLY_20)
+                assert same(reply, cold.generate(history, REPLY_20)), (seed, number, history)
+                history += reply.token_ids
+            tier = engine.stats().tier
+            assert tier is not None
+            num_loaded += tier.num_loaded_pages
+            engine.close()
+    assert num_loaded > 10, num_loaded

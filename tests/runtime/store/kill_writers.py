@@ -1,7 +1,7 @@
 """Kill a process that writes to a store, at a random moment, again and again; then look at what it left.
 
 The writer says each answer of the store before it goes on, so that its killer knows what was promised: pages, and runs
-of them in some order, which are written again in another. Run alone for hundreds:
+of them in some order, which are written again in another, and states after pages. Run alone for hundreds:
 `python -m tests.runtime.store.kill_writers --kills 500`.
 """
 
@@ -30,6 +30,7 @@ from .runs import identity_of, kv_of
 KV = kv_of()
 IDENTITY = identity_of(KV)
 MAX_BYTES = 1_500_000
+STATE_BYTES = 20_001
 MAX_SECONDS = 0.1  # of a writer's life
 MAX_OPEN_SECONDS = 30.0  # before that
 
@@ -48,6 +49,7 @@ class Killed:
     num_in_an_order: int = 0  # kills while a run was being ordered
     num_runs: int = 0  # that were there, all of them right
     num_promised_runs: int = 0  # among them
+    num_states: int = 0  # that were there, all of them right
     there: dict[bytes, PageKey] = field(default_factory=dict)
     ordered: dict[Heads, set[int]] = field(default_factory=dict)  # in which orders each run may be
 
@@ -63,7 +65,7 @@ def main() -> None:
         f"{killed.num_kills} kills, {killed.num_in_the_middle} of them in the middle of a put, order, drop or discard, "
         f"{killed.num_mended} with a tail to mend: {killed.num_promised} promised pages, all there, none wrong; "
         f"{killed.num_in_an_order} in the middle of an order: {killed.num_runs} runs, none wrong or in an older order, "
-        f"{killed.num_promised_runs} of them promised"
+        f"{killed.num_promised_runs} of them promised; {killed.num_states} states, none wrong"
     )
 
 
@@ -95,7 +97,7 @@ def _write(directory: Path, seed: int, pipe: int) -> None:
     store = PageStore.open(directory, IDENTITY, max_bytes=MAX_BYTES)
     trunks = [chain(0)]
     while True:
-        match chance.randrange(14):
+        match chance.randrange(17):
             case 0 | 12 | 13:  # so that there is room for runs
                 _say(pipe, ("discard", ()))
                 _say(pipe, ("discarded", tuple(store.discard(BOB))))
@@ -112,6 +114,11 @@ def _write(directory: Path, seed: int, pipe: int) -> None:
                 _say(pipe, ("order", (tuple(heads), order)))
                 ordered = store.rewrite(heads, _scores(len(heads), order), chunk_size=32)
                 _say(pipe, ("ordered", (ordered.stored, ordered.evicted)))
+            case 14 | 15 | 16 if trunks[-1]:
+                head = chance.choice(trunks[-1])
+                _say(pipe, ("state", (head,)))
+                kept = store.states.put(head, _state_of(head))
+                _say(pipe, ("kept", (kept.stored, kept.evicted)))
             case _:
                 trunk = chance.choice(trunks)
                 namespace = trunk[0].namespace if trunk else chance.choice((ALICE, BOB))
@@ -136,24 +143,35 @@ def _scores(num_pages: int, order: int) -> NDArray[np.float32]:
     return np.random.default_rng(order).random(shape, np.float32)
 
 
+def _state_of(head: PageKey) -> NDArray[np.uint8]:
+    return np.random.default_rng(list(head.key)).integers(0, 256, STATE_BYTES, dtype=np.uint8)
+
+
 def _look(directory: Path, said: bytes, killed: Killed) -> None:
     """Hold what is there to what was said."""
     begun, ever, there = None, dict(killed.there), dict(killed.there)
     promised: Heads | None = None  # the run that was ordered last
+    kept: PageKey | None = None  # the page whose state was stored last
     while len(said) >= 4 and len(said) >= 4 + struct.unpack_from("<I", said)[0]:
         (length,) = struct.unpack_from("<I", said)
         what, about = pickle.loads(said[4 : 4 + length])
         said = said[4 + length :]
-        begun = (what, about) if what in ("put", "order", "drop", "discard") else None
+        begun = (what, about) if what in ("put", "order", "state", "drop", "discard") else None
         match what:
             case "put":
                 ever.update((head.key, head) for head in about)
-                promised = None  # runs make room for pages
+                promised = kept = None  # runs make room for pages, which take their states along
             case "order":
-                (run, order), promised = about, None  # older runs may have to make room
+                (run, order), promised, kept = about, None, None  # older runs and states may have to make room
                 killed.ordered.setdefault(run, set()).add(order)
-            case "stored" | "ordered" | "dropped" | "discarded":
-                came, gone = about if what in ("stored", "ordered") else ((), about)
+            case "state":
+                [head], promised, kept = about, None, None
+            case "stored" | "ordered" | "kept" | "dropped" | "discarded":
+                came, gone = about if what in ("stored", "ordered", "kept") else ((), about)
+                if what == "kept" and came:
+                    kept = head
+                elif kept is not None and kept.key in gone:
+                    kept = None
                 there.update((key, ever[key]) for key in came)
                 there = {key: head for key, head in there.items() if key not in set(gone)}
                 if what == "ordered" and came:
@@ -177,7 +195,11 @@ def _look(directory: Path, said: bytes, killed: Killed) -> None:
         readable &= {head.key for head in store.heads()}
         killed.ordered = {run: orders for run, orders in killed.ordered.items() if _is_right(store, run, orders)}
         store.put((), payload((), KV.page_bytes))
-        assert len(killed.ordered) == len(list(directory.glob("segment-*.run"))), "there is a run that nobody wrote"
+        num_states = _num_states(store, ever, begun, None if kept is None or kept.key not in readable else kept)
+        store.put((), payload((), KV.page_bytes))
+        num_there = len(killed.ordered) + num_states
+        assert num_there == len(list(directory.glob("segment-*.run"))), "there is a run or a state that nobody wrote"
+        killed.num_states += num_states
         is_whole = promised is not None and {head.key for head in promised} <= readable
         if is_whole and (begun is None or begun[0] == "drop"):  # runs go after their pages
             assert promised in killed.ordered, f"a run is missing after {begun}"
@@ -190,6 +212,21 @@ def _look(directory: Path, said: bytes, killed: Killed) -> None:
         killed.num_mended += stats.recovery.num_adopted + stats.recovery.num_cut > 0
     with PageStore.open(directory, IDENTITY, max_bytes=MAX_BYTES) as store:
         killed.there = {head.key: head for head in store.heads()}
+
+
+def _num_states(
+    store: PageStore, ever: dict[bytes, PageKey], begun: tuple[str, object] | None, kept: PageKey | None
+) -> int:
+    """How many states there are, all of them right, and that of the page `kept` among them."""
+    right, out = set[bytes](), np.empty(STATE_BYTES, np.uint8)
+    for key in list(store.pages_with_state()):
+        is_there = store.states.read(ever[key], out)
+        assert is_there or (begun is not None and begun[0] in ("drop", "discard")), "a state that is listed is gone"
+        assert not is_there or (out == _state_of(ever[key])).all(), "a state is wrong"
+        right |= {key} if is_there else set()
+    if kept is not None and (begun is None or begun[0] == "drop"):
+        assert kept.key in right, f"a state is missing after {begun}"
+    return len(right)
 
 
 def _is_right(store: PageStore, heads: Heads, orders: set[int]) -> bool:

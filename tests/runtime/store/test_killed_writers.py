@@ -16,12 +16,14 @@ def test_kills_at_random_moments_take_nothing_that_was_promised() -> None:
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     said = re.match(
-        r"(\d+) kills, (\d+) of them in the middle of .* (\d+) promised pages.* (\d+) runs, none wrong",
+        r"(\d+) kills, (\d+) of them in the middle of .* (\d+) promised pages.* (\d+) runs, none wrong"
+        r".* (\d+) states, none wrong",
         done.stdout,
     )
     assert said is not None, done.stdout
-    num_kills, num_in_the_middle, num_promised, num_runs = map(int, said.groups())
+    num_kills, num_in_the_middle, num_promised, num_runs, num_states = map(int, said.groups())
     assert num_kills == NUM_KILLS
     assert num_in_the_middle > 0
     assert num_promised > 0
     assert num_runs > 0
+    assert num_states > 0
