@@ -19,6 +19,8 @@ LONG_S = 0.5  # that what is left of a prompt takes, for it to be long
 _PAID_BACK = 0.95  # of what prompts took more, with each second of streams alone: what is measured is not all they wait
 _MOST_BETWEEN_S = 0.01  # between two steps, beside as long as the first one took
 _LEAST, _FIRST = 8, 64  # tokens of a prompt: fewer cost a step as much; before anything was measured
+_FEW, _FAR = 64, 4096  # fewer than that cost more each, most of all behind so many, whose keys and values all are read
+_FAR_LIMITS = 3  # times the limit of a step, that so few may take there
 _KEPT = 0.9  # of how long streams took by themselves before, with each such step
 _MOST_STREAMS = 0.4  # of a step with prompts; if it were half, one slow step of streams would be believed for ever
 
@@ -72,7 +74,12 @@ class StepPace:
     def num_tokens(self, position: int, seconds: float) -> int:
         """Tokens of a prompt, from `position` on, that take about so long; a few where that is fewer than pay."""
         each_s = self._rate.seconds(float(position))
-        return max(_LEAST, int(seconds / each_s + 1e-6)) if each_s else _FIRST
+        if not each_s:
+            return _FIRST
+        most = int(seconds / each_s + 1e-6)
+        if position >= _FAR and most:
+            most = max(most, min(_FEW, int(_FAR_LIMITS * self.limit_s / each_s)))
+        return max(_LEAST, most)
 
     def seconds(self, position: int, num_tokens: int) -> float:
         """That so many tokens of a prompt take, from `position` on; 0 before anything was measured."""
