@@ -28,6 +28,7 @@ PREFIXES: Mapping[str, str] = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
+    "backbone.": "model.",
 }
 _LAYER = re.compile(r"(?:model\.layers|blk)\.(\d+)\.")
 

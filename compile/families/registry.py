@@ -21,6 +21,7 @@ from .granite import Granite, GraniteMoE
 from .hunyuan import HunyuanDense, HunyuanMoE
 from .hybrid.granite4 import Granite4H
 from .hybrid.lfm2 import Lfm2, Lfm2MoE
+from .hybrid.nemotron_h import NemotronH
 from .hybrid.qwen3_5 import Qwen3Next, Qwen35, Qwen35MoE
 from .llama import Llama, SmolLM3
 from .meta import Llama4, MuseGlimmer
@@ -72,6 +73,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5": Qwen35(),
     "qwen3_5_moe": Qwen35MoE(),
     "granitemoehybrid": Granite4H(),
+    "nemotron_h": NemotronH(),
     "lfm2": Lfm2(),
     "lfm2_moe": Lfm2MoE(),
 }

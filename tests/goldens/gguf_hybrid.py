@@ -166,11 +166,63 @@ def granite4_h_tensors(c: Config, name: str, weight: np.ndarray) -> Tensors:
         yield from granitemoe_tensors(c, name, weight)
 
 
+def nemotron_h(c: Config) -> dict[str, Value]:
+    """Layers have no MLP, no KV heads or neither of both."""
+    kinds, kv_heads, inner = c["layers_block_type"], c["num_key_value_heads"], c["intermediate_size"]
+    return {
+        "feed_forward_length": [inner if kind == "mlp" else 0 for kind in kinds],
+        "attention.head_count_kv": [kv_heads if kind == "full_attention" else 0 for kind in kinds],
+        "attention.layer_norm_epsilon": c["layer_norm_epsilon"],
+        "attention.key_length": c["head_dim"],
+        "attention.value_length": c["head_dim"],
+        "rope.dimension_count": c["head_dim"],
+        "ssm.conv_kernel": c["conv_kernel"],
+        "ssm.state_size": c["ssm_state_size"],
+        "ssm.group_count": c["n_groups"],
+        "ssm.time_step_rank": c["mamba_num_heads"],
+        "ssm.inner_size": c["mamba_num_heads"] * c["mamba_head_dim"],
+    }
+
+
+NEMOTRON_PARTS = {
+    **{f"mixer.{kind}_proj.weight": f"attn_{kind}.weight" for kind in "qkv"},
+    "mixer.o_proj.weight": "attn_output.weight",
+    "mixer.up_proj.weight": "ffn_up.weight",
+    "mixer.down_proj.weight": "ffn_down.weight",
+    "mixer.in_proj.weight": "ssm_in.weight",
+    "mixer.out_proj.weight": "ssm_out.weight",
+    "mixer.conv1d.weight": "ssm_conv1d.weight",
+    "mixer.conv1d.bias": "ssm_conv1d.bias",
+    "mixer.dt_bias": "ssm_dt.bias",
+    "mixer.A_log": "ssm_a",
+    "mixer.D": "ssm_d",
+    "mixer.norm.weight": "ssm_norm.weight",
+    "norm.weight": "attn_norm.weight",
+}
+
+
+def nemotron_h_tensors(c: Config, name: str, weight: np.ndarray) -> Tensors:
+    """Rates are as they are used, and one number of a head is a row."""
+    if not name.startswith("backbone.layers."):
+        ends = {"backbone.embeddings.weight": "token_embd", "backbone.norm_f.weight": "output_norm"}
+        yield f"={ends.get(name, 'output')}.weight", weight
+        return
+    layer, part = name.removeprefix("backbone.layers.").split(".", 1)
+    if part == "mixer.conv1d.weight":
+        weight = weight.squeeze(1)
+    elif part in ("mixer.A_log", "mixer.D"):
+        weight = (-np.exp(weight) if part == "mixer.A_log" else weight)[:, None]
+    elif part == "mixer.norm.weight":
+        weight = weight.reshape(c["n_groups"], -1)
+    yield f"=blk.{layer}.{NEMOTRON_PARTS[part]}", weight
+
+
 HYBRID: dict[str, Converter] = {
     "qwen3_5_text": Converter(ARCH.QWEN35, qwen35, qwen35_tensors),
     "qwen3_5_moe_text": Converter(ARCH.QWEN35MOE, qwen35_moe, qwen35_moe_tensors),
     "qwen3_next": Converter(ARCH.QWEN3NEXT, qwen35_moe, next_tensors),
     "granitemoehybrid": Converter(ARCH.GRANITE_HYBRID, granite4_h, granite4_h_tensors),
+    "nemotron_h": Converter(ARCH.NEMOTRON_H, nemotron_h, nemotron_h_tensors),
     "lfm2": Converter(ARCH.LFM2, lfm2, lfm2_tensors),
     "lfm2_moe": Converter(ARCH.LFM2MOE, lfm2_moe, lfm2_tensors),
 }

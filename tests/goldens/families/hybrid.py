@@ -255,6 +255,56 @@ def granite_config(kinds: str, **changes: Any) -> dict[str, Any]:
     )
 
 
+def nemotron_layers(c: Config) -> Iterator[Part]:
+    """A decoder each of whose layers is a norm and one branch, under `mixer.`."""
+    hidden, inner = c["hidden_size"], c["intermediate_size"]
+    sizes_of_mamba = {
+        "mamba_n_heads": c["mamba_num_heads"],
+        "mamba_d_head": c["mamba_head_dim"],
+        "mamba_n_groups": c["n_groups"],
+        "mamba_d_state": c["ssm_state_size"],
+        "mamba_d_conv": c["conv_kernel"],
+        "mamba_conv_bias": c["use_conv_bias"],
+    }
+    yield "backbone.embeddings.weight", (c["vocab_size"], hidden), 0.0, 1.5
+    for layer, kind in enumerate(c["layers_block_type"]):
+        at = f"backbone.layers.{layer}."
+        yield gain(f"{at}norm", hidden)
+        if kind == "mlp":
+            yield matrix(f"{at}mixer.up_proj", inner, hidden)
+            yield matrix(f"{at}mixer.down_proj", hidden, inner, 0.7)
+            continue
+        parts = attention()(c, layer, at) if kind == "full_attention" else mamba({**c, **sizes_of_mamba}, at)
+        for name, *rest in parts:
+            yield name.replace(".self_attn.", ".mixer.").replace(".mamba.", ".mixer."), *rest
+    yield gain("backbone.norm_f", hidden)
+    yield matrix("lm_head", c["vocab_size"], hidden, 2.0)
+
+
+def nemotron_config(pattern: str, **changes: Any) -> dict[str, Any]:
+    """`pattern` has a letter a layer: M for Mamba-2, * for attention, - for an MLP."""
+    kinds = {"M": "linear_attention", "*": "full_attention", "-": "mlp"}
+    return config(
+        "NemotronHForCausalLM",
+        "nemotron_h",
+        sizes(128, 160, len(pattern), 4, 2, 48),
+        **{
+            "layers_block_type": [kinds[letter] for letter in pattern],
+            "layer_norm_epsilon": 1e-5,
+            "mlp_hidden_act": "relu2",
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 32,
+            "n_groups": 2,
+            "ssm_state_size": 48,
+            "conv_kernel": 4,
+            "chunk_size": 64,
+            "time_step_min": 1e-6,
+            "use_conv_bias": True,
+            **changes,
+        },
+    )
+
+
 MAMBA_OFFS = (
     Off("decay", tensors={r"mamba\.A_log": -20.0}),
     Off("steps", tensors={r"mamba\.dt_bias": 0.0}),
@@ -265,7 +315,23 @@ MAMBA_OFFS = (
     Off("mamba_norm", modules=r"mamba\.norm$"),
 )
 
+NEMOTRON_OFFS = tuple(
+    Off(
+        off.feature,
+        tensors={pattern.replace("mamba", "mixer"): value for pattern, value in off.tensors.items()},
+        modules=off.modules.replace("mamba", "mixer"),
+    )
+    for off in MAMBA_OFFS
+)
+
 HYBRID = (
+    TinyFamily(
+        "nemotron_h",
+        3420,
+        nemotron_config("M-M*-M*M-"),
+        parts=nemotron_layers,
+        offs=(*NEMOTRON_OFFS, Off("mlp", tensors={r"mixer\.down_proj": 0.0})),
+    ),
     TinyFamily(
         "granite4_h",
         2900,
