@@ -25,7 +25,7 @@ from ..guess_oracle import Unpaid
 from ..traces import num_traces
 
 REPLY_20 = SamplingParams(temperature=0.0, max_tokens=20, logprobs=3, ignore_eos=True)
-NAMES = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_next", "granite4_h")
+NAMES = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_next", "granite4_h", "nemotron_h")
 
 
 @pytest.fixture(scope="module", params=NAMES)
