@@ -168,12 +168,14 @@ class Whole(random.Random):
 def test_the_state_at_a_page_end_is_gone_when_its_tokens_are_popped() -> None:
     machine, whole = RecurrentCache(), Whole(1)
     machine.begin(num_pages=24, num_slots=16, is_stored=True)
-    machine.open([1] * 40, [], whole, b"")
-    machine.step(32, whole, True)
+    machine.open([1] * 20, [], whole, b"")
     [sequence] = machine.live
+    sequence.append([1] * 12)
+    while sequence.num_uncomputed:
+        machine.step(40, whole, True)
     assert sequence.state.num_page_tokens == 32
     sequence.pop(20)
-    sequence.append([2] * 20)
+    sequence.append([2] * 28)
     while sequence.num_uncomputed:
         machine.step(40, whole, True)
     text = list(sequence.token_ids)
