@@ -48,15 +48,21 @@ class Replay:
         self._name = name
         self._artifact = artifact
 
-    def run(self, conversations: Sequence[Conversation], kind: str, policy: Policy) -> Replayed:
-        """Replay them one after the other, each in a namespace of its own, on an empty cache."""
+    def run(
+        self,
+        conversations: Sequence[Conversation],
+        kind: str,
+        policy: Policy,
+        told: list[list[Turn]] | None = None,
+    ) -> Replayed:
+        """Replay them one after the other, each in a namespace of its own, on an empty cache; `told` gets the turns."""
         with ReplayEngine(self._artifact) as engine:
             replies = Replies(engine.engine.tokenizer)
             ideal = Ideal(engine.engine, self._artifact.tokenizer_json)
             turns = [
                 turn
                 for number, conversation in enumerate(conversations)
-                for turn in _turns(engine, replies, ideal, conversation, kind, policy, b"%d" % number)
+                for turn in _turns(engine, replies, ideal, conversation, kind, policy, b"%d" % number, told)
             ]
         prompts, prefilled, ideals = zip(*turns, strict=True)
         above = sum(more > least for more, least in zip(prefilled, ideals, strict=True))
@@ -73,10 +79,14 @@ def _turns(
     kind: str,
     policy: Policy,
     namespace: bytes,
+    told: list[list[Turn]] | None,
 ) -> Iterator[tuple[int, int, int]]:
     """Prompt tokens, prefilled and ideal ones of each turn after the first."""
     messages: list[Message] = []
     last: Turn | None = None
+    turns: list[Turn] = []
+    if told is not None:
+        told.append(turns)
     for number, question in enumerate(conversation.texts[::2]):
         messages = with_reply(messages, last.text, question) if last else [{"role": "user", "content": question}]
         answer = conversation.texts[2 * number + 1 : 2 * number + 3]
@@ -85,6 +95,7 @@ def _turns(
         if last is not None:
             yield len(turn.prompt_ids), len(turn.prefilled_ids), ideal.num_tokens(last, messages)
         last = turn
+        turns.append(turn)
 
 
 def replay_model(name: str, data: Path, most: int | None) -> list[Replayed]:

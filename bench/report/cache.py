@@ -87,7 +87,17 @@ def replay_states(results: Json) -> Iterator[str]:
     columns: dict[str, Cell] = {"talk": "{name}"}
     columns |= {name: f"{{{key}[ratio]:.4f}}" for name, key in keys.items()}
     columns |= {f"{name}: computed": f"{{{key}[num_computed]:,}}" for name, key in keys.items()}
+    if any(row.get("peer_ratio") for row in results["rows"]):
+        columns |= {f"llama.cpp, {name}": _peer_ratio(key) for name, key in keys.items()}
+        yield (
+            "llama.cpp's server, of the same requests with layers of the same kinds, where replies are the encoding of "
+            "their text; it has the replies in its slot as if it had generated them."
+        )
     yield table(columns, [{"name": name, **found} for name, found in rows.items()])
+
+
+def _peer_ratio(key: str) -> Cell:
+    return lambda row: f"{row[key]['peer_ratio']:.4f}" if row[key].get("peer_ratio") else ""
 
 
 def agents(results: Json) -> Iterator[str]:

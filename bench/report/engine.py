@@ -188,3 +188,12 @@ def hybrid(results: Json) -> Iterator[str]:
         f"read and write {results['state_bytes'] / 1e6:.1f} MB of state, at {results['share']:.0%} of the bandwidth "
         f"that was measured around it (bar 70%); prompts of 512 {results['prefill']:.0f} tokens/s."
     )
+    if peer := results.get("peer"):
+        times = {name: results[name] / peer[name] for name in ("prefill", "decode")}
+        yield (
+            "llama.cpp, natively built, by its own bench with the same file in turns: prompts "
+            f"{peer['prefill']:.0f}, so that ours are **{times['prefill']:.2f}** times as fast (bar 3), "
+            f"decode {peer['decode']:.1f} (**{times['decode']:.2f}** times)."
+        )
+    else:
+        yield "llama.cpp: not measured."

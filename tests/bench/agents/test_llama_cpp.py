@@ -7,8 +7,8 @@ from pathlib import Path
 
 import gguf
 
-from bench.agents.llama_cpp import write_weightless
 from bench.agents.models import MODELS, artifact_of
+from bench.replay.weightless import write_weightless
 
 
 def test_a_weightless_model_has_the_tokens_and_the_template(tmp_path: Path) -> None:

@@ -1,35 +1,25 @@
-"""Decode and prompts of a model that keeps states: Qwen3.5-0.8B's shape with random weights in 4 bits.
+"""Qwen3.5-0.8B's shape, and a file of random weights in it that llama.cpp reads, too.
 
-    python -m bench.hybrid [--rounds 5] [--artifact HYBRID.radixlm]
-
-The share is the bytes that a token reads and writes, weights and state, over what memory gives in the time; bandwidth
-is measured around each figure. An artifact that is named is measured, or made if it is not there. Needs the folder of
-real inputs for a tokenizer (`RADIXLM_DATA`).
+Knows what a checkpoint's tensors are called. What the file's converter changes is what the goldens' witness knows.
 """
 
 from __future__ import annotations
 
-import tempfile
-import time
+import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
-from radixlm.compile import compile_model
-from radixlm.compile.codegen.targets import find_target
-from radixlm.runtime import Engine, SamplingParams
-from radixlm.runtime.artifact import Artifact
+import gguf
+import numpy as np
 
-from .data import data_dir
-from .limits import LimitsMeter
-from .options import read_options
-from .random_models import write_random_model
-from .replay.models import MODELS, read_tokenizer
-from .report.page import publish
+from tests.goldens.gguf_families import GGUF_FAMILIES
 
-PROMPT, REPLY = 512, 65
-_SPECIAL_IDS = (151_643, 151_645)  # of Qwen2's tokenizer
+from ..replay.models import ReplayModel
+from ..replay.weightless import add_tokenizer, add_value
+
+_POOL = 1 << 22  # random numbers, repeated as often as needed
 
 
 @dataclass(frozen=True)
@@ -113,54 +103,34 @@ class Qwen35Shape:
         yield "model.norm.weight", (hidden,)
 
 
-def main() -> None:
-    """Compile, measure and write `results/hybrid.json`."""
-    options, shape, model = read_options(__doc__, rounds=5, artifact=Path), Qwen35Shape(), MODELS["qwen2"]
-    if options.artifact is not None and options.artifact.exists():
-        publish("hybrid", measured(Artifact.open(options.artifact), options.rounds))
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        source = Path(scratch) / shape.name
-        tokenizer_json = read_tokenizer(model, data_dir())
-        write_random_model(shape, source, tokenizer_json, chat_template=model.template, special_ids=_SPECIAL_IDS)
-        artifact = Artifact.open(
-            compile_model(source, options.artifact or Path(scratch) / "hybrid.radixlm", quantize="q4").path
-        )
-        publish("hybrid", measured(artifact, options.rounds))
+def write_gguf(shape: Qwen35Shape, path: Path, tokenizer_json: str, model: ReplayModel) -> None:
+    """Random weights of deviation 0.02, matrices in Q4_0; the vocabulary is filled up to the shape's."""
+    config, how = shape.config(), GGUF_FAMILIES["qwen3_5_text"]
+    writer = gguf.GGUFWriter(path, how.architecture)
+    for key, value in how.metadata(config).items():
+        add_value(writer, f"{how.architecture}.{key}", value)
+    end_id = next(token["id"] for token in json.loads(tokenizer_json)["added_tokens"] if token["content"] == model.end)
+    add_tokenizer(writer, tokenizer_json, end_id, model.template, shape.vocab_size)
+    names = gguf.get_tensor_name_map(how.model_arch, shape.num_hidden_layers)
+    pool = (0.02 * np.random.default_rng(0).standard_normal(_POOL)).astype(np.float32)
+    for name, dimensions in shape.tensors():
+        for changed, weight in how.change(config, name, _values(name, dimensions, pool)):
+            stem, suffix = re.fullmatch(r"(.*?)(\.weight|\.bias)?", changed).groups(default="")  # type: ignore[union-attr]
+            stem = stem.removeprefix("=") if stem.startswith("=") else names.get_name(stem) or stem
+            is_matrix = weight.ndim == 2 and "conv1d" not in stem
+            kind = gguf.GGMLQuantizationType.Q4_0 if is_matrix else gguf.GGMLQuantizationType.F32
+            writer.add_tensor(stem + suffix, gguf.quants.quantize(np.ascontiguousarray(weight), kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
-def measured(artifact: Artifact, num_rounds: int) -> dict[str, object]:
-    """Medians of the rounds, after one that is not counted."""
-    meter, manifest = LimitsMeter(find_target("native")), artifact.manifest
-    state_bytes, weights = manifest.model.state_bytes, manifest.quantization.token_bytes
-    assert weights is not None, "the compiler counts what a token reads"
-    decodes, prefills, shares = list[float](), list[float](), list[float]()
-    with Engine(artifact, idle_work=False, match="off") as engine:
-        for number in range(num_rounds + 1):
-            prompt = [(7 * number + 13 * place) % 1000 for place in range(PROMPT)]
-            prefill_s = _seconds(engine, prompt, 1)
-            seconds, limits = meter.around(lambda: _seconds(engine, prompt, REPLY))  # noqa: B023
-            each_s = (seconds - prefill_s) / (REPLY - 1)
-            if number:
-                prefills.append(PROMPT / prefill_s)
-                decodes.append(1 / each_s)
-                shares.append((weights + 2 * state_bytes) / each_s / 1e9 / limits.read_gb_per_s)
-    return {
-        "model": Qwen35Shape().name,
-        "decode": median(decodes),
-        "prefill": median(prefills),
-        "share": median(shares),
-        "weights_bytes": weights,
-        "state_bytes": state_bytes,
-        "num_rounds": num_rounds,
-    }
-
-
-def _seconds(engine: Engine, prompt: list[int], num_tokens: int) -> float:
-    begun = time.perf_counter()
-    engine.generate(prompt, SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True))
-    return time.perf_counter() - begun
-
-
-if __name__ == "__main__":
-    main()
+def _values(name: str, dimensions: tuple[int, ...], pool: np.ndarray) -> np.ndarray:
+    """As the checkpoint has them, where most gains are stored without their one."""
+    size = int(np.prod(dimensions))
+    if name == "model.norm.weight":  # of both signs: else the last token's own embedding is the likeliest
+        return np.where(pool[:size] > 0, 0.0, -2.0).astype(np.float32)
+    if name.endswith("norm.weight"):
+        return np.full(dimensions, 1.0 if "linear_attn" in name else 0.0, np.float32)
+    return np.resize(pool, size).reshape(dimensions)
