@@ -17,6 +17,13 @@ class TextBlock(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fie
     text: str
 
 
+class SystemBlock(msgspec.Struct, forbid_unknown_fields=True):
+    """A text of the system's, which has blocks of no other type."""
+
+    type: Literal["text"]  # a field, no tag: msgspec does not miss a tag where no other could stand
+    text: str
+
+
 class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking", forbid_unknown_fields=True):
     """What an earlier reply thought. The signature is whatever the client got."""
 
@@ -96,7 +103,7 @@ class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 InputMessages = Annotated[list[InputMessage], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
-System = str | list[TextBlock]
+System = str | list[SystemBlock]
 
 
 def text_of(content: str | list[Any]) -> str:

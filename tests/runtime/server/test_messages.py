@@ -352,6 +352,7 @@ LOOKED = [USER, said(call("t1")), asked(result("t1"))]
         ({"messages": [USER, said(text("Once upon"))]}, "the last message is the assistant's"),
         ({"messages": [USER, said({**call("t1"), "input": "[1"}), asked(result("t1"))]}, "input"),
         ({"system": [{"type": "image"}]}, "$.system[0]"),
+        ({"system": [{"text": "Be brief."}]}, "$.system[0]"),
         ({"system": 5}, "system"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "name"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema is missing"),

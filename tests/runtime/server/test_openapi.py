@@ -139,6 +139,12 @@ def test_a_lone_tag_is_seen() -> None:
     assert list(_lone_tags(inspect.type_info(held), set())) == ["Lone"]
 
 
+def test_a_lone_tag_is_seen_also_behind_a_place_where_it_may_stand() -> None:
+    first, second = (msgspec.defstruct(name, [("value", int)], tag_field="type", tag=name) for name in ("one", "two"))
+    held = msgspec.defstruct("Held", [("several", first | second), ("lone", first)])  # type: ignore[operator]
+    assert list(_lone_tags(inspect.type_info(held), set())) == ["one"]
+
+
 def _lone_tags(info: inspect.Type, seen: set[type]) -> Iterator[str]:
     """Names of tagged types that stand in a place where no other tagged type may."""
     if isinstance(info, inspect.UnionType):
@@ -149,7 +155,7 @@ def _lone_tags(info: inspect.Type, seen: set[type]) -> Iterator[str]:
         else:
             inner += [field.type for kind in structs for field in _fields(kind, seen)]
     elif isinstance(info, inspect.StructType):
-        if info.tag is not None and info.cls not in seen:
+        if info.tag is not None:  # seen or not: it may have stood beside others elsewhere
             yield info.cls.__name__
         inner = [field.type for field in _fields(info, seen)]
     elif isinstance(info, inspect.DictType):
