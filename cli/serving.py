@@ -6,7 +6,6 @@ Knows sockets, the server and when an engine comes and goes; not the options tha
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import logging
 import math
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 import click
 import uvicorn
 from radixlm.runtime.artifact import read_manifest
-from radixlm.runtime.errors import RadixLMError
 from radixlm.runtime.server import Loading, create_app
 from radixlm.runtime.server.http.http_protocol import HTTPProtocol
 from radixlm.runtime.server.http.listener import listen
@@ -92,7 +90,6 @@ class Serving:
                     self._say(f"conversations: {conversations(False)}")
                 if opened is not None:
                     opened(engine)
-                warm_up_grammars(engine)
 
             def stop() -> None:
                 serving.should_exit = True
@@ -117,15 +114,6 @@ class Serving:
             logging.getLogger("radixlm.serve").info(text)
         else:
             click.echo(text, err=True)
-
-
-def warm_up_grammars(engine: Engine) -> None:
-    """Make the first grammar as quick as any, once no request is there that would wait for that.
-
-    An error here is raised again for the first request with a grammar.
-    """
-    with contextlib.suppress(RadixLMError):  # a model without an end of replies has no grammars
-        engine.when_idle(engine.grammars.pieces_of_warm_up())
 
 
 def server(config: uvicorn.Config, close_engine: Callable[[], None], grace_s: float) -> uvicorn.Server:

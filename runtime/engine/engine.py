@@ -83,7 +83,7 @@ class Engine:
         self.default_params = SamplingParams.recommended(self.manifest.sampling)
         self.match, self.context_length = options.match, opened.core.limits.context_length
         self._opened_at, self._context_notice = options.clock(), opened.context_notice
-        self._idle_threads: list[IdleThread] = []
+        self._idle_thread: IdleThread | None = None
         self._core, self._loop, self.queue = opened.core, opened.loop, opened.loop.queue
         self._requests = RequestMaker(self.prompts, self.manifest, options, opened.core.limits, self.queue)
         # An engine that nobody closes is closed when it is collected, or before the interpreter ends.
@@ -246,18 +246,15 @@ class Engine:
         return self._loop.call(lambda core: core.cache.num_elsewhere(prompt_ids, namespace))
 
     def warm_up(self) -> None:
-        """Do what the first request would wait for, but not what only some requests ask for; see `when_idle`.
-
-        Raises:
-            EngineError: the engine is closed, or died.
-        """
+        """Do what the first request would wait for, but not what only some ask for; raises as `check`."""
         self._loop.call(lambda core: core.warm_up())
 
-    def when_idle(self, pieces: Iterator[object]) -> None:
-        """Have the pieces done in a thread, each by a `next`, and each once there was no request for a second. The rest
-        is dropped if one fails, or the engine is closed.
+    def expect_grammars(self) -> None:
+        """Have ready, once there was no request for a second, what the first grammar would wait for; later calls do
+        nothing. Where there are 150,000 tokens it takes 90 MB. An error comes again with the first grammar.
         """
-        self._idle_threads.append(IdleThread(pieces, quiet_s=lambda: self.queue.quiet_s))
+        if self._idle_thread is None:
+            self._idle_thread = IdleThread(self._grammars_in_pieces(), quiet_s=lambda: self.queue.quiet_s)
 
     def check(self) -> None:
         """Raise AssertionError unless requests, sequences, pages and prefixes agree, after the step that runs; slow.
@@ -275,8 +272,8 @@ class Engine:
     def close(self) -> None:
         """Cancel what runs, stop the thread and free the model; later requests raise EngineClosed. May be called
         twice."""
-        for thread in self._idle_threads:
-            thread.stop()
+        if self._idle_thread is not None:
+            self._idle_thread.stop()
         self._finalizer()
         self.prompts.close()
 
@@ -285,6 +282,9 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _grammars_in_pieces(self) -> Iterator[None]:
+        yield from self.grammars.pieces_of_warm_up()  # the first piece loads a native library, too
 
     def _answer(self, request: Request) -> Completion:
         """Wait for the end of a request, which ends with the wait."""

@@ -54,6 +54,8 @@ class AskedChat:
             InvalidRequest, EngineError: the engine refuses it.
             ClientGone: the client left meanwhile.
         """
+        if self.use.tools:  # such clients want grammars sooner or later, others never do
+            state.engine.expect_grammars()
         options = self.options.changed(constraint=await self._constraint(state, request), tools=self.use.tools)
         truncated = Truncated(self.messages)
         if self.truncates:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 from click.testing import CliRunner
 from radixlm.cli.serve import command
-from radixlm.cli.serving import warm_up_grammars
-from radixlm.runtime.errors import EngineError, InvalidRequest
 
 
 @pytest.mark.parametrize(
@@ -50,35 +45,3 @@ def test_an_empty_key_in_the_environment_opens_no_server(monkeypatch: pytest.Mon
 def test_histories_are_truncated_by_default_where_the_server_is_told_so() -> None:
     assert command.make_context("serve", ["a.radixlm"]).params["truncation"] == "none"
     assert command.make_context("serve", ["a.radixlm", "--truncation", "middle"]).params["truncation"] == "middle"
-
-
-def test_a_server_serves_though_its_first_grammar_will_be_slow() -> None:
-    """A process that cannot be started, as out of memory, would have stopped it."""
-    pieces: list[Iterator[object]] = []
-
-    class Grammars:
-        def pieces_of_warm_up(self) -> Iterator[None]:
-            raise EngineError("no process for trials")
-            yield
-
-    class Engine:
-        grammars = Grammars()
-        when_idle = pieces.append
-
-    engine: Any = Engine()
-    warm_up_grammars(engine)
-    [piece] = pieces
-    with pytest.raises(EngineError):
-        next(piece)
-
-
-def test_a_model_without_grammars_is_served() -> None:
-    class Engine:
-        when_idle = None
-
-        @property
-        def grammars(self) -> object:
-            raise InvalidRequest("the model has no end of replies")
-
-    engine: Any = Engine()
-    warm_up_grammars(engine)

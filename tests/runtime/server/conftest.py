@@ -165,9 +165,13 @@ class FakeEngine:
     room: int | None = None
     manifest: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(name="fake", digest=64 * "0"))
     tool_format: ToolFormat = PLAIN
+    num_grammars_expected: int = 0
 
     def __post_init__(self) -> None:
         self.go_on.set()
+
+    def expect_grammars(self) -> None:
+        self.num_grammars_expected += 1
 
     def note_call(self, call: object, options: RequestOptions, stream: object) -> None:
         """It remembers no calls,"""

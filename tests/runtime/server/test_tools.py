@@ -176,6 +176,18 @@ def test_tools_stand_in_the_prompt_also_where_none_may_be_called(hermes: Scripte
     assert sizes[0] == sizes[1] > hermes.ask("Hm.", tools=None).json()["usage"]["prompt_tokens"]
 
 
+def test_grammars_are_made_ready_once_a_client_has_tools_and_not_before() -> None:
+    """They take 90 MB of 150,000 tokens, and chats without tools never need them."""
+    model = Scripted(QWEN, HERMES)
+    with model.engine, model.client:
+        model.client.post("/v1/chat/completions", json={"messages": [USER], "max_tokens": 1}).raise_for_status()
+        assert model.engine._idle_thread is None
+        for _ in range(2):
+            model.reply("It is sunny.")
+        assert model.engine._idle_thread is not None and model.engine._idle_thread.join(timeout_s=30)
+        assert model.engine.grammars.lanes[0].trial.process_id is not None
+
+
 def test_token_ids_and_logprobs_are_all_there(hermes: Scripted) -> None:
     text = HERMES.text_of([OSLO])
     whole = hermes.reply(text, return_token_ids=True)
