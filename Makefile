@@ -15,7 +15,7 @@ PEER_MODELS := SmolLM2-135M-Instruct.Q4_1 qwen2.5-coder-0.5b-instruct-q4_k_m
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray bench bench-cache bench-peers peers bench-ladder bench-growth bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-quality goldens lock clean
+.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray bench bench-cache bench-peers bench-laptops peers bench-ladder bench-growth bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-quality goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -83,6 +83,13 @@ bench-cache: $(VENV)/.bench
 # fetch), or on any: make bench-peers MODEL=file.gguf. RESULTS names the peers that are not there.
 bench-peers: $(VENV)/.bench .cache/llama.cpp/.built
 	$(BIN)/python -m bench.peers $(MODEL)
+	$(BIN)/python -m bench.report
+
+# The same for machines without AVX-512: ours, llama.cpp and ik_llama.cpp, each built for TARGET, and the wheel, which is.
+# Targets are x86-64-v3, and x86-64-v3-vnni where the processor has AVX-VNNI. A quarter of an hour to build, once.
+TARGET_ISA := x86-64-v3
+bench-laptops: $(VENV)/.bench .cache/llama.cpp/.built .cache/llama.cpp-$(TARGET_ISA)/.built .cache/ik_llama.cpp-$(TARGET_ISA)/.built
+	$(BIN)/python -m bench.peers --target $(TARGET_ISA) $(MODEL)
 	$(BIN)/python -m bench.report
 
 # The other engines, each in a place of its own: ik_llama.cpp (a quarter of an hour to build), OpenVINO GenAI and vLLM
@@ -250,6 +257,14 @@ $(VENV)/.test: requirements-dev.lock $(VENV)/.run
 
 .cache/ik_llama.cpp/.built: .ci/ik_llama_cpp.sh | $(VENV)/.run
 	@sh .ci/ik_llama_cpp.sh $(@D) $(BIN)/python
+	@touch $@
+
+.cache/llama.cpp-%/.built: .ci/llama_cpp.sh .ci/ggml_flags.sh | $(VENV)/.run
+	@sh .ci/llama_cpp.sh $(@D) $(BIN)/python $*
+	@touch $@
+
+.cache/ik_llama.cpp-%/.built: .ci/ik_llama_cpp.sh .ci/ggml_flags.sh | $(VENV)/.run
+	@sh .ci/ik_llama_cpp.sh $(@D) $(BIN)/python $*
 	@touch $@
 
 .venv-vllm/.made: .ci/peer_venv.sh

@@ -1,11 +1,13 @@
 """radixlm beside other engines: the same weights, prompts and client, one after the other on all processors.
 
     python -m bench.peers [MODEL.gguf ...] [--rounds 3] [--add] [--peer ik_llama.cpp=DIR ...] [--only NAME ...]
+                          [--target x86-64-v3]
 
 Without a model: SmolLM2-135M in Q4_1, and Qwen2.5-Coder-0.5B in Q4_K_M. radixlm compiles the file, its numbers kept.
 `make bench-peers` builds llama.cpp; `make peers` makes ik_llama.cpp, OpenVINO GenAI and vLLM. A peer that is not there,
 or fails, is named as not measured. All decode greedily and ignore the end of a reply; what each is asked says
-`scenarios.py`, and with which settings it runs `contestants.py`.
+`scenarios.py`, and with which settings it runs `contestants.py`. With a target all are held to its instructions, as on
+machines that have no others; peers that cannot be are left out by name.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from ..model_work import decode_bytes_per_token
 from ..prompts import Prompts
 from ..report.page import publish
 from ..results import read_results
-from .contestants import OURS, PLACES, RadixLM, closed, peers_of
+from .contestants import OURS, PLACES, RadixLM, closed, peers_of, places_for
 from .models import default_models, q4_0_of
 from .scenarios import DECODE, SCENARIOS, Scenario, Values
 
@@ -68,20 +70,32 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing later: rows stay without values")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=DIR", help=f"one of {', '.join(PLACES)}")
     parser.add_argument("--only", action="append", default=[], metavar="WORD", help="peers whose names have the word")
+    parser.add_argument("--target", default="native", help="as of `radixlm compile`; peers are in .cache/NAME-TARGET")
     parser.add_argument("--cache", type=Path, default=Path(".cache"), help="what peers read is kept there")
     options = parser.parse_args()
-    places = PLACES | {name: Path(path).resolve() for name, _, path in (peer.partition("=") for peer in options.peer)}
+    places = places_for(options.target)
+    places |= {name: Path(path).resolve() for name, _, path in (peer.partition("=") for peer in options.peer)}
     if unknown := places.keys() - PLACES.keys():
         parser.error(f"there is no peer {', '.join(unknown)}; use {', '.join(PLACES)}")
     deadline = time.monotonic() + options.seconds
     for gguf in [path.resolve() for path in options.models] or default_models():
-        figures = compare(gguf, places, options.cache.resolve(), options.rounds, options.only, deadline)
-        before = (read_results("peers") or {"runs": {}})["runs"].get(gguf.name)
-        publish("peers", added(before, figures) if options.add and before else figures, run=gguf.name)
+        figures = compare(
+            gguf, places, options.cache.resolve(), options.rounds, options.only, deadline, target=options.target
+        )
+        run = gguf.name if options.target == "native" else f"{gguf.name}, {options.target}"
+        before = (read_results("peers") or {"runs": {}})["runs"].get(run)
+        publish("peers", added(before, figures) if options.add and before else figures, run=run)
 
 
 def compare(
-    gguf: Path, places: dict[str, Path], cache: Path, rounds: int, only: Sequence[str], deadline: float
+    gguf: Path,
+    places: dict[str, Path],
+    cache: Path,
+    rounds: int,
+    only: Sequence[str],
+    deadline: float,
+    *,
+    target: str = "native",
 ) -> dict[str, Any]:
     """All engines on one file; the artifact that ours is compiled to is thrown away."""
     threads = default_num_threads()
@@ -89,13 +103,15 @@ def compare(
     q4_0 = q4_0_of(gguf, quantize, cache / "bench") if quantize.exists() else cache / "bench" / "nothing"
     peers = peers_of(gguf, q4_0, places, cache, threads)
     missing = {peer.name: peer.why_missing for peer in peers if peer.why_missing is not None}
+    if target != "native":
+        missing |= {peer.name: f"it takes what the machine has, not {target}" for peer in peers if not peer.is_held}
     missing |= {peer.name: "not asked for" for peer in peers if only and not any(word in peer.name for word in only)}
     (cache / "bench").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache / "bench") as scratch:
-        artifact = Artifact.open(compile_model(gguf, Path(scratch) / f"{gguf.stem}.radixlm").path)
+        artifact = Artifact.open(compile_model(gguf, Path(scratch) / f"{gguf.stem}.radixlm", target=target).path)
         contestants = [RadixLM(artifact.path), *(peer for peer in peers if peer.name not in missing)]
         try:
-            meter = LimitsMeter(find_target("native"))
+            meter = LimitsMeter(find_target(target))
             values, failed = measure(contestants, meter.around, rounds, _vocab_size(artifact), deadline)
         finally:
             closed(contestants)
@@ -103,6 +119,7 @@ def compare(
     return {
         "model": gguf.name,
         "threads": threads,
+        "target": find_target(target).name,
         "decode_bytes_per_token": bytes_per_token,
         "decode_bandwidth_share": decode_share(values, bytes_per_token),
         "missing": missing | failed | {name: "there was no time" for name in values if not values[name]},

@@ -31,6 +31,7 @@ class Contestant(ABC):
 
     client: type[EngineClient] = LlamaCppClient
     is_slow_to_start = False  # then it is started once, not in every round
+    is_held = False  # whether it was built for a target's instructions and uses no others
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -100,6 +101,8 @@ class RadixLM(Contestant):
 class LlamaCpp(Contestant):
     """A `llama-server` of llama.cpp: flash attention is faster everywhere but in single decode."""
 
+    is_held = True
+
     def __init__(self, name: str, server: Command, gguf: Path, num_threads: int, needs: Sequence[Path] = ()) -> None:
         super().__init__(name)
         self._server, self._gguf, self._num_threads, self._needs = server, gguf, num_threads, needs
@@ -126,7 +129,7 @@ class LlamaCpp(Contestant):
 
 
 class Wheel(LlamaCpp):
-    """llama.cpp as pip gives it, in the wheel `xllamacpp`."""
+    """llama.cpp as pip gives it, in the wheel `xllamacpp`, which is built for AVX2."""
 
     def __init__(self, name: str, gguf: Path, num_threads: int) -> None:
         super().__init__(name, (sys.executable, "-m", "bench.peers.wheel_server"), gguf, num_threads)
@@ -214,6 +217,14 @@ PLACES = {
     "vllm": Path(".venv-vllm"),
 }
 """Where `make peers` leaves them; `--peer NAME=DIR` names other places."""
+
+
+def places_for(target: str) -> dict[str, Path]:
+    """Where the peers are that were built for a target, `native` or one of `radixlm compile`."""
+    if target == "native":
+        return dict(PLACES)
+    built = {name: PLACES[name].with_name(f"{PLACES[name].name}-{target}") for name in ("llama.cpp", "ik_llama.cpp")}
+    return PLACES | built
 
 
 def closed(contestants: Sequence[Contestant]) -> None:

@@ -47,7 +47,8 @@ def peers(results: Json) -> Iterator[str]:
     for run in results["runs"].values():
         values = run["values"]
         names = [name for name in values if any(values[name].values())]
-        yield f"### {run['model']}"
+        target = run.get("target", "x86-64-v4-vnni")  # older runs had the machine's
+        yield f"### {run['model']}, {target}"
         yield f"{run['threads']} threads for each."
         for name, why in sorted(run["missing"].items()):
             yield f"Not measured: {name} ({why})."

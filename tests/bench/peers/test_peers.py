@@ -11,7 +11,7 @@ import pytest
 from bench.limits import Limits
 from bench.peers.__main__ import READ_GB_PER_S, added, decode_share, measure
 from bench.peers.client import CompletionsClient, Reply
-from bench.peers.contestants import OURS, PLACES, IkLlamaCpp, LlamaCpp, peers_of
+from bench.peers.contestants import OURS, PLACES, IkLlamaCpp, LlamaCpp, peers_of, places_for
 from bench.peers.scenarios import DECODE, SCENARIOS, START, Scenario, Values
 from bench.prompts import Prompts
 from bench.report.peers import Best, best_of
@@ -97,6 +97,15 @@ def test_a_peer_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert "OpenVINO, same file" in why
     others = peers_of(tmp_path / "a.Q4_K_M.gguf", tmp_path / "a.Q4_0.gguf", places, tmp_path, 2)
     assert "OpenVINO, same file" not in {peer.name for peer in others}
+
+
+def test_peers_of_a_target_are_those_that_were_built_for_it(tmp_path: Path) -> None:
+    places = places_for("x86-64-v3")
+    assert places["llama.cpp"] == Path(".cache/llama.cpp-x86-64-v3") and places["openvino"] == PLACES["openvino"]
+    assert places_for("native") == PLACES
+    peers = peers_of(tmp_path / "a.Q4_1.gguf", tmp_path / "a.Q4_0.gguf", places, tmp_path, 2)
+    held = {peer.name for peer in peers if peer.is_held}
+    assert held == {"llama.cpp, same file", "llama.cpp, Q4_0", "its wheel, Q4_0", "ik_llama.cpp, same file"}
 
 
 def test_single_streams_have_settings_of_their_own(tmp_path: Path) -> None:
