@@ -15,7 +15,7 @@ PEER_MODELS := SmolLM2-135M-Instruct.Q4_1 qwen2.5-coder-0.5b-instruct-q4_k_m
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray bench bench-cache bench-peers bench-laptops peers bench-ladder bench-growth bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-quality goldens lock clean
+.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray bench bench-cache bench-peers bench-laptops peers bench-ladder bench-growth bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -57,6 +57,11 @@ test-agents: $(VENV)/.run .venv-agents/.suite
 # once five more and 1.4 GB to install them.
 test-instruments: $(ARTIFACT)/manifest.json .venv-instruments/.suite
 	$(SERVED) .venv-instruments/bin/pytest --confcutdir=tests/instruments tests/instruments
+
+# What the harness scores two models by how numbers are stored, and over parts of prefixes; hours, RADIXLM_DATA.
+bench-lm-eval: $(VENV)/.bench .venv-instruments/.suite
+	$(BIN)/python -m bench.lm_eval $(MODEL)
+	$(BIN)/python -m bench.report
 
 # Two engines behind Ray Serve, with models that cost nothing. Two minutes, and once one more to install it.
 test-ray: .venv-ray/.suite

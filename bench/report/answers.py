@@ -30,6 +30,32 @@ def answers(results: Json) -> Iterator[str]:
         yield from _answers_of(run)
 
 
+def lm_eval(results: Json) -> Iterator[str]:
+    """A table for each model: a line for each way in which numbers are stored, and for each share of prefixes."""
+    yield "## What lm-evaluation-harness scores"
+    yield (
+        "The harness as it is, by the server's URL. Perplexity a word of passages of Shakespeare; exact match of "
+        "boolean expressions of BBH's kind; exact match and F1 of questions about passages of NQ-open. Shares of "
+        "prefixes are read from a disk of 25 MB/s after a restart; what is asked for often is loaded whole."
+    )
+    for run in results["runs"].values():
+        yield f"### {run['model']}, {run['documents']} documents of a task at most"
+        columns: dict[str, Cell] = {
+            "way": "{way}",
+            "perplexity": lambda row: _score(row, "text word_perplexity", "{:.1f}"),
+            "booleans": lambda row: _score(row, "booleans exact", "{:.1%}"),
+            "NQ, exact": lambda row: _score(row, "nq exact", "{:.1%}"),
+            "NQ, F1": lambda row: _score(row, "nq f1", "{:.1%}"),
+            "served by a part": lambda row: f"{row['in_part']:,}" if "in_part" in row else "",
+        }
+        yield table(columns, run["rows"])
+        yield origin(run)
+
+
+def _score(row: Json, name: str, form: str) -> str:
+    return form.format(row["scores"][name]) if name in row["scores"] else ""
+
+
 def baselines(results: Json) -> Iterator[str]:
     """A table of all ways, one of what each step adds, and what heads agree on."""
     yield "## A quarter of a prefix beside what others do"

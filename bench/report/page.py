@@ -27,6 +27,7 @@ SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
     "mooncake": cache.mooncake,
     "partial_needle": partial.needle,
     **{f"partial_{workload}": partial.quality for workload in partial.WORKLOADS},
+    "lm_eval": answers.lm_eval,
     "partial_answers": answers.answers,
     "partial_baselines": answers.baselines,
     "scored": partial.scored,

@@ -1,0 +1,137 @@
+"""What lm-evaluation-harness scores a model by how its numbers are stored, and by which share of a prefix is read.
+
+    python -m bench.lm_eval [MODEL.gguf ...] [--documents 200] [--instruments .venv-instruments]
+
+Each way is compiled, served, and asked by the harness over HTTP, as docs/serving.md says: how likely passages of
+Shakespeare are, boolean expressions of BBH's kind behind solved ones, and questions about passages of NQ-open. Shares
+of prefixes are read from a slow disk after a restart (`slow_disk.py`); what is asked for often is loaded whole, as for
+anyone. What is rounded anew is the file's numbers as floats, which `make peers` leaves in .cache/peers. `make
+test-instruments` makes the harness's environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from radixlm.compile import compile_model
+from radixlm.compile.kv_layout import KVChoice
+from radixlm.compile.stored_weights import Quantize
+
+from ..peers.models import default_models
+from ..processes import RADIXLM
+from ..report.page import publish
+from ..served import ServedProcess
+from ..worker import ROOT
+from .tasks import ASKED, METRICS, write_tasks
+
+BUDGETS = (1.0, 0.75, 0.5, 0.25)
+Scores = dict[str, float]  # by task and metric, `nq f1`
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a model's numbers are stored; those of floats are rounded from the file's, widened."""
+
+    title: str
+    quantize: Quantize = "keep"
+    kv_dtype: KVChoice = "auto"
+    of_floats: bool = False
+
+
+WAYS = (
+    Way("as in the file"),
+    Way("as in the file, keys and values in f16", kv_dtype="f16"),
+    Way("as in the file, keys and values in f32", kv_dtype="f32"),
+    Way("widened, --quantize q8", quantize="q8", of_floats=True),
+    Way("widened, --quantize q4", quantize="q4", of_floats=True),
+)
+
+
+def main() -> None:
+    """Measure, print, write `results/lm_eval.json`, which keeps the last run of each model."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", type=Path, nargs="*", help="GGUF files")
+    parser.add_argument("--documents", type=int, default=200, help="of each task at most")
+    parser.add_argument("--instruments", type=Path, default=Path(".venv-instruments"))
+    options = parser.parse_args()
+    harness = options.instruments.resolve() / "bin" / "lm-eval"
+    if not harness.exists():
+        parser.error(f"there is no {harness}; `make test-instruments` makes it")
+    for gguf in [path.resolve() for path in options.models] or default_models():
+        with tempfile.TemporaryDirectory() as folder:
+            write_tasks(Path(folder), options.documents)
+            rows = list(measured(gguf, Path(folder), harness))
+        publish("lm_eval", {"model": gguf.stem, "documents": options.documents, "rows": rows}, run=gguf.name)
+
+
+def measured(gguf: Path, folder: Path, harness: Path) -> Iterator[dict[str, Any]]:
+    """A row for each way, and for each share of prefixes of the first."""
+    widened = Path(".cache/peers").resolve() / gguf.stem / "hf"
+    for way in WAYS:
+        if way.of_floats and not widened.exists():
+            print(f"{way.title} is not measured: there is no {widened}", file=sys.stderr)
+            continue
+        artifact = folder / "model.radixlm"
+        compile_model(widened if way.of_floats else gguf, artifact, quantize=way.quantize, kv_dtype=way.kv_dtype)
+        with served(artifact) as server:
+            yield {"way": way.title, "scores": scored(server, folder, harness, tuple(METRICS))}
+        if way == WAYS[0]:
+            yield from _of_shares(artifact, folder, harness)
+
+
+def _of_shares(artifact: Path, folder: Path, harness: Path) -> Iterator[dict[str, Any]]:
+    subprocess.run([RADIXLM, "calibrate", str(artifact), "--json"], check=True, stdout=subprocess.DEVNULL)
+    slow_disk = (sys.executable, "-m", "bench.lm_eval.slow_disk")
+    for budget in BUDGETS:
+        with tempfile.TemporaryDirectory() as store:
+            for share in (1.0, budget):  # the first learns and keeps, the second reads
+                with ServedProcess([*slow_disk, str(artifact), store, "--share", str(share)]) as server:
+                    found = scored(server, folder, harness, ASKED)
+                    in_part = _num_in_part(server)
+        yield {"way": f"{budget:.0%} of stored prefixes", "scores": found, "in_part": in_part}
+
+
+def _num_in_part(server: ServedProcess) -> int:
+    """Requests that a part of their prefix was enough for."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as answer:
+        found = re.search(r'radixlm_store_parts_total\{outcome="pruned"\} (\S+)', answer.read().decode())
+    return int(float(found[1])) if found else 0
+
+
+def served(artifact: Path) -> ServedProcess:
+    """A server of the artifact, ready."""
+    return ServedProcess([RADIXLM, "serve", str(artifact), "--model-id", "model"])
+
+
+def scored(server: ServedProcess, folder: Path, harness: Path, tasks: Sequence[str]) -> Scores:
+    """All metrics of some tasks."""
+    with tempfile.TemporaryDirectory() as out:
+        url = f"http://127.0.0.1:{server.port}/v1/completions"
+        told = f"model=model,base_url={url},num_concurrent=4,max_length=4096"
+        model = ("--model", "local-completions", "--model_args", told, "--batch_size", "1")
+        command = (str(harness), "run", *model, "--tasks", ",".join(tasks), "--include_path", str(folder))
+        offline = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
+        environment = os.environ | offline | {"NO_PROXY": "127.0.0.1", "HOME": out, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [*command, "--output_path", f"{out}/out"], cwd=folder, env=environment, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise SystemExit(f"lm-eval failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        [path] = Path(out, "out").rglob("results_*.json")
+        found = json.loads(path.read_text(encoding="utf-8"))["results"]
+    return {f"{task} {metric}": float(found[task][f"{metric},none"]) for task in tasks for metric in METRICS[task]}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Tasks of lm-evaluation-harness, written into a folder: how likely a text is, and questions behind a prefix.
+
+The texts are those of the folder of real inputs (`RADIXLM_DATA`); `booleans` are made by a program. Knows the harness's
+files, no model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ..data import data_dir
+from ..partial.judged.questions import SETS
+
+METRICS = {"text": ("word_perplexity",), "booleans": ("exact",), "nq": ("exact", "f1")}
+"""Of each task."""
+ASKED = ("booleans", "nq")
+"""Tasks whose prompts have a prefix that others have, too."""
+_PASSAGE = 1200  # characters
+_TASK = """\
+task: {task}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {task}.jsonl}}}}
+test_split: test
+"""
+_TEXT = """\
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{text}}"
+metric_list: [{metric: word_perplexity}]
+"""
+_QUESTIONS = """\
+output_type: generate_until
+doc_to_text: "{{{{text}}}}"
+doc_to_target: "{{{{right}}}}"
+process_results: !function judge.{task}
+generation_kwargs: {{until: ["\\n"], max_gen_toks: {max_tokens}, temperature: 0}}
+metric_list: [{metrics}]
+"""
+_METRIC = "{{metric: {name}, aggregation: mean, higher_is_better: true}}"
+# The harness runs where radixlm is not installed, and finds the judges by PYTHONPATH.
+_JUDGE = """\
+import json
+
+from bench.partial.judged import judging
+
+
+def booleans(doc, results):
+    return judging.beginning(results[0], json.loads(doc["right"]))
+
+
+def nq(doc, results):
+    return judging.words(results[0], json.loads(doc["right"]))
+"""
+
+
+def write_tasks(folder: Path, most: int) -> None:
+    """Files of all tasks, of `most` documents each at most."""
+    (folder / "judge.py").write_text(_JUDGE, encoding="utf-8")
+    for task, metrics in METRICS.items():
+        documents = list(islice(_passages() if task == "text" else _questions(task), most))
+        lines = "".join(json.dumps(document) + "\n" for document in documents)
+        (folder / f"{task}.jsonl").write_text(lines, encoding="utf-8")
+        asked = _TEXT
+        if task != "text":
+            named = ", ".join(_METRIC.format(name=name) for name in metrics)
+            asked = _QUESTIONS.format(task=task, metrics=named, max_tokens=SETS[task].max_tokens)
+        (folder / f"{task}.yaml").write_text(_TASK.format(task=task) + asked, encoding="utf-8")
+
+
+def _passages() -> Iterator[dict[str, Any]]:
+    """Passages of tinyshakespeare, from its middle on, each from the beginning of a speech on."""
+    text = (data_dir() / "prompts" / "tinyshakespeare.txt").read_text(encoding="utf-8")
+    at = len(text) // 2
+    while (at := text.find("\n\n", at)) >= 0 and at + _PASSAGE < len(text):
+        yield {"text": text[at + 2 : at + _PASSAGE]}
+        at += _PASSAGE
+
+
+def _questions(task: str) -> Iterator[dict[str, Any]]:
+    for asked in SETS[task].asked(Path()):
+        for question in asked.questions:
+            yield {"text": asked.prefix + question.text, "right": json.dumps(question.right)}
