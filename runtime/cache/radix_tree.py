@@ -62,8 +62,8 @@ class RadixTree:
 
     @property
     def version(self) -> int:
-        """Rises when what can be found changes."""
-        return self._table.version
+        """Rises when what can be found changes: pages, or of a recurrent model states."""
+        return self._table.version + (0 if self.states is None else self.states.version)
 
     @property
     def leaving(self) -> Leaving | None:

@@ -61,6 +61,10 @@ class StatePool:
     had when it was used last (GreedyDual: Young 1994). Those behind it save its tokens, too, from then on: the old
     snapshots of a long talk thin out, and none of its parts is without one.
 
+    Attributes:
+        num_evicted: snapshots that made room.
+        version: rises when what can be found changes.
+
     >>> pool = StatePool(3)
     >>> slot = pool.allocate()
     >>> pool.keep(b"", b"", slot, num_saved=16)
@@ -85,6 +89,7 @@ class StatePool:
         self._at: dict[Place, dict[bytes, int]] = {}  # slots
         self._least_credit = 0
         self.num_evicted = 0
+        self.version = 0
 
     def emptied(self) -> StatePool:
         """A pool as large, without states."""
@@ -166,6 +171,7 @@ class StatePool:
         if there is not None:
             self.touch(there)
         elif slot not in self._snapshots:
+            self.version += 1
             self._at.setdefault(place, {})[rows] = slot
             self._snapshots[slot] = _Snapshot(place, rows, before, num_saved, self._least_credit + num_saved)
             if len(self._free) < SPARE_SLOTS:
@@ -246,6 +252,7 @@ class StatePool:
 
     def _drop(self, slot: int) -> None:
         """Make a slot no snapshot any more."""
+        self.version += 1
         snapshot = self._snapshots.pop(slot)
         for other in self._snapshots.values():
             if other.before == slot:

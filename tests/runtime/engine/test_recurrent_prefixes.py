@@ -189,3 +189,32 @@ def test_random_talks_over_small_pools_get_what_the_model_generates_alone(
     for name, (prompt, params) in asked.items():
         assert bench.tokens(name) == alone(prompt, params, is_recurrent=True), name
     assert bench.cache.states is not None and bench.cache.states.num_in_use == 0
+
+
+def test_usage_is_what_was_reused_where_admitting_one_request_evicts_the_state_of_another() -> None:
+    policy, params = replace(POLICY, max_num_batched_tokens=200), replace(GREEDY, max_tokens=1)
+    for seed in range(30):
+        chance = random.Random(seed)
+        bench = recurrent(num_pages=90, num_states=chance.randrange(8, 17), policy=policy)
+        texts = [ids(chance.randrange(2), 40)[: chance.randrange(8, 41)] for _ in range(12)]
+        for number, text in enumerate(texts):
+            ask(bench, f"first {number}", text, params)
+        before = bench.model.num_tokens
+        for number, text in enumerate(texts):  # a step admits several
+            bench.add(f"again {number}", [*text, 30 + number % 8], params)
+        bench.run()
+        told = 0
+        for number in range(len(texts)):
+            completion = bench.outputs[f"again {number}"][-1].completion
+            assert completion is not None
+            told += completion.usage.prompt_tokens - completion.usage.cached_tokens
+        assert bench.model.num_tokens - before == told, seed
+
+
+def test_a_match_is_outdated_when_all_starts_over() -> None:
+    bench, prompt = recurrent(), ids(1, 37)
+    ask(bench, "first", prompt)
+    before = match(bench, prompt)
+    assert before.num_tokens == 36
+    bench.cache.start_over()
+    assert match(bench, prompt).version > before.version
