@@ -4,6 +4,7 @@ guesses, and from states that an earlier process left on disk; and what is not b
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from radixlm.compile import compile_model
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
+from radixlm.runtime.engine.engine_core import EngineCore
 from radixlm.runtime.engine.step import drafts
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.prefix.prefix_loader import PrefixLoader
@@ -176,6 +178,13 @@ def is_state(path: Path) -> bool:
     return any(segments[number].name == path.name for number in numbers)  # type: ignore[union-attr]
 
 
+def indexed_states(core: EngineCore) -> set[bytes]:
+    """The keys of pages behind which the index has a state."""
+    assert core.tier is not None
+    index = core.tier.index
+    return {key for key in index._record_of if index.has_state(key)}
+
+
 def test_random_talks_over_a_small_store_give_the_bits_of_a_cold_cache(
     open_engine: Callable[..., Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,8 +207,11 @@ def test_random_talks_over_a_small_store_give_the_bits_of_a_cold_cache(
                 reply = engine.generate(history, REPLY_20)
                 assert same(reply, cold.generate(history, REPLY_20)), (seed, number, history)
                 history += reply.token_ids
-            tier = engine.stats().tier
+            tier = engine._core.tier
             assert tier is not None
-            num_loaded += tier.num_loaded_pages
+            while not engine._loop.call(lambda core: core.tier.writer.is_idle and not core.tier._saver.has_pending):
+                time.sleep(0.001)
+            assert engine._loop.call(indexed_states) <= set(tier.store.pages_with_state()), (seed, number)
+            num_loaded += tier.stats().num_loaded_pages
             engine.close()
     assert num_loaded > 10, num_loaded
