@@ -6,7 +6,7 @@ Knows slots, pages and keys of tokens. Not what a state holds, nor which sequenc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -56,7 +56,7 @@ class StatePool:
     writes it to another, so that a snapshot is a slot that is not overwritten, and a step that fails has changed
     nothing. A slot becomes free when it has no user and is no snapshot.
 
-    A snapshot stands behind a full page of the tree and the few tokens after that, and leaves with the page. When slots
+    A snapshot stands behind a full page of the tree and the few tokens after that, and leaves with them. When slots
     are short, the snapshot with the least credit goes: the tokens that it saves, above what the last ones that went
     had when it was used last (GreedyDual: Young 1994). Those behind it save its tokens, too, from then on: the old
     snapshots of a long talk thin out, and none of its parts is without one.
@@ -208,6 +208,13 @@ class StatePool:
         """Drop the snapshots behind these places, which are gone; those that sequences use are theirs alone now."""
         for place in places:
             for slot in list(self._at.get(place, {}).values()):
+                self._drop(slot)
+
+    def forget_rows(self, place: Place, page: bytes, is_elsewhere: Callable[[bytes], bool]) -> None:
+        """Drop the snapshots behind a place within a page of these tokens, which is gone, but for those whose rows are
+        elsewhere, too."""
+        for rows, slot in list(self._at.get(place, {}).items()):
+            if rows and page.startswith(rows) and not is_elsewhere(rows):
                 self._drop(slot)
 
     def snapshots_behind(self, places: Iterable[Place]) -> int:

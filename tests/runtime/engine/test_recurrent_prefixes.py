@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
 
 import pytest
 from radixlm.runtime.cache.prefix_match import PrefixMatch
+from radixlm.runtime.cache.radix_node import tokens_of
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.step import drafts
 from radixlm.runtime.engine.step.policy import SchedulerPolicy
 from radixlm.runtime.kv_log.log import KVLog
 
-from ..fake_model import POLICY, Bench, alone
+from ..fake_model import POLICY, Bench, LetterDecoder, alone
 from ..guess_oracle import Unpaid
 from ..kv_log.test_kv_log import Written, replay
 
@@ -218,3 +220,29 @@ def test_a_match_is_outdated_when_all_starts_over() -> None:
     assert before.num_tokens == 36
     bench.cache.start_over()
     assert match(bench, prompt).version > before.version
+
+
+def test_a_snapshot_leaves_with_the_tail_that_its_tokens_end_in() -> None:
+    bench, shared = recurrent(), ids(1, 16)
+    assert bench.cache.states is not None
+    params = replace(GREEDY, max_tokens=1)
+    ask(bench, "forgotten", [*shared, 30, 31, 32, 33], params)
+    later = time.monotonic()
+    ask(bench, "kept", [*shared, 34, 35], params)
+    bench.cache.drop_unused(later)
+    assert match(bench, [*shared, 34, 35, 36]).num_tokens == 18
+    places = [(snapshot.place, tokens_of(snapshot.rows)) for snapshot in bench.cache.states._snapshots.values()]
+    assert {rows for _, rows in places} == {(), (34,), (34, 35)}
+
+
+def test_a_request_that_fails_leaves_no_snapshot_of_what_is_not_shared() -> None:
+    class Broken(LetterDecoder):
+        def push(self, token_id: int) -> str:
+            raise RuntimeError("no")
+
+    bench, prompt = recurrent(), ids(1, 37)
+    bench.add("fails", prompt, GREEDY, decoder=Broken())
+    bench.run()
+    assert bench.error("fails") and bench.cache.states is not None
+    assert match(bench, prompt).why_not_more.num_with_kv == 32
+    assert bench.cache.states.num_snapshots == 0
