@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..artifact.manifest import PAGE_SIZE
 from ..errors import OutOfStates
+from .snapshot_queue import Entry, SnapshotQueue
 
 NO_STATE = 0
 """The slot of zeros, which is the state before a first token. It is never written, and belongs to no sequence."""
@@ -37,6 +38,7 @@ class _Snapshot:
     before: int  # the slot of the snapshot before it; the zeros if there is none
     num_saved: int  # tokens from there on
     credit: int
+    behind: set[int] = field(default_factory=set)  # slots of snapshots that it is before
 
 
 class StateStats(NamedTuple):
@@ -88,6 +90,7 @@ class StatePool:
         self._snapshots: dict[int, _Snapshot] = {}  # by slot
         self._at: dict[Place, dict[bytes, int]] = {}  # slots
         self._least_credit = 0
+        self._unused = SnapshotQueue(self._is_unused)
         self.num_evicted = 0
         self.version = 0
 
@@ -155,7 +158,9 @@ class StatePool:
         assert users >= 0, f"slot {slot} has no user to release it"
         if not users:
             self._num_in_use -= 1
-            if slot not in self._snapshots:
+            if slot in self._snapshots:
+                self._queue(slot)
+            else:
                 self._free.append(slot)
 
     def keep(self, place: Place, rows: bytes, slot: int, *, num_saved: int, before: int = NO_STATE) -> None:
@@ -164,7 +169,7 @@ class StatePool:
         Where there is one already, that one stays, and counts as used.
 
         Args:
-            num_saved: tokens from the snapshot `before` it on, the one that is found for a token less.
+            num_saved: tokens from the snapshot in the slot `before` it on, the one that is found for a token less.
         """
         assert self._num_users[slot], f"slot {slot} is free and holds no state"
         there = self._at.get(place, {}).get(rows)
@@ -174,6 +179,8 @@ class StatePool:
             self.version += 1
             self._at.setdefault(place, {})[rows] = slot
             self._snapshots[slot] = _Snapshot(place, rows, before, num_saved, self._least_credit + num_saved)
+            if before != NO_STATE:
+                self._snapshots[before].behind.add(slot)
             if len(self._free) < SPARE_SLOTS:
                 self._evict()
 
@@ -203,6 +210,7 @@ class StatePool:
         snapshot = self._snapshots.get(slot)
         if snapshot is not None:
             snapshot.credit = self._least_credit + snapshot.num_saved
+            self._queue(slot)
 
     def forget(self, places: Iterable[Place]) -> None:
         """Drop the snapshots behind these places, which are gone; those that sequences use are theirs alone now."""
@@ -245,15 +253,18 @@ class StatePool:
         at = {slot: (place, rows) for place, each in self._at.items() for rows, slot in each.items()}
         assert at == {slot: (each.place, each.rows) for slot, each in self._snapshots.items()}
         assert all(self._at.values()), "a place without a snapshot"
+        before = {slot: each.before for slot, each in self._snapshots.items() if each.before != NO_STATE}
+        assert before == {slot: other for other, each in self._snapshots.items() for slot in each.behind}
+        unused = ((each.credit, slot) for slot, each in self._snapshots.items() if not self._num_users[slot])
+        assert not self._unused.missing(unused), "a snapshot that could never be evicted"
 
     def _evict(self) -> bool:
         """Drop the snapshot with the least credit that no sequence uses; whether there was one."""
-        unused = [slot for slot in self._snapshots if not self._num_users[slot]]
-        if not unused:
+        victim = self._unused.pop()
+        if victim is None:
             return False
-        victim = min(unused, key=lambda slot: (self._snapshots[slot].credit, slot))
-        self._least_credit = self._snapshots[victim].credit
-        self._drop(victim)
+        self._least_credit, slot = victim
+        self._drop(slot)
         self.num_evicted += 1
         return True
 
@@ -261,14 +272,30 @@ class StatePool:
         """Make a slot no snapshot any more."""
         self.version += 1
         snapshot = self._snapshots.pop(slot)
-        for other in self._snapshots.values():
-            if other.before == slot:
-                other.before = snapshot.before
-                other.num_saved += snapshot.num_saved
-                other.credit += snapshot.num_saved
+        before = self._snapshots.get(snapshot.before)
+        if before is not None:
+            before.behind.remove(slot)
+            before.behind |= snapshot.behind
+        for behind in snapshot.behind:
+            other = self._snapshots[behind]
+            other.before = snapshot.before
+            other.num_saved += snapshot.num_saved
+            other.credit += snapshot.num_saved
+            self._queue(behind)
         at = self._at[snapshot.place]
         del at[snapshot.rows]
         if not at:
             del self._at[snapshot.place]
         if not self._num_users[slot]:
             self._free.append(slot)
+
+    def _queue(self, slot: int) -> None:
+        """Note what a snapshot is worth, which changed, or which no sequence uses from here on."""
+        entry = self._snapshots[slot].credit, slot
+        if self._is_unused(entry):
+            self._unused.push(entry, len(self._snapshots))
+
+    def _is_unused(self, entry: Entry) -> bool:
+        credit, slot = entry
+        snapshot = self._snapshots.get(slot)
+        return snapshot is not None and snapshot.credit == credit and not self._num_users[slot]
