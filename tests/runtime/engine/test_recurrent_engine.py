@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from radixlm.compile import compile_model
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
 from radixlm.runtime.engine.engine_core import EngineCore
@@ -22,20 +21,18 @@ from radixlm.runtime.store import OSFiles
 from radixlm.runtime.store.catalogue import verify
 from radixlm.runtime.store.segment import read_segments
 
-from ...goldens.families import FAMILIES
 from ..guess_oracle import Unpaid
 from ..traces import num_traces
 
 REPLY_20 = SamplingParams(temperature=0.0, max_tokens=20, logprobs=3, ignore_eos=True)
-NAMES = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_next", "granite4_h", "nemotron_h")
+NAMES = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next", "granite4_h", "granite4_h-moe", "nemotron_h")
+IN_FLOATS = [pytest.param((name, "f32", "f16"), id=name) for name in NAMES]
+IN_INTEGERS = [pytest.param(("qwen3_5", "q4", "k12v8"), id="qwen3_5-q4")]  # weights, keys and values
 
 
-@pytest.fixture(scope="module", params=NAMES)
-def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp(request.param)
-    family = FAMILIES[request.param]
-    source = family.write(folder / "source")
-    return compile_model(source, folder / "tiny.radixlm", quantize="f32", context_length=family.context_length).path
+@pytest.fixture(scope="module", params=[*IN_FLOATS, *IN_INTEGERS])
+def artifact(request: pytest.FixtureRequest, family_artifact: Callable[..., Path]) -> Path:
+    return family_artifact(*request.param)
 
 
 @pytest.fixture
