@@ -101,9 +101,9 @@ class NemotronH(Family):
         views: dict[str, Views] = {}
         for mixer in (layer.self_attn for layer in decoder.layers):
             if isinstance(mixer, Mamba2Mixer):
-                name, rate = mixer.in_proj.name, mixer.spec.rate.name
-                stored = decoder.names.gguf_of[name] if format_ == "gguf" else name
-                views |= dict(parts_of(stored, (mixer.gate_proj, mixer.in_proj, mixer.dt_proj)))
+                [joined], rate = mixer.convolved, mixer.spec.rate.name
+                stored = decoder.names.gguf_of[joined.name] if format_ == "gguf" else joined.name
+                views |= dict(parts_of(stored, mixer.stored))
                 if format_ == "huggingface":
                     views[rate] = (View(rate, minus_exp=True),)
         return views

@@ -26,6 +26,7 @@ from ..traces import num_traces
 
 REPLY_20 = SamplingParams(temperature=0.0, max_tokens=20, logprobs=3, ignore_eos=True)
 NAMES = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next", "granite4_h", "granite4_h-moe", "nemotron_h")
+NAMES += ("falcon_h1",)
 IN_FLOATS = [pytest.param((name, "f32", "f16"), id=name) for name in NAMES]
 IN_INTEGERS = [pytest.param(("qwen3_5", "q4", "k12v8"), id="qwen3_5-q4")]  # weights, keys and values
 
@@ -198,7 +199,7 @@ def test_random_talks_over_a_small_store_give_the_bits_of_a_cold_cache(
                 kv_cache_bytes=chance.choice((1 << 18, 1 << 20)),
             )
             for _ in range(3):
-                if len(history) > cold.context_length - 40:
+                if len(history) > engine.context_length - 40:
                     history = history[: chance.randrange(30)]
                 history = [*history, *chance.choices(range(20), k=chance.randrange(1, 12))]
                 reply = engine.generate(history, REPLY_20)
