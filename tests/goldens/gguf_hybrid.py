@@ -193,6 +193,23 @@ def nemotron_h(c: Config) -> dict[str, Value]:
     }
 
 
+def nemotron_h_moe(c: Config) -> dict[str, Value]:
+    """Layers that have experts say so by a size, as those with an MLP do."""
+    kinds, inner = c["layers_block_type"], c["moe_intermediate_size"]
+    return {
+        **nemotron_h(c),
+        "feed_forward_length": [inner if kind == "moe" else 0 for kind in kinds],
+        "expert_count": c["n_routed_experts"],
+        "expert_used_count": c["num_experts_per_tok"],
+        "expert_feed_forward_length": inner,
+        "expert_shared_feed_forward_length": c["moe_shared_expert_intermediate_size"],
+        "expert_shared_count": c["n_shared_experts"],
+        "expert_group_count": c["n_group"],
+        "expert_weights_norm": c["norm_topk_prob"],
+        "expert_weights_scale": c["routed_scaling_factor"],
+    }
+
+
 NEMOTRON_PARTS = {
     **{f"mixer.{kind}_proj.weight": f"attn_{kind}.weight" for kind in "qkv"},
     "mixer.o_proj.weight": "attn_output.weight",
@@ -207,6 +224,10 @@ NEMOTRON_PARTS = {
     "mixer.D": "ssm_d",
     "mixer.norm.weight": "ssm_norm.weight",
     "norm.weight": "attn_norm.weight",
+    "mixer.gate.weight": "ffn_gate_inp.weight",
+    "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
+    **{f"mixer.experts.{kind}_proj.weight": f"ffn_{kind}_exps.weight" for kind in ("up", "down")},
+    **{f"mixer.shared_experts.{kind}_proj.weight": f"ffn_{kind}_shexp.weight" for kind in ("up", "down")},
 }
 
 
@@ -270,6 +291,7 @@ HYBRID: dict[str, Converter] = {
     "qwen3_next": Converter(ARCH.QWEN3NEXT, qwen35_moe, next_tensors),
     "granitemoehybrid": Converter(ARCH.GRANITE_HYBRID, granite4_h, granite4_h_tensors),
     "falcon_h1": Converter(ARCH.FALCON_H1, falcon_h1, falcon_h1_tensors),
+    "nemotron_h with experts": Converter(ARCH.NEMOTRON_H_MOE, nemotron_h_moe, nemotron_h_tensors),
     "nemotron_h": Converter(ARCH.NEMOTRON_H, nemotron_h, nemotron_h_tensors),
     "lfm2": Converter(ARCH.LFM2, lfm2, lfm2_tensors),
     "lfm2_moe": Converter(ARCH.LFM2MOE, lfm2_moe, lfm2_tensors),

@@ -29,7 +29,7 @@ IN_CODES = ("gemma2", "gemma4", "glm4", "gpt_oss")
 OFTEN = ("qwen3-yarn", "phi3-short", "gemma2", "gemma3", "gemma4", "gemma4-moe", "olmo2", "glm4", "cohere2")
 OFTEN += ("stablelm-parallel", "granite", "ministral3", "muse_glimmer", "gpt_oss", "granitemoe", "glm4_moe")
 OFTEN += ("minimax_m2", "deepseek_v2", "deepseek_v3", "mistral4", "llama4", "lfm2", "lfm2_moe", "qwen3_5", "granite4_h")
-OFTEN += ("nemotron_h", "falcon_h1")
+OFTEN += ("nemotron_h", "nemotron_h-moe", "falcon_h1")
 COMPILED = [
     pytest.param((name, kv), id=f"{name}-{kv}", marks=[] if kv == "f16" and name in OFTEN else pytest.mark.long)
     for name in NAMES
